@@ -1,0 +1,31 @@
+# `make demo` and `make test` set themselves up on a machine that has only python3, pip and make.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: setup demo test lint soak bench
+
+setup: $(READY)
+
+$(READY): requirements.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: setup
+	$(BIN)/modicum demo
+
+test: setup
+	$(BIN)/python -m pytest -n 2 -m "not soak"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+soak: setup
+	$(BIN)/python -m pytest -n 2 -m soak
+
+bench: setup
+	$(BIN)/modicum bench --help

@@ -1,0 +1,14 @@
+"""The `modicum` command and its groups."""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer(
+    name="modicum",
+    help="Differentially private federated learning with a budget of its own for every client.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)

@@ -1,0 +1,20 @@
+"""The errors that a user meets. Each message is one line that says what to change."""
+
+
+class UserError(ValueError):
+    """Bad input. The command line prints the message on one line and exits with code 2."""
+
+
+class UnsoundError(UserError):
+    """No sound guarantee exists for what was asked; the message names the accounting rule it breaks."""
+
+
+class MissingExtraError(UserError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs {package}: pip install 'modicum[{extra}]'")
+
+
+class PrivacyWarning(UserWarning):
+    """Something legal that weakens privacy or accuracy more than a user would expect."""

@@ -1,0 +1,196 @@
+"""What happened: immutable records of Gaussian releases, free of any opinion on what they cost.
+
+An event's meaning never changes once written; a new meaning needs a new `VERSION`. The noise multiplier of a
+block is noise-std divided by the bound on *one unit's contribution*. Adjacency (does a replacement move the sum
+by twice the bound?), view (how many noise shares are in what is seen?) and sampling (does the adversary know who
+was drawn?) are recorded beside it and priced by the accountants.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from modicum.errors import UserError
+from modicum.privacy.spec import PrivacySpec, SecureAggregation, ServerSeesMessages
+
+VERSION = 1
+
+
+class Origin(StrEnum):
+    """Where a parameter came from; decides between plain composition (R1) and a filter (R2)."""
+
+    PRESET = "preset"  # fixed before the run
+    PUBLIC = "public"  # a function of public values only
+    RELEASED = "released"  # a function of earlier releases
+
+
+class KnownTo(StrEnum):
+    """Who learns the outcome of a sampler's coins."""
+
+    CLIENT = "client"  # drawn by the client for itself and never sent
+    SERVER = "server"  # drawn by or visible to the server
+    EVERYONE = "everyone"
+
+
+@dataclass(frozen=True)
+class NoSampling:
+    """Every unit contributes."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "none"}
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each unit contributes independently with probability `rate`, fresh coins for every release."""
+
+    rate: float
+    known_to: KnownTo
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "known_to", KnownTo(self.known_to))
+        if not 0 < self.rate <= 1:
+            raise UserError(f"a sampling rate must lie in (0, 1], got {self.rate}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "poisson", "rate": self.rate, "known_to": str(self.known_to)}
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Batches of a shuffled pass: each unit is in exactly one of them. One event is one whole pass (R4)."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "shuffled"}
+
+
+Sampler = NoSampling | Poisson | Shuffled
+
+
+def sampler_from_dict(d: dict[str, Any]) -> Sampler:
+    match d:
+        case {"kind": "none"}:
+            return NoSampling()
+        case {"kind": "poisson", "rate": rate, "known_to": known_to}:
+            return Poisson(float(rate), KnownTo(known_to))
+        case {"kind": "shuffled"}:
+            return Shuffled()
+    raise UserError(f"unknown sampler {d!r}")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One named part of a query: contributions of norm at most `bound`, noise of std `bound·noise_multiplier`."""
+
+    name: str
+    bound: float
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.bound) and self.bound > 0):
+            raise UserError(f"block {self.name!r}: the bound must be positive and finite, got {self.bound}")
+        if not self.noise_multiplier > 0:
+            raise UserError(
+                f"block {self.name!r}: the noise multiplier must be positive, got {self.noise_multiplier}"
+            )
+
+    @property
+    def noise_std(self) -> float:
+        return self.bound * self.noise_multiplier
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "bound": self.bound, "noise_multiplier": self.noise_multiplier}
+
+
+def joint_multiplier(blocks: tuple[Block, ...]) -> float:
+    """The noise multiplier of all blocks released together: z⁻² = Σ z_b⁻²."""
+    if len(blocks) == 1:
+        return blocks[0].noise_multiplier
+    return math.fsum(b.noise_multiplier**-2 for b in blocks) ** -0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """`count` consecutive Gaussian releases of the same query by one client, each with fresh noise and coins."""
+
+    client: str
+    round: int
+    spec: PrivacySpec
+    blocks: tuple[Block, ...]
+    sampler: Sampler
+    step: int = 0
+    count: int = 1
+    bound_origin: Origin = Origin.PRESET
+    noise_origin: Origin = Origin.PRESET  # also covers adaptive rate and count
+    version: int = field(default=VERSION)
+
+    def __post_init__(self) -> None:
+        if not self.blocks:
+            raise UserError("a release needs at least one block")
+        if len({b.name for b in self.blocks}) != len(self.blocks):
+            raise UserError(f"block names must differ, got {[b.name for b in self.blocks]}")
+        if self.count < 1 or self.round < 0 or self.step < 0:
+            raise UserError(
+                f"round and step count from 0 and count from 1, got round={self.round}, step={self.step}, "
+                f"count={self.count}"
+            )
+        if self.version != VERSION:
+            raise UserError(f"event version {self.version} is not known here (this is version {VERSION})")
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise of this client's message over its bound, all blocks together."""
+        return joint_multiplier(self.blocks)
+
+    @property
+    def effective_multiplier(self) -> float:
+        """Noise over bound in what the adversary sees: behind secure aggregation P − c shares add up (R8)."""
+        view = self.spec.view
+        shares = view.honest if isinstance(view, SecureAggregation) else 1
+        return self.noise_multiplier * math.sqrt(shares)
+
+    @property
+    def hidden_rate(self) -> float:
+        """The sampling rate that amplifies: 1 unless the adversary of this view cannot see the coins (R4, R5)."""
+        if not isinstance(self.sampler, Poisson):
+            return 1.0
+        match self.sampler.known_to, self.spec.view:
+            case KnownTo.CLIENT, _:
+                return self.sampler.rate
+            case KnownTo.SERVER, view if not isinstance(view, ServerSeesMessages | SecureAggregation):
+                return self.sampler.rate
+        return 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "client": self.client,
+            "round": self.round,
+            "step": self.step,
+            "count": self.count,
+            "spec": self.spec.to_dict(),
+            "blocks": [b.to_dict() for b in self.blocks],
+            "sampler": self.sampler.to_dict(),
+            "bound_origin": str(self.bound_origin),
+            "noise_origin": str(self.noise_origin),
+        }
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> Release:
+        return cls(
+            version=int(d["version"]),
+            client=str(d["client"]),
+            round=int(d["round"]),
+            step=int(d["step"]),
+            count=int(d["count"]),
+            spec=PrivacySpec.from_dict(d["spec"]),
+            blocks=tuple(
+                Block(b["name"], float(b["bound"]), float(b["noise_multiplier"])) for b in d["blocks"]
+            ),
+            sampler=sampler_from_dict(d["sampler"]),
+            bound_origin=Origin(d["bound_origin"]),
+            noise_origin=Origin(d["noise_origin"]),
+        )

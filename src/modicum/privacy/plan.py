@@ -1,0 +1,94 @@
+"""What a client agrees to before a run: everything it may release, and how the budget is guarded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from modicum.errors import UserError
+from modicum.privacy.events import Sampler, sampler_from_dict
+from modicum.privacy.spec import PrivacySpec
+
+
+class Guard(StrEnum):
+    """What keeps a client inside its budget."""
+
+    PLAN = "plan"  # noise, rate and counts are fixed beforehand: plain composition (R1)
+    GDP_FILTER = "gdp-filter"  # noise may adapt, no hidden sampling (R2)
+    RDP_FILTER = "rdp-filter"  # noise may adapt under hidden sampling: one order fixed beforehand (R2)
+    NONE = "none"  # no privacy is claimed: ε = ∞
+
+
+@dataclass(frozen=True)
+class PlannedRelease:
+    """At most `count` releases of one kind, all with this noise multiplier and sampler."""
+
+    purpose: str
+    noise_multiplier: float  # of the client's own message, all blocks of the query together
+    sampler: Sampler
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or not self.noise_multiplier > 0:
+            raise UserError(
+                f"planned release {self.purpose!r} needs a positive count and noise multiplier, got "
+                f"{self.count} and {self.noise_multiplier}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "purpose": self.purpose,
+            "noise_multiplier": self.noise_multiplier,
+            "sampler": self.sampler.to_dict(),
+            "count": self.count,
+        }
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> PlannedRelease:
+        return cls(
+            str(d["purpose"]), float(d["noise_multiplier"]), sampler_from_dict(d["sampler"]), int(d["count"])
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyPlan:
+    """One client's agreement. It is the first thing written to the ledger, and what a certificate reports."""
+
+    client: str
+    spec: PrivacySpec
+    budget: float  # ε the client grants; inf where no privacy is claimed
+    guard: Guard = Guard.PLAN
+    releases: tuple[PlannedRelease, ...] = ()  # for Guard.PLAN
+    order: float | None = None  # α* of the RDP filter
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "guard", Guard(self.guard))
+        if not self.budget > 0:
+            raise UserError(f"client {self.client!r}: the budget ε must be positive, got {self.budget}")
+        if (self.guard is Guard.NONE) != math.isinf(self.budget):
+            raise UserError(f"client {self.client!r}: an infinite budget and guard 'none' go together")
+        if (self.guard is Guard.RDP_FILTER) != (self.order is not None):
+            raise UserError(f"client {self.client!r}: the RDP filter, and nothing else, needs an order α*")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "client": self.client,
+            "spec": self.spec.to_dict(),
+            "budget": None if math.isinf(self.budget) else self.budget,
+            "guard": str(self.guard),
+            "releases": [r.to_dict() for r in self.releases],
+            "order": self.order,
+        }
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> PrivacyPlan:
+        return cls(
+            client=str(d["client"]),
+            spec=PrivacySpec.from_dict(d["spec"]),
+            budget=math.inf if d["budget"] is None else float(d["budget"]),
+            guard=Guard(d["guard"]),
+            releases=tuple(PlannedRelease.from_dict(r) for r in d["releases"]),
+            order=None if d["order"] is None else float(d["order"]),
+        )
