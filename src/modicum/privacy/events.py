@@ -187,9 +187,7 @@ class Release:
             step=int(d["step"]),
             count=int(d["count"]),
             spec=PrivacySpec.from_dict(d["spec"]),
-            blocks=tuple(
-                Block(b["name"], float(b["bound"]), float(b["noise_multiplier"])) for b in d["blocks"]
-            ),
+            blocks=tuple(Block(b["name"], float(b["bound"]), float(b["noise_multiplier"])) for b in d["blocks"]),
             sampler=sampler_from_dict(d["sampler"]),
             bound_origin=Origin(d["bound_origin"]),
             noise_origin=Origin(d["noise_origin"]),
