@@ -109,7 +109,7 @@ def joint_multiplier(blocks: tuple[Block, ...]) -> float:
     """The noise multiplier of all blocks released together: z⁻² = Σ z_b⁻²."""
     if len(blocks) == 1:
         return blocks[0].noise_multiplier
-    return math.fsum(b.noise_multiplier**-2 for b in blocks) ** -0.5
+    return 1 / math.sqrt(math.fsum(b.noise_multiplier**-2 for b in blocks))
 
 
 @dataclass(frozen=True, kw_only=True)
