@@ -1,0 +1,100 @@
+"""What is asked of a clipper and what it gives back; shared by all engines and the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modicum.clipping.bounds import Clip
+from modicum.errors import UserError
+
+Targets = Tensor | tuple[Any, ...] | dict[str, Any]
+"""A tensor, or a tuple or dict of tensors, whose first dimension is the batch."""
+
+Loss = Callable[[Any, Any], Tensor]
+"""(outputs, targets) → one loss per example; example i's loss may depend on row i alone."""
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """Σ_i w_i·clip(g_i) by parameter name, and the norms before clipping.
+
+    Both are private. The norms are there for a mechanism to turn into paid blocks (clip bits, squared norms).
+    An example whose gradient is not finite counts as a zero gradient in both. Norms ignore the weights.
+    """
+
+    total: dict[str, Tensor]
+    norms: Tensor
+
+
+def trained_parameters(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
+    """The parameters to clip: those named, or else all that require a gradient. Tied ones appear once."""
+    every = dict(model.named_parameters(remove_duplicate=False))
+    if names is None:
+        return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    chosen = list(names)
+    unknown = [name for name in chosen if name not in every]
+    if unknown:
+        raise UserError(f"the model has no parameter {unknown[0]!r}: it has {', '.join(every)}")
+    unique: dict[int, str] = {}
+    for name in chosen:
+        unique.setdefault(id(every[name]), name)
+    return {name: every[name] for name in unique.values()}
+
+
+def batch_size(x: Any) -> int:
+    for leaf in torch.utils._pytree.tree_leaves(x):
+        if isinstance(leaf, Tensor):
+            return leaf.shape[0]
+    raise UserError("a batch needs at least one tensor")
+
+
+def rows(tree: Any, index: Any) -> Any:
+    """The chosen rows of every tensor in a tree."""
+    return torch.utils._pytree.tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def check_losses(losses: Tensor, examples: int) -> Tensor:
+    if tuple(losses.shape) != (examples,):
+        raise UserError(
+            f"the loss must give one value per example, shape ({examples},), got {tuple(losses.shape)}: "
+            "use reduction='none' and sum what belongs to one example"
+        )
+    return losses
+
+
+def check_weights(weights: Tensor | None, examples: int) -> None:
+    if weights is not None and tuple(weights.shape) != (examples,):
+        raise UserError(f"weights need one value per example, shape ({examples},), got {tuple(weights.shape)}")
+
+
+def sum_dtype(p: Tensor) -> torch.dtype:
+    """Norms and sums of half-precision models are kept in float32."""
+    return torch.float64 if p.dtype == torch.float64 else torch.float32
+
+
+def nothing(parameters: Mapping[str, Tensor]) -> ClippedSum:
+    """The answer for an empty batch."""
+    total = {name: torch.zeros_like(p, dtype=sum_dtype(p)) for name, p in parameters.items()}
+    some = next(iter(total.values()), torch.zeros(()))
+    return ClippedSum(total, torch.zeros(0, dtype=some.dtype, device=some.device))
+
+
+def example_factors(
+    clip: Clip, names: list[str], squares: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, parameters) factors with weights, (B,) norms, and (B,) which examples are usable.
+
+    One record with a NaN, an infinity or an overflow in its gradient must neither exceed the bound nor show itself
+    by poisoning the sum: it gets norm 0 and factor 0.
+    """
+    finite = torch.isfinite(squares.sum(1))
+    squares = torch.where(finite[:, None], squares, 0.0)
+    factors = torch.where(finite[:, None], clip.factors(names, squares), 0.0)
+    if weights is not None:
+        factors = factors * weights.to(factors)[:, None]
+    return factors, squares.sum(1).sqrt(), finite

@@ -1,0 +1,73 @@
+"""The slow truth: one example at a time, with nothing but autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modicum.clipping.bounds import Clip
+from modicum.clipping.problem import (
+    ClippedSum,
+    Loss,
+    batch_size,
+    check_losses,
+    check_weights,
+    example_factors,
+    nothing,
+    rows,
+    sum_dtype,
+    trained_parameters,
+)
+
+
+def reference_clipped_sum(
+    model: nn.Module,
+    loss: Loss,
+    x: Any,
+    y: Any,
+    clip: Clip,
+    *,
+    weights: Tensor | None = None,
+    parameters: Iterable[str] | None = None,
+) -> ClippedSum:
+    """The same as `clipped_sum`, one forward and one backward pass per example."""
+    trained = trained_parameters(model, parameters)
+    examples = batch_size(x)
+    check_weights(weights, examples)
+    answer = nothing(trained)
+    if examples == 0 or not trained:
+        return answer
+    norms = []
+    for i in range(examples):
+        one = slice(i, i + 1)
+        gradient = _gradient(model, loss, rows(x, one), rows(y, one), trained)
+        squares = torch.stack([g.square().sum() for g in gradient]).unsqueeze(0)
+        weight = None if weights is None else weights[one]
+        factors, norm, finite = example_factors(clip, list(trained), squares, weight)
+        norms.append(norm)
+        if finite.item():
+            for j, (name, g) in enumerate(zip(trained, gradient, strict=True)):
+                answer.total[name] += factors[0, j] * g
+    return ClippedSum(answer.total, torch.cat(norms))
+
+
+def _gradient(model: nn.Module, loss: Loss, x: Any, y: Any, trained: dict[str, nn.Parameter]) -> list[Tensor]:
+    flags = [p.requires_grad for p in trained.values()]
+    for p in trained.values():
+        p.requires_grad_(True)
+    try:
+        with torch.enable_grad():
+            value = check_losses(loss(model(x), y), 1).sum()
+            if not value.requires_grad:
+                return [torch.zeros_like(p, dtype=sum_dtype(p)) for p in trained.values()]
+            gradient = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
+    finally:
+        for p, flag in zip(trained.values(), flags, strict=True):
+            p.requires_grad_(flag)
+    return [
+        torch.zeros_like(p, dtype=sum_dtype(p)) if g is None else g.to(sum_dtype(p))
+        for p, g in zip(trained.values(), gradient, strict=True)
+    ]

@@ -1,0 +1,76 @@
+"""The models that ship, by name. Listing them does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from modicum.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model: its name, one line about it, and where the function that makes it lives."""
+
+    name: str
+    line: str
+    module: str
+    function: str
+
+
+CATALOGUE: dict[str, Entry] = {
+    entry.name: entry
+    for entry in (
+        Entry("logistic", "logistic regression on the flattened input", "dense", "logistic"),
+        Entry("mlp", "one hidden layer of 64 ReLU units (option: hidden)", "dense", "mlp"),
+        Entry(
+            "cnn-small",
+            "two 5×5 convolutions of 16 and 32 channels, the MNIST network of PAC-DP",
+            "cnn",
+            "cnn_small",
+        ),
+        Entry("lenet", "LeNet-5 with ReLU and max pooling", "cnn", "lenet"),
+        Entry(
+            "cnn8", "six 3×3 convolutions and two linear layers, the EMNIST network of ACDP-pFSD", "cnn", "cnn8"
+        ),
+        Entry("resnet18", "ResNet-18 for 32×32 images with GroupNorm (option: dropout)", "resnet", "resnet18"),
+        Entry("resnet34", "ResNet-34 for 32×32 images with GroupNorm (option: dropout)", "resnet", "resnet34"),
+    )
+}
+
+
+def names() -> tuple[str, ...]:
+    return tuple(CATALOGUE)
+
+
+def build(
+    name: str, input_shape: Sequence[int], classes: int, *, seed: int | None = None, **options: Any
+) -> nn.Module:
+    """The named model for inputs of `input_shape` (without the batch dimension) and `classes` logits.
+
+    With a seed the initial weights are a function of it alone and torch's global generator is left as it was.
+    """
+    import torch
+
+    entry = CATALOGUE.get(name)
+    if entry is None:
+        raise UserError(f"unknown model {name!r}: use one of {', '.join(names())}, or pass your own nn.Module")
+    shape = tuple(int(n) for n in input_shape)
+    if not shape or min(shape) < 1:
+        raise UserError(f"an input shape needs positive sizes, got {tuple(input_shape)}")
+    if classes < 2:
+        raise UserError(f"a classifier needs at least 2 classes, got {classes}")
+    make = getattr(import_module(f"modicum.models.{entry.module}"), entry.function)
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        try:
+            model: nn.Module = make(shape, classes, **options)
+        except TypeError as error:
+            raise UserError(f"model {name!r} does not take these options: {error}") from None
+    return model
