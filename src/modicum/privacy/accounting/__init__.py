@@ -1,0 +1,1 @@
+"""What events cost: exact Gaussian composition, PLD for sampled Gaussians, RDP for filters."""

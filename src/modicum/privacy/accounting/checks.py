@@ -1,0 +1,31 @@
+"""Checks of the plain numbers that accountants take; each refusal is one line that says what to change."""
+
+from __future__ import annotations
+
+import math
+
+from modicum.errors import UserError
+
+
+def positive(name: str, value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise UserError(f"{name} must be a positive finite number, got {value}")
+    return float(value)
+
+
+def probability(name: str, value: float) -> float:
+    if not 0 < value < 1:
+        raise UserError(f"{name} must lie strictly between 0 and 1, got {value}")
+    return float(value)
+
+
+def rate(value: float) -> float:
+    if not 0 < value <= 1:
+        raise UserError(f"the sampling rate must lie in (0, 1], got {value}")
+    return float(value)
+
+
+def steps(value: float) -> int:
+    if not (math.isfinite(value) and value >= 1 and value == int(value)):
+        raise UserError(f"the number of steps must be a whole number of at least 1, got {value}")
+    return int(value)
