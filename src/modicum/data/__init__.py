@@ -1,0 +1,30 @@
+"""Readers, partitioners, budgets per client, and data of one's own."""
+
+from modicum.data.arrays import Arrays, ClientData, Dataset, FederatedData
+from modicum.data.budgets import Budgets, assign_budgets, parse_budgets
+from modicum.data.catalogue import Entry, catalogue, load
+from modicum.data.check import check
+from modicum.data.federate import federate
+from modicum.data.partition import Dirichlet, Iid, Natural, Partition, Shards, SizeSkew, parse_partition
+
+__all__ = [
+    "Arrays",
+    "Budgets",
+    "ClientData",
+    "Dataset",
+    "Dirichlet",
+    "Entry",
+    "FederatedData",
+    "Iid",
+    "Natural",
+    "Partition",
+    "Shards",
+    "SizeSkew",
+    "assign_budgets",
+    "catalogue",
+    "check",
+    "federate",
+    "load",
+    "parse_budgets",
+    "parse_partition",
+]

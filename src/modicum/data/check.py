@@ -1,0 +1,56 @@
+"""What the engine asks before a run: is there anything in the data that cannot be trained on?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from modicum.data.arrays import Arrays, FederatedData
+from modicum.errors import UserError
+
+
+def check(data: FederatedData, budgets: Sequence[float] | None = None) -> None:
+    """Raise a UserError for the first thing that is wrong with the data or the budgets of the clients."""
+    if not data.clients:
+        raise UserError("there are no clients: give at least one")
+    if len(set(data.names)) != len(data.names):
+        raise UserError("two clients have the same name: names must differ")
+    for client in data.clients:
+        if not len(client.train):
+            raise UserError(f"{client.name} has no training records: leave it out, or hold out less for tests")
+        for part, arrays in (("training", client.train), ("validation", client.validation), ("test", client.test)):
+            check_arrays(arrays, data.classes, data.input_shape, f"{client.name}'s {part} data")
+    check_arrays(data.test, data.classes, data.input_shape, "the global test data")
+    check_arrays(data.proxy, data.proxy_classes, data.input_shape, "the proxy")
+    check_arrays(data.proxy_validation, data.proxy_classes, data.input_shape, "the proxy's validation data")
+    if len(np.unique(np.concatenate([np.unique(c.train.y) for c in data.clients]))) < 2:
+        raise UserError(
+            "all training records have the same label: there is nothing to learn, check the label column"
+        )
+    if budgets is not None:
+        _check_budgets(data, budgets)
+
+
+def check_arrays(arrays: Arrays, classes: int, shape: tuple[int, ...], where: str) -> None:
+    """Finite values of the right shape, and labels within 0 … classes−1."""
+    if not len(arrays):
+        return
+    if arrays.shape != shape:
+        raise UserError(
+            f"{where} has records of shape {arrays.shape}, other clients have {shape}: make them alike"
+        )
+    if arrays.x.dtype.kind == "f" and not np.isfinite(arrays.x).all():
+        row = int(np.flatnonzero(~np.isfinite(arrays.x).reshape(len(arrays), -1).all(axis=1))[0])
+        raise UserError(f"{where} has NaN or Inf in record {row}: fill in or remove missing values beforehand")
+    if arrays.y.min() < 0 or arrays.y.max() >= classes:
+        bad = arrays.y.min() if arrays.y.min() < 0 else arrays.y.max()
+        raise UserError(f"{where} has the label {bad}, outside 0–{classes - 1}: number the classes from 0")
+
+
+def _check_budgets(data: FederatedData, budgets: Sequence[float]) -> None:
+    if len(budgets) != len(data.clients):
+        raise UserError(f"{len(budgets)} budgets for {len(data.clients)} clients: give one ε per client")
+    for name, budget in zip(data.names, budgets, strict=True):
+        if not budget > 0:
+            raise UserError(f"{name}: the budget ε must be positive (inf for no privacy), got {budget}")
