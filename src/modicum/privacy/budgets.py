@@ -1,0 +1,258 @@
+"""What keeps each client inside its plan: one small state machine per client, asked before anything is spent.
+
+A guard never changes: `charge` returns the guard that follows, so that a whole batch can be tried and dropped.
+What a guard reports is the cap it enforces, never the realised spend (R3).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import lru_cache
+from typing import Protocol
+
+from modicum.errors import UserError
+from modicum.privacy.events import Release, Shuffled
+from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
+from modicum.privacy.spec import Adjacency, PrivacySpec
+
+SAME_NOISE = 1e-12  # relative: several blocks' joint multiplier is a rounded sum
+
+
+class Reason(StrEnum):
+    """Why a release is refused: a fixed list, none of it depends on private data, so it may be sent."""
+
+    UNKNOWN_CLIENT = "unknown-client"  # no plan was declared for it
+    SPEC_DIFFERS = "spec-differs"  # unit, adjacency, view or δ are not those of the plan
+    NOT_PLANNED = "not-planned"  # less noise than planned, or a sampler that is not in the plan
+    PLAN_EXHAUSTED = "plan-exhausted"  # every planned release of this kind was made
+    BUDGET_EXCEEDED = "budget-exceeded"  # the filter's cap would be passed
+    NO_SOUND_CHARGE = "no-sound-charge"  # no rule prices this release for this plan
+    CONFLICT = "conflict"  # the same client, round, step and query were reserved with other contents
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One refused release."""
+
+    client: str
+    reason: Reason
+    detail: str = ""
+
+
+class Refused(UserError):  # noqa: N818
+    """A release is not allowed; nothing was spent. Holds every refusal of the batch."""
+
+    def __init__(self, refusals: list[Refusal]) -> None:
+        self.refusals = tuple(refusals)
+        first = refusals[0]
+        more = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
+        super().__init__(f"client {first.client!r}: refused, {first.reason}: {first.detail}{more}")
+
+    @property
+    def client(self) -> str:
+        return self.refusals[0].client
+
+    @property
+    def reason(self) -> Reason:
+        return self.refusals[0].reason
+
+
+class BudgetGuard(Protocol):
+    """Decides from public values only whether one more release fits."""
+
+    def refusal(self, release: Release) -> Refusal | None:
+        """None where the release is allowed."""
+
+    def charge(self, release: Release) -> BudgetGuard:
+        """The guard after the release, which must be allowed."""
+
+    def reported(self) -> float:
+        """The ε that holds whatever happens in the run."""
+
+
+@dataclass(frozen=True)
+class PlanGuard:
+    """Plain composition (R1): the releases are those of the plan, so the plan's own ε holds.
+
+    A release may carry *more* noise than planned: it is then a planned release with noise added afterwards. The
+    order may adapt as well: each planned kind could be drawn beforehand and read when its turn comes.
+    """
+
+    plan: PrivacyPlan
+    left: tuple[int, ...]
+
+    def refusal(self, release: Release) -> Refusal | None:
+        if release.spec != self.plan.spec:
+            return _other_spec(release)
+        fitting = self._fitting(release)
+        if not fitting:
+            return Refusal(
+                release.client,
+                Reason.NOT_PLANNED,
+                f"noise {release.noise_multiplier:.6g}, sampler {release.sampler.to_dict()} is not in the plan",
+            )
+        if self._slot(release) is None:
+            most = max(self.left[i] for i in fitting)
+            return Refusal(
+                release.client,
+                Reason.PLAN_EXHAUSTED,
+                f"{release.count} more with noise {release.noise_multiplier:.6g}, and the plan has {most} left",
+            )
+        return None
+
+    def charge(self, release: Release) -> PlanGuard:
+        slot = self._slot(release)
+        if slot is None:
+            raise ValueError("a refused release cannot be charged")
+        left = list(self.left)
+        left[slot] -= release.count
+        return replace(self, left=tuple(left))
+
+    def reported(self) -> float:
+        return plan_epsilon(self.plan)
+
+    def _fitting(self, release: Release) -> list[int]:
+        """Planned kinds that cost at least as much as the release."""
+        z = release.noise_multiplier * (1 + SAME_NOISE)
+        return [
+            i
+            for i, planned in enumerate(self.plan.releases)
+            if planned.sampler == release.sampler and planned.noise_multiplier <= z
+        ]
+
+    def _slot(self, release: Release) -> int | None:
+        """The cheapest planned kind with enough left."""
+        enough = [i for i in self._fitting(release) if self.left[i] >= release.count]
+        return max(enough, key=lambda i: self.plan.releases[i].noise_multiplier, default=None)
+
+
+@dataclass(frozen=True)
+class FilterGuard:
+    """A filter (R2): refuses what would take the accumulated cost past a cap fixed beforehand.
+
+    GDP filter: the cost is (Δ/σ)², the cap μ². RDP filter: the cost is ρ at the one order α*, the cap cap(α*).
+    """
+
+    plan: PrivacyPlan
+    cap: float
+    spent: float = 0.0
+
+    def refusal(self, release: Release) -> Refusal | None:
+        if release.spec != self.plan.spec:
+            return _other_spec(release)
+        cost = filter_cost(self.plan, release)
+        if cost is None:
+            return Refusal(
+                release.client,
+                Reason.NO_SOUND_CHARGE,
+                "a shuffled pass cannot be charged under add-remove (R4); use zero-out or replace-one",
+            )
+        if not self.spent + cost <= self.cap:
+            return Refusal(
+                release.client,
+                Reason.BUDGET_EXCEEDED,
+                f"it costs {cost:.6g} and {max(self.cap - self.spent, 0):.6g} of {self.cap:.6g} is left",
+            )
+        return None
+
+    def charge(self, release: Release) -> FilterGuard:
+        cost = filter_cost(self.plan, release)
+        if cost is None:
+            raise ValueError("a refused release cannot be charged")
+        return replace(self, spent=self.spent + cost)
+
+    def reported(self) -> float:
+        return self.plan.budget
+
+
+@dataclass(frozen=True)
+class NoGuard:
+    """No privacy is claimed; everything is allowed and ε = ∞ is reported."""
+
+    plan: PrivacyPlan
+
+    def refusal(self, release: Release) -> Refusal | None:
+        return _other_spec(release) if release.spec != self.plan.spec else None
+
+    def charge(self, release: Release) -> NoGuard:  # noqa: ARG002
+        return self
+
+    def reported(self) -> float:
+        return math.inf
+
+
+def _other_spec(release: Release) -> Refusal:
+    return Refusal(
+        release.client, Reason.SPEC_DIFFERS, f"{release.spec.to_dict()} is not what the client's plan was made for"
+    )
+
+
+def guard_for(plan: PrivacyPlan) -> BudgetGuard:
+    """The guard that a plan asks for, before its first release."""
+    match plan.guard:
+        case Guard.PLAN:
+            return PlanGuard(plan, tuple(r.count for r in plan.releases))
+        case Guard.NONE:
+            return NoGuard(plan)
+        case _:
+            return FilterGuard(plan, filter_cap(plan))
+
+
+def check_plan(plan: PrivacyPlan) -> None:
+    """Refuses a plan whose own releases cost more than the client grants."""
+    if plan.guard is not Guard.PLAN:
+        return
+    epsilon = plan_epsilon(plan)
+    if not epsilon <= plan.budget:
+        raise UserError(
+            f"client {plan.client!r}: the planned releases cost ε={epsilon:.6g}, more than the budget "
+            f"{plan.budget:.6g}: raise the noise, plan fewer releases or grant more"
+        )
+
+
+def filter_cap(plan: PrivacyPlan) -> float:
+    """What a filter may spend in all: μ² for the GDP filter, cap(α*) for the RDP filter."""
+    return _filter_cap(plan.guard, plan.budget, plan.spec.delta, plan.order)
+
+
+def filter_cost(plan: PrivacyPlan, release: Release) -> float | None:
+    """What a filter charges for a release; None where no rule prices it.
+
+    The GDP filter charges hidden sampling as no sampling at all. Replace-one halves the multiplier: exact for an
+    unsampled sum (2C), the looser bound of R6 under sampling.
+    """
+    adjacency = release.spec.adjacency
+    if adjacency is Adjacency.ADD_REMOVE and isinstance(release.sampler, Shuffled):
+        return None
+    z = release.effective_multiplier / (2 if adjacency is Adjacency.REPLACE_ONE else 1)
+    if plan.order is None:
+        return release.count / z**2
+    from modicum.privacy.accounting import rdp
+
+    return release.count * rdp.rdp_sampled_gaussian(release.hidden_rate, z, plan.order)
+
+
+def plan_epsilon(plan: PrivacyPlan) -> float:
+    """ε of everything the plan lists."""
+    return _planned_epsilon(plan.releases, plan.spec) if plan.releases else 0.0
+
+
+@lru_cache(maxsize=4096)
+def _planned_epsilon(releases: tuple[PlannedRelease, ...], spec: PrivacySpec) -> float:
+    from modicum.privacy import accounting
+
+    return float(accounting.epsilon(releases, spec).epsilon)
+
+
+@lru_cache(maxsize=4096)
+def _filter_cap(guard: Guard, epsilon: float, delta: float, order: float | None) -> float:
+    if guard is Guard.GDP_FILTER:
+        from modicum.privacy.accounting import gdp
+
+        return float(gdp.mu_from_epsilon(epsilon, delta)) ** 2
+    from modicum.privacy.accounting import rdp
+
+    assert order is not None  # the plan says so
+    return float(rdp.filter_cap(epsilon, delta, order))

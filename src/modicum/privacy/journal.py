@@ -1,0 +1,293 @@
+"""An append-only, hash-chained journal in one SQLite file: the storage under the ledger.
+
+Entry n holds sha256(hash of entry n−1 ‖ canonical JSON of its number, kind, key, reference and body). SQLite runs
+in WAL mode with `synchronous=FULL`, so that a committed transaction survives a kill and a power cut, and every
+writer takes the write lock first (`BEGIN IMMEDIATE`), so that two processes cannot interleave.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from modicum.errors import UserError
+
+APPLICATION_ID = 0x6D6F6463  # "modc"
+FORMAT = 1
+BUSY_SECONDS = 30.0
+GENESIS = "0" * 64
+
+SCHEMA = f"""
+BEGIN IMMEDIATE;
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {FORMAT};
+CREATE TABLE journal (
+    number INTEGER PRIMARY KEY,
+    kind TEXT NOT NULL,
+    key TEXT UNIQUE,
+    refers INTEGER UNIQUE,
+    body TEXT NOT NULL,
+    hash TEXT NOT NULL
+);
+CREATE TABLE outbox (entry INTEGER PRIMARY KEY, round INTEGER NOT NULL, message BLOB NOT NULL);
+CREATE TRIGGER journal_keeps_every_field BEFORE UPDATE ON journal
+BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
+CREATE TRIGGER journal_keeps_every_entry BEFORE DELETE ON journal
+BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
+COMMIT;
+"""
+
+
+class LedgerDamaged(UserError):  # noqa: N818
+    """The file is no ledger, or not the one that was written. `entry` is the first entry that is wrong."""
+
+    def __init__(self, message: str, entry: int | None = None) -> None:
+        super().__init__(message)
+        self.entry = entry
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the journal."""
+
+    number: int
+    kind: str
+    key: str | None
+    refers: int | None
+    body: str
+    hash: str
+
+    @property
+    def value(self) -> dict[str, Any]:
+        value = json.loads(self.body)
+        if not isinstance(value, dict):
+            raise ValueError("an entry's body is an object")
+        return value
+
+
+def canonical(value: Any) -> str:
+    """One text per value: sorted keys, no spaces, shortest floats that read back the same; no NaN or infinity."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise UserError("a ledger holds finite numbers only: give a finite noise multiplier and bound") from None
+
+
+def entry_hash(before: str, number: int, kind: str, key: str | None, refers: int | None, body: str) -> str:
+    return hashlib.sha256((before + canonical([number, kind, key, refers, body])).encode()).hexdigest()
+
+
+class Journal:
+    """The open file. `number` and `head` are the last entry read or written through this object."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._db = connection
+        self.path = path
+        self.number = 0
+        self.head = GENESIS
+
+    @classmethod
+    def create(cls, path: Path) -> Journal:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        except FileExistsError:
+            raise UserError(
+                f"{path} exists already: open it to continue that run, or choose another folder"
+            ) from None
+        except OSError as error:
+            raise UserError(f"cannot create the ledger {path}: {error.strerror}") from None
+        journal = cls(_connect(f"{path.absolute().as_uri()}?mode=rw"), path)
+        _make_durable(journal._db)
+        journal._db.executescript(SCHEMA)
+        _sync_folder(path.parent)
+        return journal
+
+    @classmethod
+    def open(cls, path: Path, *, read_only: bool = False) -> Journal:
+        if not path.is_file():
+            raise UserError(f"no ledger at {path}: give the path of a run folder or of its ledger.sqlite")
+        uri = path.absolute().as_uri()
+        try:
+            try:
+                connection = _connect(f"{uri}?mode={'ro' if read_only else 'rw'}")
+                _check_format(connection, path)
+                if not read_only:
+                    _make_durable(connection)
+            except sqlite3.OperationalError:
+                # A folder that cannot be written to, with no log left to replay: the file alone is the ledger.
+                if not read_only or path.with_name(path.name + "-wal").exists():
+                    raise
+                connection = _connect(f"{uri}?mode=ro&immutable=1")
+                _check_format(connection, path)
+        except sqlite3.DatabaseError as error:
+            raise LedgerDamaged(f"{path} is not a readable ledger: {error}") from None
+        return cls(connection, path)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def transaction(self, read: Callable[[Entry], None]) -> Iterator[None]:
+        """All or nothing, durable on return. Starts by reading what other processes wrote."""
+        with self.readable():
+            self._db.execute("BEGIN IMMEDIATE")
+        number, head = self.number, self.head
+        try:
+            for entry in self.news():
+                read(entry)
+            number, head = self.number, self.head
+            yield
+            with self.readable():
+                self._db.execute("COMMIT")
+        except BaseException:
+            self.number, self.head = number, head
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def readable(self) -> Iterator[None]:
+        """Turns SQLite's complaints into one line for the user."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise UserError(f"the ledger {self.path} cannot be used now: {error}") from None
+        except sqlite3.DatabaseError as error:
+            raise LedgerDamaged(f"the ledger {self.path} is damaged: {error}") from None
+
+    def append(self, kind: str, value: dict[str, Any], key: str | None = None, refers: int | None = None) -> Entry:
+        """Adds the next entry; only inside a transaction."""
+        number, body = self.number + 1, canonical(value)
+        digest = entry_hash(self.head, number, kind, key, refers, body)
+        self._db.execute(
+            "INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?)", (number, kind, key, refers, body, digest)
+        )
+        self.number, self.head = number, digest
+        return Entry(number, kind, key, refers, body, digest)
+
+    def news(self) -> Iterator[Entry]:
+        """Entries not read yet, each checked against the chain."""
+        with self.readable():
+            rows = self._db.execute("SELECT * FROM journal WHERE number > ? ORDER BY number", (self.number,))
+            for row in rows:
+                entry = Entry(*row)
+                self._check(entry)
+                self.number, self.head = entry.number, entry.hash
+                yield entry
+
+    def by_key(self, key: str) -> Entry | None:
+        return self._one("SELECT * FROM journal WHERE key = ?", key)
+
+    def referring_to(self, number: int) -> Entry | None:
+        return self._one("SELECT * FROM journal WHERE refers = ?", number)
+
+    def entry(self, number: int) -> Entry | None:
+        return self._one("SELECT * FROM journal WHERE number = ?", number)
+
+    def under(self, prefix: str) -> list[Entry]:
+        """Entries whose key begins with a prefix, in order."""
+        after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        query = "SELECT * FROM journal WHERE key >= ? AND key < ? ORDER BY number"
+        with self.readable():
+            return [Entry(*row) for row in self._db.execute(query, (prefix, after))]
+
+    def unreferred(self, kind: str) -> list[Entry]:
+        """Entries of a kind that no later entry refers to."""
+        query = (
+            "SELECT * FROM journal AS a WHERE kind = ? AND NOT EXISTS "
+            "(SELECT 1 FROM journal AS b WHERE b.refers = a.number) ORDER BY number"
+        )
+        with self.readable():
+            return [Entry(*row) for row in self._db.execute(query, (kind,))]
+
+    def put_message(self, entry: int, round: int, message: bytes) -> None:
+        self._db.execute("INSERT INTO outbox VALUES (?, ?, ?)", (entry, round, message))
+
+    def message(self, entry: int) -> bytes | None:
+        with self.readable():
+            row = self._db.execute("SELECT message FROM outbox WHERE entry = ?", (entry,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def kept_messages(self) -> list[int]:
+        with self.readable():
+            return [int(n) for (n,) in self._db.execute("SELECT entry FROM outbox ORDER BY entry")]
+
+    def drop_messages(self, entries: list[int]) -> None:
+        self._db.executemany("DELETE FROM outbox WHERE entry = ?", [(n,) for n in entries])
+
+    def drop_messages_before(self, round: int) -> None:
+        self._db.execute("DELETE FROM outbox WHERE round < ?", (round,))
+
+    def integrity(self) -> None:
+        """SQLite's own check of the file's pages."""
+        with self.readable():
+            (answer,) = self._db.execute("PRAGMA quick_check").fetchone()
+        if answer != "ok":
+            raise LedgerDamaged(f"the ledger {self.path} is damaged: {answer}")
+
+    def _one(self, query: str, value: str | int) -> Entry | None:
+        with self.readable():
+            row = self._db.execute(query, (value,)).fetchone()
+        return None if row is None else Entry(*row)
+
+    def _check(self, entry: Entry) -> None:
+        expected = self.number + 1
+        if entry.number != expected:
+            raise LedgerDamaged(f"the ledger {self.path} is damaged: entry {expected} is missing", expected)
+        try:
+            digest = entry_hash(self.head, entry.number, entry.kind, entry.key, entry.refers, entry.body)
+        except (TypeError, ValueError):
+            digest = ""
+        if digest != entry.hash:
+            raise LedgerDamaged(f"the ledger {self.path} is damaged: entry {expected} was changed", expected)
+
+
+def _connect(uri: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
+    connection.text_factory = _text
+    return connection
+
+
+def _text(raw: bytes) -> str:
+    """Bytes that are no text stay recognisable, so that the chain check can name their entry."""
+    return raw.decode(errors="surrogateescape")
+
+
+def _make_durable(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _check_format(connection: sqlite3.Connection, path: Path) -> None:
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION_ID:
+        raise LedgerDamaged(f"{path} is not a ledger: it is some other SQLite file")
+    if version != FORMAT:
+        raise UserError(f"{path} has ledger format {version}, and this version reads format {FORMAT}")
+    connection.execute("SELECT number, kind, key, refers, body, hash FROM journal LIMIT 1").fetchall()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes the new file's name durable as well."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,324 @@
+"""The ledger: what each client agreed to and everything it may have released, durable before data is touched.
+
+Reserve, compute, settle, send. `reserve` asks the client's guard, writes the charge and returns the token without
+which no mechanism runs. `settle` stores the outgoing message and its settlement in one transaction (an outbox);
+only a settled message may be sent. After a crash a settled message is re-sent byte for byte; an unsettled
+reservation never left and is redone under the same entry, or stays charged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+from modicum.errors import UserError
+from modicum.privacy.budgets import BudgetGuard, Reason, Refusal, Refused, check_plan, guard_for
+from modicum.privacy.events import Release
+from modicum.privacy.journal import Entry, Journal, LedgerDamaged, canonical
+from modicum.privacy.noise import NoiseSource
+from modicum.privacy.plan import PrivacyPlan
+from modicum.privacy.token import MINT, Token
+
+
+class Ledger:
+    """One run's journal. Several processes may hold it open; one object may be shared by threads."""
+
+    def __init__(self, journal: Journal) -> None:
+        """Use `create` or `open`."""
+        self._journal = journal
+        self._lock = threading.RLock()
+        self._guards: dict[str, BudgetGuard] = {}
+        self._made: dict[str, int] = {}
+        self.plans: dict[str, PrivacyPlan] = {}
+        self.run_id = ""
+        self.noise: dict[str, Any] = {}
+        self.violations: list[tuple[int, Refusal]] = []
+
+    @classmethod
+    def create(cls, path: str | PathLike[str], run_id: str, noise: NoiseSource) -> Ledger:
+        """A new ledger; refuses to overwrite one. The noise source is recorded for the certificate."""
+        ledger = cls(Journal.create(Path(path)))
+        with ledger._journal.transaction(ledger._read):
+            ledger._read(ledger._journal.append("run", {"run": run_id, "noise": noise.describe()}))
+        return ledger
+
+    @classmethod
+    def open(
+        cls, path: str | PathLike[str], noise: NoiseSource | None = None, *, read_only: bool = False
+    ) -> Ledger:
+        """An existing ledger, its chain checked and its charges replayed.
+
+        Give the noise source to continue a run: it must be the one that the run began with. Read-only opening
+        lists charges outside their plan in `violations`; opening to write refuses such a ledger.
+        """
+        ledger = cls(Journal.open(Path(path), read_only=read_only))
+        try:
+            ledger._catch_up()
+            ledger._refuse_unusable(noise, read_only)
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def path(self) -> Path:
+        return self._journal.path
+
+    def head(self) -> str:
+        """The hash of the last entry: whoever keeps it can tell if the ledger was cut or rewritten."""
+        with self._lock:
+            self._catch_up()
+            return self._journal.head
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._catch_up()
+            return self._journal.number
+
+    def declare(self, plans: Iterable[PrivacyPlan]) -> None:
+        """Writes what clients agree to. A plan never changes; saying the same again does nothing."""
+        asked: dict[str, PrivacyPlan] = {}
+        for plan in plans:
+            _check_name(plan.client)
+            check_plan(plan)
+            if asked.setdefault(plan.client, plan) != plan:
+                raise UserError(f"client {plan.client!r} is declared twice with different plans: keep one")
+        guards = {client: guard_for(plan) for client, plan in asked.items()}
+        with self._lock:
+            with self._journal.transaction(self._read):
+                for client, plan in asked.items():
+                    known = self.plans.get(client)
+                    if known is None:
+                        self._journal.append("plan", plan.to_dict(), key=canonical([client]))
+                    elif known != plan:
+                        raise UserError(
+                            f"client {client!r} has another plan in this ledger: start a new run for it"
+                        )
+            for client in asked.keys() - self.plans.keys():
+                self.plans[client], self._guards[client] = asked[client], guards[client]
+
+    def refusal(self, release: Release) -> Refusal | None:
+        """Why `reserve` would refuse this release now; None where it would not. Writes nothing."""
+        with self._lock:
+            self._catch_up()
+            known = self._journal.by_key(_key(release))
+            if known is not None:
+                return _conflict(known, release)
+            guard = self._guards.get(release.client)
+            return _unknown(release) if guard is None else guard.refusal(release)
+
+    def reserve(self, releases: Iterable[Release]) -> list[Token]:
+        """Charges every release, durably and in one transaction, or raises `Refused` and charges none.
+
+        A reservation is known by its client, round, step and query (the names of its blocks). Asking again for one
+        returns a token for the same entry: fresh while it is unsettled (the message never left, so it may be
+        redone), `settled` afterwards. Asking with other contents is refused.
+        """
+        batch = list(releases)
+        tokens: list[Token] = []
+        refused: list[Refusal] = []
+        charged: dict[str, BudgetGuard] = {}
+        new: list[Release] = []
+        if not batch:
+            return tokens
+        with self._lock:
+            with self._journal.transaction(self._read):
+                for release in batch:
+                    entry = self._journal.by_key(_key(release))
+                    settled = entry is not None and self._journal.referring_to(entry.number) is not None
+                    problem = self._charge(release, charged) if entry is None else _conflict(entry, release)
+                    if problem is not None:
+                        refused.append(problem)
+                    elif not refused:
+                        if entry is None:
+                            entry = self._journal.append("reserve", release.to_dict(), key=_key(release))
+                            new.append(release)
+                        tokens.append(Token(MINT, entry, release, settled))
+                if refused:
+                    raise Refused(refused)
+            self._guards.update(charged)
+            for release in new:
+                self._made[release.client] = self._made.get(release.client, 0) + release.count
+        return tokens
+
+    def settle(self, token: Token, message: bytes) -> None:
+        """Stores the message and its settlement together; on return it may be sent."""
+        self.settle_many([(token, message)])
+
+    def settle_many(self, settled: Iterable[tuple[Token, bytes]], *, store: bool = True) -> None:
+        """Settles in one transaction. `store=False` keeps only the digests, for simulations that can recompute.
+
+        Settling again with the same bytes does nothing; with other bytes it is refused: what may have been sent
+        stands.
+        """
+        pairs = list(settled)
+        with self._lock, self._journal.transaction(self._read):
+            for token, message in pairs:
+                digest = hashlib.sha256(message).hexdigest()
+                self._check_issued(token)
+                before = self._journal.referring_to(token.entry)
+                if before is not None:
+                    if before.value["digest"] != digest:
+                        raise UserError(
+                            f"entry {token.entry} is settled with another message: send the stored one again"
+                        )
+                    continue
+                self._journal.append("settle", {"digest": digest, "size": len(message)}, refers=token.entry)
+                if store:
+                    self._journal.put_message(token.entry, token.release.round, message)
+        for token, _ in pairs:
+            token._settled = True
+
+    def message(self, token: Token) -> bytes:
+        """The settled message, byte for byte, for sending it (again)."""
+        with self._lock:
+            settlement = self._journal.referring_to(token.entry)
+            if settlement is None:
+                raise UserError(f"entry {token.entry} is not settled: there is no message to send yet")
+            message = self._journal.message(token.entry)
+        if message is None:
+            raise UserError(f"the message of entry {token.entry} is not kept: it was acknowledged or never stored")
+        if hashlib.sha256(message).hexdigest() != settlement.value["digest"]:
+            raise LedgerDamaged(f"the stored message of entry {token.entry} was changed", token.entry)
+        return message
+
+    def outbox(self) -> list[Token]:
+        """Tokens of every message kept for re-sending."""
+        with self._lock:
+            entries = [self._journal.entry(number) for number in self._journal.kept_messages()]
+        return [Token(MINT, e, Release.from_dict(e.value), settled=True) for e in entries if e is not None]
+
+    def unsettled(self) -> list[Token]:
+        """Reservations whose message never left: redo them under these tokens, or leave them charged."""
+        with self._lock:
+            entries = self._journal.unreferred("reserve")
+        return [Token(MINT, e, Release.from_dict(e.value), settled=False) for e in entries]
+
+    def prune(self, acknowledged: Iterable[Token]) -> None:
+        """Forgets messages that have arrived. The chain keeps their digests."""
+        entries = [token.entry for token in acknowledged]
+        with self._lock, self._journal.transaction(self._read):
+            self._journal.drop_messages(entries)
+
+    def prune_before(self, round: int) -> None:
+        """Forgets the messages of all rounds before this one."""
+        with self._lock, self._journal.transaction(self._read):
+            self._journal.drop_messages_before(round)
+
+    def spent(self, client: str) -> list[Release]:
+        """Everything charged to a client, settled or not, in order."""
+        with self._lock:
+            return [Release.from_dict(e.value) for e in self._journal.under(canonical([client])[:-1] + ",")]
+
+    def releases_made(self, client: str) -> int:
+        """How many single releases are charged to a client."""
+        with self._lock:
+            self._catch_up()
+            return self._made.get(client, 0)
+
+    def reported(self, client: str) -> float:
+        """The ε that holds for a client whatever happens: of its whole plan, or the cap of its filter (R3)."""
+        if client not in self._guards:
+            raise UserError(f"no client {client!r} in the ledger {self.path}")
+        return self._guards[client].reported()
+
+    def verify_chain(self) -> None:
+        """Reads the whole file again; raises `LedgerDamaged` with the number of the first wrong entry."""
+        with Journal.open(self.path, read_only=True) as again:
+            again.integrity()
+            for _ in again.news():
+                pass
+
+    def _charge(self, release: Release, charged: dict[str, BudgetGuard]) -> Refusal | None:
+        guard = charged.get(release.client) or self._guards.get(release.client)
+        if guard is None:
+            return _unknown(release)
+        problem = guard.refusal(release)
+        if problem is None:
+            charged[release.client] = guard.charge(release)
+        return problem
+
+    def _catch_up(self) -> None:
+        for entry in self._journal.news():
+            self._read(entry)
+
+    def _read(self, entry: Entry) -> None:
+        """Takes one checked entry into account."""
+        try:
+            match entry.kind:
+                case "run":
+                    self.run_id, self.noise = str(entry.value["run"]), dict(entry.value["noise"])
+                case "plan":
+                    plan = PrivacyPlan.from_dict(entry.value)
+                    self.plans[plan.client], self._guards[plan.client] = plan, guard_for(plan)
+                case "reserve":
+                    self._read_charge(entry.number, Release.from_dict(entry.value))
+                case "settle":
+                    pass
+                case _:
+                    raise UserError(f"its kind {entry.kind!r} is not known here")
+        except (ValueError, KeyError, TypeError) as error:
+            raise LedgerDamaged(
+                f"the ledger {self.path} cannot be understood: entry {entry.number}: {error}", entry.number
+            ) from None
+
+    def _read_charge(self, number: int, release: Release) -> None:
+        problem = self._charge(release, self._guards)
+        if problem is not None:
+            self.violations.append((number, problem))
+        self._made[release.client] = self._made.get(release.client, 0) + release.count
+
+    def _refuse_unusable(self, noise: NoiseSource | None, read_only: bool) -> None:
+        if not self.noise:
+            raise LedgerDamaged(f"{self.path} is an empty ledger: its run never began, delete it and start again")
+        if noise is not None and noise.describe() != self.noise:
+            raise UserError(
+                f"the run in {self.path} began with {self.noise['source']} noise: continue it with the same source"
+            )
+        if self.violations and not read_only:
+            number, problem = self.violations[0]
+            raise LedgerDamaged(f"the ledger {self.path} is not sound: entry {number}: {problem.reason}", number)
+
+    def _check_issued(self, token: Token) -> None:
+        entry = self._journal.entry(token.entry)
+        if entry is None or entry.kind != "reserve" or entry.hash != token.hash:
+            raise UserError(f"the token of entry {token.entry} was not issued by the ledger {self.path}")
+
+
+def _key(release: Release) -> str:
+    query = "+".join(block.name for block in release.blocks)
+    return canonical([release.client, release.round, release.step, query])
+
+
+def _conflict(entry: Entry, release: Release) -> Refusal | None:
+    if entry.body == canonical(release.to_dict()):
+        return None
+    return Refusal(
+        release.client,
+        Reason.CONFLICT,
+        f"round {release.round}, step {release.step} is reserved with other contents (entry {entry.number})",
+    )
+
+
+def _unknown(release: Release) -> Refusal:
+    return Refusal(release.client, Reason.UNKNOWN_CLIENT, "no plan was declared for it")
+
+
+def _check_name(client: str) -> None:
+    try:
+        client.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"client name {client!r} is not text") from None
