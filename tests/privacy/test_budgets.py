@@ -1,0 +1,192 @@
+"""Guards: refuse before spending, report the cap, and never the unsound filter over several orders."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from modicum.errors import UserError
+from modicum.privacy import budgets
+from modicum.privacy.accounting import gdp, rdp
+from modicum.privacy.budget_table import BudgetTable
+from modicum.privacy.budgets import PlanGuard, Reason, check_plan, guard_for
+from modicum.privacy.events import Block, KnownTo, NoSampling, Poisson, Release, Sampler, Shuffled
+from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
+from modicum.privacy.spec import PrivacySpec, SecureAggregation
+
+ZERO_OUT = PrivacySpec(unit="record")
+REPLACE = PrivacySpec(unit="record", adjacency="replace-one")
+SECRET = Poisson(0.1, KnownTo.CLIENT)
+UNSAMPLED = NoSampling()
+
+
+def release(z: float, *, spec: PrivacySpec = ZERO_OUT, sampler: Sampler = UNSAMPLED, count: int = 1) -> Release:
+    return Release(client="a", round=0, spec=spec, blocks=(Block("sum", 1.0, z),), sampler=sampler, count=count)
+
+
+def gdp_plan(epsilon: float = 1.0, spec: PrivacySpec = ZERO_OUT) -> PrivacyPlan:
+    return PrivacyPlan(client="a", spec=spec, budget=epsilon, guard=Guard.GDP_FILTER)
+
+
+def rdp_plan(epsilon: float = 1.0, order: float = 17, spec: PrivacySpec = ZERO_OUT) -> PrivacyPlan:
+    return PrivacyPlan(client="a", spec=spec, budget=epsilon, guard=Guard.RDP_FILTER, order=order)
+
+
+def plan_of(*kinds: tuple[float, Sampler, int], budget: float = 100.0) -> PrivacyPlan:
+    planned = tuple(PlannedRelease(f"kind {i}", z, sampler, count) for i, (z, sampler, count) in enumerate(kinds))
+    return PrivacyPlan(client="a", spec=ZERO_OUT, budget=budget, releases=planned)
+
+
+def reason(guard: budgets.BudgetGuard, one: Release) -> Reason | None:
+    refusal = guard.refusal(one)
+    return None if refusal is None else refusal.reason
+
+
+def test_a_plan_allows_exactly_its_counts() -> None:
+    guard: budgets.BudgetGuard = guard_for(plan_of((5.0, NoSampling(), 3), (2.0, SECRET, 10)))
+    for _ in range(3):
+        guard = guard.charge(release(5.0))
+    assert reason(guard, release(5.0)) is Reason.PLAN_EXHAUSTED
+    guard = guard.charge(release(2.0, sampler=SECRET, count=9))
+    assert reason(guard, release(2.0, sampler=SECRET, count=2)) is Reason.PLAN_EXHAUSTED
+    assert reason(guard, release(2.0, sampler=SECRET)) is None
+
+
+def test_a_plan_refuses_what_it_does_not_list() -> None:
+    guard = guard_for(plan_of((5.0, NoSampling(), 3)))
+    assert reason(guard, release(4.999)) is Reason.NOT_PLANNED
+    assert reason(guard, release(5.0, sampler=SECRET)) is Reason.NOT_PLANNED
+    assert reason(guard, release(5.0, sampler=Shuffled())) is Reason.NOT_PLANNED
+    assert reason(guard, release(5.0, spec=REPLACE)) is Reason.SPEC_DIFFERS
+    assert reason(guard, release(5.0, spec=replace(ZERO_OUT, delta=1e-3))) is Reason.SPEC_DIFFERS
+
+
+def test_more_noise_than_planned_takes_the_cheapest_fitting_kind() -> None:
+    guard = guard_for(plan_of((5.0, NoSampling(), 1), (8.0, NoSampling(), 1)))
+    assert isinstance(guard, PlanGuard)
+    assert guard.charge(release(9.0)).left == (1, 0)
+    assert guard.charge(release(9.0)).charge(release(9.0)).left == (0, 0)
+    assert guard.charge(release(7.0)).left == (0, 1)
+
+
+def test_a_plan_beyond_its_budget_is_refused_before_the_run() -> None:
+    plan = plan_of((1.0, NoSampling(), 1), budget=4.38)
+    check_plan(plan)
+    assert guard_for(plan).reported() == pytest.approx(4.3772, abs=1e-3)
+    with pytest.raises(UserError, match="more than the budget"):
+        check_plan(replace(plan, budget=4.37))
+
+
+def test_gdp_filter_is_lossless_and_reports_its_cap() -> None:
+    """Heterogeneous noise fills μ² exactly; then the next release, however small, is refused."""
+    mu = gdp.mu_from_epsilon(1.0, 1e-5)
+    guard: budgets.BudgetGuard = guard_for(gdp_plan())
+    guard = guard.charge(release(math.sqrt(2) / mu)).charge(release(2 / mu))
+    last = release(2 / mu * (1 + 1e-9))
+    assert reason(guard, last) is None
+    guard = guard.charge(last)
+    assert reason(guard, release(100 / mu)) is Reason.BUDGET_EXCEEDED
+    assert guard.reported() == 1.0
+
+
+def test_rdp_filter_stops_at_the_cap_of_its_order() -> None:
+    """q=128/1200, z=13.69: at α*=17 a cap of ε=1.093 allows the 1172 steps, and hardly one more percent (R2)."""
+    sampler = Poisson(128 / 1200, KnownTo.CLIENT)
+    guard: budgets.BudgetGuard = guard_for(rdp_plan(1.0935))
+    guard = guard.charge(release(13.69, sampler=sampler, count=1172))
+    assert reason(guard, release(13.69, sampler=sampler, count=12)) is Reason.BUDGET_EXCEEDED
+    assert guard.reported() == 1.0935
+
+
+def test_replace_one_is_charged_at_half_the_multiplier() -> None:
+    for plan, sampler in ((gdp_plan(spec=REPLACE), NoSampling()), (rdp_plan(spec=REPLACE), SECRET)):
+        half = budgets.filter_cost(replace(plan, spec=ZERO_OUT), release(5.0, sampler=sampler))
+        assert budgets.filter_cost(plan, release(10.0, spec=REPLACE, sampler=sampler)) == half
+
+
+def test_only_hidden_coins_amplify() -> None:
+    plan = rdp_plan()
+    seen = Poisson(0.1, KnownTo.SERVER)
+    assert budgets.filter_cost(plan, release(5.0, sampler=seen)) == rdp.rdp_gaussian(5.0, 17)
+    assert budgets.filter_cost(plan, release(5.0, sampler=SECRET)) == rdp.rdp_sampled_gaussian(0.1, 5.0, 17)
+    assert budgets.filter_cost(gdp_plan(), release(5.0, sampler=SECRET)) == pytest.approx(1 / 25)
+
+
+def test_shuffled_passes_have_no_charge_under_add_remove() -> None:
+    spec = PrivacySpec(unit="record", adjacency="add-remove")
+    guard = guard_for(gdp_plan(spec=spec))
+    assert reason(guard, release(100.0, spec=spec, sampler=Shuffled())) is Reason.NO_SOUND_CHARGE
+
+
+def test_an_order_with_no_budget_is_refused() -> None:
+    with pytest.raises(UserError, match="larger order"):
+        guard_for(rdp_plan(0.1, order=2))
+
+
+def test_no_guard_claims_nothing() -> None:
+    guard = guard_for(PrivacyPlan(client="a", spec=ZERO_OUT, budget=math.inf, guard=Guard.NONE))
+    assert reason(guard, release(1e-6)) is None
+    assert guard.reported() == math.inf
+
+
+def mixed_plans(count: int, rng: np.random.Generator) -> list[PrivacyPlan]:
+    behind = PrivacySpec(unit="client", view=SecureAggregation(10, 2))
+    specs = [ZERO_OUT, REPLACE, PrivacySpec(unit="record", adjacency="add-remove"), behind]
+    plans = []
+    for i in range(count):
+        plan = (
+            gdp_plan(float(rng.choice([0.5, 1, 8]))) if i % 3 == 0 else rdp_plan(1.0, float(rng.choice([17, 32])))
+        )
+        plans.append(replace(plan, client=f"c{i}", spec=specs[i % 4]))
+    return plans
+
+
+def test_the_table_of_many_clients_equals_the_guards() -> None:
+    rng = np.random.default_rng(0)
+    plans = mixed_plans(60, rng)
+    table = BudgetTable(plans)
+    guards = [guard_for(plan) for plan in plans]
+    refused = 0
+    for round in range(12):
+        z, q = rng.uniform(3, 30, len(plans)), rng.choice([1.0, 0.3, 0.01], len(plans))
+        allowed = table.charge(z, q, counts=3)
+        for i, plan in enumerate(plans):
+            sampler = NoSampling() if q[i] == 1 else Poisson(float(q[i]), KnownTo.CLIENT)
+            one = Release(
+                client=plan.client,
+                round=round,
+                spec=plan.spec,
+                blocks=(Block("sum", 1.0, float(z[i])),),
+                sampler=sampler,
+                count=3,
+            )
+            assert allowed[i] == (guards[i].refusal(one) is None)
+            if allowed[i]:
+                guards[i] = guards[i].charge(one)
+        refused += int((~allowed).sum())
+    assert table.spent == pytest.approx([g.spent for g in guards], rel=1e-12)  # type: ignore[attr-defined]
+    assert 0 < refused < 12 * len(plans)
+
+
+def test_a_hundred_thousand_clients_are_charged_in_a_fifth_of_a_second() -> None:
+    plans = [replace(rdp_plan(2.0), client=f"c{i}") for i in range(100_000)]
+    table = BudgetTable(plans)
+    rng = np.random.default_rng(0)
+    z, q = rng.uniform(2, 200, len(plans)), rng.uniform(0.001, 0.5, len(plans))
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        table.charge(z, q)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) <= 0.2
+
+
+def test_the_table_takes_filters_only() -> None:
+    with pytest.raises(UserError, match="only filters"):
+        BudgetTable([plan_of((5.0, NoSampling(), 3))])
+    with pytest.raises(UserError, match="positive and finite"):
+        BudgetTable([gdp_plan()]).charge(float("nan"))
