@@ -1,0 +1,265 @@
+"""ε of composed Poisson-sampled and plain Gaussians from their privacy loss distribution: tight, fast, and a bound.
+
+1. *Discretise* each pair's loss to a grid of width h. The P-mass of a cell goes to its two ends in the split that
+   keeps its P- and Q-mass: the tightest pair on that grid that dominates the true one ("connect the dots",
+   Doroshenko et al. 2022). Loss below the grid moves up to its first point; mass above it is charged to δ.
+2. *Tilt* by e^{λ·loss}, with λ where the Rényi bound is best. The tilted sum has its centre near the ε we look
+   for, so that a short window suffices and rounding is relative to δ, not to 1.
+3. *Compose* by FFT: the product of powers of the transforms.
+4. *Undo the tilt* and solve δ(ε) = δ exactly between grid points.
+
+Every error falls on the safe side:
+- Mass above the window would wrap to its bottom and be lost: its Chernoff bound is charged to δ. Mass below wraps
+  to the top and only raises ε.
+- FFT rounding. A transform F of length N is off by at most e = c·u·log₂N·√N·‖p‖₂ at each frequency (u the unit
+  roundoff; c = 8 is above what is proved for such FFTs, Higham 2002, §24.1, and leaves room for the power's own
+  rounding), a K-th power by K·e·(|F| + e)^{K−1}, and the inverse averages over frequencies. Twice that sum is
+  added to every point of the tilted result.
+- Rounding of the normal tails: each cell's mass is shifted upwards by a share of 1e-13/h, which raises the
+  composed loss by at most K·1e-13, and δ is lowered by one part in a million.
+The grid is chosen from the second-order effect of step 1 on ε and checked against the exact moment; the result is
+typically 0.01% above the truth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.fft import irfft, next_fast_len, rfft
+from scipy.optimize import minimize_scalar
+from scipy.signal import lfilter
+from scipy.special import ndtr
+
+from modicum.errors import UserError
+from modicum.privacy.accounting.checks import probability
+from modicum.privacy.accounting.gaussians import Gaussians
+from modicum.privacy.accounting.pairs import Direction, Pair, directions
+from modicum.privacy.spec import Adjacency
+
+FloatArray = NDArray[np.float64]
+
+FINE = 1e-4  # relative overshoot of ε that the grid aims at
+COARSE = 2e-3  # for searches that verify with FINE
+_TRUNCATED = 1e-5  # share of δ given to the mass above the grid
+_MAX_POINTS = 1 << 23
+_FFT_CONSTANT = 8
+_SHIFT = 1e-13  # rounding of the normal tails, as a loss per step
+_DELTA_ROOM = 1e-6
+_LARGEST_PLAIN_MU = 5.0  # a plain Gaussian above this is split into equal ones, to stay in floating-point range
+
+
+def epsilon(groups: Iterable[Gaussians], delta: float, adjacency: Adjacency, *, accuracy: float = FINE) -> float:
+    """An upper bound on ε(δ) of all releases together; the worst direction that `adjacency` allows."""
+    probability("delta", delta)
+    steps = _simplify(groups)
+    if not steps:
+        return 0.0
+    return max(_epsilon_one_way(steps, delta, direction, accuracy) for direction in directions(adjacency))
+
+
+def epsilon_one_way(
+    groups: Iterable[Gaussians], delta: float, direction: Direction, *, accuracy: float = FINE
+) -> float:
+    """The same for one direction only: not a guarantee by itself under zero-out or add-remove."""
+    steps = _simplify(groups)
+    return _epsilon_one_way(steps, probability("delta", delta), direction, accuracy) if steps else 0.0
+
+
+def _simplify(groups: Iterable[Gaussians]) -> tuple[Gaussians, ...]:
+    """Sampled groups with equal parameters merged, all plain Gaussians as one (or several equal ones)."""
+    counts: dict[tuple[float, float], int] = {}
+    precision = 0.0
+    for g in groups:
+        if math.isinf(g.noise_multiplier):
+            continue
+        if g.rate == 1:
+            precision += g.count / g.noise_multiplier**2
+        else:
+            key = (g.noise_multiplier, g.rate)
+            counts[key] = counts.get(key, 0) + g.count
+    steps = [Gaussians(z, q, count) for (z, q), count in counts.items()]
+    if precision > 0:
+        parts = max(1, math.ceil(precision / _LARGEST_PLAIN_MU**2))
+        steps.append(Gaussians(math.sqrt(parts / precision), 1.0, parts))
+    return tuple(steps)
+
+
+@dataclass(frozen=True)
+class _Tilt:
+    order: float  # λ
+    log_moment: float  # ln E[e^{λ·loss}] of the whole composition, before discretisation
+    epsilon: float  # the Rényi bound there
+
+
+def _epsilon_one_way(steps: Sequence[Gaussians], delta: float, direction: Direction, accuracy: float) -> float:
+    if _total_variation(steps, direction) <= delta:
+        return 0.0
+    pairs = [Pair(direction, g.noise_multiplier, g.rate) for g in steps]
+    counts = [g.count for g in steps]
+    tilt = _best_tilt(pairs, counts, delta)
+    scale = max(tilt.epsilon, 0.05 * math.log(1 / delta) / tilt.order)
+    h = math.sqrt(12 * accuracy * scale / (sum(counts) * (tilt.order + 1)))
+    for _ in range(4):
+        grids = [_discretise(pair, count, h, delta) for pair, count in zip(pairs, counts, strict=True)]
+        composed = _compose(grids, counts, h, tilt, delta)
+        overshoot = (composed.log_moment - tilt.log_moment) / tilt.order
+        if overshoot <= 2 * accuracy * max(scale, composed.epsilon):
+            return composed.epsilon
+        h *= 0.8 * math.sqrt(accuracy * scale / overshoot)
+    return composed.epsilon
+
+
+def _total_variation(steps: Sequence[Gaussians], direction: Direction) -> float:
+    """δ(0) is at most the sum of each release's: q·(2Φ(s/2z) − 1), with s = 2 for replace."""
+    shift = 2.0 if direction is Direction.REPLACE else 1.0
+    return math.fsum(g.count * g.rate * (2 * float(ndtr(shift / (2 * g.noise_multiplier))) - 1) for g in steps)
+
+
+def _best_tilt(pairs: Sequence[Pair], counts: Sequence[int], delta: float) -> _Tilt:
+    """λ at which the Rényi bound on ε is smallest (λ + 1 is its order)."""
+
+    def log_moment(order: float) -> float:
+        return math.fsum(k * p.log_moment(order) for p, k in zip(pairs, counts, strict=True))
+
+    def bound(log_order: float) -> float:
+        lam = math.exp(log_order)
+        return (log_moment(lam) - math.log(delta) - math.log1p(lam)) / lam - math.log1p(1 / lam)
+
+    shift = 2.0 if pairs[0].direction is Direction.REPLACE else 1.0
+    mu = shift * math.sqrt(math.fsum(k / p.z**2 for p, k in zip(pairs, counts, strict=True)))
+    start = math.log(math.sqrt(2 * math.log(1 / delta)) / mu)  # exact for plain Gaussians, low for sampled ones
+    at = bound(start)
+    low = high = start
+    while (further := bound(high + 1)) < at:
+        low, high, at = high, high + 1, further
+    if high == start:
+        low = start - 1
+        while (further := bound(low)) < at:
+            low, at = low - 1, further
+    found = minimize_scalar(
+        bound, bounds=(low, high + 1), method="bounded", options={"xatol": 0.03, "maxiter": 12}
+    )
+    lam = math.exp(float(found.x))
+    return _Tilt(lam, log_moment(lam), float(found.fun))
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """A discretised loss: masses at first·h, (first+1)·h, …; `lost` is charged to δ."""
+
+    first: int
+    mass: FloatArray
+    lost: float
+
+
+def _discretise(pair: Pair, count: int, h: float, delta: float) -> _Grid:
+    low, high = pair.loss_range(_TRUNCATED * delta / count)
+    first, last = math.floor(low / h), math.ceil(high / h)
+    if last - first > _MAX_POINTS:
+        raise UserError(
+            f"cannot certify {count} steps with noise multiplier {pair.z:g} and rate {pair.q:g} at δ={delta:g}: "
+            "raise the noise multiplier or delta"
+        )
+    losses = h * np.arange(first, last + 1, dtype=np.float64)
+    p, q, below, above = pair.masses(losses)
+    upper = (p - q * np.exp(losses[:-1])) / -math.expm1(-h) + p * (_SHIFT / h)
+    upper = np.clip(upper, 0.0, p)
+    mass = np.zeros(len(losses))
+    mass[:-1] = p - upper
+    mass[1:] += upper
+    mass[0] += below
+    return _Grid(first, mass, above)
+
+
+@dataclass(frozen=True)
+class _Composed:
+    epsilon: float
+    log_moment: float  # of the discretised composition, at the tilt
+
+
+def _compose(grids: Sequence[_Grid], counts: Sequence[int], h: float, tilt: _Tilt, delta: float) -> _Composed:
+    lam = tilt.order
+    tilted, log_moments, mean, variance = [], [], 0.0, 0.0
+    for grid, count in zip(grids, counts, strict=True):
+        losses = h * np.arange(grid.first, grid.first + len(grid.mass), dtype=np.float64)
+        with np.errstate(divide="ignore"):
+            exponent = np.log(grid.mass) + lam * losses
+        top = float(exponent.max())
+        weights = np.exp(exponent - top)
+        total = float(weights.sum())
+        weights /= total
+        m = float(weights @ losses)
+        mean += count * m
+        variance += count * float(weights @ (losses - m) ** 2)
+        log_moments.append(top + math.log(total))
+        tilted.append(weights)
+    moment = math.fsum(k * m for k, m in zip(counts, log_moments, strict=True))
+    lost = math.fsum(k * g.lost for k, g in zip(counts, grids, strict=True))
+    spread = max(math.sqrt(variance), h)
+    for widen in (1.0, 2.0, 4.0, 8.0):
+        low = math.floor((min(mean, tilt.epsilon) - 6 * widen * spread) / h)
+        high = math.ceil((max(mean, tilt.epsilon) + 7 * widen * spread) / h)
+        n = next_fast_len(high - low, real=True)
+        if n > _MAX_POINTS:
+            break
+        # What lies above the window has tilted mass at most 1, and there the tilt weighs at most this.
+        wrapped = math.exp(min(0.0, moment - lam * h * (low + n)))
+        room = delta * (1 - _DELTA_ROOM - sum(counts) * _SHIFT) - lost - wrapped
+        if wrapped > 1e-4 * delta or room <= 0:
+            continue
+        density = _fft_power(tilted, [g.first for g in grids], counts, low, n)
+        found = _solve(density, low, h, moment, lam, room)
+        if found is not None:
+            return _Composed(found, moment)
+    raise UserError(
+        f"cannot certify {sum(counts)} steps at δ={delta:g}: raise the noise multiplier or delta, or lower the steps"
+    )
+
+
+def _fft_power(
+    tilted: Sequence[FloatArray], firsts: Sequence[int], counts: Sequence[int], low: int, n: int
+) -> FloatArray:
+    """The tilted distribution of the sum at low, …, low+n−1 (in units of h), each point raised by the FFT's error."""
+    unit = _FFT_CONSTANT * np.finfo(np.float64).eps * math.log2(n)
+    product = np.ones(n // 2 + 1, dtype=np.complex128)
+    bound = np.ones(n // 2 + 1)  # of the product's size, errors included
+    share = np.zeros(n // 2 + 1)  # Σ K·error/|F|: the product's relative error
+    offset = 0
+    for weights, first, count in zip(tilted, firsts, counts, strict=True):
+        padded = np.zeros(-(-len(weights) // n) * n)
+        padded[: len(weights)] = weights
+        folded = padded.reshape(-1, n).sum(axis=0)
+        transform = rfft(folded)
+        error = unit * math.sqrt(n) * float(np.linalg.norm(folded))
+        size = np.abs(transform) + error
+        product *= transform**count
+        bound *= size**count
+        share += count * error / size
+        offset += first * count
+    density = np.roll(irfft(product, n), offset - low)
+    charge = 2 * float((bound * share).mean()) + unit * float(np.linalg.norm(density))
+    return np.asarray(np.maximum(density, 0.0) + charge)
+
+
+def _solve(density: FloatArray, low: int, h: float, moment: float, lam: float, delta: float) -> float | None:
+    """ε with δ(ε) = delta, or None where the window does not hold it.
+
+    With A_k = Σ_{j≥k} m_j, δ at the grid points obeys δ_k = e^{−h} δ_{k+1} + (1 − e^{−h}) A_{k+1}, a sum of
+    positive terms; between points δ(ℓ_k − s) = A_k − (A_k − δ_k) e^{−s}.
+    """
+    losses = h * np.arange(low, low + len(density), dtype=np.float64)
+    mass = density * np.exp(np.minimum(moment - lam * losses, 700.0))
+    above = np.cumsum(mass[::-1])[::-1]
+    beyond = np.append(above[1:], 0.0)
+    at_points = lfilter([-math.expm1(-h)], [1.0, -math.exp(-h)], beyond[::-1])[::-1]
+    k = int(np.argmax(at_points <= delta))
+    if at_points[k] > delta or (k == 0 and losses[0] > 0):
+        return None
+    if losses[k] <= 0:
+        return 0.0
+    back = math.log1p((delta - at_points[k]) / (above[k] - delta)) if above[k] > delta else h
+    return float(max(0.0, losses[k] - min(back, h)))
