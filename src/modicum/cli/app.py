@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from modicum.cli import datasets
+
 app = typer.Typer(
     name="modicum",
     help="Differentially private federated learning with a budget of its own for every client.",
@@ -12,3 +14,4 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(datasets.app, name="datasets")

@@ -5,6 +5,7 @@ from modicum.data.budgets import Budgets, assign_budgets, parse_budgets
 from modicum.data.catalogue import Entry, catalogue, load
 from modicum.data.check import check
 from modicum.data.federate import federate
+from modicum.data.own import from_csv, from_npz_folder, from_torch
 from modicum.data.partition import Dirichlet, Iid, Natural, Partition, Shards, SizeSkew, parse_partition
 
 __all__ = [
@@ -24,6 +25,9 @@ __all__ = [
     "catalogue",
     "check",
     "federate",
+    "from_csv",
+    "from_npz_folder",
+    "from_torch",
     "load",
     "parse_budgets",
     "parse_partition",

@@ -10,8 +10,9 @@ import numpy as np
 from modicum.data.partition import apportion
 from modicum.errors import UserError
 
-Budgets = float | Sequence[float] | Mapping[float, float]
-"""One ε for all; a list, dealt in turn; or a mapping from ε to the share of clients that grant it."""
+Numbers = float | Sequence[float] | Mapping[float, float]
+Budgets = Numbers | str
+"""One ε for all; a list, dealt in turn; a mapping from ε to the share of clients that grant it; or one as text."""
 
 
 def assign_budgets(budgets: Budgets, clients: int, seed: int = 0) -> tuple[float, ...]:
@@ -21,13 +22,14 @@ def assign_budgets(budgets: Budgets, clients: int, seed: int = 0) -> tuple[float
     - a list: one per client, or, when shorter, dealt in turn (3 values, 20 clients: 7, 7 and 6);
     - a mapping {ε: weight}: exact counts nearest to the weights, dealt to clients at random by the seed.
     """
-    if isinstance(budgets, int | float):
-        return (_checked(budgets),) * clients
-    values = tuple(_checked(value) for value in budgets)
+    given = parse_budgets(budgets) if isinstance(budgets, str) else budgets
+    if isinstance(given, int | float):
+        return (_checked(given),) * clients
+    values = tuple(_checked(value) for value in given)
     if not values:
         raise UserError("no budgets given: name at least one ε")
-    if isinstance(budgets, Mapping):
-        counts = apportion(clients, np.array(_weights(budgets)))
+    if isinstance(given, Mapping):
+        counts = apportion(clients, np.array(_weights(given)))
         rng = np.random.default_rng([seed, 0xB0D9])
         dealt = rng.permutation(np.repeat(values, counts))
         return tuple(float(value) for value in dealt)
@@ -38,7 +40,7 @@ def assign_budgets(budgets: Budgets, clients: int, seed: int = 0) -> tuple[float
     return tuple(values[i % len(values)] for i in range(clients))
 
 
-def parse_budgets(text: str) -> Budgets:
+def parse_budgets(text: str) -> Numbers:
     """`1`, `0.5,1,8` or `0.05:0.6,0.1:0.3,1:0.1` (ε:weight)."""
     parts = [part.strip() for part in text.split(",")]
     try:
@@ -57,7 +59,7 @@ def parse_budgets(text: str) -> Budgets:
 
 
 def _checked(value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not value > 0:
         raise UserError(f"a budget ε must be a positive number (inf for no privacy), got {value}")
     return float(value)
 

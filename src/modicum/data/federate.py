@@ -75,6 +75,8 @@ def stratified_rows(strata: Array, fraction: float, rng: np.random.Generator) ->
 
 def _rng(seed: int, purpose: str, client: int = 0) -> np.random.Generator:
     """One stream per purpose, so that asking for a proxy or a test set changes nothing else by accident."""
+    if seed < 0:
+        raise UserError(f"a seed must be 0 or more, got {seed}")
     return np.random.default_rng([seed, client, *purpose.encode()])
 
 

@@ -1,0 +1,147 @@
+"""Bring your own data: a folder of .npz files, a CSV file with a client column, or PyTorch datasets.
+
+Each gives a `Dataset` with natural clients, to be passed to `federate`. Values are taken as they are: scale them
+by public constants beforehand, since a mean or a maximum of private records is a release that nobody paid for.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from modicum.data.arrays import Array, Arrays, Dataset
+from modicum.data.check import check_arrays
+from modicum.errors import UserError
+
+
+def from_npz_folder(folder: str | os.PathLike[str], *, classes: int | None = None) -> Dataset:
+    """One `NAME.npz` per client with arrays `x` and `y`, and optionally `x_test` and `y_test`."""
+    paths = sorted(Path(folder).glob("*.npz"))
+    if not paths:
+        raise UserError(f"no .npz files in {folder}: put one per client there, with arrays x and y")
+    loaded = [_read_npz(path) for path in paths]
+    tests = [test for _, test in loaded]
+    return _assemble(Path(folder).name, [p.stem for p in paths], [train for train, _ in loaded], tests, classes)
+
+
+def from_csv(
+    path: str | os.PathLike[str], *, client: str = "client", label: str = "label", classes: int | None = None
+) -> Dataset:
+    """A table with a header: a column of client names, a column of labels 0, 1, …, and numeric features."""
+    try:
+        with Path(path).open(
+            newline="", encoding="utf-8-sig"
+        ) as f:  # spreadsheets like to write a byte-order mark
+            reader = csv.DictReader(f)
+            rows, columns = list(reader), list(reader.fieldnames or ())
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"cannot read {path} as a CSV file: {error}") from None
+    for column in (client, label):
+        if column not in columns:
+            raise UserError(f"{path} has no column {column!r}: its columns are {', '.join(columns)}")
+    features = [c for c in columns if c not in (client, label)]
+    if not rows or not features:
+        raise UserError(f"{path} needs at least one row and one feature column besides {client!r} and {label!r}")
+    x, y = _numbers(path, rows, features), _numbers(path, rows, [label])[:, 0]
+    owner = np.array([row[client] for row in rows])
+    names = sorted(set(owner.tolist()))
+    parts = [Arrays(x[owner == name], y[owner == name]) for name in names]
+    return _assemble(Path(path).stem, names, parts, [None] * len(names), classes)
+
+
+def from_torch(
+    datasets: Sequence[Any],
+    *,
+    names: Sequence[str] | None = None,
+    test: Any | None = None,
+    classes: int | None = None,
+    name: str = "own",
+) -> Dataset:
+    """One map-style PyTorch `Dataset` of (record, label) pairs per client, and optionally a common test set."""
+    if not datasets:
+        raise UserError("no datasets given: pass one per client")
+    labels = list(names) if names is not None else [f"client-{i:02d}" for i in range(len(datasets))]
+    if len(labels) != len(datasets):
+        raise UserError(f"{len(labels)} names for {len(datasets)} datasets: give one name per client")
+    parts = [_stack(dataset, client) for dataset, client in zip(datasets, labels, strict=True)]
+    common = None if test is None else _stack(test, "the test set")
+    return _assemble(name, labels, parts, [None] * len(parts), classes, common)
+
+
+def _read_npz(path: Path) -> tuple[Arrays, Arrays | None]:
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            arrays = {key: content[key] for key in content.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise UserError(
+            f"{path} cannot be read as .npz ({error}): save it with numpy.savez(path, x=…, y=…)"
+        ) from None
+    if not {"x", "y"} <= arrays.keys():
+        raise UserError(f"{path} needs arrays x and y, it has {', '.join(arrays) or 'none'}")
+    test = _arrays(path, arrays["x_test"], arrays["y_test"]) if {"x_test", "y_test"} <= arrays.keys() else None
+    return _arrays(path, arrays["x"], arrays["y"]), test
+
+
+def _arrays(where: object, x: Array, y: Array) -> Arrays:
+    try:
+        return Arrays(x, y)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _numbers(path: object, rows: list[dict[str, str]], columns: list[str]) -> npt.NDArray[np.float64]:
+    table = np.empty((len(rows), len(columns)))
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            try:
+                table[i, j] = float(row[column])
+            except (TypeError, ValueError):
+                shown = f"{path}, row {i + 2}, column {column!r}"
+                raise UserError(
+                    f"{shown}: {row[column]!r} is not a number; encode or fill it in beforehand"
+                ) from None
+    return table
+
+
+def _stack(dataset: Any, where: str) -> Arrays:
+    pairs = [dataset[i] for i in range(len(dataset))]
+    if not pairs:
+        raise UserError(f"{where} has no records: leave it out")
+    x = np.stack([np.asarray(record) for record, _ in pairs])
+    return _arrays(where, x, np.array([int(label) for _, label in pairs]))
+
+
+def _assemble(
+    name: str,
+    names: list[str],
+    parts: list[Arrays],
+    tests: Sequence[Arrays | None],
+    classes: int | None,
+    common: Arrays | None = None,
+) -> Dataset:
+    """Join the clients' parts, remembering whose each row is."""
+    shape = parts[0].shape
+    empty = [client for client, part in zip(names, parts, strict=True) if not len(part)]
+    if empty:
+        raise UserError(f"client {empty[0]!r} has no records: leave it out")
+    present = [part for part in (*parts, *tests, common) if part is not None and len(part)]
+    classes = max(int(part.y.max()) for part in present) + 1 if classes is None else classes
+    for client, part, test in zip(names, parts, tests, strict=True):
+        check_arrays(part, classes, shape, f"client {client!r}")
+        if test is not None:
+            check_arrays(test, classes, shape, f"client {client!r} (test)")
+    owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    held = [test for test in tests if test is not None]
+    test_owners = np.repeat(np.arange(len(parts)), [0 if test is None else len(test) for test in tests])
+    train = Arrays.concatenate(parts)
+    test = common if common is not None else Arrays.concatenate(held) if held else Arrays.empty(train)
+    return Dataset(
+        name, train, test, classes, owners, test_owners if held and common is None else None, tuple(names)
+    )

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modicum.data import federate, from_csv, from_npz_folder, from_torch
+from modicum.errors import UserError
+
+GUIDE = Path(__file__).parents[2] / "docs" / "data.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=["overview", "npz", "csv", "torch"])
+def test_the_guides_examples_run(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, str(GUIDE), "exec"), {})
+
+
+def _save(folder: Path, name: str, **arrays: object) -> None:
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]
+
+
+def test_npz_files_keep_their_test_records_apart(tmp_path: Path) -> None:
+    _save(tmp_path / "f", "b", x=np.ones((6, 2)), y=np.arange(6) % 2, x_test=np.full((2, 2), 5.0), y_test=[0, 1])
+    _save(tmp_path / "f", "a", x=np.zeros((4, 2)), y=np.arange(4) % 2)
+    data = federate(from_npz_folder(tmp_path / "f"))
+    assert data.names == ("a", "b")
+    assert data.sizes == (4, 6)
+    assert [len(c.test) for c in data.clients] == [0, 2]
+    assert data.clients[1].train.x.max() == 1
+
+
+def test_bytes_are_kept_as_images_and_doubles_become_single(tmp_path: Path) -> None:
+    _save(tmp_path / "f", "a", x=np.zeros((4, 1, 8, 8), np.uint8), y=np.arange(4))
+    assert from_npz_folder(tmp_path / "f").train.x.dtype == np.uint8
+    _save(tmp_path / "g", "a", x=np.zeros((4, 3)), y=np.arange(4))
+    assert from_npz_folder(tmp_path / "g").train.x.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros((2, 2))}, "needs arrays x and y"),
+        ({"x": np.zeros((2, 2)), "y": [0, 1, 2]}, "one number per record"),
+        ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "no records"),
+        ({"x": np.full((2, 2), np.nan), "y": [0, 1]}, "NaN or Inf"),
+        ({"x": np.zeros((2, 3)), "y": [0, 1]}, "shape"),
+        ({"x": np.zeros((2, 2)), "y": [0, -1]}, "label -1"),
+        ({"x": np.array(["p", "q"]), "y": [0, 1]}, "could not convert"),
+        ({"x": np.array([{}, {}], dtype=object), "y": [0, 1]}, "cannot be read"),
+    ],
+)
+def test_bad_npz(tmp_path: Path, arrays: dict[str, object], message: str) -> None:
+    _save(tmp_path / "f", "a", x=np.zeros((2, 2)), y=[0, 1])
+    _save(tmp_path / "f", "b", **arrays)
+    with pytest.raises(UserError, match=message) as error:
+        from_npz_folder(tmp_path / "f")
+    assert "b" in str(error.value)
+
+
+def test_an_empty_folder_and_a_damaged_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no \.npz files"):
+        from_npz_folder(tmp_path)
+    (tmp_path / "a.npz").write_bytes(b"PK damaged")
+    with pytest.raises(UserError, match=r"a\.npz cannot be read"):
+        from_npz_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("client,x,label\na,1,0\na,,1\n", "row 3, column 'x': '' is not a number"),
+        ("client,x,label\na,one,0\n", "'one' is not a number"),
+        ("client,x,label\na,1\n", "column 'label'"),
+        ("client,x,label\na,1,0.5\n", "whole numbers"),
+        ("client,x,label\na,nan,0\n", "NaN or Inf"),
+        ("who,x,label\na,1,0\n", "no column 'client'"),
+        ("client,label\na,1\n", "one feature column"),
+        ("client,x,label\n", "at least one row"),
+        ("", "no column 'client'"),
+    ],
+)
+def test_bad_csv(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        from_csv(path)
+
+
+def test_a_missing_csv_is_a_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot read"):
+        from_csv(tmp_path / "absent.csv")
+
+
+def test_bad_torch_lists() -> None:
+    pair = [(np.zeros(2, np.float32), 0), (np.ones(2, np.float32), 1)]
+    assert from_torch([pair, pair]).client_names == ("client-00", "client-01")
+    for datasets, settings, message in [
+        ([], {}, "no datasets"),
+        ([pair, []], {}, "client-01 has no records"),
+        ([pair], {"names": ["a", "b"]}, "2 names for 1"),
+        ([pair], {"classes": 1}, "label 1"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            from_torch(datasets, **settings)  # type: ignore[arg-type]
