@@ -1,7 +1,7 @@
 """Per-example clipping: the sum of clipped gradients of a batch, without storing a gradient for each example."""
 
 from modicum.clipping.bounds import Auto, Clip, Flat, PerLayer
-from modicum.clipping.clipped_sum import clipped_sum
+from modicum.clipping.clipped_sum import SlowClippingWarning, clipped_sum
 from modicum.clipping.problem import ClippedSum, Loss, Targets
 from modicum.clipping.reference import reference_clipped_sum
 
@@ -12,6 +12,7 @@ __all__ = [
     "Flat",
     "Loss",
     "PerLayer",
+    "SlowClippingWarning",
     "Targets",
     "clipped_sum",
     "reference_clipped_sum",

@@ -77,11 +77,14 @@ def sum_dtype(p: Tensor) -> torch.dtype:
     return torch.float64 if p.dtype == torch.float64 else torch.float32
 
 
-def nothing(parameters: Mapping[str, Tensor]) -> ClippedSum:
-    """The answer for an empty batch."""
-    total = {name: torch.zeros_like(p, dtype=sum_dtype(p)) for name, p in parameters.items()}
-    some = next(iter(total.values()), torch.zeros(()))
-    return ClippedSum(total, torch.zeros(0, dtype=some.dtype, device=some.device))
+def zero_like(p: Tensor) -> Tensor:
+    return torch.zeros_like(p, dtype=sum_dtype(p), requires_grad=False)
+
+
+def nothing(parameters: Mapping[str, Tensor], examples: int = 0) -> ClippedSum:
+    """The answer for an empty batch, or for one whose gradients are all zero."""
+    total = {name: zero_like(p) for name, p in parameters.items()}
+    return ClippedSum(total, next(iter(total.values()), torch.zeros(())).new_zeros(examples))
 
 
 def example_factors(

@@ -20,6 +20,7 @@ from modicum.clipping.problem import (
     rows,
     sum_dtype,
     trained_parameters,
+    zero_like,
 )
 
 
@@ -37,7 +38,7 @@ def reference_clipped_sum(
     trained = trained_parameters(model, parameters)
     examples = batch_size(x)
     check_weights(weights, examples)
-    answer = nothing(trained)
+    answer = nothing(trained, examples)
     if examples == 0 or not trained:
         return answer
     norms = []
@@ -62,12 +63,11 @@ def _gradient(model: nn.Module, loss: Loss, x: Any, y: Any, trained: dict[str, n
         with torch.enable_grad():
             value = check_losses(loss(model(x), y), 1).sum()
             if not value.requires_grad:
-                return [torch.zeros_like(p, dtype=sum_dtype(p)) for p in trained.values()]
+                return [zero_like(p) for p in trained.values()]
             gradient = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
     finally:
         for p, flag in zip(trained.values(), flags, strict=True):
             p.requires_grad_(flag)
     return [
-        torch.zeros_like(p, dtype=sum_dtype(p)) if g is None else g.to(sum_dtype(p))
-        for p, g in zip(trained.values(), gradient, strict=True)
+        zero_like(p) if g is None else g.to(sum_dtype(p)) for p, g in zip(trained.values(), gradient, strict=True)
     ]

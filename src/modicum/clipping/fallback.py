@@ -1,0 +1,58 @@
+"""For models that book-keeping does not cover: a gradient for each example, by torch.func or one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modicum.clipping.bounds import Clip
+from modicum.clipping.pieces import KEEP, Dense
+from modicum.clipping.problem import ClippedSum, Loss, check_losses, example_factors, nothing, rows, sum_dtype
+from modicum.clipping.reference import reference_clipped_sum
+
+
+def fallback_clipped_sum(
+    model: nn.Module,
+    loss: Loss,
+    x: Any,
+    y: Any,
+    clip: Clip,
+    weights: Tensor | None,
+    trained: dict[str, nn.Parameter],
+    examples: int,
+) -> ClippedSum:
+    """Per-example gradients by vmap, in chunks that bound the memory; one by one where vmap cannot follow."""
+    step = max(1, KEEP // max(1, sum(p.numel() for p in trained.values())))
+    answer, norms = nothing(trained), []
+    try:
+        for start in range(0, examples, step):
+            part = slice(start, start + step)
+            gradients = _gradients(model, loss, rows(x, part), rows(y, part), trained)
+            found = {name: Dense(g.to(sum_dtype(trained[name]))) for name, g in gradients.items()}
+            squares = torch.stack([piece.square_norms() for piece in found.values()], dim=1)
+            weight = None if weights is None else weights[part]
+            factors, norm, finite = example_factors(clip, list(found), squares, weight)
+            for j, (name, piece) in enumerate(found.items()):
+                clean = Dense(piece.gradients[finite])
+                answer.total[name] += clean.weighted_sum(factors[finite, j])
+            norms.append(norm)
+    except (RuntimeError, NotImplementedError):
+        return reference_clipped_sum(model, loss, x, y, clip, weights=weights, parameters=list(trained))
+    return ClippedSum(answer.total, torch.cat(norms))
+
+
+def _gradients(
+    model: nn.Module, loss: Loss, x: Any, y: Any, trained: dict[str, nn.Parameter]
+) -> dict[str, Tensor]:
+    """(B, *shape) gradients by parameter name; each example sees the model as a batch of one."""
+    values = {name: p.detach() for name, p in trained.items()}
+
+    def loss_of_one(parameters: dict[str, Tensor], one_x: Any, one_y: Any) -> Tensor:
+        output = torch.func.functional_call(model, parameters, (rows(one_x, None),))
+        return check_losses(loss(output, rows(one_y, None)), 1)[0]
+
+    per_example = torch.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
+    gradients: dict[str, Tensor] = per_example(values, x, y)
+    return gradients
