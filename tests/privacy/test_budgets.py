@@ -122,6 +122,14 @@ def test_shuffled_passes_have_no_charge_under_add_remove() -> None:
     assert reason(guard, release(100.0, spec=spec, sampler=Shuffled())) is Reason.NO_SOUND_CHARGE
 
 
+@pytest.mark.parametrize("z", [0.0, 1e-300])
+def test_a_release_in_the_clear_is_refused(z: float) -> None:
+    for plan in (gdp_plan(), rdp_plan()):
+        for sampler in (UNSAMPLED, SECRET):
+            assert reason(guard_for(plan), release(z, sampler=sampler)) is Reason.BUDGET_EXCEEDED
+    assert reason(guard_for(plan_of((5.0, UNSAMPLED, 3))), release(z)) is Reason.NOT_PLANNED
+
+
 def test_an_order_with_no_budget_is_refused() -> None:
     with pytest.raises(UserError, match="larger order"):
         guard_for(rdp_plan(0.1, order=2))

@@ -39,12 +39,12 @@ class BudgetTable:
         cost = np.empty(size)
         for order, rows in self._groups:
             cost[rows] = rdp.rdp_many(q[rows], z[rows], order) if order else z[rows] ** -2
-        return cost * np.asarray(counts)
+        return np.asarray(cost * np.asarray(counts))
 
     def charge(self, multipliers: ArrayLike, rates: ArrayLike = 1.0, counts: ArrayLike = 1) -> NDArray[np.bool_]:
         """Charges every client whose filter allows it and says which; the others are left as they were."""
         after = self.spent + self.costs(multipliers, rates, counts)
-        allowed = after <= self.cap
+        allowed = np.asarray(after <= self.cap)
         self.spent = np.where(allowed, after, self.spent)
         return allowed
 

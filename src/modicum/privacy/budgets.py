@@ -17,6 +17,7 @@ from modicum.privacy.events import Release, Shuffled
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec
 
+NO_NOISE = 1e-100  # below this a square is zero in floating point
 SAME_NOISE = 1e-12  # relative: several blocks' joint multiplier is a rounded sum
 
 
@@ -227,6 +228,8 @@ def filter_cost(plan: PrivacyPlan, release: Release) -> float | None:
     if adjacency is Adjacency.ADD_REMOVE and isinstance(release.sampler, Shuffled):
         return None
     z = release.effective_multiplier / (2 if adjacency is Adjacency.REPLACE_ONE else 1)
+    if z < NO_NOISE:
+        return math.inf
     if plan.order is None:
         return release.count / z**2
     from modicum.privacy.accounting import rdp

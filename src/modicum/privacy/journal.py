@@ -44,6 +44,8 @@ BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
 COMMIT;
 """
 
+_DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)  # the second where SQLite's own complaint is no text
+
 
 class LedgerDamaged(UserError):  # noqa: N818
     """The file is no ledger, or not the one that was written. `entry` is the first entry that is wrong."""
@@ -75,9 +77,15 @@ class Entry:
 def canonical(value: Any) -> str:
     """One text per value: sorted keys, no spaces, shortest floats that read back the same; no NaN or infinity."""
     try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            "a ledger holds text only: use names of ordinary characters, this one is not text"
+        ) from None
     except ValueError:
-        raise UserError("a ledger holds finite numbers only: give a finite noise multiplier and bound") from None
+        raise UserError("a ledger holds finite numbers only: give finite noise, bounds and budgets") from None
+    return text
 
 
 def entry_hash(before: str, number: int, kind: str, key: str | None, refers: int | None, body: str) -> str:
@@ -127,7 +135,7 @@ class Journal:
                     raise
                 connection = _connect(f"{uri}?mode=ro&immutable=1")
                 _check_format(connection, path)
-        except sqlite3.DatabaseError as error:
+        except _DAMAGE as error:
             raise LedgerDamaged(f"{path} is not a readable ledger: {error}") from None
         return cls(connection, path)
 
@@ -166,7 +174,7 @@ class Journal:
             yield
         except sqlite3.OperationalError as error:
             raise UserError(f"the ledger {self.path} cannot be used now: {error}") from None
-        except sqlite3.DatabaseError as error:
+        except _DAMAGE as error:
             raise LedgerDamaged(f"the ledger {self.path} is damaged: {error}") from None
 
     def append(self, kind: str, value: dict[str, Any], key: str | None = None, refers: int | None = None) -> Entry:

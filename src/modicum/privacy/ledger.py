@@ -92,7 +92,7 @@ class Ledger:
         """Writes what clients agree to. A plan never changes; saying the same again does nothing."""
         asked: dict[str, PrivacyPlan] = {}
         for plan in plans:
-            _check_name(plan.client)
+            canonical(plan.client)
             check_plan(plan)
             if asked.setdefault(plan.client, plan) != plan:
                 raise UserError(f"client {plan.client!r} is declared twice with different plans: keep one")
@@ -315,10 +315,3 @@ def _conflict(entry: Entry, release: Release) -> Refusal | None:
 
 def _unknown(release: Release) -> Refusal:
     return Refusal(release.client, Reason.UNKNOWN_CLIENT, "no plan was declared for it")
-
-
-def _check_name(client: str) -> None:
-    try:
-        client.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"client name {client!r} is not text") from None
