@@ -92,9 +92,10 @@ class Block:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.bound) and self.bound > 0):
             raise UserError(f"block {self.name!r}: the bound must be positive and finite, got {self.bound}")
-        if not self.noise_multiplier > 0:
+        if not 0 <= self.noise_multiplier < math.inf:
             raise UserError(
-                f"block {self.name!r}: the noise multiplier must be positive, got {self.noise_multiplier}"
+                f"block {self.name!r}: the noise multiplier must be finite and at least 0 (0: in the clear, ε = ∞), "
+                f"got {self.noise_multiplier}"
             )
 
     @property
@@ -109,6 +110,8 @@ def joint_multiplier(blocks: tuple[Block, ...]) -> float:
     """The noise multiplier of all blocks released together: z⁻² = Σ z_b⁻²."""
     if len(blocks) == 1:
         return blocks[0].noise_multiplier
+    if any(b.noise_multiplier == 0 for b in blocks):
+        return 0.0
     return 1 / math.sqrt(math.fsum(b.noise_multiplier**-2 for b in blocks))
 
 

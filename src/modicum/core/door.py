@@ -1,0 +1,133 @@
+"""The one door: private sums go in with a reservation, noised values come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from modicum.errors import UserError
+from modicum.privacy.events import NoSampling, Poisson, Release
+from modicum.privacy.noise import DType, NoiseKey, NoiseSource
+from modicum.privacy.token import Token
+
+SERVER = "(server)"  # no client's name: parentheses are not allowed in one
+
+
+class Door(Protocol):
+    """One client's way out for one round."""
+
+    @property
+    def tokens(self) -> tuple[Token, ...]:
+        """Every reservation that this round's message draws on."""
+
+    def sample(self, release: Release, step: int, records: int) -> Tensor:
+        """Indices of the records that enter this step."""
+
+    def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Each block's clipped sum plus its noise. `release` must be reserved, each step passes once."""
+
+
+class ReservedDoor:
+    """The real door: opens for what the ledger has reserved and for nothing else.
+
+    `reserve` serves policies that choose the noise of each step: it is asked, durably, before the step.
+    """
+
+    def __init__(
+        self,
+        noise: NoiseSource,
+        tokens: Iterable[Token],
+        reserve: Callable[[Release], Token] | None = None,
+    ) -> None:
+        self._noise = noise
+        self._reserve = reserve
+        self._tokens = {token.release: token for token in tokens}
+        self._left: dict[Release, set[int]] = {}
+
+    @property
+    def tokens(self) -> tuple[Token, ...]:
+        return tuple(self._tokens.values())
+
+    def sample(self, release: Release, step: int, records: int) -> Tensor:
+        match release.sampler:
+            case NoSampling():
+                return torch.arange(records)
+            case Poisson(rate=rate):
+                key = NoiseKey(release.client, release.round, step, f"coins:{_name(release)}")
+                return torch.from_numpy(np.flatnonzero(self._noise.coins(key, records, rate)))
+        raise UserError(f"no door for the sampler {release.sampler}: use Poisson sampling or whole batches")
+
+    def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        self._pass(release, step)
+        if set(sums) != {b.name for b in release.blocks}:
+            raise UserError(f"reserved blocks {[b.name for b in release.blocks]} but got {sorted(sums)}")
+        return {
+            block.name: add_noise(
+                self._noise,
+                NoiseKey(release.client, release.round, step, f"noise:{block.name}"),
+                sums[block.name],
+                block.noise_std,
+            )
+            for block in release.blocks
+        }
+
+    def _pass(self, release: Release, step: int) -> None:
+        """Use the reservation on its first step; let every step of it through once."""
+        if release not in self._left:
+            if release not in self._tokens and self._reserve is not None:
+                self._tokens[release] = self._reserve(release)
+            if release not in self._tokens:
+                raise UserError(f"client {release.client!r}: nothing is reserved for {_name(release)!r}")
+            self._tokens[release].use(release)
+            self._left[release] = set(range(release.step, release.step + release.count))
+        if step not in self._left[release]:
+            raise UserError(f"client {release.client!r}: step {step} of {_name(release)!r} is not open")
+        self._left[release].remove(step)
+
+
+class SumDoor(Protocol):
+    """The trusted server's way out: one noise for the sum over a cohort."""
+
+    def release_sum(
+        self, events: Mapping[str, tuple[Release, ...]], round: int, sums: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Each block's sum plus noise of its reserved std; every client's reservation is used up."""
+
+
+class ReservedSumDoor:
+    """Opens when every client that the sum may depend on has a reservation."""
+
+    def __init__(self, noise: NoiseSource, tokens: Iterable[Token]) -> None:
+        self._noise = noise
+        self._tokens = {token.release: token for token in tokens}
+
+    def release_sum(
+        self, events: Mapping[str, tuple[Release, ...]], round: int, sums: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        stds: dict[str, float] = {}
+        for client, reserved in events.items():
+            for release in reserved:
+                if release not in self._tokens:
+                    raise UserError(f"client {client!r}: nothing is reserved for {_name(release)!r}")
+                self._tokens[release].use(release)
+                for block in release.blocks:
+                    stds[block.name] = max(stds.get(block.name, 0.0), block.noise_std)
+        return {
+            name: add_noise(self._noise, NoiseKey(SERVER, round, 0, f"noise:{name}"), value, stds[name])
+            for name, value in sums.items()
+        }
+
+
+def add_noise(source: NoiseSource, key: NoiseKey, values: Tensor, std: float) -> Tensor:
+    """`values` plus Gaussian noise of this key, in the tensor's own precision and place."""
+    dtype: DType = "float64" if values.dtype == torch.float64 else "float32"
+    noise = torch.from_numpy(source.normal(key, values.numel(), std, dtype))
+    return values + noise.view(values.shape).to(values.device)
+
+
+def _name(release: Release) -> str:
+    return "+".join(b.name for b in release.blocks)

@@ -1,0 +1,192 @@
+"""What travels between server and clients, typed by who may look inside.
+
+`Released` and `ReleasedSum` went through the door with noise: anyone may see them. `Sealed` is for a trusted
+server and `Share` for secure aggregation: only the server half of the mechanism that made them opens them.
+Policies and aggregation never get a `Sealed` or a `Share`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modicum.errors import MissingExtraError, UserError
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Public numbers that a policy chooses for one client and one round (or step)."""
+
+    bound: float
+    noise_multiplier: float | None = None  # None: the frozen multiplier of the client's plan (R1)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"bound": self.bound, "noise_multiplier": self.noise_multiplier}
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> Decision:
+        z = d["noise_multiplier"]
+        return cls(float(d["bound"]), None if z is None else float(z))
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """The server's proposal to one client. The client checks it against its own plan before anything else."""
+
+    run: str
+    round: int
+    client: str
+    decision: Decision
+    model: Tensor = field(repr=False)  # shared parameters, flat
+    metrics: tuple[str, ...] = ()  # declared metrics that are due this round
+
+
+@dataclass(frozen=True)
+class NoiseFacts:
+    """Public facts about the noise in a message: computable from plan and decision, never from data."""
+
+    variance: float  # of each coordinate of the update
+    gain: float  # norm of the update per unit of the clipped quantity (lr·steps for local SGD, 1 for updates)
+    signal_variance: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Released:
+    """One client's noised update and signals."""
+
+    client: str
+    round: int
+    update: Tensor = field(repr=False)
+    signals: Mapping[str, float]
+    facts: NoiseFacts
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    kind = "released"
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A clipped update without noise, for the trusted server's half of the mechanism."""
+
+    client: str
+    round: int
+    update: Tensor = field(repr=False)
+    signals: Mapping[str, float] = field(repr=False)
+
+    kind = "sealed"
+
+
+@dataclass(frozen=True)
+class Share:
+    """A clipped update with one client's noise share; only the sum over the cohort may be seen."""
+
+    client: str
+    round: int
+    update: Tensor = field(repr=False)
+    signals: Mapping[str, float] = field(repr=False)
+
+    kind = "share"
+
+
+@dataclass(frozen=True)
+class ReleasedSum:
+    """The noised mean over a cohort with a fixed public denominator (R7)."""
+
+    round: int
+    update: Tensor = field(repr=False)
+    signals: Mapping[str, float]
+    facts: NoiseFacts
+    denominator: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    kind = "sum"
+
+
+Message = Released | Sealed | Share
+Opened = tuple[Released, ...] | ReleasedSum
+
+
+def encode(message: Message | Broadcast | ReleasedSum) -> bytes:
+    """The bytes on the wire: tensors in safetensors format, everything else as JSON in its header."""
+    try:
+        from safetensors.torch import save
+    except ModuleNotFoundError:
+        raise MissingExtraError("safetensors", "cli", "sending messages") from None
+    meta: dict[str, Any]
+    if isinstance(message, Broadcast):
+        meta = {
+            "kind": "broadcast",
+            "run": message.run,
+            "round": message.round,
+            "client": message.client,
+            "decision": message.decision.to_dict(),
+            "metrics": list(message.metrics),
+        }
+        tensor = message.model
+    else:
+        meta = {"kind": message.kind, "round": message.round, "signals": dict(message.signals)}
+        if not isinstance(message, ReleasedSum):
+            meta["client"] = message.client
+        else:
+            meta["denominator"] = message.denominator
+        if isinstance(message, Released | ReleasedSum):
+            facts = message.facts
+            meta["facts"] = {
+                "variance": facts.variance,
+                "gain": facts.gain,
+                "signal_variance": dict(facts.signal_variance),
+            }
+            meta["metrics"] = dict(message.metrics)
+        tensor = message.update
+    return bytes(save({"values": tensor.detach().cpu().contiguous()}, metadata={"modicum": json.dumps(meta)}))
+
+
+def decode(blob: bytes) -> Message | Broadcast | ReleasedSum:
+    """The inverse of `encode`, bit for bit. Unknown or damaged bytes are refused."""
+    from safetensors.torch import load
+
+    try:
+        length = int.from_bytes(blob[:8], "little")
+        meta = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["modicum"])
+        tensor = load(blob)["values"]
+    except Exception:
+        raise UserError("these bytes are not a message of this version") from None
+    return _build(meta, tensor)
+
+
+def _facts(d: Mapping[str, Any]) -> NoiseFacts:
+    return NoiseFacts(d["variance"], d["gain"], d["signal_variance"])
+
+
+def _build(meta: dict[str, Any], tensor: Tensor) -> Message | Broadcast | ReleasedSum:
+    match meta["kind"]:
+        case "broadcast":
+            decision = Decision.from_dict(meta["decision"])
+            return Broadcast(meta["run"], meta["round"], meta["client"], decision, tensor, tuple(meta["metrics"]))
+        case "released":
+            return Released(
+                meta["client"], meta["round"], tensor, meta["signals"], _facts(meta["facts"]), meta["metrics"]
+            )
+        case "sealed":
+            return Sealed(meta["client"], meta["round"], tensor, meta["signals"])
+        case "share":
+            return Share(meta["client"], meta["round"], tensor, meta["signals"])
+        case "sum":
+            return ReleasedSum(
+                meta["round"],
+                tensor,
+                meta["signals"],
+                _facts(meta["facts"]),
+                meta["denominator"],
+                meta["metrics"],
+            )
+    raise UserError(f"unknown message kind {meta['kind']!r}")
+
+
+def finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())

@@ -1,0 +1,321 @@
+"""The parts that a method is made of, as protocols.
+
+    local training · clipping policy · mechanism · aggregation      (+ a codec after the door)
+
+Each is a frozen value; what changes during a run is a state that the part returns and the engine keeps. States
+are dictionaries of plain numbers, strings, lists and tensors, so that a checkpoint can hold them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from modicum.core.door import Door, SumDoor
+from modicum.core.layout import Layout
+from modicum.core.messages import Broadcast, Decision, Message, Opened, Released, ReleasedSum
+from modicum.privacy.events import Release
+from modicum.privacy.plan import PlannedRelease, PrivacyPlan
+from modicum.privacy.spec import PrivacySpec
+
+if TYPE_CHECKING:
+    from modicum.training.optimisers import Optimiser
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ClientFacts:
+    """What everyone may know of a client before the run."""
+
+    name: str
+    records: int  # public under zero-out and replace-one, a declared constant under add-remove (R4)
+    budget: float
+    participations: int
+
+
+@dataclass(frozen=True)
+class PublicFacts:
+    """What a policy and an aggregation may know before the run."""
+
+    clients: tuple[ClientFacts, ...]
+    rounds: int
+    dimension: int
+    multipliers: Mapping[str, float]  # frozen noise multiplier of each client's plan; empty where it adapts
+    adaptive_noise: bool = False
+
+
+@dataclass(frozen=True)
+class View:
+    """What a policy sees of a finished round (or, at a client, of a finished local step): releases, no more."""
+
+    round: int
+    opened: Opened | None  # None: the round was abandoned
+    decisions: Mapping[str, Decision]
+    public: Mapping[str, float] = field(default_factory=dict)  # evaluation of the model on public data
+    step: int = 0
+
+    def signal(self, name: str) -> tuple[float, float] | None:
+        """Mean of a paid signal over all who sent it, and its variance; None when nothing was received."""
+        if self.opened is None:
+            return None
+        if isinstance(self.opened, ReleasedSum):
+            return self.opened.signals[name], self.opened.facts.signal_variance[name]
+        if not self.opened:
+            return None
+        weights = [1 / max(r.facts.signal_variance[name], 1e-12) for r in self.opened]
+        total = sum(weights)
+        mean = sum(w * r.signals[name] for w, r in zip(weights, self.opened, strict=True)) / total
+        return mean, 1 / total
+
+
+class Scope(StrEnum):
+    ROUND = "round"
+    STEP = "step"
+
+
+class Place(StrEnum):
+    SERVER = "server"
+    CLIENT = "client"
+
+
+class SignalName(StrEnum):
+    """Signals about clipping that a policy can buy in the same query as the gradient or update."""
+
+    CLIP_BIT = "clip-bit"  # 1[‖g‖ ≤ C] − ½
+    SQUARE_NORM = "square-norm"  # min(‖g‖, C)²/C² − ½
+
+
+SIGNAL_BOUND = 0.5
+
+
+@dataclass(frozen=True)
+class Signal:
+    """A signal and its price: its noise multiplier is `ratio` times that of the whole query."""
+
+    name: SignalName
+    ratio: float = 10.0
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Chooses public numbers from public and released values only."""
+
+    @property
+    def scope(self) -> Scope: ...
+    @property
+    def place(self) -> Place: ...
+    @property
+    def signals(self) -> tuple[Signal, ...]: ...
+
+    def init(self, public: PublicFacts) -> State: ...
+
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]: ...
+
+    def observe(self, state: State, view: View) -> State: ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Records that enter one step. Targets hold `y` and whatever else the loss needs, one row a record."""
+
+    x: Tensor
+    targets: Mapping[str, Tensor]
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def take(self, index: Tensor) -> Batch:
+        return Batch(self.x[index], {name: t[index] for name, t in self.targets.items()})
+
+
+class Losses(Protocol):
+    """Loss of each example; must not mix examples."""
+
+    def __call__(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor: ...
+
+
+class Backend(Protocol):
+    """Computes with stacked parameters: row i of `theta` is client i's model. Loop and fused agree."""
+
+    @property
+    def layout(self) -> Layout: ...
+
+    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Outputs of one model (a flat vector) on records, without gradients."""
+
+    def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
+        """Gradient of each client's mean loss, one row a client; zero for an empty batch."""
+
+    def clipped_sums(
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Sum of clipped per-example gradients, one row a client, and the norms before clipping (private!)."""
+
+
+class ClipRule(StrEnum):
+    FLAT = "flat"  # g · min(1, C/‖g‖)
+    AUTO = "auto"  # g · C/(‖g‖ + γ): AUTO-S, Bu et al. 2023
+
+
+class LocalTraining(Protocol):
+    """What a client optimises. It never sends anything."""
+
+    @property
+    def optimiser(self) -> Optimiser: ...
+
+    def targets(self, records: Batch, state: State, backend: Backend) -> dict[str, Tensor]:
+        """Per-record targets for this round: labels, and for instance a teacher's outputs."""
+
+    def losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor: ...
+
+    def finish(self, state: State, trained: Tensor) -> State:
+        """The client's own state after the round; `trained` is its full local model."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A count over a client's own validation records that it releases with noise every `every` rounds."""
+
+    name: str  # "accuracy"
+    every: int
+    noise_multiplier: float  # in what the adversary sees
+
+    @property
+    def block(self) -> str:
+        return f"metric:{self.name}"
+
+
+class ModelWrapper(Protocol):
+    """May add or compress layers, and says which parameters travel; the rest never leave the client."""
+
+    def wrap(self, model: nn.Module) -> nn.Module: ...
+
+    def shared(self, name: str) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The model as it is; every parameter is shared unless its name starts with one of `personal`."""
+
+    personal: tuple[str, ...] = ()
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def shared(self, name: str) -> bool:
+        return not name.startswith(self.personal) if self.personal else True
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What all clients of a run have in common."""
+
+    backend: Backend
+    training: LocalTraining
+    policy: Policy
+    shared: Tensor  # mask over the parameter vector: what a message carries
+    metrics: tuple[Metric, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything one client needs for one round. `door` is the only way out."""
+
+    facts: ClientFacts
+    plan: PrivacyPlan
+    records: Batch
+    validation: Batch
+    state: State
+    broadcast: Broadcast
+    participation: int  # how many rounds this client has taken part in before
+    seed: int  # for what needs no secrecy: the order of minibatches
+    door: Door
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What the server half knows when it opens a round's messages."""
+
+    round: int
+    invited: tuple[str, ...]  # the fixed public cohort
+    events: Mapping[str, tuple[Release, ...]]  # what was reserved for each client that is charged
+    model: Tensor  # shared parameters before the round
+    denominator: float  # the cohort's fixed public (or expected) size
+    door: SumDoor | None = None  # the server's own, where the server adds the noise
+
+
+class Mechanism(Protocol):
+    """Where clipping and noise happen, hence what is charged to whom."""
+
+    @property
+    def spec(self) -> PrivacySpec: ...
+
+    @property
+    def purpose(self) -> str:
+        """The name of the main block, under which the plan lists the training releases."""
+
+    @property
+    def individuals(self) -> bool:
+        """Whether each client's message may be seen on its own."""
+
+    @property
+    def cohort_rate(self) -> float | None:
+        """The rate of a trusted server's secret Poisson cohort; None where cohorts are public."""
+
+    def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
+        """What the client agrees to release in the whole run, with the noise that its budget asks for."""
+
+    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
+        """The policy's choice as each client is told it, where clients of unequal budgets share one noise."""
+
+    def events(
+        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+    ) -> tuple[Release, ...]:
+        """What the client would release if it followed this proposal; reserved before data is touched."""
+
+    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
+        """The client half, for several clients at once; each result depends on its own job alone."""
+
+    def open(self, messages: Sequence[Message], context: Opening) -> Opened | None:
+        """The server half: what may be seen of the messages. None when the round must be abandoned."""
+
+
+class Aggregation(Protocol):
+    """Post-processing of releases into the next model (R7)."""
+
+    @property
+    def needs_individuals(self) -> bool: ...
+
+    def init(self, public: PublicFacts) -> State: ...
+
+    def combine(self, state: State, model: Tensor, opened: Opened) -> tuple[Tensor, State]: ...
+
+
+class Codec(Protocol):
+    """A map after the door, such as thresholding or compression: post-processing, so it is free."""
+
+    def apply(self, released: Released) -> Released: ...
+
+
+@dataclass(frozen=True)
+class Identity:
+    def apply(self, released: Released) -> Released:
+        return released
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A composition of four parts; an ablation swaps one of them."""
+
+    name: str
+    training: LocalTraining
+    policy: Policy
+    mechanism: Mechanism
+    aggregation: Aggregation
+    codec: Codec = field(default_factory=Identity)
+    wrapper: ModelWrapper = field(default_factory=Plain)

@@ -1,0 +1,42 @@
+"""Small durable files: written whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modicum.errors import UserError
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace a file in one step that survives a crash at any moment."""
+    scratch = path.with_name(path.name + ".part")
+    with open(scratch, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """A dictionary of plain values and tensors."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write_durably(path, buffer.getvalue())
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+    except Exception:
+        raise UserError(f"{path} is damaged or not a saved state: resume from another run folder") from None
+    return state

@@ -1,0 +1,56 @@
+"""The plain backend: one client's model after another, through the per-example clipper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from modicum.clipping import Auto, Flat, clipped_sum
+from modicum.core.layout import Layout
+from modicum.core.parts import Batch, ClipRule, Losses
+
+EVALUATION_BATCH = 2048
+
+
+class LoopBackend:
+    """Loads each row of the stack into one resident model. Works for every model; the reference for the others."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.layout = Layout.of(model)
+
+    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
+        self.layout.load(self.model, theta)
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                return torch.cat([self.model(part) for part in torch.split(x, EVALUATION_BATCH)])
+        finally:
+            self.model.train(was_training)
+
+    def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
+        rows = [self._gradient(row, batch, losses) for row, batch in zip(theta, batches, strict=True)]
+        return torch.stack(rows)
+
+    def _gradient(self, row: Tensor, batch: Batch, losses: Losses) -> Tensor:
+        if not len(batch):
+            return torch.zeros_like(row)
+        self.layout.load(self.model, row)
+        loss = losses(self.model(batch.x), batch.targets).mean()
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
+
+    def clipped_sums(
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
+    ) -> tuple[Tensor, list[Tensor]]:
+        sums, norms = [], []
+        for row, batch, bound in zip(theta, batches, bounds, strict=True):
+            self.layout.load(self.model, row)
+            clip = Flat(bound) if rule is ClipRule.FLAT else Auto(bound)
+            clipped = clipped_sum(self.model, losses, batch.x, dict(batch.targets), clip)
+            sums.append(self.layout.flatten(clipped.total))
+            norms.append(clipped.norms)
+        return torch.stack(sums), norms

@@ -1,0 +1,127 @@
+"""Who is invited to each round, and how often each client takes part at most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from modicum.core.door import SERVER
+from modicum.errors import UserError
+from modicum.privacy.noise import NoiseKey, NoiseSource
+
+
+class Cohorts(Protocol):
+    """A rule for choosing cohorts, for `clients` clients and `rounds` rounds."""
+
+    @property
+    def size(self) -> float:
+        """The fixed public denominator: the (expected) number of clients a round."""
+
+    def participations(self, client: int) -> int:
+        """In how many rounds a client takes part at most: what its noise is calibrated for (R5)."""
+
+    def invited(self, round: int) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """A public schedule made beforehand: each client in ⌊T·m/N⌋ or ⌈T·m/N⌉ rounds (R5)."""
+
+    clients: int
+    rounds: int
+    per_round: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_size(self.per_round, self.clients)
+
+    @cached_property
+    def _table(self) -> tuple[tuple[int, ...], ...]:
+        rng = np.random.Generator(np.random.Philox(key=self.seed))
+        waiting: list[int] = []
+        table = []
+        for _ in range(self.rounds):
+            cohort = waiting[: self.per_round]
+            waiting = waiting[self.per_round :]
+            if len(cohort) < self.per_round:  # a new pass; nobody twice in one round
+                order = [int(i) for i in rng.permutation(self.clients)]
+                fresh = [i for i in order if i not in set(cohort)]
+                taken = fresh[: self.per_round - len(cohort)]
+                waiting = [i for i in order if i not in set(taken)]
+                cohort = cohort + taken
+            table.append(tuple(sorted(cohort)))
+        return tuple(table)
+
+    @property
+    def size(self) -> float:
+        return float(self.per_round)
+
+    def invited(self, round: int) -> tuple[int, ...]:
+        return self._table[round]
+
+    def participations(self, client: int) -> int:
+        return sum(client in self.invited(t) for t in range(self.rounds))
+
+
+@dataclass(frozen=True)
+class RandomCohorts:
+    """A public random cohort each round: no amplification, and clients refuse beyond `max_participations` (R5)."""
+
+    clients: int
+    rounds: int
+    per_round: int
+    max_participations: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_size(self.per_round, self.clients)
+        if self.max_participations < 1:
+            raise UserError(f"max_participations must be at least 1, got {self.max_participations}")
+
+    @property
+    def size(self) -> float:
+        return float(self.per_round)
+
+    def invited(self, round: int) -> tuple[int, ...]:
+        rng = np.random.Generator(np.random.Philox(key=[self.seed, round]))
+        return tuple(sorted(int(i) for i in rng.choice(self.clients, self.per_round, replace=False)))
+
+    def participations(self, client: int) -> int:  # noqa: ARG002
+        return min(self.max_participations, self.rounds)
+
+
+@dataclass(frozen=True)
+class SecretPoisson:
+    """A trusted server's cohort: each client with probability `rate`, known to that server alone (R5)."""
+
+    clients: int
+    rounds: int
+    rate: float
+    noise: NoiseSource
+
+    @property
+    def size(self) -> float:
+        return self.rate * self.clients
+
+    def invited(self, round: int) -> tuple[int, ...]:
+        coins = self.noise.coins(NoiseKey(SERVER, round, 0, "coins:cohort"), self.clients, self.rate)
+        return tuple(int(i) for i in np.flatnonzero(coins))
+
+    def participations(self, client: int) -> int:  # noqa: ARG002
+        """Every round counts, drawn or not: the amplified event is charged each time."""
+        return self.rounds
+
+
+def _check_size(per_round: int, clients: int) -> None:
+    if not 1 <= per_round <= clients:
+        raise UserError(f"clients per round must lie between 1 and {clients}, got {per_round}")
+
+
+def rounds_of(cohorts: Cohorts, client: int, rounds: int) -> tuple[int, ...]:
+    """Rounds in which a client may take part: all of them where that is not fixed beforehand."""
+    if isinstance(cohorts, Balanced):
+        return tuple(t for t in range(rounds) if client in cohorts.invited(t))
+    return tuple(range(rounds))

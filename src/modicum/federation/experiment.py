@@ -1,0 +1,167 @@
+"""A whole experiment as one value: who takes part with what budget, which model, which method, how long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from modicum.core.layout import Layout
+from modicum.core.parts import Batch, Method, Metric
+from modicum.data.arrays import Arrays, FederatedData
+from modicum.data.budgets import Budgets, assign_budgets
+from modicum.data.check import check
+from modicum.errors import UserError
+from modicum.models import build, check_model, fixed_features
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from modicum.data.partition import Partition
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients with their data and their budgets."""
+
+    data: FederatedData
+    budgets: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check(self.data, self.budgets)
+
+    @classmethod
+    def from_dataset(
+        cls,
+        name: str,
+        *,
+        clients: int | None = None,
+        partition: Partition | str | None = None,
+        budgets: Budgets = 1.0,
+        seed: int = 0,
+        validation: float = 0.0,
+        test: float = 0.0,
+        proxy: bool | float | str = False,
+        data_dir: str | PathLike[str] | None = None,
+    ) -> Federation:
+        """Divide a named dataset among clients; `proxy` is a fraction or another dataset's name."""
+        from modicum.data import federate, load
+
+        public = load(proxy, data_dir) if isinstance(proxy, str) else proxy
+        data = federate(
+            load(name, data_dir),
+            clients=clients,
+            partition=partition,
+            seed=seed,
+            validation=validation,
+            test=test,
+            proxy=public,
+        )
+        return cls(data, assign_budgets(budgets, len(data.clients), seed))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Public sizes that a method may depend on when it is put together."""
+
+    clients: int
+    per_round: int
+    rounds: int
+
+
+class MethodSpec(Protocol):
+    """A method's settings, by its users' names; `build` composes the parts."""
+
+    def build(self, setting: Setting) -> Method: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that decides a run's result."""
+
+    federation: Federation
+    method: MethodSpec
+    model: str | nn.Module = "logistic"
+    rounds: int = 30
+    per_round: int | None = None  # None: everybody
+    max_participations: int | None = None  # None: a public balanced schedule; else random cohorts
+    metrics: tuple[Metric, ...] = ()
+    seed: int = 0
+    evaluate_every: int = 1
+    device: str = "cpu"
+    model_options: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.evaluate_every < 1:
+            raise UserError(
+                f"rounds and evaluate_every must be at least 1, got {self.rounds} and {self.evaluate_every}"
+            )
+
+    @property
+    def setting(self) -> Setting:
+        clients = len(self.federation.budgets)
+        return Setting(clients, self.per_round or clients, self.rounds)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data as tensors and the trainable model; a fixed feature extractor is applied once."""
+
+    model: nn.Module
+    first: Tensor  # initial parameters, flat
+    records: tuple[Batch, ...]
+    validation: tuple[Batch, ...]
+    client_test: tuple[Batch, ...]
+    test: Batch
+    proxy: Batch | None  # public, with the task's own labels; None where there is none
+
+
+def prepare(experiment: Experiment, wrap: Method) -> Prepared:
+    """Check the model against the data, then turn everything into tensors on the device."""
+    data, device = experiment.federation.data, torch.device(experiment.device)
+    model = _model(experiment, data)
+    model = wrap.wrapper.wrap(model).to(device)
+    split = fixed_features(model)
+    features, trained = split if split else (None, model)
+
+    def batch(arrays: Arrays) -> Batch:
+        return Batch(
+            _transform(features, torch.from_numpy(arrays.scaled()).to(device)),
+            {"y": torch.from_numpy(arrays.y).to(device)},
+        )
+
+    same_task = len(data.proxy) > 0 and data.proxy_classes == data.classes
+    return Prepared(
+        model=trained,
+        first=Layout.of(trained).read(trained),
+        records=tuple(batch(c.train) for c in data.clients),
+        validation=tuple(batch(c.validation) for c in data.clients),
+        client_test=tuple(batch(c.test) for c in data.clients),
+        test=batch(data.test),
+        proxy=batch(data.proxy_validation if len(data.proxy_validation) else data.proxy) if same_task else None,
+    )
+
+
+def _model(experiment: Experiment, data: FederatedData) -> nn.Module:
+    if isinstance(experiment.model, nn.Module):
+        return check_model(experiment.model, data.input_shape, data.classes)
+    model = build(
+        experiment.model, data.input_shape, data.classes, seed=experiment.seed, **experiment.model_options
+    )
+    return check_model(model, data.input_shape, data.classes)
+
+
+def _transform(features: nn.Module | None, x: Tensor, size: int = 512) -> Tensor:
+    if features is None or not len(x):
+        return x if features is None else x.new_zeros((0, *_feature_shape(features, x)))
+    with torch.no_grad():
+        return torch.cat([features(part) for part in torch.split(x, size)])
+
+
+def _feature_shape(features: nn.Module, x: Tensor) -> Sequence[int]:
+    with torch.no_grad():
+        shape: Sequence[int] = features(x.new_zeros((1, *x.shape[1:]))).shape[1:]
+    return shape

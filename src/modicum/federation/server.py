@@ -1,0 +1,168 @@
+"""The server side: propose, open what came back, aggregate, observe. It sees releases and public values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from modicum.core.door import ReservedSumDoor, SumDoor
+from modicum.core.messages import (
+    Broadcast,
+    Decision,
+    Message,
+    Opened,
+    Released,
+    ReleasedSum,
+    Sealed,
+    Share,
+    decode,
+    encode,
+)
+from modicum.core.parts import Frame, Method, Opening, PublicFacts, State, View
+from modicum.errors import UserError
+from modicum.federation.cohort import Cohorts
+from modicum.privacy.events import Release
+from modicum.privacy.ledger import Ledger
+from modicum.privacy.noise import NoiseSource
+from modicum.privacy.token import Token
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One round before it is computed."""
+
+    round: int
+    decisions: Mapping[str, Decision]  # for every client
+    cohort: tuple[str, ...]  # whom the rule for cohorts names
+    broadcasts: tuple[Broadcast, ...]  # to those of them who have not retired
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        return tuple(b.client for b in self.broadcasts)
+
+
+@dataclass
+class ServerState:
+    """What a checkpoint holds."""
+
+    round: int
+    model: Tensor
+    policy: State
+    aggregation: State
+    retired: dict[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "round": self.round,
+            "model": self.model,
+            "policy": self.policy,
+            "aggregation": self.aggregation,
+            "retired": self.retired,
+        }
+
+
+class Server:
+    """Runs the rounds of one method over whatever carries messages to the clients and back."""
+
+    def __init__(
+        self, method: Method, public: PublicFacts, cohorts: Cohorts, run: str, frame: Frame, first: Tensor
+    ) -> None:
+        if method.aggregation.needs_individuals and not method.mechanism.individuals:
+            raise UserError(
+                f"{type(method.aggregation).__name__} needs each client's update, and this mechanism shows only "
+                "their sum: use the view server-sees-messages or another aggregation"
+            )
+        self.method, self.public, self.cohorts, self.run, self.frame = method, public, cohorts, run, frame
+        self.names = tuple(c.name for c in public.clients)
+        self.state = ServerState(0, first, method.policy.init(public), method.aggregation.init(public))
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self.state = ServerState(**saved)
+
+    @property
+    def finished(self) -> bool:
+        return self.state.round >= self.public.rounds or len(self.state.retired) == len(self.names)
+
+    def propose(self) -> Proposal:
+        """Decisions for everyone, and a broadcast for each client of this round's cohort that has not retired."""
+        t = self.state.round
+        chosen = self.method.policy.decide(self.state.policy, t, self.names)
+        decisions = self.method.mechanism.decisions(chosen, self.public.multipliers)
+        cohort = tuple(self.names[i] for i in self.cohorts.invited(t))
+        return Proposal(t, decisions, cohort, self._broadcasts(cohort, decisions))
+
+    def _broadcasts(self, names: Sequence[str], decisions: Mapping[str, Decision]) -> tuple[Broadcast, ...]:
+        t, model = self.state.round, self.state.model
+        due = tuple(m.name for m in self.frame.metrics if t % m.every == 0)
+        return tuple(
+            Broadcast(self.run, t, name, decisions[name], model, due)
+            for name in names
+            if name not in self.state.retired
+        )
+
+    def broadcasts_to_all(self, proposal: Proposal) -> tuple[Broadcast, ...]:
+        """The proposal as it would be sent to everyone: what a secret cohort's members are charged for."""
+        return self._broadcasts(self.names, proposal.decisions)
+
+    def open(
+        self,
+        proposal: Proposal,
+        blobs: Mapping[str, bytes],
+        events: Mapping[str, tuple[Release, ...]],
+        door: SumDoor | None = None,
+    ) -> Opened | None:
+        """What may be seen of the answers; late, double or foreign messages are dropped."""
+        messages = [m for name, blob in blobs.items() if (m := self._checked(blob, name, proposal)) is not None]
+        context = Opening(proposal.round, proposal.cohort, events, self.state.model, self.cohorts.size, door)
+        return self.method.mechanism.open(messages, context)
+
+    def _checked(self, blob: bytes, name: str, proposal: Proposal) -> Message | None:
+        message = decode(blob)
+        if not isinstance(message, Released | Sealed | Share):
+            return None
+        expected = (name, proposal.round, self.state.model.shape)
+        fits = (message.client, message.round, message.update.shape) == expected and name in proposal.asked
+        return message if fits else None
+
+    def advance(self, opened: Opened | None, refused: Mapping[str, str]) -> None:
+        """The next model; an abandoned or empty round leaves it as it is."""
+        state = self.state
+        if opened is not None:
+            combine = self.method.aggregation.combine
+            state.model, state.aggregation = combine(state.aggregation, state.model, opened)
+        state.retired = {**state.retired, **refused}
+        state.round += 1
+
+    def observe(self, proposal: Proposal, opened: Opened | None, public: Mapping[str, float]) -> None:
+        """Let the policy see the round: its releases, and the new model's evaluation on public data."""
+        view = View(proposal.round, opened, proposal.decisions, public)
+        self.state.policy = self.method.policy.observe(self.state.policy, view)
+
+
+class TrustedLedger:
+    """A trusted server's own bookkeeping: it reserves for every client the sum may depend on, and settles."""
+
+    def __init__(self, ledger: Ledger, noise: NoiseSource) -> None:
+        self.ledger, self.noise = ledger, noise
+        self._sent = {t.release.round: t for t in ledger.outbox() if ledger.message(t)}
+
+    def stored(self, round: int) -> ReleasedSum | None:
+        """The release of a round that was settled before a crash: it stands as it is."""
+        token = self._sent.get(round)
+        message = None if token is None else decode(self.ledger.message(token))
+        return message if isinstance(message, ReleasedSum) else None
+
+    def reserve(self, events: Mapping[str, tuple[Release, ...]]) -> list[Token]:
+        """One transaction for all; raises `Refused` with everyone whose budget is used up."""
+        return self.ledger.reserve([e for es in events.values() for e in es])
+
+    def door(self, tokens: Sequence[Token]) -> SumDoor:
+        return ReservedSumDoor(self.noise, tokens)
+
+    def settle(self, tokens: Sequence[Token], opened: ReleasedSum) -> None:
+        first, *rest = tokens
+        self.ledger.settle_many([(first, encode(opened)), *((t, b"") for t in rest)])
+        self._sent[opened.round] = first

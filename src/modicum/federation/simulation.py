@@ -1,0 +1,298 @@
+"""All clients of an experiment in one process: the round of the design, from proposal to checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from modicum.core.door import SERVER
+from modicum.core.messages import Broadcast, Opened, Released, ReleasedSum, encode
+from modicum.core.parts import Backend, Batch, ClientFacts, Frame, Mechanism, PublicFacts
+from modicum.core.store import load_state, save_state
+from modicum.engines.loop import LoopBackend
+from modicum.errors import UserError
+from modicum.federation.clients import Client, Clients
+from modicum.federation.cohort import Balanced, Cohorts, RandomCohorts, SecretPoisson, rounds_of
+from modicum.federation.experiment import Experiment, prepare
+from modicum.federation.server import Proposal, Server, TrustedLedger
+from modicum.federation.transcript import Forget, Kind, Seen, Transcript
+from modicum.mechanisms.common import metric_plans, training_multiplier
+from modicum.privacy.budgets import Refusal, Refused
+from modicum.privacy.events import Release
+from modicum.privacy.ledger import Ledger
+from modicum.privacy.noise import NoiseSource, SimulatedNoise
+from modicum.privacy.plan import PrivacyPlan
+from modicum.privacy.spec import TrustedServer
+from modicum.privacy.token import Token
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What a run tells of one round. `simulated` holds ground truth that only a simulator can see."""
+
+    round: int
+    bounds: Mapping[str, float]  # each asked client's clipping bound
+    answered: int
+    refused: Mapping[str, str]
+    abandoned: bool
+    reserved: float  # share of the planned releases that is reserved so far, mean over clients (R3)
+    public: Mapping[str, float] = field(default_factory=dict)
+    paid: Mapping[str, float] = field(default_factory=dict)
+    simulated: Mapping[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def bound(self) -> float:
+        return statistics.median(self.bounds.values()) if self.bounds else float("nan")
+
+
+Faults = Callable[[int, str], bool]
+"""(round, client) → True where the client never answers; for tests and what-if experiments."""
+
+
+class Simulation:
+    """Runs an experiment in a folder, one durable round at a time. Opening the same folder again resumes it."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        *,
+        noise: NoiseSource | None = None,
+        faults: Faults | None = None,
+        transcript: Transcript | None = None,
+    ) -> None:
+        self.experiment, self.folder = experiment, folder
+        self.noise = noise or SimulatedNoise(experiment.seed)
+        self._faults = faults or (lambda round, client: False)  # noqa: ARG005
+        self.transcript: Transcript = transcript or Forget()
+        self.method = experiment.method.build(experiment.setting)
+        self.data = prepare(experiment, self.method)
+        self.backend: Backend = LoopBackend(self.data.model)
+        self.cohorts = _cohorts(experiment, self.method.mechanism, self.noise)
+        shared = self.backend.layout.where(self.method.wrapper.shared).to(self.data.first.device)
+        self.frame = Frame(self.backend, self.method.training, self.method.policy, shared, experiment.metrics)
+        self.facts = _facts(experiment, self.cohorts)
+        self.plans = _plans(experiment, self.method.mechanism, self.facts, self.cohorts)
+        self.ledger = _ledger(folder / "ledger.sqlite", _run_id(experiment), self.noise)
+        self.ledger.declare(self.plans.values())
+        self.server = Server(
+            self.method, self._public(), self.cohorts, self.ledger.run_id, self.frame, self.data.first[shared]
+        )
+        self.clients = Clients(
+            self.method, self.frame, self._clients(), self.ledger, self.noise, folder / "clients"
+        )
+        self.trusted = TrustedLedger(self.ledger, self.noise) if self._central else None
+        self._checkpoint = folder / "checkpoint.pt"
+        if self._checkpoint.exists():
+            self.server.restore(load_state(self._checkpoint))
+
+    @property
+    def _central(self) -> bool:
+        return isinstance(self.method.mechanism.spec.view, TrustedServer)
+
+    def _public(self) -> PublicFacts:
+        purpose = self.method.mechanism.purpose
+        multipliers = {name: training_multiplier(plan, purpose) for name, plan in self.plans.items()}
+        return PublicFacts(self.facts, self.experiment.rounds, int(self.frame.shared.sum()), multipliers)
+
+    def _clients(self) -> list[Client]:
+        personal = self.data.first[~self.frame.shared]
+        return [
+            Client(
+                facts, self.plans[facts.name], records, validation, {"personal": personal} if len(personal) else {}
+            )
+            for facts, records, validation in zip(self.facts, self.data.records, self.data.validation, strict=True)
+        ]
+
+    def close(self) -> None:
+        self.ledger.close()
+
+    def rounds(self) -> Iterator[RoundRecord]:
+        """Run what is left, round by round."""
+        while not self.server.finished:
+            yield self.step()
+
+    def step(self) -> RoundRecord:
+        """One round: propose, reserve, compute, settle, open, aggregate, observe, checkpoint."""
+        server, proposal = self.server, self.server.propose()
+        if self.trusted is None:
+            opened, answered, refused = self._exchange(proposal)
+        else:
+            opened, answered, refused = self._exchange_trusted(proposal, self.trusted)
+        for release in (opened,) if isinstance(opened, ReleasedSum) else opened or ():
+            self._note(SERVER, proposal.round, "opened", SERVER, release)
+        server.advance(opened, refused)
+        public = self._evaluate_public()
+        server.observe(proposal, opened, public)
+        record = RoundRecord(
+            round=proposal.round,
+            bounds={name: proposal.decisions[name].bound for name in proposal.asked},
+            answered=answered,
+            refused=refused,
+            abandoned=opened is None,
+            reserved=self._reserved(),
+            public=public,
+            paid=_paid(opened),
+            simulated=self._evaluate(proposal.round),
+        )
+        save_state(self._checkpoint, server.state.to_dict())
+        self.clients.acknowledge(server.state.round)
+        return record
+
+    def _exchange(self, proposal: Proposal) -> tuple[Opened | None, int, dict[str, str]]:
+        blobs, refused = self._ask(proposal.broadcasts)
+        events = {b.client: self.clients.events(b) for b in proposal.broadcasts if b.client in blobs}
+        return self.server.open(proposal, blobs, events) if blobs else None, len(blobs), refused
+
+    def _ask(self, broadcasts: Sequence[Broadcast]) -> tuple[dict[str, bytes], dict[str, str]]:
+        """Carry proposals to clients and their answers back, noting what each side sees."""
+        reached = [b for b in broadcasts if not self._faults(b.round, b.client)]
+        for b in reached:
+            self._note(b.client, b.round, "broadcast", SERVER, b)
+        answers = self.clients.answer(reached)
+        blobs = {name: a for name, a in answers.items() if isinstance(a, bytes)}
+        refused = {name: str(a.reason) for name, a in answers.items() if isinstance(a, Refusal)}
+        round = self.server.state.round
+        for name, blob in blobs.items():
+            self.transcript.record(Seen(SERVER, round, "message", name, blob))
+        for name, reason in refused.items():
+            self.transcript.record(Seen(SERVER, round, "refusal", name, reason.encode()))
+        return blobs, refused
+
+    def _note(
+        self, party: str, round: int, kind: Kind, sender: str, message: Broadcast | Released | ReleasedSum
+    ) -> None:
+        if not isinstance(self.transcript, Forget):
+            self.transcript.record(Seen(party, round, kind, sender, encode(message)))
+
+    def _exchange_trusted(
+        self, proposal: Proposal, trusted: TrustedLedger
+    ) -> tuple[Opened | None, int, dict[str, str]]:
+        stored = trusted.stored(proposal.round)
+        if stored is not None:
+            return stored, 0, {}
+        events, tokens, refused = self._reserve_trusted(proposal, trusted)
+        blobs, _ = self._ask([b for b in proposal.broadcasts if b.client not in refused])
+        if not tokens:  # nobody has budget left
+            return None, 0, refused
+        opened = self.server.open(proposal, blobs, events, trusted.door(tokens))
+        assert isinstance(opened, ReleasedSum)
+        trusted.settle(tokens, opened)
+        return opened, len(blobs), refused
+
+    def _reserve_trusted(
+        self, proposal: Proposal, trusted: TrustedLedger
+    ) -> tuple[dict[str, tuple[Release, ...]], list[Token], dict[str, str]]:
+        """Charge everyone the sum may depend on; those without budget retire before anything is computed."""
+        events, gone = self._charged(proposal), dict[str, str]()
+        try:
+            return events, trusted.reserve(events), gone
+        except Refused as refused:
+            gone = {r.client: str(r.reason) for r in refused.refusals}
+        events = {name: es for name, es in events.items() if name not in gone}
+        return events, trusted.reserve(events), gone
+
+    def _charged(self, proposal: Proposal) -> dict[str, tuple[Release, ...]]:
+        """With a secret cohort everyone is charged, drawn or not (R5); else those who were asked."""
+        broadcasts = (
+            self.server.broadcasts_to_all(proposal) if self.method.mechanism.cohort_rate else proposal.broadcasts
+        )
+        return {b.client: self.clients.events(b) for b in broadcasts}
+
+    def _reserved(self) -> float:
+        shares = []
+        for name, plan in self.plans.items():
+            planned = sum(r.count for r in plan.releases)
+            if planned:
+                shares.append(self.ledger.releases_made(name) / planned)
+        return statistics.fmean(shares) if shares else 0.0
+
+    @property
+    def model(self) -> Tensor:
+        """The whole parameter vector: what the server has, and the initial values of personal parameters."""
+        theta = self.data.first.clone()
+        theta[self.frame.shared] = self.server.state.model
+        return theta
+
+    def _evaluate_public(self) -> dict[str, float]:
+        return {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy)
+
+    def _evaluate(self, round: int) -> dict[str, float]:
+        last = self.server.finished
+        if not len(self.data.test) or not (last or (round + 1) % self.experiment.evaluate_every == 0):
+            return {}
+        return {f"test_{k}": v for k, v in evaluate(self.backend, self.model, self.data.test).items()}
+
+
+def evaluate(backend: Backend, theta: Tensor, records: Batch) -> dict[str, float]:
+    outputs, y = backend.outputs(theta, records.x), records.targets["y"]
+    return {
+        "accuracy": (outputs.argmax(-1) == y).double().mean().item(),
+        "loss": cross_entropy(outputs.double(), y).item(),
+    }
+
+
+def _cohorts(experiment: Experiment, mechanism: Mechanism, noise: NoiseSource) -> Cohorts:
+    s = experiment.setting
+    if mechanism.cohort_rate is not None:
+        return SecretPoisson(s.clients, s.rounds, mechanism.cohort_rate, noise)
+    if experiment.max_participations is not None:
+        return RandomCohorts(s.clients, s.rounds, s.per_round, experiment.max_participations, experiment.seed)
+    return Balanced(s.clients, s.rounds, s.per_round, experiment.seed)
+
+
+def _facts(experiment: Experiment, cohorts: Cohorts) -> tuple[ClientFacts, ...]:
+    data, budgets = experiment.federation.data, experiment.federation.budgets
+    return tuple(
+        ClientFacts(name, size, budget, max(1, cohorts.participations(i)))
+        for i, (name, size, budget) in enumerate(zip(data.names, data.sizes, budgets, strict=True))
+    )
+
+
+def _plans(
+    experiment: Experiment, mechanism: Mechanism, facts: tuple[ClientFacts, ...], cohorts: Cohorts
+) -> dict[str, PrivacyPlan]:
+    for facts_i, client in zip(facts, experiment.federation.data.clients, strict=True):
+        if experiment.metrics and not len(client.validation):
+            raise UserError(
+                f"client {facts_i.name!r} has no validation records for the declared metrics: set validation"
+            )
+    return {
+        f.name: mechanism.plan(
+            f, metric_plans(mechanism.spec, experiment.metrics, rounds_of(cohorts, i, experiment.rounds))
+        )
+        for i, f in enumerate(facts)
+    }
+
+
+def _paid(opened: Opened | None) -> dict[str, float]:
+    """Declared metrics as released: of the sum, or the mean over clients."""
+    if opened is None:
+        return {}
+    if isinstance(opened, ReleasedSum):
+        return dict(opened.metrics)
+    names = {name for released in opened for name in released.metrics}
+    return {n: statistics.fmean(r.metrics[n] for r in opened if n in r.metrics) for n in sorted(names)}
+
+
+def _run_id(experiment: Experiment) -> str:
+    """Names the run in every message and in the ledger."""
+    text = f"{experiment.method!r}/{experiment.rounds}/{experiment.seed}/{experiment.federation.budgets}"
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _ledger(path: Path, run: str, noise: NoiseSource) -> Ledger:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Ledger.create(path, run, noise)
+    return Ledger.open(path, noise)

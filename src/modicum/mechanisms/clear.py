@@ -1,0 +1,67 @@
+"""No privacy: updates are sent as they are, and the ledger says ε = ∞."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from modicum.core.messages import Broadcast, Decision, Message, NoiseFacts, Opened, Released
+from modicum.core.parts import ClientFacts, Frame, Job, Opening, State
+from modicum.mechanisms import common
+from modicum.mechanisms.local_steps import LocalSteps, train_locally
+from modicum.privacy.events import Block, NoSampling, Release
+from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
+from modicum.privacy.spec import PrivacySpec, ServerSeesMessages, Unit
+
+UPDATE = "update"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clear:
+    """The reference without privacy. Each message is still reserved and settled, at a price of ε = ∞."""
+
+    local: LocalSteps = field(default_factory=LocalSteps)
+    individuals = True
+    purpose = UPDATE
+    cohort_rate = None
+
+    @property
+    def spec(self) -> PrivacySpec:
+        return PrivacySpec(unit=Unit.CLIENT, view=ServerSeesMessages())
+
+    def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:  # noqa: ARG002
+        return PrivacyPlan(client=facts.name, spec=self.spec, budget=math.inf, guard=Guard.NONE)
+
+    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:  # noqa: ARG002
+        return dict(chosen)
+
+    def events(
+        self,
+        facts: ClientFacts,
+        plan: PrivacyPlan,  # noqa: ARG002
+        frame: Frame,
+        broadcast: Broadcast,
+        participation: int,  # noqa: ARG002
+    ) -> tuple[Release, ...]:
+        blocks = (Block(UPDATE, 1.0, 0.0),)
+        update = Release(
+            client=facts.name, round=broadcast.round, spec=self.spec, blocks=blocks, sampler=NoSampling()
+        )
+        return (update, *common.metric_events(self.spec, broadcast, frame.metrics))
+
+    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
+        first = torch.stack([common.start(job, frame) for job in jobs])
+        results: list[tuple[Message, State]] = []
+        for job, initial, last in zip(jobs, first, train_locally(jobs, first, frame, self.local), strict=True):
+            event = self.events(job.facts, job.plan, frame, job.broadcast, 0)[0]
+            update = job.door.release(event, 0, {UPDATE: (last - initial)[frame.shared]})[UPDATE]
+            metrics = common.released_metrics(job, frame, self.spec)
+            message = Released(job.facts.name, job.broadcast.round, update, {}, NoiseFacts(0.0, 1.0), metrics)
+            results.append((message, common.keep_personal(job, frame, last)))
+        return results
+
+    def open(self, messages: Sequence[Message], context: Opening) -> Opened | None:  # noqa: ARG002
+        return tuple(m for m in messages if isinstance(m, Released))

@@ -1,0 +1,234 @@
+"""Client-level privacy: the whole update of a client is clipped and hidden. The view says who adds the noise.
+
+Server sees every message: each client adds all of it. Secure aggregation: each adds a share, σC/√(P−c), and only
+the sum over the cohort is seen (R8; ideal, simulated). Trusted server: the server adds it to the sum, and its
+cohort may be a secret Poisson draw (R5).
+
+Where clients of unequal budgets share one noise, a client with a stricter budget gets a smaller bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from modicum.core.messages import (
+    Broadcast,
+    Decision,
+    Message,
+    NoiseFacts,
+    Opened,
+    Released,
+    ReleasedSum,
+    Sealed,
+    Share,
+)
+from modicum.core.parts import SIGNAL_BOUND, ClientFacts, Frame, Job, Opening, State
+from modicum.errors import UnsoundError, UserError
+from modicum.mechanisms import common
+from modicum.mechanisms.local_steps import LocalSteps, train_locally
+from modicum.privacy.calibration import calibrate_noise, largest_steps
+from modicum.privacy.events import KnownTo, NoSampling, Origin, Poisson, Release, Sampler
+from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
+from modicum.privacy.spec import (
+    Adjacency,
+    PrivacySpec,
+    SecureAggregation,
+    ServerSeesMessages,
+    TrustedServer,
+    Unit,
+    View,
+)
+
+UPDATE = "update"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientLevel:
+    """Clips each client's update and hides it from the adversary of `view`."""
+
+    view: View = field(default_factory=ServerSeesMessages)
+    local: LocalSteps = field(default_factory=LocalSteps)
+    adjacency: Adjacency = Adjacency.ZERO_OUT
+    delta: float = 1e-5
+    noise_multiplier: float | None = None  # in what the adversary sees; None: calibrated to each client's budget
+    rate: float | None = None  # of the trusted server's secret Poisson cohort
+
+    purpose = UPDATE
+
+    def __post_init__(self) -> None:
+        if self.rate is not None and not isinstance(self.view, TrustedServer):
+            raise UnsoundError(
+                "a random cohort amplifies only where a trusted server keeps it secret (R5): use the view "
+                "trusted-server, or a public balanced schedule"
+            )
+
+    @property
+    def spec(self) -> PrivacySpec:
+        return PrivacySpec(unit=Unit.CLIENT, adjacency=self.adjacency, view=self.view, delta=self.delta)
+
+    @property
+    def individuals(self) -> bool:
+        return isinstance(self.view, ServerSeesMessages)
+
+    @property
+    def cohort_rate(self) -> float | None:
+        return self.rate
+
+    @property
+    def sampler(self) -> Sampler:
+        return NoSampling() if self.rate is None else Poisson(self.rate, KnownTo.SERVER)
+
+    def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
+        spec, count = self.spec, facts.participations
+        if math.isinf(facts.budget):
+            return PrivacyPlan(client=facts.name, spec=spec, budget=math.inf, guard=Guard.NONE)
+        if self.noise_multiplier is None:
+            z = calibrate_noise(spec, facts.budget, self.sampler, count, also=metrics)
+        else:
+            z = common.own_multiplier(spec, self.noise_multiplier)
+            count = min(count, largest_steps(spec, facts.budget, self.sampler, z, also=metrics))
+        releases = (PlannedRelease(UPDATE, z, self.sampler, count), *metrics)
+        return PrivacyPlan(client=facts.name, spec=spec, budget=facts.budget, releases=releases)
+
+    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
+        """In a sum, bounds go in inverse proportion to the multipliers: z_i·C_i is one noise for all."""
+        if self.individuals:
+            return dict(chosen)
+        least = min((z for z in multipliers.values() if z > 0), default=1.0)
+        return {
+            client: Decision(d.bound * least / (multipliers.get(client) or least), d.noise_multiplier)
+            for client, d in chosen.items()
+        }
+
+    def events(
+        self,
+        facts: ClientFacts,  # noqa: ARG002
+        plan: PrivacyPlan,
+        frame: Frame,
+        broadcast: Broadcast,
+        participation: int,  # noqa: ARG002
+    ) -> tuple[Release, ...]:
+        return (self._event(plan, frame, broadcast), *common.metric_events(self.spec, broadcast, frame.metrics))
+
+    def _event(self, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast) -> Release:
+        chosen = broadcast.decision.noise_multiplier
+        planned = common.training_multiplier(plan, UPDATE)
+        z = planned if chosen is None else common.own_multiplier(self.spec, chosen)
+        return Release(
+            client=broadcast.client,
+            round=broadcast.round,
+            spec=self.spec,
+            blocks=common.query(UPDATE, broadcast.decision.bound, z, frame.policy.signals),
+            sampler=self.sampler,
+            bound_origin=Origin.RELEASED,
+            noise_origin=Origin.PRESET if chosen is None else Origin.RELEASED,
+        )
+
+    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
+        first = torch.stack([common.start(job, frame) for job in jobs])
+        trained = train_locally(jobs, first, frame, self.local)
+        return [
+            (self._message(job, frame, (last - initial)[frame.shared]), common.keep_personal(job, frame, last))
+            for job, initial, last in zip(jobs, first, trained, strict=True)
+        ]
+
+    def _message(self, job: Job, frame: Frame, update: Tensor) -> Message:
+        event = self._event(job.plan, frame, job.broadcast)
+        private = {event: _clipped(update, job.broadcast.decision.bound, frame)}
+        for metric in common.metric_events(self.spec, job.broadcast, frame.metrics):
+            private[metric] = {metric.blocks[0].name: common.metric_value(job, frame, Unit.CLIENT)}
+        name, round = job.facts.name, job.broadcast.round
+        if isinstance(self.view, TrustedServer):
+            sums = {block: value for part in private.values() for block, value in part.items()}
+            return Sealed(name, round, sums[UPDATE], _scalars(sums))
+        noised: dict[str, Tensor] = {}
+        for release, part in private.items():
+            noised.update(job.door.release(release, 0, part))
+        if isinstance(self.view, SecureAggregation):
+            return Share(name, round, noised[UPDATE], _scalars(noised))
+        signals, metrics = _tell_apart(_scalars(noised))
+        blocks = {b.name: b.noise_std**2 for b in event.blocks}
+        facts = NoiseFacts(blocks.pop(UPDATE), 1.0, blocks)
+        return Released(name, round, noised[UPDATE], signals, facts, metrics)
+
+    def open(self, messages: Sequence[Message], context: Opening) -> Opened | None:
+        if self.individuals:
+            return tuple(m for m in messages if isinstance(m, Released))
+        stds = _shared_noise(context.events)
+        sums = _sums([m for m in messages if isinstance(m, Share | Sealed)], stds, context.model)
+        if isinstance(self.view, SecureAggregation):
+            if not self._enough(len(messages), len(context.invited)):
+                return None
+            stds = {name: std * math.sqrt(len(messages)) for name, std in stds.items()}
+        else:
+            if context.door is None:
+                raise UserError("a trusted server needs its own door to add the noise")
+            sums = context.door.release_sum(context.events, context.round, sums)
+        return _released_sum(context, sums, stds)
+
+    def _enough(self, answered: int, invited: int) -> bool:
+        """Beyond c absentees too few noise shares are in the sum: abandon the round before unmasking (R8)."""
+        assert isinstance(self.view, SecureAggregation)
+        if invited != self.view.participants:
+            raise UserError(
+                f"secure aggregation was planned for {self.view.participants} clients a round, got {invited}"
+            )
+        return invited - answered <= self.view.tolerated
+
+
+def _clipped(update: Tensor, bound: float, frame: Frame) -> dict[str, Tensor]:
+    """The client's bounded contribution to each block. A model that diverged contributes zero."""
+    norm = update.double().norm()
+    if not torch.isfinite(norm):
+        update, norm = torch.zeros_like(update), norm.new_zeros(())
+    scale = min(1.0, bound / max(norm.item(), 1e-300) * (1 - 1e-6))  # rounding must not exceed the bound
+    return {UPDATE: update * scale, **common.contributions(norm.reshape(1), bound, frame.policy.signals)}
+
+
+def _scalars(values: Mapping[str, Tensor]) -> dict[str, float]:
+    return {name: value.item() for name, value in values.items() if name != UPDATE}
+
+
+def _tell_apart(centred: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Centred values → (clipping signals, metrics), back on their own scale."""
+    values = {name: value + SIGNAL_BOUND for name, value in centred.items()}
+    metrics = {n.removeprefix("metric:"): v for n, v in values.items() if n.startswith("metric:")}
+    return {n: v for n, v in values.items() if not n.startswith("metric:")}, metrics
+
+
+def _shared_noise(events: Mapping[str, tuple[Release, ...]]) -> dict[str, float]:
+    """Each block's noise, which all clients must share: unequal values would break somebody's guarantee (R7)."""
+    stds: dict[str, float] = {}
+    for event in (e for es in events.values() for e in es):
+        for block in event.blocks:
+            std = stds.setdefault(block.name, block.noise_std)
+            if not math.isclose(std, block.noise_std, rel_tol=1e-9):
+                raise UnsoundError(
+                    f"clients of one sum ask for different noise on {block.name!r} (R7): give all "
+                    "of them the same noise multiplier times bound"
+                )
+            stds[block.name] = max(std, block.noise_std)
+    return stds
+
+
+def _sums(messages: Sequence[Share | Sealed], names: Mapping[str, float], model: Tensor) -> dict[str, Tensor]:
+    """Sums over those who answered, in a fixed order; absentees count as zero (R7)."""
+    ordered = sorted(messages, key=lambda m: m.client)
+    total = torch.zeros_like(model)
+    for message in ordered:
+        total += message.update
+    scalars = {n: math.fsum(m.signals[n] for m in ordered) for n in names if n != UPDATE}
+    return {UPDATE: total, **{n: torch.tensor([v], dtype=torch.float64) for n, v in scalars.items()}}
+
+
+def _released_sum(context: Opening, sums: Mapping[str, Tensor], stds: Mapping[str, float]) -> ReleasedSum:
+    """The mean over the fixed public denominator, and what is known of its noise."""
+    over = context.denominator
+    signals, metrics = _tell_apart({n: v / over for n, v in _scalars(sums).items()})
+    facts = NoiseFacts((stds[UPDATE] / over) ** 2, 1.0, {n: (stds[n] / over) ** 2 for n in signals})
+    return ReleasedSum(context.round, sums[UPDATE] / over, signals, facts, over, metrics)

@@ -1,0 +1,116 @@
+"""What the mechanisms share: the query of named blocks, starting points, and paid metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from modicum.core.messages import Broadcast
+from modicum.core.parts import SIGNAL_BOUND, Frame, Job, Metric, Signal, SignalName
+from modicum.privacy.events import Block, NoSampling, Release
+from modicum.privacy.plan import PlannedRelease, PrivacyPlan
+from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
+
+
+def query(name: str, bound: float, multiplier: float, signals: Sequence[Signal]) -> tuple[Block, ...]:
+    """The blocks of one query whose joint noise multiplier is at least `multiplier`.
+
+    A signal gets ratio·z; the main block gets what then remains of z⁻² = Σ z_b⁻². A multiplier of 0 means that
+    everything is sent in the clear.
+    """
+    if not signals:
+        return (Block(name, bound, multiplier),)
+    rest = 1 - math.fsum(s.ratio**-2 for s in signals)
+    main = multiplier / math.sqrt(rest) * (1 + 1e-14)  # rounded up: never below the planned noise
+    return (
+        Block(name, bound, main),
+        *(Block(s.name, SIGNAL_BOUND, s.ratio * multiplier * (1 + 1e-14)) for s in signals),
+    )
+
+
+def contributions(norms: Tensor, bound: float, signals: Sequence[Signal]) -> dict[str, Tensor]:
+    """Sum over the batch of each signal's bounded contribution (private until it has passed the door)."""
+    norms = norms.double()
+    values = {
+        SignalName.CLIP_BIT: lambda: (norms <= bound).double() - 0.5,
+        SignalName.SQUARE_NORM: lambda: (norms.clamp(max=bound) / bound) ** 2 - 0.5,
+    }
+    return {s.name: values[s.name]().sum().reshape(1) for s in signals}
+
+
+def training_multiplier(plan: PrivacyPlan, purpose: str) -> float:
+    """The frozen noise multiplier of a plan's releases of this purpose (0 where no privacy is claimed)."""
+    return next((r.noise_multiplier for r in plan.releases if r.purpose == purpose), 0.0)
+
+
+def start(job: Job, frame: Frame) -> Tensor:
+    """The client's local model before training: shared parameters from the server, personal ones of its own."""
+    model = job.broadcast.model
+    theta = model.new_empty(len(frame.shared))
+    theta[frame.shared] = model
+    if not frame.shared.all():
+        theta[~frame.shared] = job.state["personal"].to(model)
+    return theta
+
+
+def keep_personal(job: Job, frame: Frame, trained: Tensor) -> dict[str, object]:
+    """The client's state after the round, with its personal parameters in it."""
+    state = frame.training.finish(dict(job.state), trained.clone())
+    if not frame.shared.all():
+        state["personal"] = trained[~frame.shared].clone()
+    return state
+
+
+def own_multiplier(spec: PrivacySpec, seen: float) -> float:
+    """The multiplier of one client's message when the adversary is to see noise of multiplier `seen` (R8)."""
+    view = spec.view
+    return seen / math.sqrt(view.honest) if isinstance(view, SecureAggregation) else seen
+
+
+def metric_plans(
+    spec: PrivacySpec, metrics: Sequence[Metric], rounds: Sequence[int]
+) -> tuple[PlannedRelease, ...]:
+    """What the declared metrics will cost a client that takes part in these rounds."""
+    due = [(m, sum(r % m.every == 0 for r in rounds)) for m in metrics]
+    return tuple(
+        PlannedRelease(m.block, own_multiplier(spec, m.noise_multiplier), NoSampling(), n) for m, n in due if n
+    )
+
+
+def metric_events(spec: PrivacySpec, broadcast: Broadcast, metrics: Sequence[Metric]) -> tuple[Release, ...]:
+    """A count of correct answers: one record moves it by at most 1; a client moves its centred rate by ½."""
+    bound = 1.0 if spec.unit is Unit.RECORD else SIGNAL_BOUND
+    return tuple(
+        Release(
+            client=broadcast.client,
+            round=broadcast.round,
+            spec=spec,
+            blocks=(Block(m.block, bound, own_multiplier(spec, m.noise_multiplier)),),
+            sampler=NoSampling(),
+        )
+        for m in metrics
+        if m.name in broadcast.metrics
+    )
+
+
+def metric_value(job: Job, frame: Frame, unit: Unit) -> Tensor:
+    """Correct answers of the broadcast model on the client's validation records (private)."""
+    outputs = frame.backend.outputs(start(job, frame), job.validation.x)
+    correct = (outputs.argmax(-1) == job.validation.targets["y"]).sum().double().reshape(1)
+    return correct if unit is Unit.RECORD else correct / max(1, len(job.validation)) - SIGNAL_BOUND
+
+
+def metric_rate(noised: float, unit: Unit, records: int) -> float:
+    return noised / max(1, records) if unit is Unit.RECORD else noised + SIGNAL_BOUND
+
+
+def released_metrics(job: Job, frame: Frame, spec: PrivacySpec) -> dict[str, float]:
+    """Noisy accuracy of the broadcast model, for mechanisms whose every message is released on its own."""
+    rates = {}
+    for event in metric_events(spec, job.broadcast, frame.metrics):
+        block = event.blocks[0].name
+        noised = job.door.release(event, 0, {block: metric_value(job, frame, spec.unit)})[block].item()
+        rates[block.removeprefix("metric:")] = metric_rate(noised, spec.unit, len(job.validation))
+    return rates

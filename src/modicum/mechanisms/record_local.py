@@ -1,0 +1,235 @@
+"""Record-level privacy made by each client for itself: secret Poisson batches, per-example clipping, noise.
+
+Every local step is one release. What is sent is the local model after the last step, a function of those
+releases; the server and all others may see it (R1, R4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from modicum.core.messages import Broadcast, Decision, Message, NoiseFacts, Opened, Released
+from modicum.core.parts import Batch, ClientFacts, ClipRule, Frame, Job, Opening, Place, Scope, State, View
+from modicum.errors import UserError
+from modicum.mechanisms import common
+from modicum.privacy.calibration import calibrate_noise, largest_steps
+from modicum.privacy.events import KnownTo, NoSampling, Origin, Poisson, Release, Sampler
+from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
+from modicum.privacy.spec import Adjacency, PrivacySpec, ServerSeesMessages, Unit
+
+GRADIENT = "gradient"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordLocal:
+    """DP-SGD inside each client."""
+
+    batch: int | None = None  # expected batch size; None: all records in every step
+    epochs: float = 1.0  # local epochs a participation
+    steps: int | None = None  # local steps a participation; overrides epochs
+    adjacency: Adjacency = Adjacency.ZERO_OUT
+    delta: float = 1e-5
+    rule: ClipRule = ClipRule.FLAT
+    noise_multiplier: float | None = None  # None: calibrated to each client's budget
+
+    individuals = True
+    purpose = GRADIENT
+    cohort_rate = None
+
+    def __post_init__(self) -> None:
+        if self.batch is not None and self.batch < 1:
+            raise UserError(f"the batch size must be at least 1, got {self.batch}")
+        if self.steps is not None and self.steps < 1:
+            raise UserError(f"local steps must be at least 1, got {self.steps}")
+        if not self.epochs > 0:
+            raise UserError(f"local epochs must be positive, got {self.epochs}")
+
+    @property
+    def spec(self) -> PrivacySpec:
+        return PrivacySpec(unit=Unit.RECORD, adjacency=self.adjacency, view=ServerSeesMessages(), delta=self.delta)
+
+    def sampler(self, facts: ClientFacts) -> Sampler:
+        if self.batch is None or self.batch == facts.records:
+            return NoSampling()
+        if self.batch > facts.records:
+            raise UserError(
+                f"client {facts.name!r} has {facts.records} records, fewer than the batch of {self.batch}: "
+                "lower the batch size or leave it out for whole batches"
+            )
+        return Poisson(self.batch / facts.records, KnownTo.CLIENT)
+
+    def expected_batch(self, facts: ClientFacts) -> float:
+        return float(self.batch or facts.records)
+
+    def total_steps(self, facts: ClientFacts) -> int:
+        """K_i = round(epochs · participations · n_i / B), fixed before training (R4)."""
+        if self.steps is not None:
+            return self.steps * facts.participations
+        passes = self.epochs * facts.participations * facts.records / self.expected_batch(facts)
+        return max(facts.participations, round(passes))
+
+    def steps_in(self, facts: ClientFacts, participation: int) -> int:
+        """Local steps of one participation: K_i spread evenly, none lost to rounding."""
+        total, parts = self.total_steps(facts), facts.participations
+        return (participation + 1) * total // parts - participation * total // parts
+
+    def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
+        if math.isinf(facts.budget):
+            return PrivacyPlan(client=facts.name, spec=self.spec, budget=math.inf, guard=Guard.NONE)
+        sampler, count = self.sampler(facts), self.total_steps(facts)
+        if self.noise_multiplier is None:
+            z = calibrate_noise(self.spec, facts.budget, sampler, count, also=metrics)
+        else:
+            z = self.noise_multiplier
+            count = min(count, largest_steps(self.spec, facts.budget, sampler, z, also=metrics))
+        releases = (PlannedRelease(GRADIENT, z, sampler, count), *metrics)
+        return PrivacyPlan(client=facts.name, spec=self.spec, budget=facts.budget, releases=releases)
+
+    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:  # noqa: ARG002
+        return dict(chosen)
+
+    def events(
+        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+    ) -> tuple[Release, ...]:
+        metrics = common.metric_events(self.spec, broadcast, frame.metrics)
+        if frame.policy.scope is Scope.STEP:
+            return metrics  # each step is reserved by itself, once its noise is known
+        count = self.steps_in(facts, participation)
+        return (self._event(facts, plan, frame, broadcast, broadcast.decision, 0, count), *metrics)
+
+    def _event(
+        self,
+        facts: ClientFacts,
+        plan: PrivacyPlan,
+        frame: Frame,
+        broadcast: Broadcast,
+        decision: Decision,
+        step: int,
+        count: int,
+    ) -> Release:
+        planned = common.training_multiplier(plan, GRADIENT)
+        adaptive = decision.noise_multiplier is not None
+        z = decision.noise_multiplier if decision.noise_multiplier is not None else planned
+        return Release(
+            client=facts.name,
+            round=broadcast.round,
+            step=step,
+            count=count,
+            spec=self.spec,
+            blocks=common.query(GRADIENT, decision.bound, z, frame.policy.signals),
+            sampler=self.sampler(facts),
+            bound_origin=Origin.RELEASED,
+            noise_origin=Origin.RELEASED if adaptive else Origin.PRESET,
+        )
+
+    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
+        # Longest first, so that the clients still at work are always the first rows of the stack.
+        order = sorted(range(len(jobs)), key=lambda i: -self._steps(jobs[i]))
+        done = self._run_sorted([jobs[i] for i in order], frame)
+        return [result for _, result in sorted(zip(order, done, strict=True), key=lambda pair: pair[0])]
+
+    def _steps(self, job: Job) -> int:
+        return self.steps_in(job.facts, job.participation)
+
+    def _run_sorted(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
+        first = torch.stack([common.start(job, frame) for job in jobs])
+        walks = [_Walk(self, job, frame) for job in jobs]
+        theta, optimiser = first.clone(), frame.training.optimiser
+        buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
+        for step in range(self._steps(jobs[0])):
+            active = [walk for walk, job in zip(walks, jobs, strict=True) if step < self._steps(job)]
+            rows = slice(0, len(active))
+            gradient = self._noised_gradients(active, theta[rows], frame, step)
+            optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
+        return [walk.result(last - initial, last) for walk, initial, last in zip(walks, first, theta, strict=True)]
+
+    def _noised_gradients(self, walks: Sequence[_Walk], theta: Tensor, frame: Frame, step: int) -> Tensor:
+        for walk in walks:
+            walk.decide(step)
+        sums, norms = frame.backend.clipped_sums(
+            theta,
+            [walk.batch(step) for walk in walks],
+            frame.training.losses,
+            [walk.decision.bound for walk in walks],
+            self.rule,
+        )
+        return torch.stack([w.release(step, s, n) for w, s, n in zip(walks, sums, norms, strict=True)])
+
+    def open(self, messages: Sequence[Message], context: Opening) -> Opened | None:  # noqa: ARG002
+        return tuple(m for m in messages if isinstance(m, Released))
+
+
+class _Walk:
+    """One client's way through its local steps. Private values live here and leave by the door alone."""
+
+    def __init__(self, mechanism: RecordLocal, job: Job, frame: Frame) -> None:
+        self.mechanism, self.job, self.frame = mechanism, job, frame
+        self.records = Batch(job.records.x, frame.training.targets(job.records, job.state, frame.backend))
+        self.expected = mechanism.expected_batch(job.facts)
+        self.decision = job.broadcast.decision
+        self.steps = mechanism.steps_in(job.facts, job.participation)
+        self.event = self._event(0, self.steps)
+        self.policy_state: State = dict(job.state.get("policy", {}))
+        self.signals: dict[str, float] = {s.name: 0.0 for s in frame.policy.signals}
+        self.variance = 0.0
+
+    def _event(self, step: int, count: int) -> Release:
+        job = self.job
+        return self.mechanism._event(job.facts, job.plan, self.frame, job.broadcast, self.decision, step, count)
+
+    def decide(self, step: int) -> None:
+        policy = self.frame.policy
+        if policy.scope is Scope.STEP and policy.place is Place.CLIENT:
+            name = self.job.facts.name
+            self.decision = policy.decide(self.policy_state, self.job.broadcast.round, [name])[name]
+            self.event = self._event(step, 1)
+
+    def batch(self, step: int) -> Batch:
+        return self.records.take(self.job.door.sample(self.event, step, len(self.records)))
+
+    def release(self, step: int, total: Tensor, norms: Tensor) -> Tensor:
+        """The noised mean gradient over the *expected* batch size (R4)."""
+        private = {
+            GRADIENT: total,
+            **common.contributions(norms, self.decision.bound, self.frame.policy.signals),
+        }
+        noised = self.job.door.release(self.event, step, private)
+        gradient = noised[GRADIENT] / self.expected
+        seen = {name: noised[name].item() / self.expected + 0.5 for name in self.signals}
+        for name, value in seen.items():
+            self.signals[name] += value / self.steps
+        self.variance += (self.event.blocks[0].noise_std / self.expected) ** 2 / self.steps
+        self._observe(step, gradient, seen)
+        return gradient
+
+    def _observe(self, step: int, gradient: Tensor, seen: dict[str, float]) -> None:
+        policy = self.frame.policy
+        if policy.scope is Scope.STEP and policy.place is Place.CLIENT:
+            job = self.job
+            facts = NoiseFacts(
+                (self.event.blocks[0].noise_std / self.expected) ** 2, 1.0, self._signal_variance(1)
+            )
+            released = Released(job.facts.name, job.broadcast.round, gradient, seen, facts)
+            view = View(job.broadcast.round, (released,), {job.facts.name: self.decision}, step=step)
+            self.policy_state = policy.observe(self.policy_state, view)
+
+    def _signal_variance(self, steps: int) -> dict[str, float]:
+        return {b.name: (b.noise_std / self.expected) ** 2 / steps for b in self.event.blocks[1:]}
+
+    def result(self, update: Tensor, trained: Tensor) -> tuple[Message, State]:
+        gain, spread = self.frame.training.optimiser.gains(self.steps)
+        facts = NoiseFacts(self.variance * spread, gain, self._signal_variance(self.steps))
+        metrics = common.released_metrics(self.job, self.frame, self.mechanism.spec)
+        job = self.job
+        message = Released(
+            job.facts.name, job.broadcast.round, update[self.frame.shared], self.signals, facts, metrics
+        )
+        state = common.keep_personal(job, self.frame, trained)
+        if self.policy_state:
+            state["policy"] = self.policy_state
+        return message, state

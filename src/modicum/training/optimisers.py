@@ -1,0 +1,83 @@
+"""Optimisers on stacked flat parameters: row i is client i's model, each row independent of the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from modicum.errors import UserError
+
+
+class Optimiser(Protocol):
+    """`slots` buffers of the parameters' shape; `step` changes `theta` and the buffers in place."""
+
+    @property
+    def slots(self) -> int: ...
+
+    def step(self, theta: Tensor, gradient: Tensor, buffers: list[Tensor], step: int) -> None: ...
+
+    def gains(self, steps: int) -> tuple[float, float]:
+        """How a constant gradient g and noise of variance v in every step reach the update: (|Δ|/|g|, Var Δ/v)."""
+
+
+def _positive(name: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise UserError(f"{name} must be positive and finite, got {value}")
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """Gradient descent, with optional momentum."""
+
+    lr: float
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        _positive("the learning rate", self.lr)
+        if not 0 <= self.momentum < 1:
+            raise UserError(f"momentum must lie in [0, 1), got {self.momentum}")
+
+    @property
+    def slots(self) -> int:
+        return 1 if self.momentum else 0
+
+    def step(self, theta: Tensor, gradient: Tensor, buffers: list[Tensor], step: int) -> None:  # noqa: ARG002
+        if self.momentum:
+            buffers[0].mul_(self.momentum).add_(gradient)
+            gradient = buffers[0]
+        theta.add_(gradient, alpha=-self.lr)
+
+    def gains(self, steps: int) -> tuple[float, float]:
+        m = self.momentum
+        reach = [self.lr * (1 - m ** (steps - s)) / (1 - m) for s in range(steps)]
+        return sum(reach), sum(r * r for r in reach)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma & Ba 2015). Its `gains` are those of steps of length lr: an approximation, for weights only."""
+
+    lr: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _positive("the learning rate", self.lr)
+
+    @property
+    def slots(self) -> int:
+        return 2
+
+    def step(self, theta: Tensor, gradient: Tensor, buffers: list[Tensor], step: int) -> None:
+        mean, square = buffers
+        mean.mul_(self.beta1).add_(gradient, alpha=1 - self.beta1)
+        square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        scale = (1 - self.beta2 ** (step + 1)) ** 0.5 / (1 - self.beta1 ** (step + 1))
+        theta.addcdiv_(mean, torch.sqrt(square).add_(self.eps), value=-self.lr * scale)
+
+    def gains(self, steps: int) -> tuple[float, float]:
+        return self.lr * steps, self.lr**2 * steps
