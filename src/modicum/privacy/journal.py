@@ -24,19 +24,23 @@ FORMAT = 1
 BUSY_SECONDS = 30.0
 GENESIS = "0" * 64
 
-SCHEMA = f"""
-BEGIN IMMEDIATE;
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {FORMAT};
-CREATE TABLE journal (
+TABLES = {
+    "journal": """CREATE TABLE journal (
     number INTEGER PRIMARY KEY,
     kind TEXT NOT NULL,
     key TEXT UNIQUE,
     refers INTEGER UNIQUE,
     body TEXT NOT NULL,
     hash TEXT NOT NULL
-);
-CREATE TABLE outbox (entry INTEGER PRIMARY KEY, round INTEGER NOT NULL, message BLOB NOT NULL);
+)""",
+    "outbox": "CREATE TABLE outbox (entry INTEGER PRIMARY KEY, round INTEGER NOT NULL, message BLOB NOT NULL)",
+}
+SCHEMA = f"""
+BEGIN IMMEDIATE;
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {FORMAT};
+{TABLES["journal"]};
+{TABLES["outbox"]};
 CREATE TRIGGER journal_keeps_every_field BEFORE UPDATE ON journal
 BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
 CREATE TRIGGER journal_keeps_every_entry BEFORE DELETE ON journal
@@ -240,12 +244,12 @@ class Journal:
     def drop_messages_before(self, round: int) -> None:
         self._db.execute("DELETE FROM outbox WHERE round < ?", (round,))
 
-    def integrity(self) -> None:
-        """SQLite's own check of the file's pages."""
+    def check_indexes(self) -> None:
+        """SQLite's own check: the chain guards what entries say, this that lookups find them."""
         with self.readable():
-            (answer,) = self._db.execute("PRAGMA quick_check").fetchone()
+            (answer,) = self._db.execute("PRAGMA integrity_check(journal)").fetchone()
         if answer != "ok":
-            raise LedgerDamaged(f"the ledger {self.path} is damaged: {answer}")
+            raise LedgerDamaged(f"the ledger {self.path} is damaged: {' '.join(str(answer).split())}")
 
     def _one(self, query: str, value: str | int) -> Entry | None:
         with self.readable():
@@ -289,7 +293,9 @@ def _check_format(connection: sqlite3.Connection, path: Path) -> None:
         raise LedgerDamaged(f"{path} is not a ledger: it is some other SQLite file")
     if version != FORMAT:
         raise UserError(f"{path} has ledger format {version}, and this version reads format {FORMAT}")
-    connection.execute("SELECT number, kind, key, refers, body, hash FROM journal LIMIT 1").fetchall()
+    tables = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall())
+    if tables != TABLES:
+        raise LedgerDamaged(f"{path} is not a readable ledger: its tables are not those of a ledger")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -58,6 +58,7 @@ class Ledger:
         ledger = cls(Journal.open(Path(path), read_only=read_only))
         try:
             ledger._catch_up()
+            ledger._journal.check_indexes()
             ledger._refuse_unusable(noise, read_only)
         except BaseException:
             ledger.close()
@@ -238,9 +239,9 @@ class Ledger:
     def verify_chain(self) -> None:
         """Reads the whole file again; raises `LedgerDamaged` with the number of the first wrong entry."""
         with Journal.open(self.path, read_only=True) as again:
-            again.integrity()
             for _ in again.news():
                 pass
+            again.check_indexes()
 
     def _charge(self, release: Release, charged: dict[str, BudgetGuard]) -> Refusal | None:
         guard = charged.get(release.client) or self._guards.get(release.client)
