@@ -27,6 +27,8 @@ class ConvWeight:
     """g_i = Σ_t δ_it patch_itᵀ for inputs (B, c, H, W) and output gradients δ (B, p, h, w)."""
 
     def __init__(self, inputs: Tensor, outputs: Tensor, geometry: Geometry, shape: torch.Size) -> None:
+        if math.prod(geometry.kernel) == 1:
+            inputs, geometry = _only_what_is_seen(inputs, outputs, geometry)
         self.a, self.g, self.geometry, self.shape = inputs, outputs, geometry, shape
         self.kept: Tensor | None = None
 
@@ -80,7 +82,7 @@ class ConvWeight:
     def _dense(self, a: Tensor, g: Tensor) -> Tensor:
         # On CPU one grouped convolution, a group per example, runs near the speed of the ordinary weight gradient
         # unless its channels are too few to fill a vector; on CUDA it is slow, and patches are a strided view.
-        if a.device.type == "cpu" and self.shape[1] >= 8:
+        if a.device.type == "cpu" and self.shape[1] >= 8 and math.prod(self.geometry.kernel) > 1:
             return self._dense_by_groups(a, g)
         return self._dense_by_patches(a, g)
 
@@ -115,8 +117,17 @@ class ConvWeight:
     def _weight_gradient(self, a: Tensor, g: Tensor, groups: int, copies: int = 1) -> Tensor:
         geo = self.geometry
         shape = (self.shape[0] * copies, *self.shape[1:])
-        weight = g.new_empty(1).expand(shape)  # only its shape is read
+        weight = g.new_empty(shape)  # only its shape is read
         gradient: Tensor = torch.ops.aten.convolution_backward(
             g, a, weight, None, geo.stride, geo.padding, geo.dilation, False, (0, 0), groups, (False, True, False)
         )[1]
         return gradient
+
+
+def _only_what_is_seen(inputs: Tensor, outputs: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:
+    """A 1×1 convolution with strides is one without, on the pixels that it visits."""
+    (down, right), (h, w) = geometry.stride, outputs.shape[2:]
+    pad = geometry.padding
+    padded = functional.pad(inputs, (pad[1], pad[1], pad[0], pad[0])) if any(pad) else inputs
+    seen = padded[:, :, : down * h : down, : right * w : right]
+    return seen, Geometry((1, 1), (1, 1), (0, 0), (1, 1), geometry.groups)

@@ -42,7 +42,7 @@ class Dense:
     gradients: Tensor
 
     def square_norms(self) -> Tensor:
-        return self.gradients.flatten(1).square().sum(1)
+        return torch.linalg.vector_norm(self.gradients.flatten(1), dim=1).square()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         flat = self.gradients.flatten(1)

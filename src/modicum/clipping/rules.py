@@ -123,14 +123,12 @@ def _over_places(g: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _group_norm(layer: Any, a: Tensor, g: Tensor) -> Pieces:
-    """Σ_t δ·(a−mean)/std by channel, from Σ δ·a and Σ δ, without the normalised input."""
-    batch, channels = a.shape[:2]
-    variance, mean = torch.var_mean(a.reshape(batch, layer.num_groups, -1), dim=2, correction=0)
-    scale = (variance + layer.eps).rsqrt().repeat_interleave(channels // layer.num_groups, 1)
-    mean = mean.repeat_interleave(channels // layer.num_groups, 1)
-    total = g.reshape(batch, channels, -1).sum(2)
-    product = (g * a).reshape(batch, channels, -1).sum(2)
-    return {"weight": Dense((product - mean * total) * scale), "bias": Dense(total)}
+    standard = functional.group_norm(a, layer.num_groups, eps=layer.eps)
+    shape = (*a.shape[:2], -1)
+    return {
+        "weight": Dense((g * standard).reshape(shape).sum(2)),
+        "bias": Dense(g.reshape(shape).sum(2)),
+    }
 
 
 RULES: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], Pieces]] = {

@@ -140,7 +140,7 @@ class Clients:
     def _seed(self, broadcast: Broadcast) -> int:
         """For the order of minibatches, which needs no secrecy."""
         root = self.noise.seed if isinstance(self.noise, SimulatedNoise) else 0
-        text = f"{root}/{broadcast.run}/{broadcast.client}/{broadcast.round}"
+        text = f"{root}/{broadcast.client}/{broadcast.round}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
     def _compute(self, jobs: Sequence[Job]) -> dict[str, bytes]:

@@ -10,12 +10,15 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from modicum.errors import UserError
 from modicum.privacy.events import Release, Shuffled
-from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
-from modicum.privacy.spec import Adjacency, PrivacySpec
+from modicum.privacy.plan import Guard, PrivacyPlan
+from modicum.privacy.spec import Adjacency
+
+if TYPE_CHECKING:
+    from modicum.privacy.accounting import Guarantee
 
 NO_NOISE = 1e-100  # below this a square is zero in floating point
 SAME_NOISE = 1e-12  # relative: several blocks' joint multiplier is a rounded sum
@@ -112,7 +115,7 @@ class PlanGuard:
         return replace(self, left=tuple(left))
 
     def reported(self) -> float:
-        return plan_epsilon(self.plan)
+        return plan_guarantee(self.plan).epsilon
 
     def _fitting(self, release: Release) -> list[int]:
         """Planned kinds that cost at least as much as the release."""
@@ -205,7 +208,7 @@ def check_plan(plan: PrivacyPlan) -> None:
     """Refuses a plan whose own releases cost more than the client grants."""
     if plan.guard is not Guard.PLAN:
         return
-    epsilon = plan_epsilon(plan)
+    epsilon = plan_guarantee(plan).epsilon
     if not epsilon <= plan.budget:
         raise UserError(
             f"client {plan.client!r}: the planned releases cost ε={epsilon:.6g}, more than the budget "
@@ -237,16 +240,11 @@ def filter_cost(plan: PrivacyPlan, release: Release) -> float | None:
     return release.count * rdp.rdp_sampled_gaussian(release.hidden_rate, z, plan.order)
 
 
-def plan_epsilon(plan: PrivacyPlan) -> float:
-    """ε of everything the plan lists."""
-    return _planned_epsilon(plan.releases, plan.spec) if plan.releases else 0.0
-
-
-@lru_cache(maxsize=4096)
-def _planned_epsilon(releases: tuple[PlannedRelease, ...], spec: PrivacySpec) -> float:
+def plan_guarantee(plan: PrivacyPlan) -> Guarantee:
+    """ε of everything the plan lists, whether it is released in the end or not."""
     from modicum.privacy import accounting
 
-    return float(accounting.epsilon(releases, spec).epsilon)
+    return accounting.epsilon(plan.releases, plan.spec)
 
 
 @lru_cache(maxsize=4096)

@@ -210,6 +210,11 @@ class Journal:
     def entry(self, number: int) -> Entry | None:
         return self._one("SELECT * FROM journal WHERE number = ?", number)
 
+    def of_kind(self, kind: str) -> Iterator[Entry]:
+        with self.readable():
+            for row in self._db.execute("SELECT * FROM journal WHERE kind = ? ORDER BY number", (kind,)):
+                yield Entry(*row)
+
     def under(self, prefix: str) -> list[Entry]:
         """Entries whose key begins with a prefix, in order."""
         after = prefix[:-1] + chr(ord(prefix[-1]) + 1)

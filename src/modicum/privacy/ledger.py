@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -223,6 +223,12 @@ class Ledger:
         """Everything charged to a client, settled or not, in order."""
         with self._lock:
             return [Release.from_dict(e.value) for e in self._journal.under(canonical([client])[:-1] + ",")]
+
+    def charges(self) -> Iterator[Release]:
+        """Everything charged to anyone, in order."""
+        with self._lock:
+            for entry in self._journal.of_kind("reserve"):
+                yield Release.from_dict(entry.value)
 
     def releases_made(self, client: str) -> int:
         """How many single releases are charged to a client."""

@@ -98,17 +98,21 @@ class Pair:
         large = lift - math.log(self.q) + np.log1p(-(1 - self.q) * np.exp(-np.maximum(lift, 30.0)))
         return np.asarray(self.z**2 * np.where(lift < 30, log_grown, large) + 0.5)
 
+    def far_end(self, tail: float) -> float:
+        """The x beyond which (on the side of high loss) P has at most `tail` of its mass."""
+        if self.direction is Direction.ADD:
+            return float(ndtri(tail)) * self.z
+        ends = [-float(ndtri(tail / 2)) * self.z]
+        if tail / 2 < self.q:
+            ends.append(1 - float(ndtri(tail / (2 * self.q))) * self.z)
+        return max(ends) if self.direction is Direction.REMOVE else -max(ends)
+
     def loss_range(self, tail: float, low_tail: float = 1e-15) -> tuple[float, float]:
         """(lowest, highest) loss, outside which P has at most `low_tail` and `tail` of its mass."""
-        up, down = -float(ndtri(tail)) * self.z, -float(ndtri(low_tail)) * self.z
-        match self.direction:
-            case Direction.REMOVE:
-                ends = np.array([-down, 1 + up])
-            case Direction.ADD:
-                ends = np.array([down, -up])
-            case _:
-                ends = np.array([down, -1 - up])
-        low, high = self.loss(ends)
+        near = float(ndtri(low_tail)) * self.z
+        low, high = self.loss(
+            np.array([near if self.direction is Direction.REMOVE else -near, self.far_end(tail)])
+        )
         return float(low), float(high)
 
     def masses(self, losses: FloatArray) -> tuple[FloatArray, FloatArray, float, float]:
@@ -122,23 +126,31 @@ class Pair:
         above = sum(w * float(ndtr(-sign * (x[-1] - c) / self.z)) for w, c in self._first)
         return np.asarray(first), np.asarray(second), below, above
 
-    def log_moment(self, order: float) -> float:
-        """ln E_P[e^{order·loss}], by the trapezoid rule (exponentially accurate on these integrands)."""
+    def log_moment(self, order: float, tail: float) -> float:
+        """ln E_P[e^{order·loss}] without the `tail` of P's mass that has the highest loss, or a little more.
+
+        The trapezoid rule is exponentially accurate on these integrands. Where the cut-off bites, the integrand
+        rises towards it, and a sum that counts the end point in full is too large.
+        """
         z = self.z
         if self.q == 1:
             shift = 2.0 if self.direction is Direction.REPLACE else 1.0
             return order * (order + 1) * (shift / z) ** 2 / 2
-        step = min(z / 4, z * z / 3)
-        reach = 11 * z
+        reach, end = 11 * z, self.far_end(tail)
         match self.direction:
             case Direction.REMOVE:
-                x = np.arange(-reach, order + 1 + reach, step)
+                end, far = min(end, order + 1 + reach), -reach
             case Direction.ADD:
-                # e^{−order·lift} is at most (1−q)^{−order}: the tilted mass moves no further than this.
-                shift = min(order, order * self.q / (1 - self.q) + 2 * z * math.sqrt(-order * math.log1p(-self.q)))
-                x = np.arange(-shift - reach, reach, step)
+                # The integrand is log-concave with its peak at x = −order·(share of the second hump), which the
+                # fast decay of that share keeps near zero.
+                odds = order * self.q / (1 - self.q) / z**2
+                end, far = max(end, -min(order, z * z * max(1.0, math.log(odds))) - reach), reach
             case _:
-                x = np.arange(-2 * order - 1 - reach, 1 + reach, step)
+                end, far = max(end, -2 * order - 1 - reach), 1 + reach
+        step = min(z / 4, z * z / 3)
+        x = end + math.copysign(step, far - end) * np.arange(
+            math.ceil(abs(far - end) / step) + 1, dtype=np.float64
+        )
         log_first = [math.log(w) - (x - c) ** 2 / (2 * z * z) for w, c in self._first if w > 0]
         exponent = np.logaddexp.reduce(log_first, axis=0) + order * self.loss(x)
         top = float(exponent.max())

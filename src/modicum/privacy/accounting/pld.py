@@ -11,9 +11,10 @@
 Every error falls on the safe side:
 - Mass above the window would wrap to its bottom and be lost: its Chernoff bound is charged to δ. Mass below wraps
   to the top and only raises ε.
-- FFT rounding. A transform F of length N is off by at most e = c·u·log₂N·√N·‖p‖₂ at each frequency (u the unit
-  roundoff; c = 8 is above what is proved for such FFTs, Higham 2002, §24.1, and leaves room for the power's own
-  rounding), a K-th power by K·e·(|F| + e)^{K−1}, and the inverse averages over frequencies. Twice that sum is
+- FFT rounding. In a Cooley–Tukey transform F of length N every input reaches every output along one path of
+  log₂N multiplications and additions, so that an output is off by at most e = c·u·log₂N·Σ|p| (u = 2.2e-16; c = 8
+  covers a complex multiply-add, the constants in the tables, and the power's own rounding; Higham 2002, §24.1).
+  A K-th power is off by K·e·(|F| + e)^{K−1}, and the inverse averages over frequencies. Twice that average is
   added to every point of the tilted result.
 - Rounding of the normal tails: each cell's mass is shifted upwards by a share of 1e-13/h, which raises the
   composed loss by at most K·1e-13, and δ is lowered by one part in a million.
@@ -24,7 +25,7 @@ typically 0.01% above the truth.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +35,6 @@ from scipy.optimize import minimize_scalar
 from scipy.signal import lfilter
 from scipy.special import ndtr
 
-from modicum.errors import UserError
 from modicum.privacy.accounting.checks import probability
 from modicum.privacy.accounting.gaussians import Gaussians
 from modicum.privacy.accounting.pairs import Direction, Pair, directions
@@ -44,11 +44,14 @@ FloatArray = NDArray[np.float64]
 
 FINE = 1e-4  # relative overshoot of ε that the grid aims at
 COARSE = 2e-3  # for searches that verify with FINE
-_TRUNCATED = 1e-5  # share of δ given to the mass above the grid
+_TRUNCATED = 1e-4  # share of δ given to the mass above the grid, and above the window
 _MAX_POINTS = 1 << 23
 _FFT_CONSTANT = 8
 _SHIFT = 1e-13  # rounding of the normal tails, as a loss per step
 _DELTA_ROOM = 1e-6
+_MAX_FLOOR = 1e-3  # a larger share of wrapped mass asks for a wider window
+_LARGEST_LOG_TILT = 20.0
+_SMALL_EPSILON = 1e-3  # below this the grid aims at an absolute accuracy
 _LARGEST_PLAIN_MU = 5.0  # a plain Gaussian above this is split into equal ones, to stay in floating-point range
 
 
@@ -58,7 +61,10 @@ def epsilon(groups: Iterable[Gaussians], delta: float, adjacency: Adjacency, *, 
     steps = _simplify(groups)
     if not steps:
         return 0.0
-    return max(_epsilon_one_way(steps, delta, direction, accuracy) for direction in directions(adjacency))
+    worst = 0.0
+    for direction in directions(adjacency):
+        worst = max(worst, _epsilon_one_way(steps, delta, direction, accuracy, enough=worst))
+    return worst
 
 
 def epsilon_one_way(
@@ -88,29 +94,38 @@ def _simplify(groups: Iterable[Gaussians]) -> tuple[Gaussians, ...]:
     return tuple(steps)
 
 
-@dataclass(frozen=True)
-class _Tilt:
-    order: float  # λ
-    log_moment: float  # ln E[e^{λ·loss}] of the whole composition, before discretisation
-    epsilon: float  # the Rényi bound there
-
-
-def _epsilon_one_way(steps: Sequence[Gaussians], delta: float, direction: Direction, accuracy: float) -> float:
+def _epsilon_one_way(
+    steps: Sequence[Gaussians], delta: float, direction: Direction, accuracy: float, enough: float = 0.0
+) -> float:
+    """ε in one direction; where it is certain to be at most `enough`, that suffices as an answer."""
     if _total_variation(steps, direction) <= delta:
         return 0.0
     pairs = [Pair(direction, g.noise_multiplier, g.rate) for g in steps]
     counts = [g.count for g in steps]
-    tilt = _best_tilt(pairs, counts, delta)
-    scale = max(tilt.epsilon, 0.05 * math.log(1 / delta) / tilt.order)
-    h = math.sqrt(12 * accuracy * scale / (sum(counts) * (tilt.order + 1)))
-    for _ in range(4):
-        grids = [_discretise(pair, count, h, delta) for pair, count in zip(pairs, counts, strict=True)]
-        composed = _compose(grids, counts, h, tilt, delta)
-        overshoot = (composed.log_moment - tilt.log_moment) / tilt.order
-        if overshoot <= 2 * accuracy * max(scale, composed.epsilon):
-            return composed.epsilon
-        h *= 0.8 * math.sqrt(accuracy * scale / overshoot)
-    return composed.epsilon
+    tilt, renyi = _renyi_tilt(pairs, counts, delta)
+    if renyi <= enough:
+        return enough
+    scale = max(renyi, 0.05 * math.log(1 / delta) / tilt)
+    h = math.sqrt(12 * accuracy * scale / (sum(counts) * (tilt + 1)))
+    best = renyi  # a bound by itself, for what the grids below cannot reach
+    for _ in range(8):
+        try:
+            grids = [_discretise(pair, count, h, tilt, delta) for pair, count in zip(pairs, counts, strict=True)]
+            found = _compose(grids, counts, h, tilt, delta)
+        except _TooLargeError:
+            break
+        best = min(best, found.epsilon)
+        # The split of cells adds variance h²/6 to each step, which moves ε by half of that times the decay of δ.
+        overshoot = sum(counts) * h * h / 12 * (found.decay + 1)
+        allowed = accuracy * max(found.epsilon, _SMALL_EPSILON)
+        if overshoot <= 1.5 * allowed:
+            break
+        h *= max(0.05, 0.9 * math.sqrt(allowed / overshoot))
+    return max(0.0, best)
+
+
+class _TooLargeError(Exception):
+    """The grid or window would need too many points."""
 
 
 def _total_variation(steps: Sequence[Gaussians], direction: Direction) -> float:
@@ -119,32 +134,34 @@ def _total_variation(steps: Sequence[Gaussians], direction: Direction) -> float:
     return math.fsum(g.count * g.rate * (2 * float(ndtr(shift / (2 * g.noise_multiplier))) - 1) for g in steps)
 
 
-def _best_tilt(pairs: Sequence[Pair], counts: Sequence[int], delta: float) -> _Tilt:
-    """λ at which the Rényi bound on ε is smallest (λ + 1 is its order)."""
+def _renyi_tilt(pairs: Sequence[Pair], counts: Sequence[int], delta: float) -> tuple[float, float]:
+    """λ at which the Rényi bound on ε is smallest (λ + 1 is its order), and that bound.
 
-    def log_moment(order: float) -> float:
-        return math.fsum(k * p.log_moment(order) for p, k in zip(pairs, counts, strict=True))
+    The rarest losses are left out and charged to δ: without them the bound follows the bulk of the loss.
+    """
+    log_rest = math.log(delta * (1 - len(pairs) * _TRUNCATED))
 
     def bound(log_order: float) -> float:
         lam = math.exp(log_order)
-        return (log_moment(lam) - math.log(delta) - math.log1p(lam)) / lam - math.log1p(1 / lam)
+        moment = sum(k * p.log_moment(lam, _TRUNCATED * delta / k) for p, k in zip(pairs, counts, strict=True))
+        return (moment * (1 + 1e-9) - log_rest - math.log1p(lam)) / lam - math.log1p(1 / lam)
 
     shift = 2.0 if pairs[0].direction is Direction.REPLACE else 1.0
     mu = shift * math.sqrt(math.fsum(k / p.z**2 for p, k in zip(pairs, counts, strict=True)))
-    start = math.log(math.sqrt(2 * math.log(1 / delta)) / mu)  # exact for plain Gaussians, low for sampled ones
-    at = bound(start)
-    low = high = start
-    while (further := bound(high + 1)) < at:
-        low, high, at = high, high + 1, further
-    if high == start:
-        low = start - 1
-        while (further := bound(low)) < at:
-            low, at = low - 1, further
-    found = minimize_scalar(
-        bound, bounds=(low, high + 1), method="bounded", options={"xatol": 0.03, "maxiter": 12}
-    )
-    lam = math.exp(float(found.x))
-    return _Tilt(lam, log_moment(lam), float(found.fun))
+    start = math.log(math.sqrt(2 * math.log(1 / delta)) / mu)  # right for plain Gaussians, low for sampled ones
+    return _lowest(bound, start)
+
+
+def _lowest(f: Callable[[float], float], start: float) -> tuple[float, float]:
+    """e^t and f(t) at the bottom of a single valley, to within a few percent of e^t."""
+    low, high, at = start - 1, start + 1, f(start)
+    while high < _LARGEST_LOG_TILT and (further := f(high)) < at:
+        low, high, at = high - 1, high + 1, further
+    if high == start + 1:
+        while low > -_LARGEST_LOG_TILT and (further := f(low)) < at:
+            low, high, at = low - 1, low + 1, further
+    found = minimize_scalar(f, bounds=(low, high), method="bounded", options={"xatol": 0.02, "maxiter": 14})
+    return math.exp(float(found.x)), float(found.fun)
 
 
 @dataclass(frozen=True)
@@ -156,14 +173,13 @@ class _Grid:
     lost: float
 
 
-def _discretise(pair: Pair, count: int, h: float, delta: float) -> _Grid:
+def _discretise(pair: Pair, count: int, h: float, order: float, delta: float) -> _Grid:
     low, high = pair.loss_range(_TRUNCATED * delta / count)
+    # Loss far below zero weighs nothing once tilted by e^{λ·loss}; moving it up to here costs nothing.
+    low = max(low, -math.log(1e9 * count) / order)
     first, last = math.floor(low / h), math.ceil(high / h)
     if last - first > _MAX_POINTS:
-        raise UserError(
-            f"cannot certify {count} steps with noise multiplier {pair.z:g} and rate {pair.q:g} at δ={delta:g}: "
-            "raise the noise multiplier or delta"
-        )
+        raise _TooLargeError
     losses = h * np.arange(first, last + 1, dtype=np.float64)
     p, q, below, above = pair.masses(losses)
     upper = (p - q * np.exp(losses[:-1])) / -math.expm1(-h) + p * (_SHIFT / h)
@@ -178,11 +194,11 @@ def _discretise(pair: Pair, count: int, h: float, delta: float) -> _Grid:
 @dataclass(frozen=True)
 class _Composed:
     epsilon: float
-    log_moment: float  # of the discretised composition, at the tilt
+    decay: float  # −d ln δ / dε there
+    floor: float  # the share of δ that comes from the lowest density in the window: mass that wrapped around
 
 
-def _compose(grids: Sequence[_Grid], counts: Sequence[int], h: float, tilt: _Tilt, delta: float) -> _Composed:
-    lam = tilt.order
+def _compose(grids: Sequence[_Grid], counts: Sequence[int], h: float, lam: float, delta: float) -> _Composed:
     tilted, log_moments, mean, variance = [], [], 0.0, 0.0
     for grid, count in zip(grids, counts, strict=True):
         losses = h * np.arange(grid.first, grid.first + len(grid.mass), dtype=np.float64)
@@ -199,25 +215,25 @@ def _compose(grids: Sequence[_Grid], counts: Sequence[int], h: float, tilt: _Til
         tilted.append(weights)
     moment = math.fsum(k * m for k, m in zip(counts, log_moments, strict=True))
     lost = math.fsum(k * g.lost for k, g in zip(counts, grids, strict=True))
-    spread = max(math.sqrt(variance), h)
-    for widen in (1.0, 2.0, 4.0, 8.0):
-        low = math.floor((min(mean, tilt.epsilon) - 6 * widen * spread) / h)
-        high = math.ceil((max(mean, tilt.epsilon) + 7 * widen * spread) / h)
-        n = next_fast_len(high - low, real=True)
+    spread = max(math.sqrt(variance), 4 * h)
+    # What lies above the window has tilted mass at most 1, which untilted is at most e^{moment − λ·top}.
+    top = (moment - math.log(_TRUNCATED * delta)) / lam
+    room = delta * (1 - _DELTA_ROOM - sum(counts) * _SHIFT - _TRUNCATED) - lost
+    best: _Composed | None = None
+    for widen in (1, 2, 4, 8, 16):
+        low = math.floor((min(mean, top) - 5 * widen * spread) / h)
+        n = next_fast_len(math.ceil((top + 5 * (widen - 1) * spread) / h) - low + 1, real=True)
         if n > _MAX_POINTS:
             break
-        # What lies above the window has tilted mass at most 1, and there the tilt weighs at most this.
-        wrapped = math.exp(min(0.0, moment - lam * h * (low + n)))
-        room = delta * (1 - _DELTA_ROOM - sum(counts) * _SHIFT) - lost - wrapped
-        if wrapped > 1e-4 * delta or room <= 0:
-            continue
         density = _fft_power(tilted, [g.first for g in grids], counts, low, n)
         found = _solve(density, low, h, moment, lam, room)
-        if found is not None:
-            return _Composed(found, moment)
-    raise UserError(
-        f"cannot certify {sum(counts)} steps at δ={delta:g}: raise the noise multiplier or delta, or lower the steps"
-    )
+        if found is not None and (best is None or found.epsilon < best.epsilon):
+            best = found
+        if found is not None and found.floor < _MAX_FLOOR:
+            break
+    if best is None:
+        raise _TooLargeError
+    return best
 
 
 def _fft_power(
@@ -234,18 +250,17 @@ def _fft_power(
         padded[: len(weights)] = weights
         folded = padded.reshape(-1, n).sum(axis=0)
         transform = rfft(folded)
-        error = unit * math.sqrt(n) * float(np.linalg.norm(folded))
-        size = np.abs(transform) + error
+        size = np.abs(transform) + unit
         product *= transform**count
         bound *= size**count
-        share += count * error / size
+        share += count * unit / size
         offset += first * count
     density = np.roll(irfft(product, n), offset - low)
-    charge = 2 * float((bound * share).mean()) + unit * float(np.linalg.norm(density))
+    charge = 2 * float((bound * (share + unit)).mean())
     return np.asarray(np.maximum(density, 0.0) + charge)
 
 
-def _solve(density: FloatArray, low: int, h: float, moment: float, lam: float, delta: float) -> float | None:
+def _solve(density: FloatArray, low: int, h: float, moment: float, lam: float, delta: float) -> _Composed | None:
     """ε with δ(ε) = delta, or None where the window does not hold it.
 
     With A_k = Σ_{j≥k} m_j, δ at the grid points obeys δ_k = e^{−h} δ_{k+1} + (1 − e^{−h}) A_{k+1}, a sum of
@@ -259,7 +274,10 @@ def _solve(density: FloatArray, low: int, h: float, moment: float, lam: float, d
     k = int(np.argmax(at_points <= delta))
     if at_points[k] > delta or (k == 0 and losses[0] > 0):
         return None
-    if losses[k] <= 0:
-        return 0.0
+    decay = float((above[k] - at_points[k]) / at_points[k]) if at_points[k] > 0 else 0.0
     back = math.log1p((delta - at_points[k]) / (above[k] - delta)) if above[k] > delta else h
-    return float(max(0.0, losses[k] - min(back, h)))
+    epsilon = float(losses[k] - min(back, h))
+    weight = math.exp(min(moment - lam * epsilon, 700.0)) * (
+        1 / math.expm1(lam * h) - 1 / math.expm1((lam + 1) * h)
+    )
+    return _Composed(max(0.0, epsilon), decay, float(density.min()) * weight / delta)
