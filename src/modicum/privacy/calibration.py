@@ -81,8 +81,8 @@ def largest_steps(
 
     if not fits(1):
         raise UserError(
-            f"budget ε={target:g} cannot be met with noise multiplier {noise_multiplier:g}: one step alone reaches "
-            f"{_cost(z, rate, 1, rest, spec):.4g} (raise the noise or the budget)"
+            f"budget ε={target:g} cannot be met with noise multiplier {noise_multiplier:g}: one step alone "
+            f"reaches {_cost(z, rate, 1, rest, spec):.4g} (raise the noise or the budget)"
         )
     return _largest(fits, MAX_STEPS)
 
@@ -107,8 +107,8 @@ def largest_rate(
 
     if cost(1) > target:
         raise UserError(
-            f"budget ε={target:g} cannot be met with noise multiplier {noise_multiplier:g} and {count} steps at any "
-            f"rate: a rate of {1 / _TICKS:g} already reaches {cost(1):.4g} (raise the noise or lower the steps)"
+            f"budget ε={target:g} cannot be met with noise multiplier {noise_multiplier:g} and {count} steps at "
+            f"any rate: a rate of {1 / _TICKS:g} already reaches {cost(1):.4g} (raise the noise or lower the steps)"
         )
     return _largest(lambda ticks: cost(ticks) <= target, _TICKS) / _TICKS
 
@@ -142,8 +142,8 @@ def _round_up(z: float) -> float:
 
 def _refuse(target: float, delta: float, reachable: float) -> UserError:
     return UserError(
-        f"budget ε={target:g} cannot be met at δ={delta:g} beside the releases already planned: smallest reachable is "
-        f"{reachable:.4g} (raise the budget, or plan fewer or noisier metrics)"
+        f"budget ε={target:g} cannot be met at δ={delta:g} beside the releases already planned: smallest reachable "
+        f"is {reachable:.4g} (raise the budget, or plan fewer or noisier metrics)"
     )
 
 

@@ -1,4 +1,4 @@
-"""The normal form of everything an accountant prices: Gaussians with a noise multiplier, a hidden rate, a count."""
+"""The normal form of all that an accountant prices: Gaussians with a noise multiplier, hidden rate and count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from modicum.privacy.spec import Adjacency, PrivacySpec, SecureAggregation, Trus
 
 @dataclass(frozen=True, order=True)
 class Gaussians:
-    """`count` releases, each with noise `noise_multiplier`·bound as the adversary sees it, and coins it cannot see."""
+    """`count` releases with noise of `noise_multiplier`·bound as the adversary sees it, and coins it cannot see."""
 
     noise_multiplier: float
     rate: float = 1.0

@@ -1,4 +1,4 @@
-"""ε of composed Poisson-sampled and plain Gaussians from their privacy loss distribution: tight, fast, and a bound.
+"""ε of Poisson-sampled and plain Gaussians from their privacy loss distribution: tight, fast, and a bound.
 
 1. *Discretise* each pair's loss to a grid of width h. The P-mass of a cell goes to its two ends in the split that
    keeps its P- and Q-mass: the tightest pair on that grid that dominates the true one ("connect the dots",
@@ -239,7 +239,7 @@ def _compose(grids: Sequence[_Grid], counts: Sequence[int], h: float, lam: float
 def _fft_power(
     tilted: Sequence[FloatArray], firsts: Sequence[int], counts: Sequence[int], low: int, n: int
 ) -> FloatArray:
-    """The tilted distribution of the sum at low, …, low+n−1 (in units of h), each point raised by the FFT's error."""
+    """The tilted sum at low, …, low+n−1 (in units of h), each point raised by the FFT's error."""
     unit = _FFT_CONSTANT * np.finfo(np.float64).eps * math.log2(n)
     product = np.ones(n // 2 + 1, dtype=np.complex128)
     bound = np.ones(n // 2 + 1)  # of the product's size, errors included
