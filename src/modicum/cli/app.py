@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from modicum.cli import datasets
+from modicum.cli import datasets, verify
 
 app = typer.Typer(
     name="modicum",
@@ -15,3 +15,4 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(datasets.app, name="datasets")
+app.command("verify")(verify.verify)
