@@ -1,0 +1,80 @@
+"""The same plans priced by dp-accounting, which shares no code with our accountants.
+
+Two traps are kept away here (R6): its RDP accountant does not double an unsampled Gaussian's sensitivity under
+replace-one, so plans go to its PLD accountant, which does; and its RDP accountant has no replace-one bound for
+sampled Gaussians, so a filter is priced as add-remove at z/2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from modicum.errors import MissingExtraError
+from modicum.privacy.budgets import NO_NOISE
+from modicum.privacy.events import KnownTo, Poisson, Sampler
+from modicum.privacy.plan import PrivacyPlan
+from modicum.privacy.spec import Adjacency, PrivacySpec, SecureAggregation, TrustedServer
+
+
+def library() -> Any:
+    """dp_accounting, or an error that names the extra."""
+    try:
+        import dp_accounting
+        import dp_accounting.pld
+        import dp_accounting.rdp
+    except ImportError:
+        raise MissingExtraError("dp-accounting", "verify", "the independent second opinion") from None
+    return dp_accounting
+
+
+def plan_epsilon(plan: PrivacyPlan) -> float:
+    """ε of everything planned, by PLD."""
+    dp = library()
+    neighbours = (
+        dp.NeighboringRelation.REPLACE_ONE
+        if plan.spec.adjacency is Adjacency.REPLACE_ONE
+        else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+    )
+    accountant = dp.pld.PLDAccountant(neighbours)
+    for planned in plan.releases:
+        accountant.compose(
+            _event(dp, _seen(planned.noise_multiplier, plan.spec), planned.sampler, plan.spec), planned.count
+        )
+    return float(accountant.get_epsilon(plan.spec.delta))
+
+
+def filter_epsilon(plan: PrivacyPlan, spent: Mapping[tuple[float, Sampler], int]) -> float:
+    """ε of what a filter let through, given as counts by (noise multiplier, sampler): at most its cap, if it works."""
+    dp = library()
+    shift = 2.0 if plan.spec.adjacency is Adjacency.REPLACE_ONE else 1.0
+    charges = [(_seen(z, plan.spec) / shift, sampler, count) for (z, sampler), count in spent.items()]
+    if not charges:
+        return 0.0
+    if any(z < NO_NOISE for z, _, _ in charges):
+        return math.inf
+    if plan.order is None:
+        accountant = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+        accountant.compose(dp.GaussianDpEvent(1 / math.sqrt(math.fsum(n / z**2 for z, _, n in charges))))
+    else:
+        accountant = dp.rdp.RdpAccountant([plan.order], dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+        for z, sampler, count in charges:
+            accountant.compose(_event(dp, z, sampler, plan.spec), count)
+    return float(accountant.get_epsilon(plan.spec.delta))
+
+
+def _seen(z: float, spec: PrivacySpec) -> float:
+    """The multiplier in what the adversary sees (R8)."""
+    shares = spec.view.honest if isinstance(spec.view, SecureAggregation) else 1
+    return z * math.sqrt(shares)
+
+
+def _event(dp: Any, z: float, sampler: Sampler, spec: PrivacySpec) -> Any:
+    plain = dp.GaussianDpEvent(z)
+    if not isinstance(sampler, Poisson):
+        return plain
+    hidden = sampler.known_to is KnownTo.CLIENT or (
+        sampler.known_to is KnownTo.SERVER and isinstance(spec.view, TrustedServer)
+    )
+    return dp.PoissonSampledDpEvent(sampler.rate, plain) if hidden else plain

@@ -1,0 +1,220 @@
+"""Recomputes a certificate from the ledger alone, with our accountants and with an independent library."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from modicum.errors import UserError
+from modicum.privacy import second_opinion
+from modicum.privacy.certificate import Certificate, ClientGuarantee
+from modicum.privacy.events import Sampler
+from modicum.privacy.journal import LedgerDamaged
+from modicum.privacy.ledger import Ledger
+from modicum.privacy.plan import Guard, PrivacyPlan
+
+LEDGER, CERTIFICATE = "ledger.sqlite", "certificate.json"
+OURS = 1e-9  # the same accountant again
+THEIRS, THEIRS_ABSOLUTE = 0.01, 1e-3  # two discretisations of the same PLD
+
+
+@dataclass(frozen=True)
+class ClientCheck:
+    """One client: what was certified, and what two accountants say."""
+
+    client: str
+    certified: float | None
+    recomputed: float
+    second_opinion: float | None  # for a filter: of what it let through, at most the cap
+    problems: tuple[str, ...]
+
+    @property
+    def matches(self) -> bool:
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "client": self.client,
+            "match": self.matches,
+            "certified": _finite(self.certified),
+            "recomputed": _finite(self.recomputed),
+            "second_opinion": _finite(self.second_opinion),
+            "problems": list(self.problems),
+        }
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The outcome. `problems` are those of the file as a whole."""
+
+    ledger: str
+    head: str
+    entries: int
+    certificate: bool  # False where only a ledger was given
+    problems: tuple[str, ...]
+    clients: tuple[ClientCheck, ...]
+
+    @property
+    def matches(self) -> bool:
+        return not self.problems and all(check.matches for check in self.clients)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "match": self.matches,
+            "ledger": self.ledger,
+            "head": self.head,
+            "entries": self.entries,
+            "certificate": self.certificate,
+            "problems": list(self.problems),
+            "clients": [check.to_dict() for check in self.clients],
+        }
+
+
+def verify(path: str | PathLike[str]) -> Verification:
+    """Checks a run folder, or a ledger file on its own. Raises `UserError` where there is nothing to check."""
+    ledger_path, certificate = _find(Path(path))
+    second_opinion.library()
+    try:
+        with Ledger.open(ledger_path, read_only=True) as ledger:
+            return _verify(ledger, certificate)
+    except LedgerDamaged as error:
+        if error.entry is None:
+            raise
+        return Verification(str(ledger_path), "", 0, certificate is not None, (str(error),), ())
+
+
+def _find(path: Path) -> tuple[Path, Certificate | None]:
+    if not path.is_dir():
+        return path, None
+    if not (path / LEDGER).is_file():
+        raise UserError(f"no {LEDGER} in {path}: give a run folder or a ledger file")
+    if not (path / CERTIFICATE).is_file():
+        raise UserError(f"no {CERTIFICATE} in {path}: give {path / LEDGER} to check the ledger alone")
+    return path / LEDGER, Certificate.read(path / CERTIFICATE)
+
+
+def _verify(ledger: Ledger, certificate: Certificate | None) -> Verification:
+    own = Certificate.from_ledger(ledger)
+    opinions = _SecondOpinions(ledger)
+    outside: dict[str, list[str]] = {}
+    for number, refusal in ledger.violations:
+        outside.setdefault(refusal.client, []).append(f"entry {number} is outside the plan: {refusal.reason}")
+    checks = []
+    for client, line in own.clients.items():
+        plan = ledger.plans[client]
+        second = opinions.of(plan)
+        certified = None if certificate is None else certificate.clients.get(client)
+        problems = [*outside.pop(client, []), *_budget_problems(plan, line), *_opinion_problems(line, second)]
+        if certificate is not None:
+            problems += _differences(certified, line)
+        checks.append(
+            ClientCheck(
+                client, None if certified is None else certified.epsilon, line.epsilon, second, tuple(problems)
+            )
+        )
+    whole = [f"client {client!r}: {problem}" for client, found in outside.items() for problem in found]
+    if certificate is not None:
+        whole += _whole_problems(certificate, own)
+    return Verification(
+        str(ledger.path), own.head, own.entries, certificate is not None, tuple(whole), tuple(checks)
+    )
+
+
+class _SecondOpinions:
+    """One computation for all clients with the same agreement and, under a filter, the same spend."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._known: dict[Any, float] = {}
+        self._charges: dict[str, Counter[tuple[float, Sampler]]] = {}
+        for charge in ledger.charges():
+            plan = ledger.plans.get(charge.client)
+            if plan is not None and plan.guard in (Guard.GDP_FILTER, Guard.RDP_FILTER):
+                kind = (charge.noise_multiplier, charge.sampler)
+                self._charges.setdefault(charge.client, Counter())[kind] += charge.count
+
+    def of(self, plan: PrivacyPlan) -> float | None:
+        if plan.guard is Guard.NONE:
+            return None
+        spent = self._charges.get(plan.client, Counter())
+        agreement = replace(plan, client="", budget=1.0)
+        key = (agreement, frozenset(spent.items()))
+        if key not in self._known:
+            self._known[key] = (
+                second_opinion.plan_epsilon(plan)
+                if plan.guard is Guard.PLAN
+                else second_opinion.filter_epsilon(plan, spent)
+            )
+        return self._known[key]
+
+
+def _budget_problems(plan: PrivacyPlan, line: ClientGuarantee) -> list[str]:
+    if line.epsilon <= plan.budget:
+        return []
+    return [f"the plan costs ε={line.epsilon:.6g}, more than the budget {plan.budget:.6g}"]
+
+
+def _opinion_problems(line: ClientGuarantee, second: float | None) -> list[str]:
+    """A plan's two values must agree; a filter's spend must stay under the cap."""
+    if second is None:
+        return []
+    room = THEIRS * max(second, line.epsilon) + THEIRS_ABSOLUTE
+    if line.guard is Guard.PLAN and abs(second - line.epsilon) > room:
+        return [f"dp-accounting finds ε={second:.6g}, our accountant {line.epsilon:.6g}"]
+    if line.guard is not Guard.PLAN and second > line.epsilon + room:
+        return [f"dp-accounting finds ε={second:.6g} let through by a filter with cap {line.epsilon:.6g}"]
+    return []
+
+
+def _differences(certified: ClientGuarantee | None, own: ClientGuarantee) -> list[str]:
+    """What the certificate says and the ledger does not."""
+    if certified is None:
+        return ["it is in the ledger and not in the certificate"]
+    said, found = certified.to_dict(), own.to_dict()
+    problems = []
+    for name, value in found.items():
+        if name == "epsilon":
+            if not _same(certified.epsilon, own.epsilon):
+                problems.append(f"certified ε={certified.epsilon:.9g}, recomputed {own.epsilon:.9g}")
+        elif name != "meaning" and said[name] != value:
+            problems.append(f"certified {name} {said[name]}, the ledger has {value}")
+    if not problems and certified.meaning != own.meaning:
+        problems.append("the certificate's words are not those of its figures")
+    return problems
+
+
+def _whole_problems(certificate: Certificate, own: Certificate) -> list[str]:
+    problems = []
+    if certificate.entries > own.entries:
+        problems.append(
+            f"the ledger was cut: {own.entries} entries, and the certificate was made from {certificate.entries}"
+        )
+    elif certificate.entries < own.entries:
+        problems.append(
+            f"the ledger went on after the certificate: {own.entries} entries against {certificate.entries}"
+        )
+    elif certificate.head != own.head:
+        problems.append("the ledger was rewritten: its head hash is not the one in the certificate")
+    if certificate.run != own.run:
+        problems.append(f"the certificate is for run {certificate.run!r}, the ledger holds {own.run!r}")
+    if certificate.noise != own.noise:
+        problems.append("the certificate names another noise source than the ledger")
+    if certificate.assumptions != own.assumptions:
+        problems.append("the certificate lists other assumptions than follow from the ledger")
+    problems += [
+        f"client {client!r} is in the certificate and not in the ledger"
+        for client in certificate.clients
+        if client not in own.clients
+    ]
+    return problems
+
+
+def _same(one: float, other: float) -> bool:
+    return one == other or math.isclose(one, other, rel_tol=OURS, abs_tol=1e-12)
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or math.isinf(value) else value

@@ -1,0 +1,116 @@
+"""The certificate: caps and whole plans, never the realised spend; every figure with its meaning."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from run_folder import CHARGES, PLANS, make_run
+
+from modicum.errors import UserError
+from modicum.privacy.certificate import Certificate
+from modicum.privacy.ledger import Ledger
+from modicum.privacy.noise import CryptoNoise, SimulatedNoise
+from modicum.privacy.plan import Guard
+
+DOCS = Path(__file__).parents[2] / "docs" / "certificate.md"
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Certificate:
+    return Certificate.read(make_run(tmp_path / "run") / "certificate.json")
+
+
+def test_it_reports_plans_and_caps(certificate: Certificate) -> None:
+    assert certificate.epsilon("gdp") == 2.0
+    assert certificate.epsilon("rdp") == 1.0
+    assert certificate.epsilon("open") == math.inf
+    for plan in PLANS:
+        line = certificate.clients[plan.client]
+        assert line.epsilon <= plan.budget
+        assert line.spec == plan.spec
+    assert certificate.clients["training"].releases_made == 50
+    assert certificate.clients["training"].releases_planned == 55
+    assert certificate.clients["rdp"].releases_planned is None
+    assert "No privacy is claimed" in certificate.clients["open"].meaning
+
+
+def test_the_epsilon_does_not_depend_on_what_was_released(tmp_path: Path, certificate: Certificate) -> None:
+    """What a filter or plan guarantees holds whatever happens (R3)."""
+    with Ledger.create(tmp_path / "idle.sqlite", "idle", CryptoNoise()) as ledger:
+        ledger.declare(PLANS)
+        idle = Certificate.from_ledger(ledger)
+    assert all(idle.epsilon(p.client) == certificate.epsilon(p.client) for p in PLANS)
+
+
+def test_it_survives_json(certificate: Certificate) -> None:
+    assert Certificate.from_json(certificate.to_json()) == certificate
+    assert "Infinity" not in certificate.to_json()
+
+
+def test_it_is_tied_to_the_ledger(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    with Ledger.open(folder / "ledger.sqlite") as ledger:
+        certificate = Certificate.read(folder / "certificate.json")
+        assert (certificate.head, certificate.entries) == (ledger.head(), len(ledger))
+        assert certificate == Certificate.from_ledger(ledger)
+
+
+def test_a_simulation_says_so(tmp_path: Path) -> None:
+    text = (make_run(tmp_path / "run", SimulatedNoise(3)) / "certificate.json").read_text()
+    assert json.loads(text)["noise"]["simulation"] is True
+    assert "SIMULATION" in json.loads(text)["assumptions"][0]
+
+
+def test_the_assumptions_follow_the_clients(certificate: Certificate) -> None:
+    said = " ".join(certificate.assumptions)
+    for word in ("cryptographic", "roll back", "Secure aggregation is ideal", "coins", "guard 'none'"):
+        assert word in said
+    assert "trusted" not in said
+
+
+def test_the_documented_schema_is_the_one_written(certificate: Certificate) -> None:
+    """Every property in the docs' JSON Schema is there, required and of its type, and there is no other."""
+    schema = json.loads(re.findall(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)[0])
+    value = json.loads(certificate.to_json())
+    check_object(schema, value)
+    for line in value["clients"].values():
+        check_object(schema["$defs"]["client"], line)
+    assert set(schema["$defs"]["client"]["properties"]["guard"]["enum"]) == {str(g) for g in Guard}
+
+
+def check_object(schema: dict, value: dict) -> None:  # type: ignore[type-arg]
+    types = {
+        "string": str,
+        "number": (int, float),
+        "integer": int,
+        "object": dict,
+        "array": list,
+        "null": type(None),
+    }
+    assert set(schema["properties"]) == set(schema["required"]) == set(value)
+    for name, rule in schema["properties"].items():
+        allowed = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
+        assert any(isinstance(value[name], types[t]) for t in allowed), (name, value[name])
+
+
+def test_unknown_clients_and_bad_files(tmp_path: Path, certificate: Certificate) -> None:
+    with pytest.raises(UserError, match=r"no client 'x' .* \(6 in all\)"):
+        certificate.epsilon("x")
+    for text in ("", "{}", "[]", '{"schema": "other/2"}', certificate.to_json().replace('"unit"', '"unity"')):
+        with pytest.raises(UserError, match=r"not a certificate|schema"):
+            Certificate.from_json(text)
+    with pytest.raises(UserError, match="cannot read"):
+        Certificate.read(tmp_path / "nothing.json")
+    with pytest.raises(UserError, match="cannot write"):
+        certificate.write(tmp_path / "no" / "folder" / "certificate.json")
+
+
+def test_charges_of_the_run_are_in_order(tmp_path: Path) -> None:
+    with Ledger.open(make_run(tmp_path / "run") / "ledger.sqlite") as ledger:
+        assert list(ledger.charges()) == CHARGES
+        assert ledger.plans["gdp"] == replace(PLANS[3])
