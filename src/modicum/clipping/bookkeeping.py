@@ -2,65 +2,75 @@
 
 Bu et al., Differentially private optimization on large model at small cost, ICML 2023 (arXiv 2210.00038). The
 backward pass computes no weight gradients: the parameters are frozen, and every known layer's output carries a tap
-that records the gradient flowing through it.
+that sees the gradient flowing through it. A layer is measured at that moment, while its gradient is in the cache,
+and only what its weighted sum will need is kept.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from modicum.clipping.bounds import Clip
-from modicum.clipping.pieces import Dense, Piece
+from modicum.clipping.pieces import Dense, Kept
 from modicum.clipping.problem import ClippedSum, Loss, check_losses, example_factors, nothing, zero_like
-from modicum.clipping.rules import Call, known, pieces
+from modicum.clipping.rules import known, pieces
 
 
 class CannotKeepBooksError(Exception):
     """This model needs the fall-back; the message says why."""
 
 
+@dataclass
+class Call:
+    """One call of a layer. The gradient of its output is kept on request only."""
+
+    layer: nn.Module
+    input: Tensor | None
+    version: int
+    gradient: Tensor | None = None
+
+
 class _Tap(torch.autograd.Function):
     """The identity. In place, so that the layer's users may in turn work in place on its output."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, _anchor: Tensor, call: Call) -> Tensor:
-        ctx.call = call
+    def forward(ctx: Any, output: Tensor, _anchor: Tensor, books: Books, call: Call) -> Tensor:
+        ctx.books, ctx.call = books, call
         ctx.mark_dirty(output)
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-        ctx.call.gradient = gradient
-        return gradient if ctx.needs_input_grad[0] else None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+        ctx.books.receive(ctx.call, gradient)
+        return gradient if ctx.needs_input_grad[0] else None, None, None, None
 
 
 class Books:
-    """The calls of one forward pass over a batch."""
+    """The calls of one forward pass over a batch, and what the backward pass found."""
 
-    def __init__(self, model: nn.Module, trained: dict[str, nn.Parameter]) -> None:
-        self.model, self.trained = model, trained
+    def __init__(self, model: nn.Module, trained: dict[str, nn.Parameter], examples: int) -> None:
+        self.model, self.trained, self.examples = model, trained, examples
         self.calls: list[Call] = []
-        names = {id(p): name for name, p in trained.items()}
-        self.owned: dict[nn.Module, dict[str, str]] = {}
-        for layer_name, layer in model.named_modules():
-            for local, p in layer.named_parameters(recurse=False, remove_duplicate=False):
-                if id(p) in names:
-                    if not known(layer, local):
-                        raise CannotKeepBooksError(f"layer {layer_name or '(the model)'} ({type(layer).__name__})")
-                    self.owned.setdefault(layer, {})[local] = names[id(p)]
-        # With every parameter frozen nothing may require a gradient: the anchor makes each tap's output do so.
+        self.uses: Counter[str] = Counter()
+        self.squares: dict[str, Tensor] = {}
+        self.kept: dict[str, Kept] = {}
+        self.only_gradients = False  # the probe looks at raw gradients before anything is measured
+        self.owned = _owned(model, trained)
+        # With every parameter frozen nothing would require a gradient: the anchor makes each tap's output do so.
         self.anchor = torch.zeros((), requires_grad=True)
 
-    def forward(self, loss: Loss, x: Any, y: Any, examples: int) -> Tensor:
+    def forward(self, loss: Loss, x: Any, y: Any) -> Tensor:
         handles = [layer.register_forward_hook(self._record) for layer in self.owned]
         try:
             with torch.enable_grad():
-                return check_losses(loss(self.model(x), y), examples)
+                return check_losses(loss(self.model(x), y), self.examples)
         finally:
             for handle in handles:
                 handle.remove()
@@ -70,41 +80,73 @@ class Books:
             raise CannotKeepBooksError(f"a {type(layer).__name__} called with keywords")
         call = Call(layer, args[0].detach(), args[0]._version)
         self.calls.append(call)
-        tapped: Tensor = _Tap.apply(output, self.anchor, call)  # type: ignore[no-untyped-call]
+        self.uses.update(self.owned[layer].values())
+        tapped: Tensor = _Tap.apply(output, self.anchor, self, call)  # type: ignore[no-untyped-call]
         return tapped
 
     def backward(self, losses: Tensor, seeds: Tensor | None = None, *, retain: bool = False) -> None:
-        """Fill in the output gradients of Σ seeds·losses."""
+        """Receive the output gradients of Σ seeds·losses."""
         if losses.requires_grad:
             ones = torch.ones_like(losses) if seeds is None else seeds
             torch.autograd.grad(losses, self.anchor, ones, retain_graph=retain, allow_unused=True)
 
-    def check_calls(self, examples: int) -> None:
-        for call in self.calls:
-            kind = type(call.layer).__name__
-            if call.gradient is not None and call.gradient.shape[0] != examples:
-                raise CannotKeepBooksError(f"a {kind} whose input's first dimension is not the batch")
-            if call.input._version != call.version:
-                raise CannotKeepBooksError(f"a {kind} whose input is later changed in place")
+    def receive(self, call: Call, gradient: Tensor) -> None:
+        kind = type(call.layer).__name__
+        if gradient.shape[0] != self.examples:
+            raise CannotKeepBooksError(f"a {kind} whose input's first dimension is not the batch")
+        if call.input is None or call.input._version != call.version:
+            raise CannotKeepBooksError(f"a {kind} whose input is later changed in place")
+        if self.only_gradients:
+            call.gradient = gradient
+        else:
+            self.measure(call, gradient)
 
-    def pieces(self, index: Tensor | None = None) -> dict[str, Piece]:
-        """One piece per parameter, of all examples or the chosen ones; several calls are added up by example."""
-        found: dict[str, list[Piece]] = {}
-        for call in self.calls:
-            for local, piece in pieces(call if index is None else call.rows(index)).items():
+    def measure(self, call: Call, gradient: Tensor) -> None:
+        """Each parameter's squared norms, and what to keep of it; several calls are added up by example."""
+        assert call.input is not None
+        with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
+            for local, piece in pieces(call.layer, call.input, gradient).items():
                 name = self.owned[call.layer].get(local)
-                if name is not None:
-                    found.setdefault(name, []).append(piece)
-        return {name: _added(parts) for name, parts in found.items()}
+                if name is None:
+                    continue
+                if self.uses[name] > 1:
+                    before = self.kept.get(name)
+                    now = piece.dense()
+                    piece = Dense(before.gradients + now if isinstance(before, Dense) else now)
+                self.squares[name], self.kept[name] = piece.measure()
+        call.input = call.gradient = None
+
+    def settle(self, clip: Clip, weights: Tensor | None) -> ClippedSum:
+        """Factors from the norms, and the weighted sum."""
+        names = list(self.squares)
+        if not names:
+            return nothing(self.trained, self.examples)
+        squares = torch.stack([self.squares[name] for name in names], dim=1)
+        factors, norms, finite = example_factors(clip, names, squares, weights)
+        kept = self.kept
+        if not bool(finite.all()):
+            # Zero times an infinite activation is not zero, so the poisoned examples are left out altogether.
+            kept, factors = {name: k.rows(finite) for name, k in kept.items()}, factors[finite]
+        column = {name: j for j, name in enumerate(names)}
+        total = {
+            name: kept[name].weighted_sum(factors[:, column[name]]) if name in kept else zero_like(p)
+            for name, p in self.trained.items()
+        }
+        return ClippedSum(total, norms)
 
 
-def _added(parts: list[Piece]) -> Piece:
-    if len(parts) == 1:
-        return parts[0]
-    total = parts[0].dense()
-    for part in parts[1:]:
-        total = total + part.dense()
-    return Dense(total)
+def _owned(model: nn.Module, trained: dict[str, nn.Parameter]) -> dict[nn.Module, dict[str, str]]:
+    """By layer, which of its own parameters are trained and under which name."""
+    names = {id(p): name for name, p in trained.items()}
+    owned: dict[nn.Module, dict[str, str]] = {}
+    for layer_name, layer in model.named_modules():
+        for local, p in layer._parameters.items():
+            if p is None or id(p) not in names:
+                continue
+            if not known(layer, local):
+                raise CannotKeepBooksError(f"layer {layer_name or '(the model)'} ({type(layer).__name__})")
+            owned.setdefault(layer, {})[local] = names[id(p)]
+    return owned
 
 
 @contextmanager
@@ -120,23 +162,3 @@ def requiring_grad(model: nn.Module, wanted: dict[str, nn.Parameter]) -> Iterato
     finally:
         for p, flag in before:
             p.requires_grad_(flag)
-
-
-def settle(books: Books, examples: int, clip: Clip, weights: Tensor | None) -> ClippedSum:
-    """Norms, factors and the weighted sum from books whose gradients are filled in."""
-    found = books.pieces()
-    names = list(found)
-    if not names:
-        return nothing(books.trained, examples)
-    squares = torch.stack([found[name].square_norms() for name in names], dim=1)
-    factors, norms, finite = example_factors(clip, names, squares, weights)
-    if not bool(finite.all()):
-        # Zero times an infinite activation is not zero, so the poisoned examples are left out altogether.
-        kept = finite.nonzero().squeeze(1)
-        factors, found = factors[kept], books.pieces(kept) if len(kept) else {}
-    column = {name: j for j, name in enumerate(names)}
-    total = {
-        name: found[name].weighted_sum(factors[:, column[name]]) if name in found else zero_like(p)
-        for name, p in books.trained.items()
-    }
-    return ClippedSum(total, norms)

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from modicum.clipping.bookkeeping import Books, CannotKeepBooksError, requiring_grad, settle
+from modicum.clipping.bookkeeping import Books, CannotKeepBooksError, requiring_grad
 from modicum.clipping.bounds import Clip
 from modicum.clipping.fallback import fallback_clipped_sum
 from modicum.clipping.probe import Probed, probe
@@ -72,7 +72,7 @@ def clipped_sum(
                 verdicts[key] = True
             if probed.usable:
                 with torch.no_grad(), torch.autocast(_device_type(trained), enabled=False):
-                    return settle(probed.books, examples, clip, weights)
+                    return probed.books.settle(clip, weights)
     return fallback_clipped_sum(model, loss, x, y, clip, weights, trained, examples)
 
 
@@ -88,10 +88,9 @@ def _keep_books(
 ) -> Probed:
     if not proven:
         return probe(model, trained, loss, x, y, examples)
-    books = Books(model, trained)
+    books = Books(model, trained, examples)
     with requiring_grad(model, {}):
-        books.backward(books.forward(loss, x, y, examples))
-    books.check_calls(examples)
+        books.backward(books.forward(loss, x, y))
     return Probed(books, usable=True, proven=True)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from modicum.clipping.pieces import KEEP, WRITE, Dense, gram_square_norms
+from modicum.clipping.pieces import KEEP, WRITE, Dense, Kept, gram_square_norms
 
 
 @dataclass(frozen=True)
@@ -30,23 +30,22 @@ class ConvWeight:
         if math.prod(geometry.kernel) == 1:
             inputs, geometry = _only_what_is_seen(inputs, outputs, geometry)
         self.a, self.g, self.geometry, self.shape = inputs, outputs, geometry, shape
-        self.kept: Tensor | None = None
 
-    def square_norms(self) -> Tensor:
+    def measure(self) -> tuple[Tensor, Kept]:
         if self._gram_is_cheaper():
-            return self._gram()
+            return self._gram(), self
         batch, size = self.a.shape[0], self.shape.numel()
         step = max(1, KEEP // size)
         if step >= batch:
-            self.kept = self.dense()
-            return Dense(self.kept).square_norms()
+            return Dense(self.dense()).measure()
         parts = zip(torch.split(self.a, step), torch.split(self.g, step), strict=True)
-        return torch.cat([Dense(self._dense(a, g)).square_norms() for a, g in parts])
+        return torch.cat([Dense(self._dense(a, g)).measure()[0] for a, g in parts]), self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        if self.kept is not None:
-            return Dense(self.kept).weighted_sum(weights)
         return self._weight_gradient(self.a, self.g * weights[:, None, None, None], self.geometry.groups)
+
+    def rows(self, index: Tensor) -> ConvWeight:
+        return ConvWeight(self.a[index], self.g[index], self.geometry, self.shape)
 
     def dense(self) -> Tensor:
         return self._dense(self.a, self.g)

@@ -31,12 +31,11 @@ def fallback_clipped_sum(
             part = slice(start, start + step)
             gradients = _gradients(model, loss, rows(x, part), rows(y, part), trained)
             found = {name: Dense(g.to(sum_dtype(trained[name]))) for name, g in gradients.items()}
-            squares = torch.stack([piece.square_norms() for piece in found.values()], dim=1)
+            squares = torch.stack([piece.measure()[0] for piece in found.values()], dim=1)
             weight = None if weights is None else weights[part]
             factors, norm, finite = example_factors(clip, list(found), squares, weight)
             for j, (name, piece) in enumerate(found.items()):
-                clean = Dense(piece.gradients[finite])
-                answer.total[name] += clean.weighted_sum(factors[finite, j])
+                answer.total[name] += piece.rows(finite).weighted_sum(factors[finite, j])
             norms.append(norm)
     except (RuntimeError, NotImplementedError):
         return reference_clipped_sum(model, loss, x, y, clip, weights=weights, parameters=list(trained))

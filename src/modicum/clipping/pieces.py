@@ -1,7 +1,7 @@
 """What one layer's call contributes to per-example gradients, kept as its factors instead of multiplied out.
 
-A piece answers two questions: the squared norm of each example's gradient, and the weighted sum of the gradients.
-Where it pays, both are answered without a gradient per example ever existing.
+A piece is measured first, which gives each example's squared norm and whatever is smallest to keep until the
+weights are known; then it is summed. Where it pays, no gradient per example ever exists.
 """
 
 from __future__ import annotations
@@ -22,14 +22,21 @@ SLACK = 8
 """Rounding allowance of the Gram route, in units of the last place of Σ|terms|."""
 
 
-class Piece(Protocol):
-    """One parameter's gradient through one call of its layer."""
-
-    def square_norms(self) -> Tensor:
-        """(B,) squared norms."""
+class Kept(Protocol):
+    """What is kept of a parameter's per-example gradients until their weights are known."""
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ_i weights_i · gradient_i, in the parameter's shape."""
+
+    def rows(self, index: Tensor) -> Kept:
+        """The same for some of the examples."""
+
+
+class Piece(Protocol):
+    """One parameter's per-example gradients through one call of its layer."""
+
+    def measure(self) -> tuple[Tensor, Kept]:
+        """(B,) squared norms, and what to keep."""
 
     def dense(self) -> Tensor:
         """(B, *shape) gradients, multiplied out."""
@@ -41,12 +48,15 @@ class Dense:
 
     gradients: Tensor
 
-    def square_norms(self) -> Tensor:
-        return torch.linalg.vector_norm(self.gradients.flatten(1), dim=1).square()
+    def measure(self) -> tuple[Tensor, Kept]:
+        return torch.linalg.vector_norm(self.gradients.flatten(1), dim=1).square(), self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         flat = self.gradients.flatten(1)
         return (weights @ flat).view(self.gradients.shape[1:])
+
+    def rows(self, index: Tensor) -> Dense:
+        return Dense(self.gradients[index])
 
     def dense(self) -> Tensor:
         return self.gradients
@@ -58,28 +68,27 @@ class LinearWeight:
     def __init__(self, inputs: Tensor, outputs: Tensor) -> None:
         self.a = inputs.reshape(inputs.shape[0], -1, inputs.shape[-1])
         self.g = outputs.reshape(outputs.shape[0], -1, outputs.shape[-1])
-        self.kept: Tensor | None = None
 
-    def square_norms(self) -> Tensor:
+    def measure(self) -> tuple[Tensor, Kept]:
         batch, places, d = self.a.shape
         p = self.g.shape[2]
         if places == 1:
-            return self.a.square().sum((1, 2)) * self.g.square().sum((1, 2))
+            return self.a.square().sum((1, 2)) * self.g.square().sum((1, 2)), self
         products = places * d * p
         if 2 * places**2 * (d + p) + products < 1.3 * products + WRITE * d * p:
-            return gram_square_norms(self.a @ self.a.transpose(1, 2), self.g @ self.g.transpose(1, 2))
+            return gram_square_norms(self.a @ self.a.transpose(1, 2), self.g @ self.g.transpose(1, 2)), self
         step = max(1, KEEP // (d * p))
         if step >= batch:
-            self.kept = self.dense()
-            return Dense(self.kept).square_norms()
+            return Dense(self.dense()).measure()
         parts = zip(torch.split(self.g, step), torch.split(self.a, step), strict=True)
-        return torch.cat([(g.transpose(1, 2) @ a).square().sum((1, 2)) for g, a in parts])
+        return torch.cat([(g.transpose(1, 2) @ a).square().sum((1, 2)) for g, a in parts]), self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        if self.kept is not None:
-            return Dense(self.kept).weighted_sum(weights)
         weighted = self.g * weights[:, None, None]
         return weighted.flatten(0, 1).t() @ self.a.flatten(0, 1)
+
+    def rows(self, index: Tensor) -> LinearWeight:
+        return LinearWeight(self.a[index], self.g[index])
 
     def dense(self) -> Tensor:
         return self.g.transpose(1, 2) @ self.a
@@ -88,25 +97,28 @@ class LinearWeight:
 class EmbeddingWeight:
     """g_i adds δ_it to row index_it, for output gradients δ (B, T, d)."""
 
-    def __init__(self, indices: Tensor, outputs: Tensor, rows: int, padding: int | None) -> None:
+    def __init__(self, indices: Tensor, outputs: Tensor, size: int, padding: int | None) -> None:
         self.indices = indices.reshape(indices.shape[0], -1)
         g = outputs.reshape(*self.indices.shape, outputs.shape[-1])
         self.g = g if padding is None else g.masked_fill((self.indices == padding)[:, :, None], 0.0)
-        self.rows = rows
+        self.size = size
 
-    def square_norms(self) -> Tensor:
+    def measure(self) -> tuple[Tensor, Kept]:
         if self.indices.shape[1] == 1:
-            return self.g.square().sum((1, 2))
+            return self.g.square().sum((1, 2)), self
         same = (self.indices[:, :, None] == self.indices[:, None, :]).to(self.g.dtype)
         # Each place holds its whole row's gradient, so a row that occurs n times is counted n times.
-        return ((same @ self.g).square().sum(2) / same.sum(2)).sum(1)
+        return ((same @ self.g).square().sum(2) / same.sum(2)).sum(1), self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = self.g.new_zeros(self.rows, self.g.shape[2])
+        total = self.g.new_zeros(self.size, self.g.shape[2])
         return total.index_add_(0, self.indices.flatten(), (self.g * weights[:, None, None]).flatten(0, 1))
 
+    def rows(self, index: Tensor) -> EmbeddingWeight:
+        return EmbeddingWeight(self.indices[index], self.g[index], self.size, None)
+
     def dense(self) -> Tensor:
-        total = self.g.new_zeros(self.g.shape[0], self.rows, self.g.shape[2])
+        total = self.g.new_zeros(self.g.shape[0], self.size, self.g.shape[2])
         return total.scatter_add_(1, self.indices[:, :, None].expand_as(self.g), self.g)
 
 

@@ -20,7 +20,7 @@ from modicum.clipping.problem import Loss, sum_dtype, zero_like
 
 @dataclass(frozen=True)
 class Probed:
-    """Books of a batch with their gradients filled in, and what they prove."""
+    """Books of a batch after the backward pass, and what they prove."""
 
     books: Books
     usable: bool  # false where the batch holds values that are not finite, so that nothing could be compared
@@ -29,53 +29,31 @@ class Probed:
 
 def probe(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any, examples: int) -> Probed:
     """Keep the books of this batch and check them; raises CannotKeepBooksError where they would be wrong."""
-    books = Books(model, trained)
+    books = Books(model, trained, examples)
     with requiring_grad(model, trained):
-        losses = books.forward(loss, x, y, examples)
+        losses = books.forward(loss, x, y)
         if not losses.requires_grad:
             return Probed(books, usable=True, proven=False)
-        truths = _gradients(losses, trained, books.anchor, torch.ones_like(losses), retain=True)
+        books.only_gradients = True
+        truths = _true_sums(books, losses)
         if not all(bool(torch.isfinite(truth).all()) for truth in truths.values()):
             return Probed(books, usable=False, proven=False)
-        books.check_calls(examples)
-        _check_sums(books, truths, examples)
         gradients = [call.gradient for call in books.calls]
         _check_first_example(books, losses)
     for call, gradient in zip(books.calls, gradients, strict=True):
-        call.gradient = gradient
+        if gradient is not None:
+            books.measure(call, gradient)
+    _check_sums(books, truths)
     # One example cannot show that examples are mixed, nor a zero gradient that a weight is used elsewhere.
     telling = examples > 1 and all(bool(truth.any()) for truth in truths.values())
     return Probed(books, usable=True, proven=telling)
 
 
-def _gradients(
-    losses: Tensor, trained: dict[str, nn.Parameter], anchor: Tensor, seeds: Tensor, *, retain: bool
-) -> dict[str, Tensor]:
+def _true_sums(books: Books, losses: Tensor) -> dict[str, Tensor]:
     """Autograd's own gradients, by name, of the parameters that the loss reaches; the taps record on the way."""
-    wanted = [*trained.values(), anchor]
-    found = torch.autograd.grad(losses, wanted, seeds, retain_graph=retain, allow_unused=True)[:-1]
-    return {name: g for name, g in zip(trained, found, strict=True) if g is not None}
-
-
-def _check_sums(books: Books, truths: dict[str, Tensor], examples: int) -> None:
-    if not truths:
-        return
-    found = books.pieces()
-    # Where terms cancel, both sides are rounding; so a small part of the whole gradient is always allowed.
-    whole = torch.stack([torch.linalg.vector_norm(t.double()) for t in truths.values()]).square().sum().sqrt()
-    for name, truth in truths.items():
-        ones = truth.new_ones(examples, dtype=sum_dtype(truth))
-        mine = found[name].weighted_sum(ones) if name in found else zero_like(truth)
-        error = torch.linalg.vector_norm((mine - truth).double())
-        if error > _tolerance(truth) * (torch.linalg.vector_norm(truth.double()) + 1e-3 * whole):
-            raise CannotKeepBooksError(f"parameter {name}, which is used outside its layer")
-
-
-def _tolerance(truth: Tensor) -> float:
-    if truth.dtype == torch.float64:
-        return 1e-8
-    half = truth.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled(truth.device.type)
-    return 1e-1 if half else 1e-2
+    wanted = [*books.trained.values(), books.anchor]
+    found = torch.autograd.grad(losses, wanted, torch.ones_like(losses), retain_graph=True, allow_unused=True)
+    return {name: g for name, g in zip(books.trained, found[:-1], strict=True) if g is not None}
 
 
 def _check_first_example(books: Books, losses: Tensor) -> None:
@@ -87,3 +65,22 @@ def _check_first_example(books: Books, losses: Tensor) -> None:
     for call in books.calls:
         if call.gradient is not None and bool(call.gradient[1:].any()):
             raise CannotKeepBooksError(f"a {type(call.layer).__name__} in which examples are mixed")
+
+
+def _check_sums(books: Books, truths: dict[str, Tensor]) -> None:
+    norms = {name: torch.linalg.vector_norm(truth.double()) for name, truth in truths.items()}
+    # Where terms cancel, both sides are rounding; so a small part of the whole gradient is always allowed.
+    whole = sum(float(norm) ** 2 for norm in norms.values()) ** 0.5
+    for name, truth in truths.items():
+        ones = truth.new_ones(books.examples, dtype=sum_dtype(truth))
+        mine = books.kept[name].weighted_sum(ones) if name in books.kept else zero_like(truth)
+        error = float(torch.linalg.vector_norm((mine - truth).double()))
+        if error > _tolerance(truth) * (float(norms[name]) + 1e-3 * whole):
+            raise CannotKeepBooksError(f"parameter {name}, which is used outside its layer")
+
+
+def _tolerance(truth: Tensor) -> float:
+    if truth.dtype == torch.float64:
+        return 1e-8
+    half = truth.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled(truth.device.type)
+    return 1e-1 if half else 1e-2

@@ -12,33 +12,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from modicum.clipping.convolution import ConvWeight, Geometry
-from modicum.clipping.pieces import Dense, EmbeddingWeight, LinearWeight, Piece
+from modicum.clipping.pieces import Dense, EmbeddingWeight, Kept, LinearWeight, Piece
+from modicum.clipping.problem import sum_dtype
 
 Pieces = dict[str, Piece]
 
 
-@dataclass
-class Call:
-    """One call of a layer: its input, and after the backward pass the gradient of its output."""
-
-    layer: nn.Module
-    input: Tensor
-    version: int
-    gradient: Tensor | None = None
-
-    def rows(self, index: Tensor) -> Call:
-        gradient = None if self.gradient is None else self.gradient[index]
-        return Call(self.layer, self.input[index], self.version, gradient)
-
-
-def pieces(call: Call) -> Pieces:
-    """The contribution of a call to each of its layer's own parameters, in at least single precision."""
-    gradient = call.gradient
-    if gradient is None:
-        return {}
-    dtype = torch.float64 if gradient.dtype == torch.float64 else torch.float32
-    inputs = call.input.to(dtype) if call.input.is_floating_point() else call.input
-    return RULES[type(call.layer)](call.layer, inputs, gradient.to(dtype))
+def pieces(layer: nn.Module, inputs: Tensor, gradient: Tensor) -> Pieces:
+    """What a call with these inputs and this output gradient gives each of the layer's own parameters."""
+    dtype = sum_dtype(gradient)
+    inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+    return RULES[type(layer)](layer, inputs, gradient.to(dtype))
 
 
 def known(layer: nn.Module, parameter: str) -> bool:
@@ -73,7 +57,7 @@ def _conv1d(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     )
     out, channels, width = layer.weight.shape
     flat = ConvWeight(a[:, :, None], g[:, :, None], geometry, torch.Size((out, channels, 1, width)))
-    found: Pieces = {"weight": _Reshaped(flat, layer.weight.shape)}
+    found: Pieces = {"weight": _Conv1dWeight(flat, layer.weight.shape)}
     if layer.bias is not None:
         found["bias"] = Dense(g.sum(2))
     return found
@@ -81,19 +65,29 @@ def _conv1d(layer: Any, a: Tensor, g: Tensor) -> Pieces:
 
 @dataclass(frozen=True)
 class _Reshaped:
-    """A piece in another shape."""
+    """A one-dimensional convolution's weight, computed in two dimensions."""
 
-    piece: Piece
+    kept: Kept
     shape: torch.Size
 
-    def square_norms(self) -> Tensor:
-        return self.piece.square_norms()
-
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.piece.weighted_sum(weights).view(self.shape)
+        return self.kept.weighted_sum(weights).view(self.shape)
+
+    def rows(self, index: Tensor) -> _Reshaped:
+        return _Reshaped(self.kept.rows(index), self.shape)
+
+
+@dataclass(frozen=True)
+class _Conv1dWeight:
+    flat: ConvWeight
+    shape: torch.Size
+
+    def measure(self) -> tuple[Tensor, Kept]:
+        squares, kept = self.flat.measure()
+        return squares, _Reshaped(kept, self.shape)
 
     def dense(self) -> Tensor:
-        return self.piece.dense().view(-1, *self.shape)
+        return self.flat.dense().view(-1, *self.shape)
 
 
 def _explicit_padding(layer: Any, a: Tensor) -> tuple[Tensor, tuple[int, ...]]:
