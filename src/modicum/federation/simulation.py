@@ -2,58 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from modicum.core.door import SERVER
 from modicum.core.messages import Broadcast, Opened, Released, ReleasedSum, encode
-from modicum.core.parts import Backend, Batch, ClientFacts, Frame, Mechanism, PublicFacts
+from modicum.core.parts import Backend, ClientFacts, Frame, Mechanism, PublicFacts
 from modicum.core.store import load_state, save_state
 from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
 from modicum.federation.clients import Client, Clients
 from modicum.federation.cohort import Balanced, Cohorts, RandomCohorts, SecretPoisson, rounds_of
+from modicum.federation.evaluation import accuracy_by_client, evaluate
 from modicum.federation.experiment import Experiment, prepare
+from modicum.federation.identity import run_id
+from modicum.federation.records import MetricsFile, RoundRecord
+from modicum.federation.run_folder import RunFolder
 from modicum.federation.server import Proposal, Server, TrustedLedger
 from modicum.federation.transcript import Forget, Kind, Seen, Transcript
 from modicum.mechanisms.common import metric_plans, training_multiplier
 from modicum.privacy.budgets import Refusal, Refused
 from modicum.privacy.events import Release
-from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import TrustedServer
 from modicum.privacy.token import Token
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """What a run tells of one round. `simulated` holds ground truth that only a simulator can see."""
-
-    round: int
-    bounds: Mapping[str, float]  # each asked client's clipping bound
-    answered: int
-    refused: Mapping[str, str]
-    abandoned: bool
-    reserved: float  # share of the planned releases that is reserved so far, mean over clients (R3)
-    public: Mapping[str, float] = field(default_factory=dict)
-    paid: Mapping[str, float] = field(default_factory=dict)
-    simulated: Mapping[str, float] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @property
-    def bound(self) -> float:
-        return statistics.median(self.bounds.values()) if self.bounds else float("nan")
-
 
 Faults = Callable[[int, str], bool]
 """(round, client) → True where the client never answers; for tests and what-if experiments."""
@@ -83,18 +59,18 @@ class Simulation:
         self.frame = Frame(self.backend, self.method.training, self.method.policy, shared, experiment.metrics)
         self.facts = _facts(experiment, self.cohorts)
         self.plans = _plans(experiment, self.method.mechanism, self.facts, self.cohorts)
-        self.ledger = _ledger(folder / "ledger.sqlite", _run_id(experiment), self.noise)
+        files = RunFolder(folder)
+        self.ledger = files.open_ledger(run_id(experiment), self.noise)
         self.ledger.declare(self.plans.values())
         self.server = Server(
             self.method, self._public(), self.cohorts, self.ledger.run_id, self.frame, self.data.first[shared]
         )
-        self.clients = Clients(
-            self.method, self.frame, self._clients(), self.ledger, self.noise, folder / "clients"
-        )
+        self.clients = Clients(self.method, self.frame, self._clients(), self.ledger, self.noise, files.clients)
         self.trusted = TrustedLedger(self.ledger, self.noise) if self._central else None
-        self._checkpoint = folder / "checkpoint.pt"
+        self._checkpoint = files.checkpoint
         if self._checkpoint.exists():
             self.server.restore(load_state(self._checkpoint))
+        self.metrics = MetricsFile(files.metrics, self.server.state.round)
 
     @property
     def _central(self) -> bool:
@@ -145,6 +121,7 @@ class Simulation:
             paid=_paid(opened),
             simulated=self._evaluate(proposal.round),
         )
+        self.metrics.append(record)
         save_state(self._checkpoint, server.state.to_dict())
         self.clients.acknowledge(server.state.round)
         return record
@@ -178,11 +155,12 @@ class Simulation:
     def _exchange_trusted(
         self, proposal: Proposal, trusted: TrustedLedger
     ) -> tuple[Opened | None, int, dict[str, str]]:
+        events, tokens, refused = self._reserve_trusted(proposal, trusted)
+        asked = [b for b in proposal.broadcasts if b.client not in refused]
         stored = trusted.stored(proposal.round)
         if stored is not None:
-            return stored, 0, {}
-        events, tokens, refused = self._reserve_trusted(proposal, trusted)
-        blobs, _ = self._ask([b for b in proposal.broadcasts if b.client not in refused])
+            return stored, sum(not self._faults(b.round, b.client) for b in asked), refused
+        blobs, _ = self._ask(asked)
         if not tokens:  # nobody has budget left
             return None, 0, refused
         opened = self.server.open(proposal, blobs, events, trusted.door(tokens))
@@ -227,19 +205,20 @@ class Simulation:
     def _evaluate_public(self) -> dict[str, float]:
         return {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy)
 
+    def client_accuracies(self) -> dict[str, float]:
+        """Simulated ground truth: each client's model, personal parameters included, on its own test records."""
+        models = {}
+        for name, client in self.clients.clients.items():
+            models[name] = self.model
+            if "personal" in client.state:
+                models[name][~self.frame.shared] = client.state["personal"].to(models[name])
+        return accuracy_by_client(self.backend, models, self.data.client_test)
+
     def _evaluate(self, round: int) -> dict[str, float]:
         last = self.server.finished
         if not len(self.data.test) or not (last or (round + 1) % self.experiment.evaluate_every == 0):
             return {}
         return {f"test_{k}": v for k, v in evaluate(self.backend, self.model, self.data.test).items()}
-
-
-def evaluate(backend: Backend, theta: Tensor, records: Batch) -> dict[str, float]:
-    outputs, y = backend.outputs(theta, records.x), records.targets["y"]
-    return {
-        "accuracy": (outputs.argmax(-1) == y).double().mean().item(),
-        "loss": cross_entropy(outputs.double(), y).item(),
-    }
 
 
 def _cohorts(experiment: Experiment, mechanism: Mechanism, noise: NoiseSource) -> Cohorts:
@@ -283,16 +262,3 @@ def _paid(opened: Opened | None) -> dict[str, float]:
         return dict(opened.metrics)
     names = {name for released in opened for name in released.metrics}
     return {n: statistics.fmean(r.metrics[n] for r in opened if n in r.metrics) for n in sorted(names)}
-
-
-def _run_id(experiment: Experiment) -> str:
-    """Names the run in every message and in the ledger."""
-    text = f"{experiment.method!r}/{experiment.rounds}/{experiment.seed}/{experiment.federation.budgets}"
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _ledger(path: Path, run: str, noise: NoiseSource) -> Ledger:
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return Ledger.create(path, run, noise)
-    return Ledger.open(path, noise)

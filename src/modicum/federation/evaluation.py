@@ -1,0 +1,29 @@
+"""How good a model is on given records. On clients' records this is ground truth that only a simulator can see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from modicum.core.parts import Backend, Batch
+
+
+def evaluate(backend: Backend, theta: Tensor, records: Batch) -> dict[str, float]:
+    outputs, y = backend.outputs(theta, records.x), records.targets["y"]
+    return {
+        "accuracy": (outputs.argmax(-1) == y).double().mean().item(),
+        "loss": cross_entropy(outputs.double(), y).item(),
+    }
+
+
+def accuracy_by_client(backend: Backend, models: Mapping[str, Tensor], tests: Sequence[Batch]) -> dict[str, float]:
+    """Accuracy of each client's model on its own test records, where it has any."""
+    with torch.no_grad():
+        return {
+            name: evaluate(backend, theta, test)["accuracy"]
+            for (name, theta), test in zip(models.items(), tests, strict=True)
+            if len(test)
+        }

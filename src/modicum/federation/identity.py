@@ -1,0 +1,52 @@
+"""One name for everything that decides a run's result, so that a folder is never continued as something else."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+
+from torch import nn
+
+from modicum.data.arrays import Arrays, FederatedData
+from modicum.federation.experiment import Experiment
+
+
+def run_id(experiment: Experiment) -> str:
+    """Names the run in every message and in the ledger: the same experiment has the same name everywhere."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in _parts(experiment):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+def _parts(e: Experiment) -> Iterator[bytes]:
+    # An object without a repr of its own shows its address, which differs from process to process.
+    yield re.sub(r" at 0x[0-9a-f]+", "", repr(e.method)).encode()
+    settings = (e.setting, e.max_participations, e.metrics, e.seed, e.federation.budgets)
+    yield repr(settings).encode()
+    yield from _model(e)
+    yield from _data(e.federation.data)
+
+
+def _model(e: Experiment) -> Iterator[bytes]:
+    if not isinstance(e.model, nn.Module):
+        yield repr((e.model, sorted(e.model_options.items()))).encode()
+        return
+    yield repr(e.model).encode()
+    for name, value in e.model.state_dict().items():
+        yield name.encode()
+        yield value.detach().cpu().numpy().tobytes()
+
+
+def _data(data: FederatedData) -> Iterator[bytes]:
+    yield repr((data.dataset, data.names, data.classes, data.proxy_classes)).encode()
+    own = (arrays for c in data.clients for arrays in (c.train, c.validation, c.test))
+    for arrays in (*own, data.test, data.proxy, data.proxy_validation):
+        yield from _arrays(arrays)
+
+
+def _arrays(arrays: Arrays) -> Iterator[bytes]:
+    yield repr((arrays.x.shape, arrays.x.dtype.str)).encode()
+    yield arrays.x.tobytes()
+    yield arrays.y.tobytes()

@@ -1,0 +1,93 @@
+"""What a run tells of each round, and the file that holds it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from modicum.core.store import write_durably
+from modicum.errors import UserError
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What a run tells of one round. `simulated` holds ground truth that only a simulator can see."""
+
+    round: int
+    bounds: Mapping[str, float]  # each asked client's clipping bound
+    answered: int
+    refused: Mapping[str, str]
+    abandoned: bool
+    reserved: float  # share of the planned releases that is reserved so far, mean over clients (R3)
+    public: Mapping[str, float] = field(default_factory=dict)
+    paid: Mapping[str, float] = field(default_factory=dict)
+    simulated: Mapping[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def bound(self) -> float:
+        return statistics.median(self.bounds.values()) if self.bounds else float("nan")
+
+
+class MetricsFile:
+    """`metrics.jsonl`: one line a round, each round exactly once, whatever happened to the process.
+
+    A round's line is written before its checkpoint. A crash between the two leaves a line that the checkpoint does
+    not know; the round is done again and its line with it, so opening drops every line from that round on.
+    """
+
+    def __init__(self, path: Path, next_round: int) -> None:
+        self.path = path
+        kept = [line for line in _lines(path) if line["round"] < next_round]
+        if [line["round"] for line in kept] != list(range(next_round)):
+            raise UserError(f"{path} does not hold the rounds before {next_round}: resume from an intact folder")
+        write_durably(path, b"".join(_encode(line) for line in kept))
+
+    def append(self, record: RoundRecord) -> None:
+        """Durable on return."""
+        with open(self.path, "ab") as file:
+            file.write(_encode(record.to_dict()))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_records(path: Path) -> tuple[RoundRecord, ...]:
+    """Every round of a run, in order."""
+    return tuple(RoundRecord(**line) for line in _lines(path))
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Whole lines only: the last one may have been cut off by a crash."""
+    if not path.exists():
+        return []
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    try:
+        return [_back(json.loads(line)) for line in whole.splitlines()]
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{path} is damaged: resume from an intact folder") from None
+
+
+def _encode(line: dict[str, Any]) -> bytes:
+    """JSON has no NaN or infinity: a value that diverged is written as null."""
+    tidy = {key: _tidy(value) for key, value in line.items()}
+    return json.dumps(tidy, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def _tidy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _tidy(v) for key, v in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _back(line: dict[str, Any]) -> dict[str, Any]:
+    for group in ("bounds", "public", "paid", "simulated"):
+        line[group] = {key: math.nan if v is None else v for key, v in line[group].items()}
+    return line

@@ -1,0 +1,130 @@
+"""A run's folder: what lies where, who may work in it, and how an interrupted run is told from a fresh one."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from modicum.core.store import write_durably
+from modicum.errors import UserError
+from modicum.privacy.ledger import Ledger
+from modicum.privacy.noise import NoiseSource
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Names of the files of a run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.sqlite"
+
+    @property
+    def certificate(self) -> Path:
+        return self.path / "certificate.json"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def picture(self) -> Path:
+        return self.path / "report.png"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint.pt"
+
+    @property
+    def clients(self) -> Path:
+        return self.path / "clients"
+
+    def make(self, *, fresh: bool) -> None:
+        """Create the folder and make sure that it can be written to; `fresh` refuses one that holds something."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            occupied = any(self.path.iterdir())
+            if not (fresh and occupied):
+                probe = self.path / ".writable"
+                probe.write_bytes(b"")
+                probe.unlink()
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {self.path} ({error.strerror}): choose another folder with --out"
+            ) from None
+        if fresh and occupied:
+            raise UserError(f"{self.path} is not empty: continue it with --resume, or choose another folder")
+
+    def write(self, path: Path, content: bytes) -> None:
+        try:
+            write_durably(path, content)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the folder: two processes must not run the same rounds. A killed process lets go of it."""
+        with open(self.path / ".lock", "wb") as file:
+            try:
+                import fcntl
+            except ImportError:  # pragma: no cover - a system without file locks relies on the ledger's own
+                yield
+                return
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(f"another process is running in {self.path}: wait for it or stop it") from None
+            yield
+
+    def open_ledger(self, run: str, noise: NoiseSource) -> Ledger:
+        """The ledger of this run: a new one, or the one it began with."""
+        if self.ledger.exists() and self._never_began():
+            for name in ("", "-wal", "-shm"):
+                self.ledger.with_name(self.ledger.name + name).unlink(missing_ok=True)
+        if not self.ledger.exists():
+            return Ledger.create(self.ledger, run, noise)
+        ledger = Ledger.open(self.ledger, noise)
+        if ledger.run_id != run:
+            ledger.close()
+            raise UserError(
+                f"{self.path} holds a run with other settings or data: continue it with those it began with, or "
+                "choose another folder"
+            )
+        return ledger
+
+    def _never_began(self) -> bool:
+        """A crash while the ledger was being made: it has no entry, and nothing else was written after it."""
+        if self.checkpoint.exists() or self.clients.exists() or _size(self.metrics):
+            return False
+        if not _size(self.ledger):
+            return True
+        try:
+            with closing(sqlite3.connect(f"{self.ledger.absolute().as_uri()}?mode=rw", uri=True)) as db:
+                tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+                return not tables or (
+                    "journal" in tables and db.execute("SELECT 1 FROM journal LIMIT 1").fetchone() is None
+                )
+        except sqlite3.Error:
+            return False
+
+
+def _size(path: Path) -> int:
+    return os.path.getsize(path) if path.exists() else 0
