@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from modicum.cli import datasets, verify
+from modicum.cli import account, datasets, verify
 
 app = typer.Typer(
     name="modicum",
@@ -14,5 +14,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(account.app, name="account")
 app.add_typer(datasets.app, name="datasets")
 app.command("verify")(verify.verify)

@@ -108,7 +108,7 @@ def largest_rate(
     if cost(1) > target:
         raise UserError(
             f"budget ε={target:g} cannot be met with noise multiplier {noise_multiplier:g} and {count} steps at "
-            f"any rate: a rate of {1 / _TICKS:g} already reaches {cost(1):.4g} (raise the noise or lower the steps)"
+            f"any rate: a rate of {1 / _TICKS:g} reaches {cost(1):.4g} (raise the noise or lower the steps)"
         )
     return _largest(lambda ticks: cost(ticks) <= target, _TICKS) / _TICKS
 
@@ -142,7 +142,7 @@ def _round_up(z: float) -> float:
 
 def _refuse(target: float, delta: float, reachable: float) -> UserError:
     return UserError(
-        f"budget ε={target:g} cannot be met at δ={delta:g} beside the releases already planned: smallest reachable "
+        f"budget ε={target:g} cannot be met at δ={delta:g} beside what is already planned: smallest reachable "
         f"is {reachable:.4g} (raise the budget, or plan fewer or noisier metrics)"
     )
 

@@ -14,7 +14,7 @@ from modicum.privacy.spec import Adjacency, PrivacySpec, SecureAggregation, Trus
 
 @dataclass(frozen=True, order=True)
 class Gaussians:
-    """`count` releases with noise of `noise_multiplier`·bound as the adversary sees it, and coins it cannot see."""
+    """`count` releases with noise of `noise_multiplier`·bound as the adversary sees it, and coins it cannot."""
 
     noise_multiplier: float
     rate: float = 1.0

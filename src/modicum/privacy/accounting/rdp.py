@@ -74,7 +74,7 @@ def rdp_many(q: ArrayLike, z: ArrayLike, alpha: float) -> FloatArray:
 
 
 def _whole_order(q: FloatArray, z: FloatArray, alpha: int) -> FloatArray:
-    """ρ from E − 1 = Σ_{k≥2} C(α,k) q^k (1−q)^{α−k} (e^{k(k−1)/(2z²)} − 1): all terms positive, no cancellation."""
+    """ρ from E − 1 = Σ_{k≥2} C(α,k) q^k (1−q)^{α−k} (e^{k(k−1)/(2z²)} − 1): no cancellation."""
     log_q, log_p, half = np.log(q), np.log1p(-q), 1 / (2 * z**2)
     total = np.full(q.shape, -np.inf)
     for k in range(2, alpha + 1):

@@ -1,0 +1,186 @@
+"""`modicum account`: what noise costs, what noise a budget needs, and what four papers claim."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from modicum.privacy.accounting import Guarantee
+    from modicum.privacy.accounting.papers import Paper
+    from modicum.privacy.events import Sampler
+    from modicum.privacy.spec import PrivacySpec
+
+app = typer.Typer(
+    help="Plan privacy: ε of given noise, noise for a given ε, and the papers' claims beside the truth.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+STEPS = typer.Option(..., "--steps", help="How many noisy releases there are in all.")
+RATE = typer.Option(1.0, "--sampling-rate", help="Poisson rate of each release; 1 means no sampling.")
+DELTA = typer.Option(1e-5, "--delta", help="δ of the guarantee.")
+ADJACENCY = typer.Option("zero-out", "--adjacency", help="zero-out, add-remove or replace-one.")
+UNIT = typer.Option("record", "--unit", help="Who is protected: record or client.")
+VIEW = typer.Option(
+    "server-sees-messages", "--view", help="server-sees-messages, secure-aggregation or trusted-server."
+)
+PARTICIPANTS = typer.Option(2, "--participants", help="Clients in a sum behind secure aggregation.")
+TOLERATED = typer.Option(1, "--tolerated", help="How many of them may collude or drop out.")
+AS_JSON = typer.Option(False, "--json", help="Machine-readable output.")
+
+
+@app.command("epsilon")
+def epsilon(
+    noise_multiplier: float = typer.Option(
+        ..., "--noise-multiplier", help="Noise-std of one client's message over its clipping bound."
+    ),
+    steps: int = STEPS,
+    sampling_rate: float = RATE,
+    delta: float = DELTA,
+    adjacency: str = ADJACENCY,
+    unit: str = UNIT,
+    view: str = VIEW,
+    participants: int = PARTICIPANTS,
+    tolerated: int = TOLERATED,
+    as_json: bool = AS_JSON,
+) -> None:
+    """The true ε of a number of noisy releases."""
+    spec = _spec(unit, adjacency, view, participants, tolerated, delta)
+    guarantee = _guarantee(noise_multiplier, _sampler(sampling_rate, spec), steps, spec)
+    _show(guarantee, noise_multiplier, sampling_rate, steps, as_json)
+
+
+@app.command("noise")
+def noise(
+    epsilon: float = typer.Option(..., "--epsilon", help="The budget."),
+    steps: int = STEPS,
+    sampling_rate: float = RATE,
+    delta: float = DELTA,
+    adjacency: str = ADJACENCY,
+    unit: str = UNIT,
+    view: str = VIEW,
+    participants: int = PARTICIPANTS,
+    tolerated: int = TOLERATED,
+    as_json: bool = AS_JSON,
+) -> None:
+    """The smallest noise multiplier that keeps a number of releases within a budget ε."""
+    from modicum.privacy.calibration import calibrate_noise
+
+    spec = _spec(unit, adjacency, view, participants, tolerated, delta)
+    sampler = _sampler(sampling_rate, spec)
+    z = calibrate_noise(spec, epsilon, sampler, steps)
+    _show(_guarantee(z, sampler, steps, spec), z, sampling_rate, steps, as_json, target=epsilon)
+
+
+@app.command("paper")
+def paper(
+    name: str = typer.Argument(..., help="pac-dp, acdp-pfsd, fedmap or fedcompdp."), as_json: bool = AS_JSON
+) -> None:
+    """Every published setting of a paper: its claimed ε beside the true ε of the same noise."""
+    from modicum.errors import UserError
+    from modicum.privacy.accounting.papers import PAPERS
+
+    if name not in PAPERS:
+        raise UserError(f"unknown paper {name!r}: choose one of {', '.join(PAPERS)}")
+    found = PAPERS[name]()
+    if as_json:
+        print(json.dumps(found.to_dict(), ensure_ascii=False, indent=2))
+    else:
+        _show_paper(found)
+
+
+def _spec(unit: str, adjacency: str, view: str, participants: int, tolerated: int, delta: float) -> PrivacySpec:
+    from modicum.errors import UserError
+    from modicum.privacy.spec import Adjacency, PrivacySpec, Unit, view_from_dict
+
+    fields: dict[str, Any] = {"kind": view}
+    if view == "secure-aggregation":
+        fields |= {"participants": participants, "tolerated": tolerated}
+    for value, kind in ((unit, Unit), (adjacency, Adjacency)):
+        if value not in list(kind):
+            raise UserError(f"unknown {kind.__name__.lower()} {value!r}: choose one of {', '.join(kind)}")
+    return PrivacySpec(unit=Unit(unit), adjacency=Adjacency(adjacency), view=view_from_dict(fields), delta=delta)
+
+
+def _sampler(rate: float, spec: PrivacySpec) -> Sampler:
+    """Records are drawn by their client; clients by the server, which may or may not be the adversary."""
+    from modicum.privacy.events import KnownTo, NoSampling, Poisson
+    from modicum.privacy.spec import Unit
+
+    if rate == 1:
+        return NoSampling()
+    return Poisson(rate, KnownTo.CLIENT if spec.unit is Unit.RECORD else KnownTo.SERVER)
+
+
+def _guarantee(z: float, sampler: Sampler, steps: int, spec: PrivacySpec) -> Guarantee:
+    from modicum.privacy.accounting import checks
+    from modicum.privacy.accounting import epsilon as true_epsilon
+    from modicum.privacy.plan import PlannedRelease
+
+    planned = PlannedRelease("releases", checks.positive("the noise multiplier", z), sampler, checks.steps(steps))
+    return true_epsilon([planned], spec)
+
+
+def _show(
+    guarantee: Guarantee, z: float, rate: float, steps: int, as_json: bool, target: float | None = None
+) -> None:
+    spec = guarantee.spec
+    if as_json:
+        body = {
+            "epsilon": guarantee.epsilon,
+            "delta": spec.delta,
+            "unit": str(spec.unit),
+            "adjacency": str(spec.adjacency),
+            "view": spec.view.to_dict(),
+            "accountant": guarantee.accountant,
+            "noise_multiplier": z,
+            "steps": steps,
+            "sampling_rate": rate,
+        }
+        print(json.dumps(body if target is None else {**body, "target_epsilon": target}))
+        return
+    rows = {
+        "ε": f"{guarantee.epsilon:.4g}" + (f"  (budget {target:g})" if target is not None else ""),
+        "δ": f"{spec.delta:g}",
+        "noise multiplier": f"{z:g}",
+        "steps": f"{steps}",
+        "sampling rate": "none" if rate == 1 else f"{rate:g} (Poisson)",
+        "unit, adjacency": f"{spec.unit}, {spec.adjacency}",
+        "accountant": guarantee.accountant,
+    }
+    _print_table(("", ""), [*rows.items()], header=False)
+    print(spec.sentence())
+
+
+def _show_paper(paper: Paper) -> None:
+    def number(value: float | None) -> str:
+        return "—" if value is None else f"{value:.4g}"
+
+    for_all = list(dict.fromkeys(reading for row in paper.rows for reading in row.true))
+    columns = ("setting", "claimed ε", "its accountant", *(f"true ε: {reading}" for reading in for_all), "note")
+    rows = [
+        (r.setting, number(r.claimed), number(r.recomputed), *(number(r.true.get(t)) for t in for_all), r.note)
+        for r in paper.rows
+    ]
+    _print_table(columns, rows)
+    for what, ratio in paper.ratios.items():
+        print(f"- {what}: {ratio:.2f}")
+    print(f"δ = {paper.delta:.4g}. {paper.wrong}.")
+
+
+def _print_table(columns: tuple[str, ...], rows: list[tuple[str, ...]], header: bool = True) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD if header else None, show_header=header, pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if header and i else "left")
+    for row in rows:
+        table.add_row(*row)
+    width = None if sys.stdout.isatty() else 150
+    Console(highlight=False, markup=False, width=width).print(table)
