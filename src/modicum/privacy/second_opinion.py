@@ -46,7 +46,7 @@ def plan_epsilon(plan: PrivacyPlan) -> float:
 
 
 def filter_epsilon(plan: PrivacyPlan, spent: Mapping[tuple[float, Sampler], int]) -> float:
-    """ε of what a filter let through, given as counts by (noise multiplier, sampler): at most its cap, if it works."""
+    """ε of what a filter let through, counted by (noise multiplier, sampler): at most its cap, if it works."""
     dp = library()
     shift = 2.0 if plan.spec.adjacency is Adjacency.REPLACE_ONE else 1.0
     charges = [(_seen(z, plan.spec) / shift, sampler, count) for (z, sampler), count in spent.items()]
