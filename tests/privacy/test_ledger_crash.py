@@ -86,7 +86,7 @@ def kill_at_random(folder: Path, points: int, seed: int) -> None:
     """One ledger after another is continued and killed at random instants."""
     rng = random.Random(seed)
     killed = 0
-    path, log, clients = folder / "x.sqlite", folder / "x.log", [f"c{i}" for i in range(5)]
+    clients = [f"c{i}" for i in range(5)]
     while killed < points:
         path, log = folder / f"{killed}.sqlite", folder / f"{killed}.log"
         new_ledger(path, clients, budget=50.0).close()
@@ -99,7 +99,7 @@ def kill_at_random(folder: Path, points: int, seed: int) -> None:
             assert child.exitcode == -signal.SIGKILL
             killed += 1
             assert under_reported(path, log) == []
-    assert log.stat().st_size > 0
+    assert sum(log.stat().st_size for log in folder.glob("*.log")) > 0  # the kills hit work in progress
 
 
 def test_kills_at_random_instants(tmp_path: Path) -> None:
