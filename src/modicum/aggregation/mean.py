@@ -1,4 +1,4 @@
-"""Plain and weighted means of what was released."""
+"""The plain mean of what was released."""
 
 from __future__ import annotations
 

@@ -319,3 +319,4 @@ class Method:
     aggregation: Aggregation
     codec: Codec = field(default_factory=Identity)
     wrapper: ModelWrapper = field(default_factory=Plain)
+    notes: tuple[str, ...] = ()  # what a reader of the results must know, such as a flaw kept in faithful mode

@@ -1,0 +1,39 @@
+"""The methods that ship, by name. Each is a frozen spec whose `build` composes the four parts."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from modicum.errors import UserError
+from modicum.methods.aqc import Aqc
+from modicum.methods.cgm_median import CgmMedian
+from modicum.methods.dp_fedavg import DpFedAvg
+from modicum.methods.dp_sgd import DpSgd
+from modicum.methods.fedavg import FedAvg
+
+if TYPE_CHECKING:
+    from modicum.federation.experiment import MethodSpec
+
+METHODS: dict[str, type[MethodSpec]] = {
+    "fedavg": FedAvg,
+    "dp-fedavg": DpFedAvg,
+    "dp-sgd": DpSgd,
+    "aqc": Aqc,
+    "cgm-median": CgmMedian,
+}
+
+
+def method(name: str, **settings: Any) -> MethodSpec:
+    """The named method with these settings; the others keep their defaults."""
+    if name not in METHODS:
+        raise UserError(f"unknown method {name!r}: use one of {', '.join(METHODS)}")
+    spec = METHODS[name]
+    known = [f.name for f in fields(spec)]  # type: ignore[arg-type]
+    for setting in settings:
+        if setting not in known:
+            raise UserError(f"method {name!r} has no setting {setting!r}: it has {', '.join(known)}")
+    return spec(**settings)
+
+
+__all__ = ["METHODS", "Aqc", "CgmMedian", "DpFedAvg", "DpSgd", "FedAvg", "method"]

@@ -1,0 +1,62 @@
+"""What method specs share: settings with help, and names that become parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, field, fields
+from typing import Any, Literal
+
+from modicum.aggregation import Mean, Momentum, NoiseAware, Weighted
+from modicum.core.parts import Aggregation
+from modicum.errors import UserError
+from modicum.privacy.spec import SecureAggregation, ServerSeesMessages, TrustedServer, View
+
+ViewName = Literal["server-sees-messages", "secure-aggregation", "trusted-server"]
+AggregationName = Literal["mean", "weighted", "noise-aware"]
+AdjacencyName = Literal["zero-out", "add-remove", "replace-one"]
+RuleName = Literal["flat", "auto"]
+
+
+def option(default: Any, help: str) -> Any:
+    """A field with the text that documentation, command line and reports show for it."""
+    return field(default=default, metadata={"help": help})
+
+
+def help_of(setting: Field[Any]) -> str:
+    return str(setting.metadata.get("help", ""))
+
+
+def settings_of(spec: type) -> dict[str, tuple[Any, str]]:
+    """Each setting's default and help, in the order of the spec."""
+    return {f.name: (None if f.default is MISSING else f.default, help_of(f)) for f in fields(spec)}
+
+
+def build_view(name: ViewName, participants: int, tolerated: int) -> View:
+    """The adversary's view by its name, for cohorts of this size."""
+    match name:
+        case "server-sees-messages":
+            return ServerSeesMessages()
+        case "secure-aggregation":
+            return SecureAggregation(participants, tolerated)
+        case "trusted-server":
+            return TrustedServer()
+    raise UserError(f"unknown view {name!r}: use server-sees-messages, secure-aggregation or trusted-server")
+
+
+def build_aggregation(name: AggregationName, lr: float, momentum: float = 0.0) -> Aggregation:
+    if not 0 < lr < float("inf"):
+        raise UserError(f"the server's learning rate must be positive and finite, got {lr}")
+    known: Mapping[str, type[Mean] | type[Weighted] | type[NoiseAware]] = {
+        "mean": Mean,
+        "weighted": Weighted,
+        "noise-aware": NoiseAware,
+    }
+    if name not in known:
+        raise UserError(f"unknown aggregation {name!r}: use {', '.join(known)}")
+    base: Aggregation = known[name](lr)
+    return Momentum(base, momentum) if momentum else base
+
+
+def one_of(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UserError(f"unknown {what} {value!r}: use {' or '.join(known)}")

@@ -1,0 +1,120 @@
+"""A bound that follows the median norm of what was released, without or with (naive) the noise in it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from modicum.core.messages import Decision, Released, ReleasedSum
+from modicum.core.parts import Place, PublicFacts, Scope, Signal, State, View
+from modicum.errors import UserError
+
+MEDIAN_LOSS = math.sqrt(math.pi / 2)  # standard error of a median over that of a mean, for normal errors
+LARGEST = 1e12  # where the naive rule's bound stops: it has diverged long before
+
+
+def _check(initial: float) -> None:
+    if not 0 < initial < float("inf"):
+        raise UserError(f"the first clipping bound must be positive and finite, got {initial}")
+
+
+@dataclass(frozen=True)
+class MedianNorm:
+    """C ← h · median_i √max(0, ‖u_i‖² − dσ_i²)/g_i, from releases alone, hence free (post-processing).
+
+    u_i is a released update, σ_i² its public noise variance a coordinate, g_i the update's norm per unit of what
+    was clipped. Of a sum, the one norm of the sum is taken. C stays as it is when the squared median is below its
+    own standard error, moves by at most a factor of 2 a round and stays in [C₀/100, 100·C₀]. What is released was
+    clipped before, so the estimate hardly exceeds C: a headroom h above 1 lets the bound grow again.
+    """
+
+    initial: float = 1.0  # C₀
+    headroom: float = 1.0  # h
+    reach: float = 100.0
+    step: float = 2.0
+
+    scope = Scope.ROUND
+    place = Place.SERVER
+    signals: tuple[Signal, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.initial)
+        if not 0 < self.headroom < float("inf"):
+            raise UserError(f"the headroom must be positive and finite, got {self.headroom}")
+        if not (1 < self.step < float("inf") and 1 < self.reach < float("inf")):
+            raise UserError(f"reach and step are factors above 1, got {self.reach} and {self.step}")
+
+    def init(self, public: PublicFacts) -> State:  # noqa: ARG002
+        return {"bound": self.initial}
+
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+        return dict.fromkeys(clients, Decision(state["bound"]))
+
+    def observe(self, state: State, view: View) -> State:
+        square, error = _median_square(_releases(view))
+        if not square > error:
+            return state
+        C = state["bound"]
+        target = self.headroom * math.sqrt(square)
+        target = min(max(target, C / self.step), C * self.step)
+        return {"bound": min(max(target, self.initial / self.reach), self.initial * self.reach)}
+
+
+@dataclass(frozen=True)
+class NaiveMedianNorm:
+    """C ← median_i ‖u_i‖/g_i as printed, with the noise left in. For faithful mode: the bound diverges.
+
+    ‖u‖² is about ‖signal‖² + dσ² and σ is proportional to C, so C grows by a factor of about σ√d/(g·C) a round
+    wherever that is above 1. Releases stay noised with the bound that clipped, so ε stays true; learning does not.
+    """
+
+    initial: float = 1.0
+    least: float = 1e-3  # C_min
+
+    scope = Scope.ROUND
+    place = Place.SERVER
+    signals: tuple[Signal, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.initial)
+        _check(self.least)
+
+    def init(self, public: PublicFacts) -> State:  # noqa: ARG002
+        return {"bound": self.initial}
+
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+        return dict.fromkeys(clients, Decision(state["bound"]))
+
+    def observe(self, state: State, view: View) -> State:
+        norms = [r.update.double().norm().item() / r.facts.gain for r in _releases(view)]
+        if not norms:
+            return state
+        return {"bound": min(max(statistics.median(norms), self.least), LARGEST)}
+
+
+def _releases(view: View) -> tuple[Released | ReleasedSum, ...]:
+    if view.opened is None:
+        return ()
+    return (view.opened,) if isinstance(view.opened, ReleasedSum) else view.opened
+
+
+def _median_square(releases: Sequence[Released | ReleasedSum]) -> tuple[float, float]:
+    """The median of the debiased squared norms on the scale of the bound, and its standard error.
+
+    Var ‖u‖² = 2dσ⁴ + 4σ²‖signal‖²; the median of m such normals has standard error √(π/2)·h/√m, with h the
+    harmonic mean of their standard deviations (the density at the median is the mean of the densities).
+    """
+    squares, errors = [], []
+    for r in releases:
+        variance, scale = r.facts.variance, r.facts.gain**2
+        raw = r.update.double().square().sum().item()
+        square = raw - r.update.numel() * variance
+        spread = 2 * r.update.numel() * variance**2 + 4 * variance * max(square, 0.0)
+        squares.append(square / scale)
+        errors.append(math.sqrt(spread) / scale)
+    if not squares:
+        return 0.0, 0.0
+    loss = MEDIAN_LOSS if len(squares) > 1 else 1.0
+    return statistics.median(squares), loss * statistics.harmonic_mean(errors) / math.sqrt(len(squares))
