@@ -24,8 +24,11 @@ class Door(Protocol):
     def tokens(self) -> tuple[Token, ...]:
         """Every reservation that this round's message draws on."""
 
+    def reserve(self, release: Release) -> bool:
+        """Whether this release is reserved, now if not before; False where the ledger refuses it."""
+
     def sample(self, release: Release, step: int, records: int) -> Tensor:
-        """Indices of the records that enter this step."""
+        """Indices of the records that enter this step, of which `release` must be reserved."""
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Each block's clipped sum plus its noise. `release` must be reserved, each step passes once."""
@@ -34,14 +37,15 @@ class Door(Protocol):
 class ReservedDoor:
     """The real door: opens for what the ledger has reserved and for nothing else.
 
-    `reserve` serves policies that choose the noise of each step: it is asked, durably, before the step.
+    `reserve` serves policies that choose the noise of each step: it is asked, durably, before the step's data is
+    touched, and gives None where the ledger refuses.
     """
 
     def __init__(
         self,
         noise: NoiseSource,
         tokens: Iterable[Token],
-        reserve: Callable[[Release], Token] | None = None,
+        reserve: Callable[[Release], Token | None] | None = None,
     ) -> None:
         self._noise = noise
         self._reserve = reserve
@@ -52,7 +56,18 @@ class ReservedDoor:
     def tokens(self) -> tuple[Token, ...]:
         return tuple(self._tokens.values())
 
+    def reserve(self, release: Release) -> bool:
+        if release in self._tokens:
+            return True
+        token = None if self._reserve is None else self._reserve(release)
+        if token is None or token.settled:
+            return False
+        self._tokens[release] = token
+        return True
+
     def sample(self, release: Release, step: int, records: int) -> Tensor:
+        if release not in self._tokens:
+            raise UserError(f"client {release.client!r}: nothing is reserved for {_name(release)!r}")
         match release.sampler:
             case NoSampling():
                 return torch.arange(records)
@@ -78,8 +93,6 @@ class ReservedDoor:
     def _pass(self, release: Release, step: int) -> None:
         """Use the reservation on its first step; let every step of it through once."""
         if release not in self._left:
-            if release not in self._tokens and self._reserve is not None:
-                self._tokens[release] = self._reserve(release)
             if release not in self._tokens:
                 raise UserError(f"client {release.client!r}: nothing is reserved for {_name(release)!r}")
             self._tokens[release].use(release)

@@ -8,6 +8,7 @@ Policies and aggregation never get a `Sealed` or a `Share`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -153,39 +154,59 @@ def decode(blob: bytes) -> Message | Broadcast | ReleasedSum:
     try:
         length = int.from_bytes(blob[:8], "little")
         meta = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["modicum"])
-        tensor = load(blob)["values"]
-    except Exception:
+        tensors = load(blob)
+        if set(tensors) != {"values"} or tensors["values"].ndim != 1 or not tensors["values"].is_floating_point():
+            raise ValueError
+        return _build(meta, tensors["values"])
+    except Exception:  # whatever hostile bytes provoke, nothing of it is repeated
         raise UserError("these bytes are not a message of this version") from None
-    return _build(meta, tensor)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError
+    return value
+
+
+def _numbers(d: Mapping[str, Any]) -> dict[str, float]:
+    return {_text(name): _number(value) for name, value in d.items()}
 
 
 def _facts(d: Mapping[str, Any]) -> NoiseFacts:
-    return NoiseFacts(d["variance"], d["gain"], d["signal_variance"])
+    return NoiseFacts(_number(d["variance"]), _number(d["gain"]), _numbers(d["signal_variance"]))
 
 
 def _build(meta: dict[str, Any], tensor: Tensor) -> Message | Broadcast | ReleasedSum:
-    match meta["kind"]:
-        case "broadcast":
-            decision = Decision.from_dict(meta["decision"])
-            return Broadcast(meta["run"], meta["round"], meta["client"], decision, tensor, tuple(meta["metrics"]))
+    kind, round = meta["kind"], _count(meta["round"])
+    if kind == "broadcast":
+        decision = Decision.from_dict(meta["decision"])
+        due = tuple(_text(name) for name in meta["metrics"])
+        return Broadcast(_text(meta["run"]), round, _text(meta["client"]), decision, tensor, due)
+    signals = _numbers(meta["signals"])
+    match kind:
         case "released":
-            return Released(
-                meta["client"], meta["round"], tensor, meta["signals"], _facts(meta["facts"]), meta["metrics"]
-            )
+            facts, metrics = _facts(meta["facts"]), _numbers(meta["metrics"])
+            return Released(_text(meta["client"]), round, tensor, signals, facts, metrics)
         case "sealed":
-            return Sealed(meta["client"], meta["round"], tensor, meta["signals"])
+            return Sealed(_text(meta["client"]), round, tensor, signals)
         case "share":
-            return Share(meta["client"], meta["round"], tensor, meta["signals"])
+            return Share(_text(meta["client"]), round, tensor, signals)
         case "sum":
-            return ReleasedSum(
-                meta["round"],
-                tensor,
-                meta["signals"],
-                _facts(meta["facts"]),
-                meta["denominator"],
-                meta["metrics"],
-            )
-    raise UserError(f"unknown message kind {meta['kind']!r}")
+            facts, metrics = _facts(meta["facts"]), _numbers(meta["metrics"])
+            return ReleasedSum(round, tensor, signals, facts, _number(meta["denominator"]), metrics)
+    raise ValueError
 
 
 def finite(tensor: Tensor) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from modicum.core.door import Door, SumDoor
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Decision, Message, Opened, Released, ReleasedSum
+from modicum.errors import UserError
 from modicum.privacy.events import Release
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
@@ -36,6 +37,14 @@ class ClientFacts:
     records: int  # public under zero-out and replace-one, a declared constant under add-remove (R4)
     budget: float
     participations: int
+
+    def __post_init__(self) -> None:
+        # A client's name is a folder's name and a key of its noise; the server's own key is "(server)".
+        if not self.name or self.name != self.name.strip(" .") or set(self.name) & set("/\\()\0"):
+            raise UserError(
+                f"rename client {self.name!r}: a name is not empty, holds none of / \\ ( ), and neither begins nor "
+                "ends with a dot or a space"
+            )
 
 
 @dataclass(frozen=True)
@@ -220,6 +229,7 @@ class Frame:
     policy: Policy
     shared: Tensor  # mask over the parameter vector: what a message carries
     metrics: tuple[Metric, ...] = ()
+    public: PublicFacts | None = None  # for policies that decide at the client
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from modicum.core.door import Door, ReservedDoor
-from modicum.core.messages import Broadcast, Released, encode
+from modicum.core.messages import Broadcast, Released, encode, finite
 from modicum.core.parts import Batch, ClientFacts, Frame, Job, Method, State
 from modicum.core.store import load_state, save_state
-from modicum.errors import UserError
-from modicum.privacy.budgets import Refusal, Refused
+from modicum.privacy.budgets import Reason, Refusal, Refused
 from modicum.privacy.events import Release
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
@@ -25,6 +24,8 @@ from modicum.privacy.spec import TrustedServer
 from modicum.privacy.token import Token
 
 DoorMaker = Callable[[str, tuple[Token, ...]], Door]
+
+BOUNDS = (1e-12, 1e12)  # outside, clipped values or their noise leave the range of single precision
 
 
 @dataclass
@@ -69,10 +70,15 @@ class Clients:
     def answer(self, broadcasts: Sequence[Broadcast]) -> dict[str, bytes | Refusal]:
         """Each client's message, as bytes ready to send, or why it refuses."""
         answers: dict[str, bytes | Refusal] = {}
-        fresh = [b for b in broadcasts if (b.client, b.round) not in self._sent]
+        fresh = []
         for b in broadcasts:
-            if (b.client, b.round) in self._sent:  # a retry gets the stored message, byte for byte
+            reason = self._objection(b)
+            if reason is not None:
+                answers[b.client] = Refusal(b.client, reason)
+            elif (b.client, b.round) in self._sent:  # a retry gets the stored message, byte for byte
                 answers[b.client] = self.ledger.message(self._sent[b.client, b.round])
+            else:
+                fresh.append(b)
         tokens = self._reserve({b.client: self.events(b) for b in fresh}, answers)
         jobs = [self._job(b, tokens[b.client]) for b in fresh if b.client in tokens]
         for start in range(0, len(jobs), self._at_once):
@@ -85,17 +91,20 @@ class Clients:
         self._sent = {key: token for key, token in self._sent.items() if key[1] >= round}
 
     def events(self, broadcast: Broadcast) -> tuple[Release, ...]:
-        client = self._client(broadcast)
+        client = self.clients[broadcast.client]
         return self.method.mechanism.events(
             client.facts, client.plan, self.frame, broadcast, self._participation(client, broadcast.round)
         )
 
-    def _client(self, broadcast: Broadcast) -> Client:
-        if broadcast.run != self.ledger.run_id or broadcast.client not in self.clients:
-            raise UserError(
-                f"proposal for run {broadcast.run!r}, client {broadcast.client!r} is not for this ledger"
-            )
-        return self.clients[broadcast.client]
+    def _objection(self, broadcast: Broadcast) -> Reason | None:
+        """What is wrong with a proposal whatever the budget: a fixed list, and no data is looked at."""
+        if broadcast.run != self.ledger.run_id:
+            return Reason.UNKNOWN_RUN
+        if broadcast.client not in self.clients:
+            return Reason.UNKNOWN_CLIENT
+        if broadcast.model.shape != (int(self.frame.shared.sum()),) or not finite(broadcast.model):
+            return Reason.BAD_MODEL
+        return None if BOUNDS[0] <= broadcast.decision.bound <= BOUNDS[1] else Reason.BAD_BOUND
 
     def _participation(self, client: Client, round: int) -> int:
         return sum(r < round for r in client.rounds)
@@ -115,7 +124,11 @@ class Clients:
                     answers[refusal.client] = refusal
                     asked.pop(refusal.client, None)
                 continue
-            return {name: tuple(next(tokens) for _ in asked[name]) for name in asked}
+            given = {name: tuple(next(tokens) for _ in asked[name]) for name in asked}
+            for name in [name for name in asked if any(token.settled for token in given[name])]:
+                answers[name] = Refusal(name, Reason.REPLAYED)
+                del given[name]
+            return given
         return {}
 
     def _job(self, broadcast: Broadcast, tokens: tuple[Token, ...]) -> Job:
@@ -135,7 +148,13 @@ class Clients:
         )
 
     def _reserved_door(self, client: str, tokens: tuple[Token, ...]) -> Door:  # noqa: ARG002
-        return ReservedDoor(self.noise, tokens, reserve=lambda release: self.ledger.reserve([release])[0])
+        return ReservedDoor(self.noise, tokens, reserve=self._reserve_one)
+
+    def _reserve_one(self, release: Release) -> Token | None:
+        try:
+            return self.ledger.reserve([release])[0]
+        except Refused:
+            return None
 
     def _seed(self, broadcast: Broadcast) -> int:
         """For the order of minibatches, which needs no secrecy."""
@@ -143,19 +162,22 @@ class Clients:
         text = f"{root}/{broadcast.client}/{broadcast.round}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
-    def _compute(self, jobs: Sequence[Job]) -> dict[str, bytes]:
+    def _compute(self, jobs: Sequence[Job]) -> dict[str, bytes | Refusal]:
         results = self.method.mechanism.run(jobs, self.frame)
-        sent: dict[str, bytes] = {}
+        sent: dict[str, bytes | Refusal] = {}
         settled: list[tuple[Token, bytes]] = []
         for job, (message, state) in zip(jobs, results, strict=True):
             name, round = job.facts.name, job.broadcast.round
+            if self.charges_here and not job.door.tokens:  # its filter refused the very first step
+                sent[name] = Refusal(name, Reason.BUDGET_EXCEEDED)
+                continue
             if isinstance(message, Released):
                 message = self.method.codec.apply(message)
-            sent[name] = encode(message)
+            blob = sent[name] = encode(message)
             self._keep(name, round, state)
             if self.charges_here:
                 first, *rest = job.door.tokens
-                settled += [(first, sent[name]), *((token, b"") for token in rest)]
+                settled += [(first, blob), *((token, b"") for token in rest)]
                 self._sent[name, round] = first
         self.ledger.settle_many(settled)
         return sent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -122,8 +123,9 @@ class Prepared:
 def prepare(experiment: Experiment, wrap: Method) -> Prepared:
     """Check the model against the data, then turn everything into tensors on the device."""
     data, device = experiment.federation.data, torch.device(experiment.device)
-    model = _model(experiment, data)
-    model = wrap.wrapper.wrap(model).to(device)
+    model = make_model(experiment)
+    # Checked again: a wrapper may bring layers of its own.
+    model = check_model(wrap.wrapper.wrap(model), data.input_shape, data.classes).to(device)
     split = fixed_features(model)
     features, trained = split if split else (None, model)
 
@@ -145,9 +147,12 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
     )
 
 
-def _model(experiment: Experiment, data: FederatedData) -> nn.Module:
+def make_model(experiment: Experiment) -> nn.Module:
+    """The experiment's model, checked against its data."""
+    data = experiment.federation.data
     if isinstance(experiment.model, nn.Module):
-        return check_model(experiment.model, data.input_shape, data.classes)
+        own = copy.deepcopy(experiment.model)  # training must not change the caller's
+        return check_model(own, data.input_shape, data.classes)
     model = build(
         experiment.model, data.input_shape, data.classes, seed=experiment.seed, **experiment.model_options
     )

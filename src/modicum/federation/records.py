@@ -21,7 +21,7 @@ class RoundRecord:
 
     round: int
     bounds: Mapping[str, float]  # each asked client's clipping bound
-    answered: int
+    answered: int | None  # None where the cohort is secret
     refused: Mapping[str, str]
     abandoned: bool
     reserved: float  # share of the planned releases that is reserved so far, mean over clients (R3)

@@ -20,9 +20,10 @@ from modicum.core.messages import (
     Share,
     decode,
     encode,
+    finite,
 )
 from modicum.core.parts import Frame, Method, Opening, PublicFacts, State, View
-from modicum.errors import UserError
+from modicum.errors import UnsoundError, UserError
 from modicum.federation.cohort import Cohorts
 from modicum.privacy.events import Release
 from modicum.privacy.ledger import Ledger
@@ -75,6 +76,7 @@ class Server:
                 f"{type(method.aggregation).__name__} needs each client's update, and this mechanism shows only "
                 "their sum: use the view server-sees-messages or another aggregation"
             )
+        _refuse_unequal_noise(method, public)
         self.method, self.public, self.cohorts, self.run, self.frame = method, public, cohorts, run, frame
         self.names = tuple(c.name for c in public.clients)
         self.state = ServerState(0, first, method.policy.init(public), method.aggregation.init(public))
@@ -120,12 +122,18 @@ class Server:
         return self.method.mechanism.open(messages, context)
 
     def _checked(self, blob: bytes, name: str, proposal: Proposal) -> Message | None:
-        message = decode(blob)
+        """The message, or None: whatever one client sends can at most make that client count as absent."""
+        try:
+            message = decode(blob)
+        except UserError:
+            return None
         if not isinstance(message, Released | Sealed | Share):
             return None
-        expected = (name, proposal.round, self.state.model.shape)
-        fits = (message.client, message.round, message.update.shape) == expected and name in proposal.asked
-        return message if fits else None
+        model, update = self.state.model, message.update
+        expected = (name, proposal.round, model.shape, model.dtype)
+        fits = (message.client, message.round, update.shape, update.dtype) == expected and name in proposal.asked
+        wanted = {str(s.name) for s in self.method.policy.signals}
+        return message if fits and finite(update) and wanted <= set(message.signals) else None
 
     def advance(self, opened: Opened | None, refused: Mapping[str, str]) -> None:
         """The next model; an abandoned or empty round leaves it as it is."""
@@ -140,6 +148,23 @@ class Server:
         """Let the policy see the round: its releases, and the new model's evaluation on public data."""
         view = View(proposal.round, opened, proposal.decisions, public)
         self.state.policy = self.method.policy.observe(self.state.policy, view)
+
+
+def _refuse_unequal_noise(method: Method, public: PublicFacts) -> None:
+    """In a sum all clients share one noise (R7): said before the run, not by the first round's opening."""
+    noises = set(public.multipliers.values())
+    if method.mechanism.individuals or len(noises) < 2:
+        return
+    if 0.0 in noises:
+        raise UnsoundError(
+            "a client without a budget adds no noise, so the others' sum would hold too little (R7): give every "
+            "client a finite budget, or use the view server-sees-messages"
+        )
+    if method.policy.signals:
+        raise UnsoundError(
+            "clipping signals in a sum need the same noise from every client (R7), and their budgets differ: give "
+            "equal budgets, a policy without signals, or the view server-sees-messages"
+        )
 
 
 class TrustedLedger:

@@ -22,13 +22,13 @@ from modicum.federation.identity import run_id
 from modicum.federation.records import MetricsFile, RoundRecord
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.server import Proposal, Server, TrustedLedger
-from modicum.federation.transcript import Forget, Kind, Seen, Transcript
+from modicum.federation.transcript import AGGREGATOR, Forget, Kind, Seen, Transcript
 from modicum.mechanisms.common import metric_plans, training_multiplier
 from modicum.privacy.budgets import Refusal, Refused
 from modicum.privacy.events import Release
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
-from modicum.privacy.plan import PrivacyPlan
-from modicum.privacy.spec import TrustedServer
+from modicum.privacy.plan import Guard, PrivacyPlan
+from modicum.privacy.spec import SecureAggregation, TrustedServer
 from modicum.privacy.token import Token
 
 Faults = Callable[[int, str], bool]
@@ -56,14 +56,17 @@ class Simulation:
         self.backend: Backend = LoopBackend(self.data.model)
         self.cohorts = _cohorts(experiment, self.method.mechanism, self.noise)
         shared = self.backend.layout.where(self.method.wrapper.shared).to(self.data.first.device)
-        self.frame = Frame(self.backend, self.method.training, self.method.policy, shared, experiment.metrics)
         self.facts = _facts(experiment, self.cohorts)
         self.plans = _plans(experiment, self.method.mechanism, self.facts, self.cohorts)
+        public = self._public(int(shared.sum()))
+        self.frame = Frame(
+            self.backend, self.method.training, self.method.policy, shared, experiment.metrics, public
+        )
         files = RunFolder(folder)
         self.ledger = files.open_ledger(run_id(experiment), self.noise)
         self.ledger.declare(self.plans.values())
         self.server = Server(
-            self.method, self._public(), self.cohorts, self.ledger.run_id, self.frame, self.data.first[shared]
+            self.method, public, self.cohorts, self.ledger.run_id, self.frame, self.data.first[shared]
         )
         self.clients = Clients(self.method, self.frame, self._clients(), self.ledger, self.noise, files.clients)
         self.trusted = TrustedLedger(self.ledger, self.noise) if self._central else None
@@ -76,10 +79,13 @@ class Simulation:
     def _central(self) -> bool:
         return isinstance(self.method.mechanism.spec.view, TrustedServer)
 
-    def _public(self) -> PublicFacts:
+    def _public(self, dimension: int) -> PublicFacts:
         purpose = self.method.mechanism.purpose
         multipliers = {name: training_multiplier(plan, purpose) for name, plan in self.plans.items()}
-        return PublicFacts(self.facts, self.experiment.rounds, int(self.frame.shared.sum()), multipliers)
+        adaptive = any(plan.guard in (Guard.GDP_FILTER, Guard.RDP_FILTER) for plan in self.plans.values())
+        return PublicFacts(
+            self.facts, self.experiment.rounds, dimension, {} if adaptive else multipliers, adaptive
+        )
 
     def _clients(self) -> list[Client]:
         personal = self.data.first[~self.frame.shared]
@@ -110,10 +116,11 @@ class Simulation:
         server.advance(opened, refused)
         public = self._evaluate_public()
         server.observe(proposal, opened, public)
+        secret = self.method.mechanism.cohort_rate is not None  # who was drawn, and how many, stays untold (R5)
         record = RoundRecord(
             round=proposal.round,
-            bounds={name: proposal.decisions[name].bound for name in proposal.asked},
-            answered=answered,
+            bounds={name: d.bound for name, d in proposal.decisions.items() if secret or name in proposal.asked},
+            answered=None if secret else answered,
             refused=refused,
             abandoned=opened is None,
             reserved=self._reserved(),
@@ -140,8 +147,10 @@ class Simulation:
         blobs = {name: a for name, a in answers.items() if isinstance(a, bytes)}
         refused = {name: str(a.reason) for name, a in answers.items() if isinstance(a, Refusal)}
         round = self.server.state.round
+        # Shares are summed by secure aggregation, which shows the server their sum alone.
+        sees = AGGREGATOR if isinstance(self.method.mechanism.spec.view, SecureAggregation) else SERVER
         for name, blob in blobs.items():
-            self.transcript.record(Seen(SERVER, round, "message", name, blob))
+            self.transcript.record(Seen(sees, round, "message", name, blob))
         for name, reason in refused.items():
             self.transcript.record(Seen(SERVER, round, "refusal", name, reason.encode()))
         return blobs, refused

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+AGGREGATOR = "(secure aggregation)"  # ideal: sees every share, tells nobody but the sum
+
 Kind = Literal["broadcast", "message", "opened", "model", "refusal"]
 
 
@@ -12,7 +14,7 @@ Kind = Literal["broadcast", "message", "opened", "model", "refusal"]
 class Seen:
     """One thing that one party saw. `content` is the bytes on the wire."""
 
-    party: str  # a client's name, or "(server)"
+    party: str  # a client's name, "(server)" or "(secure aggregation)"
     round: int
     kind: Kind
     sender: str

@@ -160,11 +160,13 @@ class ClientLevel:
         if self.individuals:
             return tuple(m for m in messages if isinstance(m, Released))
         stds = _shared_noise(context.events)
-        sums = _sums([m for m in messages if isinstance(m, Share | Sealed)], stds, context.model)
+        kind = Share if isinstance(self.view, SecureAggregation) else Sealed
+        parts = [m for m in messages if isinstance(m, kind) and set(stds) - {UPDATE} <= set(m.signals)]
+        if isinstance(self.view, SecureAggregation) and not self._enough(len(parts), len(context.invited)):
+            return None
+        sums = _sums(parts, stds, context.model)
         if isinstance(self.view, SecureAggregation):
-            if not self._enough(len(messages), len(context.invited)):
-                return None
-            stds = {name: std * math.sqrt(len(messages)) for name, std in stds.items()}
+            stds = {name: std * math.sqrt(len(parts)) for name, std in stds.items()}
         else:
             if context.door is None:
                 raise UserError("a trusted server needs its own door to add the noise")

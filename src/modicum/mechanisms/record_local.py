@@ -144,13 +144,13 @@ class RecordLocal:
         for step in range(self._steps(jobs[0])):
             active = [walk for walk, job in zip(walks, jobs, strict=True) if step < self._steps(job)]
             rows = slice(0, len(active))
+            for walk, row in zip(active, theta, strict=False):
+                walk.decide(step, row)
             gradient = self._noised_gradients(active, theta[rows], frame, step)
             optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
-        return [walk.result(last - initial, last) for walk, initial, last in zip(walks, first, theta, strict=True)]
+        return [walk.result(initial, last) for walk, initial, last in zip(walks, first, theta, strict=True)]
 
     def _noised_gradients(self, walks: Sequence[_Walk], theta: Tensor, frame: Frame, step: int) -> Tensor:
-        for walk in walks:
-            walk.decide(step)
         sums, norms = frame.backend.clipped_sums(
             theta,
             [walk.batch(step) for walk in walks],
@@ -174,43 +174,65 @@ class _Walk:
         self.decision = job.broadcast.decision
         self.steps = mechanism.steps_in(job.facts, job.participation)
         self.event = self._event(0, self.steps)
-        self.policy_state: State = dict(job.state.get("policy", {}))
+        self.policy_state: State = dict(job.state.get("policy") or self._first_policy_state())
+        self.released = 0  # steps that have passed the door
+        self.stopped: Tensor | None = None  # the local model at the step that the ledger refused
         self.signals: dict[str, float] = {s.name: 0.0 for s in frame.policy.signals}
         self.variance = 0.0
+
+    def _first_policy_state(self) -> State:
+        policy, public = self.frame.policy, self.frame.public
+        return policy.init(public) if self._own_policy and public is not None else {}
+
+    @property
+    def _own_policy(self) -> bool:
+        """Whether the client decides anew before each step, from its own releases."""
+        return self.frame.policy.scope is Scope.STEP and self.frame.policy.place is Place.CLIENT
 
     def _event(self, step: int, count: int) -> Release:
         job = self.job
         return self.mechanism._event(job.facts, job.plan, self.frame, job.broadcast, self.decision, step, count)
 
-    def decide(self, step: int) -> None:
-        policy = self.frame.policy
-        if policy.scope is Scope.STEP and policy.place is Place.CLIENT:
+    def decide(self, step: int, model: Tensor) -> None:
+        """Settle this step's bound and noise, and have it reserved before any record is looked at.
+
+        A refusal depends on public and released values alone; the client keeps the model it has until then (R2).
+        """
+        if self.stopped is not None:
+            return
+        if self._own_policy:
             name = self.job.facts.name
-            self.decision = policy.decide(self.policy_state, self.job.broadcast.round, [name])[name]
+            self.decision = self.frame.policy.decide(self.policy_state, self.job.broadcast.round, [name])[name]
             self.event = self._event(step, 1)
+        if not self.job.door.reserve(self.event):
+            self.stopped = model.clone()
 
     def batch(self, step: int) -> Batch:
+        if self.stopped is not None:
+            return self.records.take(torch.arange(0))
         return self.records.take(self.job.door.sample(self.event, step, len(self.records)))
 
     def release(self, step: int, total: Tensor, norms: Tensor) -> Tensor:
         """The noised mean gradient over the *expected* batch size (R4)."""
+        if self.stopped is not None:
+            return torch.zeros_like(total)
         private = {
             GRADIENT: total,
             **common.contributions(norms, self.decision.bound, self.frame.policy.signals),
         }
         noised = self.job.door.release(self.event, step, private)
+        self.released += 1
         gradient = noised[GRADIENT] / self.expected
         seen = {name: noised[name].item() / self.expected + 0.5 for name in self.signals}
         for name, value in seen.items():
-            self.signals[name] += value / self.steps
-        self.variance += (self.event.blocks[0].noise_std / self.expected) ** 2 / self.steps
+            self.signals[name] += value
+        self.variance += (self.event.blocks[0].noise_std / self.expected) ** 2
         self._observe(step, gradient, seen)
         return gradient
 
     def _observe(self, step: int, gradient: Tensor, seen: dict[str, float]) -> None:
-        policy = self.frame.policy
-        if policy.scope is Scope.STEP and policy.place is Place.CLIENT:
-            job = self.job
+        if self._own_policy:
+            policy, job = self.frame.policy, self.job
             facts = NoiseFacts(
                 (self.event.blocks[0].noise_std / self.expected) ** 2, 1.0, self._signal_variance(1)
             )
@@ -221,14 +243,15 @@ class _Walk:
     def _signal_variance(self, steps: int) -> dict[str, float]:
         return {b.name: (b.noise_std / self.expected) ** 2 / steps for b in self.event.blocks[1:]}
 
-    def result(self, update: Tensor, trained: Tensor) -> tuple[Message, State]:
-        gain, spread = self.frame.training.optimiser.gains(self.steps)
-        facts = NoiseFacts(self.variance * spread, gain, self._signal_variance(self.steps))
+    def result(self, first: Tensor, trained: Tensor) -> tuple[Message, State]:
+        trained = trained if self.stopped is None else self.stopped
+        steps = max(1, self.released)
+        gain, spread = self.frame.training.optimiser.gains(self.released)
+        facts = NoiseFacts(self.variance / steps * spread, gain, self._signal_variance(steps))
         metrics = common.released_metrics(self.job, self.frame, self.mechanism.spec)
-        job = self.job
-        message = Released(
-            job.facts.name, job.broadcast.round, update[self.frame.shared], self.signals, facts, metrics
-        )
+        job, update = self.job, (trained - first)[self.frame.shared]
+        signals = {name: total / steps for name, total in self.signals.items()}
+        message = Released(job.facts.name, job.broadcast.round, update, signals, facts, metrics)
         state = common.keep_personal(job, self.frame, trained)
         if self.policy_state:
             state["policy"] = self.policy_state

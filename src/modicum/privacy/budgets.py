@@ -34,6 +34,10 @@ class Reason(StrEnum):
     BUDGET_EXCEEDED = "budget-exceeded"  # the filter's cap would be passed
     NO_SOUND_CHARGE = "no-sound-charge"  # no rule prices this release for this plan
     CONFLICT = "conflict"  # the same client, round, step and query were reserved with other contents
+    REPLAYED = "replayed"  # the round's message was sent and is no longer kept
+    UNKNOWN_RUN = "unknown-run"  # a proposal of another run
+    BAD_MODEL = "bad-model"  # a proposed model of another shape, or with values that are not finite
+    BAD_BOUND = "bad-bound"  # a proposed bound that floating-point numbers cannot clip to
 
 
 @dataclass(frozen=True)
