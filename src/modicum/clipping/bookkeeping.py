@@ -123,13 +123,13 @@ class Books:
             return nothing(self.trained, self.examples)
         squares = torch.stack([self.squares[name] for name in names], dim=1)
         factors, norms, finite = example_factors(clip, names, squares, weights)
-        kept = self.kept
+        kept, self.kept = self.kept, {}
         if not bool(finite.all()):
             # Zero times an infinite activation is not zero, so the poisoned examples are left out altogether.
             kept, factors = {name: k.rows(finite) for name, k in kept.items()}, factors[finite]
         column = {name: j for j, name in enumerate(names)}
         total = {
-            name: kept[name].weighted_sum(factors[:, column[name]]) if name in kept else zero_like(p)
+            name: kept.pop(name).weighted_sum(factors[:, column[name]]) if name in kept else zero_like(p)
             for name, p in self.trained.items()
         }
         return ClippedSum(total, norms)
