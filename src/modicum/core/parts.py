@@ -37,13 +37,14 @@ class ClientFacts:
     records: int  # public under zero-out and replace-one, a declared constant under add-remove (R4)
     budget: float
     participations: int
+    validation: int = 0  # records it holds out for paid metrics; public or declared like `records`
 
     def __post_init__(self) -> None:
         # A client's name is a folder's name and a key of its noise; the server's own key is "(server)".
         if not self.name or self.name != self.name.strip(" .") or set(self.name) & set("/\\()\0"):
             raise UserError(
-                f"rename client {self.name!r}: a name is not empty, holds none of / \\ ( ), and neither begins nor "
-                "ends with a dot or a space"
+                f"rename client {self.name!r}: a name is not empty, holds none of / \\ ( ) and does not begin or "
+                "end with a dot or a space"
             )
 
 

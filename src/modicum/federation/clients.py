@@ -7,9 +7,12 @@ ledger has charged it, and nothing is sent before the ledger has stored it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import torch
 
 from modicum.core.door import Door, ReservedDoor
 from modicum.core.messages import Broadcast, Released, encode, finite
@@ -18,7 +21,7 @@ from modicum.core.store import load_state, save_state
 from modicum.privacy.budgets import Reason, Refusal, Refused
 from modicum.privacy.events import Release
 from modicum.privacy.ledger import Ledger
-from modicum.privacy.noise import NoiseSource, SimulatedNoise
+from modicum.privacy.noise import NoiseKey, NoiseSource, SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import TrustedServer
 from modicum.privacy.token import Token
@@ -163,7 +166,8 @@ class Clients:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
     def _compute(self, jobs: Sequence[Job]) -> dict[str, bytes | Refusal]:
-        results = self.method.mechanism.run(jobs, self.frame)
+        with self._model_randomness(jobs):
+            results = self.method.mechanism.run(jobs, self.frame)
         sent: dict[str, bytes | Refusal] = {}
         settled: list[tuple[Token, bytes]] = []
         for job, (message, state) in zip(jobs, results, strict=True):
@@ -181,6 +185,19 @@ class Clients:
                 self._sent[name, round] = first
         self.ledger.settle_many(settled)
         return sent
+
+    @contextmanager
+    def _model_randomness(self, jobs: Sequence[Job]) -> Iterator[None]:
+        """Layers that draw for themselves, such as dropout, draw from a seed of the noise source.
+
+        Which draw an example gets depends on who else is in its batch, so an adversary must not know the draws;
+        and torch's own generator starts every process with the same well-known seed.
+        """
+        key = NoiseKey(jobs[0].facts.name, jobs[0].broadcast.round, 0, "layers")
+        model = jobs[0].broadcast.model
+        with torch.random.fork_rng(devices=[model.device] if model.is_cuda else []):
+            torch.manual_seed(int(self.noise.uniform(key, 1)[0] * 2**53))
+            yield
 
     def _keep(self, name: str, round: int, state: State) -> None:
         """The client's own state is on disk before its message may be sent."""

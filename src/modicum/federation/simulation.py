@@ -242,7 +242,7 @@ def _cohorts(experiment: Experiment, mechanism: Mechanism, noise: NoiseSource) -
 def _facts(experiment: Experiment, cohorts: Cohorts) -> tuple[ClientFacts, ...]:
     data, budgets = experiment.federation.data, experiment.federation.budgets
     return tuple(
-        ClientFacts(name, size, budget, max(1, cohorts.participations(i)))
+        ClientFacts(name, size, budget, max(1, cohorts.participations(i)), len(data.clients[i].validation))
         for i, (name, size, budget) in enumerate(zip(data.names, data.sizes, budgets, strict=True))
     )
 

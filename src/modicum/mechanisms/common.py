@@ -112,5 +112,5 @@ def released_metrics(job: Job, frame: Frame, spec: PrivacySpec) -> dict[str, flo
     for event in metric_events(spec, job.broadcast, frame.metrics):
         block = event.blocks[0].name
         noised = job.door.release(event, 0, {block: metric_value(job, frame, spec.unit)})[block].item()
-        rates[block.removeprefix("metric:")] = metric_rate(noised, spec.unit, len(job.validation))
+        rates[block.removeprefix("metric:")] = metric_rate(noised, spec.unit, job.facts.validation)
     return rates

@@ -17,6 +17,7 @@ from modicum.core.messages import Broadcast, Decision, Message, NoiseFacts, Open
 from modicum.core.parts import Batch, ClientFacts, ClipRule, Frame, Job, Opening, Place, Scope, State, View
 from modicum.errors import UserError
 from modicum.mechanisms import common
+from modicum.privacy.accounting.rdp import best_order
 from modicum.privacy.calibration import calibrate_noise, largest_steps
 from modicum.privacy.events import KnownTo, NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
@@ -36,6 +37,7 @@ class RecordLocal:
     delta: float = 1e-5
     rule: ClipRule = ClipRule.FLAT
     noise_multiplier: float | None = None  # None: calibrated to each client's budget
+    adaptive: bool = False  # the policy chooses the noise of each step, and a filter guards the budget (R2)
 
     individuals = True
     purpose = GRADIENT
@@ -82,6 +84,8 @@ class RecordLocal:
         if math.isinf(facts.budget):
             return PrivacyPlan(client=facts.name, spec=self.spec, budget=math.inf, guard=Guard.NONE)
         sampler, count = self.sampler(facts), self.total_steps(facts)
+        if self.adaptive:
+            return self._filter_plan(facts, sampler, count, metrics)
         if self.noise_multiplier is None:
             z = calibrate_noise(self.spec, facts.budget, sampler, count, also=metrics)
         else:
@@ -89,6 +93,23 @@ class RecordLocal:
             count = min(count, largest_steps(self.spec, facts.budget, sampler, z, also=metrics))
         releases = (PlannedRelease(GRADIENT, z, sampler, count), *metrics)
         return PrivacyPlan(client=facts.name, spec=self.spec, budget=facts.budget, releases=releases)
+
+    def _filter_plan(
+        self, facts: ClientFacts, sampler: Sampler, count: int, metrics: tuple[PlannedRelease, ...]
+    ) -> PrivacyPlan:
+        """Under sampling one order α* is fixed now: the best for the planned steps at one constant noise (R2)."""
+        order = None
+        if isinstance(sampler, Poisson):
+            z = calibrate_noise(self.spec, facts.budget, sampler, count, also=metrics)
+            halved = 2 if self.adjacency is Adjacency.REPLACE_ONE else 1  # as the filter charges it (R6)
+            order = best_order(sampler.rate, z / halved, count, self.delta)
+        return PrivacyPlan(
+            client=facts.name,
+            spec=self.spec,
+            budget=facts.budget,
+            guard=Guard.GDP_FILTER if order is None else Guard.RDP_FILTER,
+            order=order,
+        )
 
     def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:  # noqa: ARG002
         return dict(chosen)
