@@ -1,0 +1,141 @@
+"""A convolutional network that is trained on public data and then only computes features.
+
+A narrow wide-ResNet (Zagoruyko & Komodakis 2016) with GroupNorm and weight standardisation (Qiao et al. 2019),
+which together train as well as batch statistics do and treat each example alone (De et al. 2022 use the pair).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from modicum.errors import UserError
+
+FORMAT = "modicum-backbone-1"
+
+
+@dataclass(frozen=True)
+class BackboneShape:
+    """How the network is built; stored beside its weights."""
+
+    channels: int
+    widths: tuple[int, ...] = (64, 128, 256)
+    blocks: int = 2
+    groups: int = 16
+    taps: int = 2  # features are the averages over the last `taps` stages
+    mirror: bool = False  # average the features of an image and its mirror image
+
+    @property
+    def features(self) -> int:
+        return sum(self.widths[-self.taps :])
+
+
+class StandardisedConv(nn.Conv2d):
+    """A convolution whose filters have mean 0 and variance 1/fan-in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = self.weight.float()
+        w = (w - w.mean((1, 2, 3), keepdim=True)) / (w.std((1, 2, 3), keepdim=True) * w[0].numel() ** 0.5 + 1e-6)
+        return functional.conv2d(x, w.to(x.dtype), None, self.stride, self.padding)
+
+
+class PreActBlock(nn.Module):
+    """Norm, ReLU, convolution, twice; the shortcut is plain, or a 1×1 convolution where the shape changes."""
+
+    def __init__(self, inner: int, out: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.norm1 = nn.GroupNorm(groups, inner)
+        self.conv1 = StandardisedConv(inner, out, 3, stride, 1, bias=False)
+        self.norm2 = nn.GroupNorm(groups, out)
+        self.conv2 = StandardisedConv(out, out, 3, 1, 1, bias=False)
+        same = stride == 1 and inner == out
+        self.shortcut: nn.Module = (
+            nn.Identity() if same else StandardisedConv(inner, out, 1, stride, 0, bias=False)
+        )
+        self.scale = nn.Parameter(torch.full((), 0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.norm1(x))
+        short = x if isinstance(self.shortcut, nn.Identity) else self.shortcut(y)
+        y = self.conv1(y)
+        y = self.conv2(functional.relu(self.norm2(y)))
+        added: Tensor = short + self.scale * y
+        return added
+
+
+class Backbone(nn.Module):
+    """Images with values in [0, 1] to features."""
+
+    def __init__(self, shape: BackboneShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.stem = StandardisedConv(shape.channels, shape.widths[0], 3, 1, 1, bias=False)
+        stages, inner = [], shape.widths[0]
+        for i, out in enumerate(shape.widths):
+            strides = [2 if i else 1] + [1] * (shape.blocks - 1)
+            stage = []
+            for stride in strides:
+                stage.append(PreActBlock(inner, out, stride, shape.groups))
+                inner = out
+            stages.append(nn.Sequential(*stage))
+        self.stages = nn.ModuleList(stages)
+        self.norms = nn.ModuleList(nn.GroupNorm(shape.groups, w) for w in shape.widths[-shape.taps :])
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.shape.mirror and not self.training:
+            return (self._once(x) + self._once(x.flip(-1))) / 2
+        return self._once(x)
+
+    def _once(self, x: Tensor) -> Tensor:
+        y = self.stem((x - 0.5) * 4)
+        first_tap = len(self.stages) - self.shape.taps
+        pooled = []
+        for i, stage in enumerate(self.stages):
+            y = stage(y)
+            if i >= first_tap:
+                pooled.append(functional.relu(self.norms[i - first_tap](y)).mean((2, 3)))
+        return torch.cat(pooled, 1)
+
+
+@dataclass(frozen=True)
+class TrainedBackbone:
+    """A backbone with where it comes from."""
+
+    model: Backbone
+    about: dict[str, Any] = field(default_factory=dict)  # proxy, records, steps, held-out accuracy
+
+
+def save_backbone(model: Backbone, path: str | Path, about: dict[str, Any]) -> None:
+    """Weights in half precision with the shape and the origin, in numpy's own format (no pickles)."""
+    arrays = {name: t.detach().cpu().numpy().astype(np.float16) for name, t in model.state_dict().items()}
+    header = json.dumps({"format": FORMAT, "shape": asdict(model.shape), "about": about})
+    np.savez_compressed(path, header=np.array(header), **arrays)
+
+
+def load_backbone(path: str | Path) -> TrainedBackbone:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            header = json.loads(str(file["header"]))
+            if header.get("format") != FORMAT:
+                raise ValueError(f"format {header.get('format')!r}")
+            shape = dict(header["shape"])
+            model = Backbone(BackboneShape(**{**shape, "widths": tuple(shape["widths"])}))
+            state = {
+                name: torch.from_numpy(file[name].astype(np.float32)) for name in file.files if name != "header"
+            }
+        model.load_state_dict(state)
+    except FileNotFoundError:
+        raise UserError(
+            f"no backbone at {path}: train one with python -m modicum.models.pretrain --proxy NAME --out FILE"
+        ) from None
+    except (ValueError, KeyError, OSError, TypeError, RuntimeError) as error:
+        raise UserError(f"{path} is not a backbone of this version ({error}): train it again") from None
+    model.eval()
+    return TrainedBackbone(model, header["about"])
