@@ -1,3 +1,93 @@
-"""Modicum: adaptive, personalised, provable differentially private federated learning."""
+"""Modicum: adaptive, personalised, provable differentially private federated learning.
+
+import modicum as mo
+
+fed = mo.Federation.from_dataset("digits", clients=20, partition=mo.Dirichlet(0.5), budgets=[0.5, 1.0, 8.0])
+run = mo.train(fed, model="logistic", method=mo.methods.DpSgd(), rounds=30, seed=0)
+run.accuracy, run.certificate.epsilon("client-07"), run.plot()
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from modicum import methods, models
+    from modicum.core.parts import Metric
+    from modicum.data import (
+        Dirichlet,
+        Iid,
+        Natural,
+        Shards,
+        SizeSkew,
+        assign_budgets,
+        federate,
+        from_csv,
+        from_npz_folder,
+        from_torch,
+        load,
+    )
+    from modicum.errors import PrivacyWarning, UnsoundError, UserError
+    from modicum.federation.experiment import Federation
+    from modicum.federation.train import Run, train
+    from modicum.privacy.certificate import Certificate
+    from modicum.privacy.verify import verify
 
 __version__ = "0.1.0"
+
+_DATA = (
+    *("Dirichlet", "Iid", "Natural", "Shards", "SizeSkew"),
+    *("assign_budgets", "federate", "from_csv", "from_npz_folder", "from_torch", "load"),
+)
+_WHERE = {
+    **dict.fromkeys(_DATA, "modicum.data"),
+    **dict.fromkeys(("PrivacyWarning", "UnsoundError", "UserError"), "modicum.errors"),
+    "Certificate": "modicum.privacy.certificate",
+    "Federation": "modicum.federation.experiment",
+    "Metric": "modicum.core.parts",
+    "Run": "modicum.federation.train",
+    "train": "modicum.federation.train",
+    "verify": "modicum.privacy.verify",
+}
+_MODULES = ("methods", "models")
+
+__all__ = [
+    "Certificate",
+    "Dirichlet",
+    "Federation",
+    "Iid",
+    "Metric",
+    "Natural",
+    "PrivacyWarning",
+    "Run",
+    "Shards",
+    "SizeSkew",
+    "UnsoundError",
+    "UserError",
+    "assign_budgets",
+    "federate",
+    "from_csv",
+    "from_npz_folder",
+    "from_torch",
+    "load",
+    "methods",
+    "models",
+    "train",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Each name is imported when it is first used: `import modicum` alone loads neither torch nor numpy."""
+    if name in _MODULES:
+        return import_module(f"modicum.{name}")
+    if name not in _WHERE:
+        raise AttributeError(f"module 'modicum' has no attribute {name!r}")
+    value = getattr(import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

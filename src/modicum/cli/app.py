@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from modicum.cli import account, datasets, verify
+from modicum.cli import account, datasets, demo, experiment, methods, verify
 
 app = typer.Typer(
     name="modicum",
@@ -14,6 +14,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("demo")(demo.demo)
+app.command("run")(experiment.run)
 app.add_typer(account.app, name="account")
 app.add_typer(datasets.app, name="datasets")
+app.command("methods")(methods.methods)
 app.command("verify")(verify.verify)

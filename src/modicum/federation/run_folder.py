@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from modicum.core.store import write_durably
 from modicum.errors import UserError
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import NoiseSource
+
+LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,10 @@ class RunFolder:
         return self.path / "model.safetensors"
 
     @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 
@@ -57,21 +63,29 @@ class RunFolder:
     def clients(self) -> Path:
         return self.path / "clients"
 
+    def refuse_occupied(self) -> None:
+        """A new run never writes over anything. Asked before data are read, and again by `make`."""
+        try:
+            occupied = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+        except OSError as error:
+            raise self._unwritable(error) from None
+        if occupied:
+            raise UserError(f"{self.path} is not empty: continue it with --resume, or choose another folder")
+
     def make(self, *, fresh: bool) -> None:
         """Create the folder and make sure that it can be written to; `fresh` refuses one that holds something."""
+        if fresh:
+            self.refuse_occupied()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            occupied = any(self.path.iterdir())
-            if not (fresh and occupied):
-                probe = self.path / ".writable"
-                probe.write_bytes(b"")
-                probe.unlink()
+            probe = self.path / ".writable"
+            probe.write_bytes(b"")
+            probe.unlink()
         except OSError as error:
-            raise UserError(
-                f"cannot write to {self.path} ({error.strerror}): choose another folder with --out"
-            ) from None
-        if fresh and occupied:
-            raise UserError(f"{self.path} is not empty: continue it with --resume, or choose another folder")
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: OSError) -> UserError:
+        return UserError(f"cannot write to {self.path} ({error.strerror}): choose another folder")
 
     def write(self, path: Path, content: bytes) -> None:
         try:
@@ -79,10 +93,19 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
 
+    def leave_if_nothing_began(self) -> None:
+        """Bad input was found before the first entry of the ledger: leave no trace, so that the name is free."""
+        if self.ledger.exists():
+            return
+        for path in (self.config, self.path / LOCK):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # something else lies in it
+            self.path.rmdir()
+
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the folder: two processes must not run the same rounds. A killed process lets go of it."""
-        with open(self.path / ".lock", "wb") as file:
+        with open(self.path / LOCK, "wb") as file:
             try:
                 import fcntl
             except ImportError:  # pragma: no cover - a system without file locks relies on the ledger's own

@@ -1,0 +1,69 @@
+"""What is shown while a run goes on: a bar on a terminal, plain lines elsewhere, nothing for scripts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from modicum.federation.records import RoundRecord
+    from modicum.federation.simulation import Simulation
+
+Watch = Callable[["Simulation", "RoundRecord"], None]
+
+
+@contextmanager
+def watching(title: str, *, quiet: bool) -> Iterator[Watch | None]:
+    """A callback for each finished round."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty() and sys.stdout.isatty():
+        with _bar() as progress:
+            yield _bar_watch(progress, title)
+    else:
+        yield lambda run, record: typer.echo(line(title, run, record))
+
+
+def line(title: str, run: Simulation, record: RoundRecord) -> str:
+    """One round as key=value pairs."""
+    pairs: dict[str, Any] = {"run": title, "round": record.round + 1, "rounds": run.experiment.rounds}
+    pairs |= {f"simulated_{name}": f"{value:.4f}" for name, value in record.simulated.items()}
+    pairs |= {f"public_{name}": f"{value:.4f}" for name, value in record.public.items()}
+    pairs |= {f"paid_{name}": f"{value:.4f}" for name, value in record.paid.items()}
+    pairs |= {"bound": f"{record.bound:.4g}", "answered": record.answered, "reserved": f"{record.reserved:.4f}"}
+    return " ".join(f"{key}={value}" for key, value in pairs.items())
+
+
+def _bar() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[accuracy]}"),
+        TextColumn("{task.fields[reserved]} of budget reserved"),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+
+
+def _bar_watch(progress: Any, title: str) -> Watch:
+    tasks: list[Any] = []
+
+    def watch(run: Simulation, record: RoundRecord) -> None:
+        if not tasks:
+            fields = {"total": run.experiment.rounds, "completed": record.round, "accuracy": "", "reserved": "0%"}
+            tasks.append(progress.add_task(title, **fields))
+        shown: dict[str, Any] = {"reserved": f"{record.reserved:.0%}"}
+        if "test_accuracy" in record.simulated:
+            shown["accuracy"] = f"accuracy {record.simulated['test_accuracy']:.1%} (simulated)"
+        progress.update(tasks[0], completed=record.round + 1, **shown)
+
+    return watch

@@ -1,0 +1,99 @@
+"""From a `Config` to the objects that run: a federation and an experiment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from modicum.config.schema import Config
+from modicum.data import Dataset, assign_budgets, federate, from_csv, from_npz_folder, load
+from modicum.data.budgets import Budgets
+from modicum.errors import UserError
+
+if TYPE_CHECKING:
+    from modicum.federation.experiment import Experiment, Federation
+
+DEFAULT_CLIENTS = 20
+
+
+def federation(config: Config) -> Federation:
+    """Clients with their data and budgets, checked."""
+    from modicum.federation.experiment import Federation
+
+    data, source = config.data, config.source
+    seed = config.run.seed if data.seed is None else data.seed
+    with source.at("data"):
+        dataset = _dataset(config)
+        proxy = load(data.proxy, data.dir) if isinstance(data.proxy, str) else data.proxy
+        natural = dataset.clients is not None and data.partition in (None, "natural")
+        divided = federate(
+            dataset,
+            clients=data.clients if data.clients is not None or natural else DEFAULT_CLIENTS,
+            partition=data.partition,
+            seed=seed,
+            validation=data.validation,
+            test=data.test,
+            proxy=proxy,
+        )
+    with source.at("privacy", "budgets"):
+        budgets = assign_budgets(_budgets(config), len(divided.clients), seed)
+    with source.at("data"):
+        return Federation(divided, budgets)
+
+
+def experiment(config: Config) -> Experiment:
+    """Everything that `Simulation` needs."""
+    from modicum.core.parts import Metric
+    from modicum.federation.experiment import Experiment, make_model
+
+    run = config.run
+    _check_device(config)
+    built = Experiment(
+        federation=federation(config),
+        method=config.method,
+        model=config.model.name,
+        rounds=run.rounds,
+        per_round=run.per_round,
+        max_participations=run.max_participations,
+        metrics=tuple(Metric(m.name, m.every, m.noise_multiplier) for m in run.metrics),
+        seed=run.seed,
+        evaluate_every=run.evaluate_every,
+        device=run.device,
+        model_options=dict(config.model.options),
+    )
+    with config.source.at("method"):
+        config.method.build(built.setting)
+    with config.source.at("model"):
+        make_model(built)
+    return built
+
+
+def _dataset(config: Config) -> Dataset:
+    data = config.data
+    if data.name is not None:
+        return load(data.name, data.dir)
+    if data.npz is not None:
+        return from_npz_folder(data.npz, classes=data.classes)
+    assert data.csv is not None  # the schema allows one of the three
+    return from_csv(data.csv, client=data.client_column, label=data.label_column, classes=data.classes)
+
+
+def _budgets(config: Config) -> Budgets:
+    """A TOML table has text for keys; budgets are numbers."""
+    budgets = config.privacy.budgets
+    if not isinstance(budgets, dict):
+        return budgets
+    try:
+        return {float(key): weight for key, weight in budgets.items()}
+    except ValueError:
+        raise UserError('budgets by weight are written { "0.5" = 0.9, "8" = 0.1 }') from None
+
+
+def _check_device(config: Config) -> None:
+    import torch
+
+    try:
+        torch.empty(0, device=torch.device(config.run.device))
+    except (RuntimeError, AssertionError):
+        raise config.source.error(
+            f"the device {config.run.device!r} is not there: use cpu, or cuda where there is one", "run", "device"
+        ) from None

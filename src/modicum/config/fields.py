@@ -1,0 +1,41 @@
+"""Settings as fields of dataclasses: name, type, default, and the help text kept beside each."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+
+def setting(default: Any, help: str) -> Any:
+    """A field with its help text; a function as default makes a fresh value each time."""
+    if callable(default):
+        return field(default_factory=default, metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class FieldInfo:
+    name: str
+    type: str
+    default: Any  # MISSING where a value must be given
+    help: str
+
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING
+
+
+def describe(cls: type) -> tuple[FieldInfo, ...]:
+    """The settings of a dataclass, in its order."""
+    found = []
+    for f in fields(cls):
+        default = f.default_factory() if f.default_factory is not MISSING else f.default
+        type_text = f.type if isinstance(f.type, str) else getattr(f.type, "__name__", str(f.type))
+        found.append(FieldInfo(f.name, type_text, default, str(f.metadata.get("help", ""))))
+    return tuple(found)
+
+
+def first_line(cls: type) -> str:
+    """What a thing is, from its docstring."""
+    lines = (cls.__doc__ or "").strip().splitlines()
+    return lines[0] if lines else ""

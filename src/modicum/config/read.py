@@ -1,0 +1,173 @@
+"""From a TOML file to a checked `Config`: unknown keys and wrong values are refused, naming file and line."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from modicum.config.schema import Config, DataConfig, MetricConfig, ModelConfig, PrivacyConfig, RunConfig
+from modicum.config.source import Source, read_source, with_option
+from modicum.errors import MissingExtraError
+
+TABLES = ("data", "privacy", "model", "method", "run")
+
+
+def read(path: str | PathLike[str], options: Iterable[str] = (), seed: int | None = None) -> Config:
+    """The experiment in a file, with `key.sub=value` options and the seed of the command line on top."""
+    source = read_source(Path(path))
+    for option in options:
+        source = with_option(source, option)
+    if seed is not None:
+        source = with_option(source, f"run.seed={seed}")
+    return check(source, Path(path).parent)
+
+
+def check(source: Source, folder: Path = Path()) -> Config:
+    """Every table checked. Relative paths to data are taken from `folder`."""
+    _known(source, source.tables, TABLES, "tables")
+    for name in TABLES:
+        if not isinstance(source.tables.get(name, {}), Mapping):
+            raise source.error(f"{name} must be a table: write [{name}]", name)
+    for name in ("data", "method"):
+        if name not in source.tables:
+            raise source.error(f"there is no [{name}] table: add one")
+    privacy = _table(source, PrivacyConfig, "privacy", source.tables.get("privacy", {}))
+    method_name, method = _method(source, privacy)
+    return Config(
+        data=_absolute(_table(source, DataConfig, "data", source.tables["data"]), folder),
+        privacy=replace(
+            privacy,
+            delta=getattr(method, "delta", privacy.delta),
+            adjacency=_text(getattr(method, "adjacency", privacy.adjacency)),
+        ),
+        model=_model(source),
+        method_name=method_name,
+        method=method,
+        run=_run(source),
+        source=source,
+    )
+
+
+def _run(source: Source) -> RunConfig:
+    table = source.tables.get("run", {})
+    metrics = table.get("metrics", [])
+    for metric in metrics if isinstance(metrics, list) else ():
+        if isinstance(metric, Mapping):
+            _known(source, metric, [f.name for f in fields(MetricConfig)], "keys", "run", "metrics")
+    run: RunConfig = _table(source, RunConfig, "run", table)
+    return run
+
+
+def _model(source: Source) -> ModelConfig:
+    table = dict(source.tables.get("model", {}))
+    named = {"name": table.pop("name")} if "name" in table else {}
+    for key, value in table.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise source.error(f"the model option {key} must be a number, got {value!r}", "model", key)
+    return ModelConfig(name=_table(source, ModelConfig, "model", named).name, options=table)
+
+
+def _method(source: Source, privacy: PrivacyConfig) -> tuple[str, Any]:
+    from modicum.methods import METHODS
+
+    table = dict(source.tables["method"])
+    name = table.pop("name", None)
+    if name is None:
+        raise source.error(f"the method has no name: add name = one of {', '.join(METHODS)}", "method")
+    if name not in METHODS:
+        raise source.error(f"unknown method {name!r}{_near(name, METHODS)}", "method", "name")
+    cls: type[Any] = METHODS[name]
+    known = [f.name for f in fields(cls)]
+    for key in ("delta", "adjacency"):
+        if key in table:
+            raise source.error(f"{key} belongs under [privacy]: move it there", "method", key)
+        value = getattr(privacy, key)
+        if value is not None and key in known:
+            table[key] = value
+        elif value is not None and key == "adjacency" and "delta" in known:
+            raise source.error(
+                f"method {name!r} does not let you choose the adjacency: leave it out", "privacy", key
+            )
+    return str(name), _table(source, cls, "method", table)
+
+
+def _table(source: Source, cls: type[Any], name: str, table: Mapping[str, Any]) -> Any:
+    """One table as its dataclass."""
+    try:
+        from pydantic import TypeAdapter, ValidationError
+    except ImportError:
+        raise MissingExtraError("pydantic", "cli", "reading a configuration file") from None
+    hidden = {"options"} if cls is ModelConfig else {"delta", "adjacency"} if name == "method" else set()
+    _known(source, {k: v for k, v in table.items() if k not in hidden}, _keys(cls, hidden), "keys", name)
+    try:
+        # Strict JSON rules: text is not a number, a number is no text, and a list may fill a tuple.
+        return TypeAdapter(cls).validate_json(_json(source, table, name), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = tuple(str(part) for part in first["loc"])
+        # A union lists a complaint for each member: what was asked for is in the field's own type.
+        key = place[0] if place else None
+        raise source.error(_message(cls, key, first, table), *_place(name, key)) from None
+
+
+def _place(table: str, key: str | None) -> tuple[str, ...]:
+    if key in ("delta", "adjacency"):
+        table = "privacy"
+    return (table,) if key is None else (table, key)
+
+
+def _message(cls: type[Any], key: str | None, problem: Mapping[str, Any], table: Mapping[str, Any]) -> str:
+    if problem["type"] == "value_error":
+        return str(problem["ctx"]["error"])
+    if problem["type"] == "missing":
+        return f"{key} must be given: add {key} = …"
+    if key is None:
+        return str(problem["msg"])
+    from modicum.config.fields import describe
+
+    known = {f.name: f for f in describe(cls)}
+    hint = f" ({known[key].help})" if key in known and known[key].help else ""
+    return f"{key} = {table.get(key)!r} does not fit: {problem['msg'].lower()}{hint}"
+
+
+def _json(source: Source, table: Mapping[str, Any], name: str) -> str:
+    try:
+        return json.dumps(table)
+    except TypeError:
+        raise source.error("dates and times have no place here: use numbers and text", name) from None
+
+
+def _keys(cls: type[Any], hidden: set[str]) -> list[str]:
+    return [f.name for f in fields(cls) if f.name not in hidden]
+
+
+def _known(source: Source, table: Mapping[str, Any], known: Sequence[str], what: str, *place: str) -> None:
+    for key in table:
+        if key not in known:
+            shown = ".".join((*place, key))
+            kind = what.removesuffix("s")
+            raise source.error(f"unknown {kind} {shown!r}{_near(key, known)}", *place, key)
+
+
+def _near(wrong: object, known: Iterable[str]) -> str:
+    names = list(known)
+    near = difflib.get_close_matches(str(wrong), names, n=1)
+    return f": did you mean {near[0]!r}?" if near else f": use one of {', '.join(names)}"
+
+
+def _absolute(data: DataConfig, folder: Path) -> DataConfig:
+    changed: dict[str, Any] = {
+        key: str((folder / Path(value).expanduser()).resolve())
+        for key in ("npz", "csv", "dir")
+        if (value := getattr(data, key)) is not None
+    }
+    return replace(data, **changed)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,106 @@
+"""What an experiment file may say. The text beside a field is its help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from modicum.config.fields import setting
+from modicum.errors import UserError
+
+if TYPE_CHECKING:
+    from modicum.config.source import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The records and how they divide among clients. Give one of `name`, `npz` and `csv`."""
+
+    name: str | None = setting(None, 'a named dataset, e.g. "digits" or "emnist-balanced:10-46"')
+    npz: str | None = setting(None, "your own: a folder with one .npz file per client")
+    csv: str | None = setting(None, "your own: a table with a client column")
+    client_column: str = setting("client", "of the csv file")
+    label_column: str = setting("label", "of the csv file")
+    classes: int | None = setting(None, "of your own data (default: the largest label + 1)")
+    dir: str | None = setting(None, "folder of dataset files (default: MODICUM_DATA, else the cache)")
+    clients: int | None = setting(None, "how many (default: the clients that the data come with)")
+    partition: str | None = setting(
+        None, "iid, dirichlet:α, shards:s, size-skew:r, natural (default: natural, else iid)"
+    )
+    validation: float = setting(0.0, "share of its records that each client keeps for declared metrics")
+    test: float = setting(0.0, "share of its records that each client keeps for its own test")
+    proxy: bool | float | str = setting(False, "public records: a share of the data, or another dataset's name")
+    seed: int | None = setting(None, "decides the division (default: the run's seed)")
+
+    def __post_init__(self) -> None:
+        if sum(given is not None for given in (self.name, self.npz, self.csv)) != 1:
+            raise UserError('give exactly one of name, npz and csv, e.g. name = "digits"')
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyConfig:
+    """What the clients grant."""
+
+    budgets: float | list[float] | dict[str, float] | str = setting(  # noqa: RUF009
+        1.0, 'ε: 1.0, [0.5, 1, 8] in turn, {"0.5" = 0.9, "8" = 0.1} by weight'
+    )
+    delta: float | None = setting(None, "δ of every guarantee (default: the method's)")
+    adjacency: str | None = setting(None, "zero-out, add-remove or replace-one (default: the method's)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A model by name; the other keys of the table are its options."""
+
+    name: str = setting("logistic", "logistic, mlp, cnn-small, lenet, cnn8, resnet18, resnet34, …")
+    options: dict[str, float] = setting(dict, "of the model, e.g. hidden")  # noqa: RUF009
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricConfig:
+    """A metric on clients' validation records: a release like any other, so it is declared and paid for."""
+
+    name: Literal["accuracy"] = setting("accuracy", "what is measured")
+    every: int = setting(5, "in every how many rounds")
+    noise_multiplier: float = setting(20.0, "noise of the count, in units of its sensitivity")
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or not 0 < self.noise_multiplier < float("inf"):
+            raise UserError("a metric needs every of at least 1 and a positive finite noise_multiplier")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """How long, with whom, and what is written down."""
+
+    rounds: int = setting(30, "communication rounds")
+    per_round: int | None = setting(None, "clients a round (default: all of them)")
+    max_participations: int | None = setting(
+        None, "random cohorts, each client at most so often (default: a public balanced schedule)"
+    )
+    seed: int = setting(0, "decides the division, the first weights and, in simulation, the noise")
+    evaluate_every: int = setting(1, "rounds between looks at the test data (simulated ground truth)")
+    device: str = setting("cpu", "cpu, cuda, cuda:1, …")
+    simulation: bool = setting(True, "seeded noise that protects nobody; false: cryptographic noise")
+    metrics: tuple[MetricConfig, ...] = setting((), "metrics on clients' own data, paid from their budgets")
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "evaluate_every", "per_round", "max_participations"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} must be at least 1, got {value}")
+        if self.seed < 0:
+            raise UserError(f"seed must be 0 or more, got {self.seed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole experiment file. `method` is the settings object of the method named `method_name`."""
+
+    data: DataConfig
+    privacy: PrivacyConfig
+    model: ModelConfig
+    method_name: str
+    method: Any
+    run: RunConfig
+    source: Source = field(compare=False, repr=False)

@@ -1,0 +1,202 @@
+"""Run an experiment to its end in a folder, and leave there everything that the run has to show."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from modicum.config.write import describe_experiment
+from modicum.errors import MissingExtraError, UserError
+from modicum.federation.experiment import Experiment, Federation, MethodSpec
+from modicum.federation.records import RoundRecord, read_records
+from modicum.federation.run_folder import RunFolder
+from modicum.federation.simulation import Simulation
+from modicum.privacy.certificate import Certificate
+from modicum.privacy.noise import CryptoNoise
+from modicum.report.picture import Curve
+from modicum.report.summary import Summary, summarise
+
+if TYPE_CHECKING:
+    from modicum.core.parts import Metric
+
+Watch = Callable[[Simulation, RoundRecord], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run. Accuracy is simulated ground truth: in a deployment nobody could compute it."""
+
+    folder: Path
+    summary: Summary
+    certificate: Certificate
+    records: tuple[RoundRecord, ...] = field(repr=False)
+    parameters: Mapping[str, Tensor] = field(repr=False)  # of the final model, by name
+
+    @property
+    def accuracy(self) -> float:
+        """Accuracy of the last model on the global test data; nan where there is none."""
+        return math.nan if self.summary.accuracy is None else self.summary.accuracy
+
+    @property
+    def curve(self) -> Curve:
+        return Curve(self.summary.method, self.records, clipped=self.summary.bound is not None)
+
+    def plot(self, path: str | PathLike[str] | None = None) -> Any:
+        """Accuracy and clipping bound by rounds, as a matplotlib figure; also written to `path` if given."""
+        from modicum.report.picture import draw, save
+
+        figure = draw([self.curve])
+        if path is not None:
+            save(figure, Path(path))
+        return figure
+
+
+def train(
+    federation: Federation,
+    *,
+    method: MethodSpec,
+    model: str | nn.Module = "logistic",
+    rounds: int = 30,
+    seed: int = 0,
+    per_round: int | None = None,
+    max_participations: int | None = None,
+    metrics: tuple[Metric, ...] = (),
+    evaluate_every: int = 1,
+    device: str = "cpu",
+    model_options: Mapping[str, float] | None = None,
+    simulation: bool = True,
+    folder: str | PathLike[str] | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+) -> Run:
+    """Train, and write a run folder: the one given, or a new one under ./runs.
+
+    `simulation=False` draws noise from the operating system's cryptographic generator instead of the seed.
+    `resume=True` continues a run of the same experiment that was interrupted.
+    """
+    experiment = Experiment(
+        federation=federation,
+        method=method,
+        model=model,
+        rounds=rounds,
+        per_round=per_round,
+        max_participations=max_participations,
+        metrics=metrics,
+        seed=seed,
+        evaluate_every=evaluate_every,
+        device=device,
+        model_options=dict(model_options or {}),
+    )
+    if resume and folder is None:
+        raise UserError("say which run to resume: give its folder")
+    path = new_folder(f"{type(method).__name__.lower()}-seed{seed}") if folder is None else Path(folder)
+    files = RunFolder(path)
+    files.make(fresh=not resume)
+    return carry_out(
+        experiment, files, describe_experiment(experiment, simulation), simulation=simulation, watch=watch
+    )
+
+
+def new_folder(name: str, parent: Path = Path("runs")) -> Path:
+    """A folder that is not there yet, named after the time."""
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for n in range(1, 1000):
+        path = parent / (stem if n == 1 else f"{stem}-{n}")
+        if not path.exists():
+            return path
+    raise UserError(f"there are too many folders {parent / stem}-…: choose one with --out")
+
+
+def carry_out(
+    experiment: Experiment,
+    files: RunFolder,
+    config: str,
+    *,
+    simulation: bool = True,
+    watch: Watch | None = None,
+) -> Run:
+    """Run what is left of an experiment in a folder, then write its results. Safe to repeat after any crash.
+
+    `config` is the text of the folder's config.toml; one that is there already is kept.
+    """
+    _needs_safetensors()
+    with files.alone():
+        run = _open(experiment, files, config, simulation)
+        try:
+            for record in run.rounds():
+                if watch is not None:
+                    watch(run, record)
+            return _finish(run, files)
+        finally:
+            run.close()
+
+
+def _open(experiment: Experiment, files: RunFolder, config: str, simulation: bool) -> Simulation:
+    if not files.config.exists():
+        files.write(files.config, config.encode())
+    try:
+        return Simulation(experiment, files.path, noise=None if simulation else CryptoNoise())
+    except BaseException:
+        files.leave_if_nothing_began()
+        raise
+
+
+def _finish(run: Simulation, files: RunFolder) -> Run:
+    """Everything here is a function of the finished run, so that a crash in between costs nothing."""
+    parameters = _parameters(run)
+    _write_model(run, parameters, files)
+    certificate = Certificate.from_ledger(run.ledger)
+    certificate.write(files.certificate)
+    records = read_records(files.metrics)
+    summary = summarise(run, certificate, records)
+    text = json.dumps(summary.to_dict(), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+    files.write(files.summary, text.encode())
+    finished = Run(files.path, summary, certificate, records, parameters)
+    _write_report(finished, files)
+    return finished
+
+
+def _parameters(run: Simulation) -> dict[str, Tensor]:
+    """What the server has: personal parameters stay with the clients."""
+    shared = run.method.wrapper.shared
+    named = run.backend.layout.named(run.model)
+    return {name: value.detach().cpu().clone() for name, value in named.items() if shared(name)}
+
+
+def _write_model(run: Simulation, parameters: Mapping[str, Tensor], files: RunFolder) -> None:
+    from safetensors.torch import save
+
+    about = {"run": run.ledger.run_id, "round": str(run.server.state.round)}
+    files.write(files.model, bytes(save({n: v.contiguous() for n, v in parameters.items()}, metadata=about)))
+
+
+def _write_report(finished: Run, files: RunFolder) -> None:
+    from modicum.report.page import run_page
+
+    try:
+        from modicum.report.picture import draw, png
+
+        picture: bytes | None = png(draw([finished.curve]))
+    except MissingExtraError:
+        picture = None  # the page says so
+    if picture is not None:
+        files.write(files.picture, picture)
+    config = files.config.read_text(encoding="utf-8")
+    page = run_page(finished.summary, finished.certificate, finished.records, picture, config)
+    files.write(files.report, page.encode())
+
+
+def _needs_safetensors() -> None:
+    """Asked before anything is computed, not after."""
+    try:
+        import safetensors  # noqa: F401
+    except ImportError:
+        raise MissingExtraError("safetensors", "cli", "writing the model") from None

@@ -1,0 +1,136 @@
+"""The HTML report: one file without outside parts, that can be mailed or archived with the run."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from modicum.report.summary import Summary
+from modicum.report.table import HEAD, number, percent, rows
+
+if TYPE_CHECKING:
+    from modicum.federation.records import RoundRecord
+    from modicum.privacy.certificate import Certificate
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1a202c; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.5rem; margin-bottom: .25rem } h2 { font-size: 1.1rem; margin-top: 2rem }
+table { border-collapse: collapse }
+th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #e2e8f0 }
+th:first-child, td:first-child { text-align: left } th { font-weight: 600; color: #4a5568 }
+img { max-width: 100% } .quiet { color: #4a5568 } .simulated { background: #fffaf0; border-left: 4px solid #dd6b20;
+padding: .5rem 1rem } pre { background: #f7fafc; padding: 1rem; overflow-x: auto; font-size: .85rem }
+"""
+
+
+def run_page(
+    summary: Summary,
+    certificate: Certificate,
+    records: Sequence[RoundRecord],
+    picture: bytes | None,
+    config: str,
+) -> str:
+    """The report of one run."""
+    return _page(
+        f"{summary.method} on {summary.dataset}",
+        [
+            _lead(summary),
+            _simulated(summary),
+            "<h2>Result</h2>" + _table([summary]),
+            _picture(picture),
+            "<h2>What is guaranteed</h2>" + _guarantees(certificate),
+            "<h2>What was paid</h2>" + _paid(summary, records),
+            f"<details><summary>Settings</summary><pre>{escape(config)}</pre></details>",
+        ],
+    )
+
+
+def comparison_page(title: str, summaries: Sequence[Summary], picture: bytes | None, lines: Sequence[str]) -> str:
+    """Several runs side by side; `lines` are closing remarks, such as what was verified."""
+    remarks = "".join(f"<p>{escape(line)}</p>" for line in lines)
+    return _page(title, [_simulated(summaries[0]), _table(summaries), _picture(picture), remarks])
+
+
+def _page(title: str, parts: Sequence[str]) -> str:
+    body = "\n".join(part for part in parts if part)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)} · Modicum</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>\n'
+        f"<body><h1>{escape(title)}</h1>\n{body}\n</body></html>\n"
+    )
+
+
+def _lead(summary: Summary) -> str:
+    ended = "" if summary.rounds == summary.rounds_planned else f" of {summary.rounds_planned} planned"
+    gone = f", {summary.retired} of them retired before the end" if summary.retired else ""
+    text = (
+        f"{summary.clients} clients{gone}; model {summary.model}; {summary.rounds} rounds{ended}; seed "
+        f"{summary.seed}; run {summary.run}. {summary.note}"
+    )
+    return f'<p class="quiet">{escape(text)}</p>'
+
+
+def _simulated(summary: Summary) -> str:
+    text = (
+        "<b>Simulated ground truth.</b> Accuracy is measured on test data that only a simulator can see. It cost "
+        "no privacy because it left no client, and no policy could read it. A deployment would not have it."
+    )
+    if summary.simulation:
+        text += " Noise came from a seed, so this run protects nobody: its ε is that of the same run deployed."
+    return f'<p class="simulated">{text}</p>'
+
+
+def _table(summaries: Sequence[Summary]) -> str:
+    head = "".join(f"<th>{escape(h)}</th>" for h in HEAD)
+    lines = [row for summary in summaries for row in rows(summary)]
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in lines)
+    return (
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        '<p class="quiet">* simulated. First column: all test data; second: mean over the group\'s clients, each '
+        "on its own test records. ε certified is min / median / max where clients of a group differ.</p>"
+    )
+
+
+def _picture(picture: bytes | None) -> str:
+    if picture is None:
+        return "<p class=\"quiet\">No picture: matplotlib is not installed (pip install 'modicum[report]').</p>"
+    data = base64.b64encode(picture).decode()
+    return f'<img alt="Test accuracy and clipping bound by rounds" src="data:image/png;base64,{data}">'
+
+
+def _guarantees(certificate: Certificate) -> str:
+    """The certificate's own sentences: each distinct promise with those it is made to, then what it rests on."""
+    promised: dict[str, list[str]] = {}
+    for name, line in certificate.clients.items():
+        promised.setdefault(line.meaning, []).append(name)
+    promises = "".join(
+        f"<li>{escape(text)} <span class='quiet'>({escape(_names(who))})</span></li>"
+        for text, who in promised.items()
+    )
+    rests = "".join(f"<li>{escape(text)}</li>" for text in certificate.assumptions)
+    return (
+        f"<ul>{promises}</ul><p>This rests on:</p><ul>{rests}</ul>"
+        f"<p class='quiet'>Ledger head {escape(certificate.head)}, {certificate.entries} entries. "
+        "Recompute it with <code>modicum verify</code> on this folder.</p>"
+    )
+
+
+def _names(who: Sequence[str]) -> str:
+    return ", ".join(who) if len(who) <= 4 else f"{who[0]}, {who[1]}, … {len(who)} clients"
+
+
+def _paid(summary: Summary, records: Sequence[RoundRecord]) -> str:
+    items = []
+    for group in summary.groups:
+        planned = "" if group.releases_planned is None else f" of {group.releases_planned:,} planned"
+        made = f"{group.clients} clients made {group.releases_made:,}{planned} releases"
+        items.append(f"ε granted {number(group.budget)}: {made}")
+    reserved = f"{percent(records[-1].reserved)} of what was planned is reserved." if records else ""
+    items.append(f"{reserved} The ε above is that of the whole plan: it holds however much of it was used.")
+    items += [
+        f"Metric {name}, released with noise and charged: {value:.3f}" for name, value in summary.paid.items()
+    ]
+    items += [f"{name} on public proxy data, free: {value:.3f}" for name, value in summary.public.items()]
+    return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"

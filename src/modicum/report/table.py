@@ -1,0 +1,66 @@
+"""Tables as plain text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from modicum.report.summary import Spread, Summary
+
+HEAD = ("method", "accuracy*", "ε granted", "clients", "ε certified", "accuracy*", "bound C")
+FOOT = "* simulated ground truth: on the test data, and by budget group on the clients' own test records"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    if value is None or math.isnan(value):
+        return "–"
+    return "∞" if math.isinf(value) else f"{value:.{digits}g}"
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.1%}"
+
+
+def spread(value: Spread) -> str:
+    """One number where all agree to what is shown, else min / median / max."""
+    shown = [number(v) for v in (value.min, value.median, value.max)]
+    return shown[0] if shown[0] == shown[2] else " / ".join(shown)
+
+
+def rows(summary: Summary) -> list[tuple[str, ...]]:
+    """One row a budget group; the method's own cells stand in its first."""
+    lead = (summary.method, percent(summary.accuracy))
+    return [
+        (
+            *(lead if i == 0 else ("", "")),
+            number(group.budget),
+            str(group.clients),
+            spread(group.epsilon),
+            percent(group.accuracy),
+            number(group.bound),
+        )
+        for i, group in enumerate(summary.groups)
+    ]
+
+
+def table(summaries: Sequence[Summary]) -> str:
+    """Accuracy, ε by budget group and clipping bound of one or more runs."""
+    lines: list[tuple[str, ...]] = [HEAD]
+    for summary in summaries:
+        lines += rows(summary)
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
+    text = [_line(line, widths) for line in lines]
+    rule = "─" * len(text[0])
+    parts = [text[0], rule]
+    for line, row in zip(text[1:], lines[1:], strict=True):
+        if row[0] and len(parts) > 2:
+            parts.append(rule)
+        parts.append(line)
+    return "\n".join([*(part.rstrip() for part in parts), FOOT])
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *rest = (
+        cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
+    )
+    return "  ".join([first, *rest])
