@@ -135,6 +135,14 @@ class ReservedSumDoor:
         }
 
 
+class DoorWatch(Protocol):
+    """Puts something around every door of a run, such as a recorder for attacks, audits and replays."""
+
+    def client(self, door: Door) -> Door: ...
+
+    def server(self, door: SumDoor) -> SumDoor: ...
+
+
 def add_noise(source: NoiseSource, key: NoiseKey, values: Tensor, std: float) -> Tensor:
     """`values` plus Gaussian noise of this key, in the tensor's own precision and place."""
     dtype: DType = "float64" if values.dtype == torch.float64 else "float32"

@@ -25,14 +25,19 @@ class Decision:
 
     bound: float
     noise_multiplier: float | None = None  # None: the frozen multiplier of the client's plan (R1)
+    signal_multiplier: float | None = None  # at least this noise on signals, where clients' signals are summed
 
     def to_dict(self) -> dict[str, Any]:
-        return {"bound": self.bound, "noise_multiplier": self.noise_multiplier}
+        return {
+            "bound": self.bound,
+            "noise_multiplier": self.noise_multiplier,
+            "signal_multiplier": self.signal_multiplier,
+        }
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Decision:
-        z = d["noise_multiplier"]
-        return cls(float(d["bound"]), None if z is None else float(z))
+        z, shared = d["noise_multiplier"], d.get("signal_multiplier")
+        return cls(float(d["bound"]), None if z is None else float(z), None if shared is None else float(shared))
 
 
 @dataclass(frozen=True)

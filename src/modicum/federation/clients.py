@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from modicum.core.door import Door, ReservedDoor
+from modicum.core.door import Door, DoorWatch, ReservedDoor
 from modicum.core.messages import Broadcast, Released, encode, finite
 from modicum.core.parts import Batch, ClientFacts, Frame, Job, Method, State
 from modicum.core.store import load_state, save_state
@@ -56,12 +56,14 @@ class Clients:
         folder: Path | None = None,
         at_once: int = 1,
         door: DoorMaker | None = None,
+        watch: DoorWatch | None = None,
     ) -> None:
         self.method, self.frame, self.ledger, self.noise = method, frame, ledger, noise
         self.clients = {client.facts.name: client for client in clients}
         self._folder = folder
         self._at_once = at_once
-        self._door = door or self._reserved_door
+        self._make_door = door or self._reserved_door
+        self._watch = watch
         self._sent: dict[tuple[str, int], Token] = {}
         self._recall()
 
@@ -107,7 +109,10 @@ class Clients:
             return Reason.UNKNOWN_CLIENT
         if broadcast.model.shape != (int(self.frame.shared.sum()),) or not finite(broadcast.model):
             return Reason.BAD_MODEL
-        return None if BOUNDS[0] <= broadcast.decision.bound <= BOUNDS[1] else Reason.BAD_BOUND
+        decision = broadcast.decision
+        noises = (z for z in (decision.noise_multiplier, decision.signal_multiplier) if z is not None)
+        usable = BOUNDS[0] <= decision.bound <= BOUNDS[1] and all(0 <= z <= BOUNDS[1] for z in noises)
+        return None if usable else Reason.BAD_BOUND
 
     def _participation(self, client: Client, round: int) -> int:
         return sum(r < round for r in client.rounds)
@@ -149,6 +154,10 @@ class Clients:
             seed=self._seed(broadcast),
             door=self._door(broadcast.client, tokens),
         )
+
+    def _door(self, client: str, tokens: tuple[Token, ...]) -> Door:
+        door = self._make_door(client, tokens)
+        return door if self._watch is None else self._watch.client(door)
 
     def _reserved_door(self, client: str, tokens: tuple[Token, ...]) -> Door:  # noqa: ARG002
         return ReservedDoor(self.noise, tokens, reserve=self._reserve_one)

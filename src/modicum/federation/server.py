@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from modicum.core.door import ReservedSumDoor, SumDoor
+from modicum.core.door import DoorWatch, ReservedSumDoor, SumDoor
 from modicum.core.messages import (
     Broadcast,
     Decision,
@@ -153,25 +153,18 @@ class Server:
 def _refuse_unequal_noise(method: Method, public: PublicFacts) -> None:
     """In a sum all clients share one noise (R7): said before the run, not by the first round's opening."""
     noises = set(public.multipliers.values())
-    if method.mechanism.individuals or len(noises) < 2:
-        return
-    if 0.0 in noises:
+    if not method.mechanism.individuals and 0.0 in noises and len(noises) > 1:
         raise UnsoundError(
             "a client without a budget adds no noise, so the others' sum would hold too little (R7): give every "
             "client a finite budget, or use the view server-sees-messages"
-        )
-    if method.policy.signals:
-        raise UnsoundError(
-            "clipping signals in a sum need the same noise from every client (R7), and their budgets differ: give "
-            "equal budgets, a policy without signals, or the view server-sees-messages"
         )
 
 
 class TrustedLedger:
     """A trusted server's own bookkeeping: it reserves for every client the sum may depend on, and settles."""
 
-    def __init__(self, ledger: Ledger, noise: NoiseSource) -> None:
-        self.ledger, self.noise = ledger, noise
+    def __init__(self, ledger: Ledger, noise: NoiseSource, watch: DoorWatch | None = None) -> None:
+        self.ledger, self.noise, self._watch = ledger, noise, watch
         self._sent = {t.release.round: t for t in ledger.outbox() if ledger.message(t)}
 
     def stored(self, round: int) -> ReleasedSum | None:
@@ -185,7 +178,8 @@ class TrustedLedger:
         return self.ledger.reserve([e for es in events.values() for e in es])
 
     def door(self, tokens: Sequence[Token]) -> SumDoor:
-        return ReservedSumDoor(self.noise, tokens)
+        door = ReservedSumDoor(self.noise, tokens)
+        return door if self._watch is None else self._watch.server(door)
 
     def settle(self, tokens: Sequence[Token], opened: ReleasedSum) -> None:
         first, *rest = tokens

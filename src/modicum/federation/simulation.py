@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from modicum.core.door import SERVER
+from modicum.core.door import SERVER, DoorWatch
 from modicum.core.messages import Broadcast, Opened, Released, ReleasedSum, encode
 from modicum.core.parts import Backend, ClientFacts, Frame, Mechanism, PublicFacts
 from modicum.core.store import load_state, save_state
@@ -46,6 +46,7 @@ class Simulation:
         noise: NoiseSource | None = None,
         faults: Faults | None = None,
         transcript: Transcript | None = None,
+        watch: DoorWatch | None = None,
     ) -> None:
         self.experiment, self.folder = experiment, folder
         self.noise = noise or SimulatedNoise(experiment.seed)
@@ -68,8 +69,10 @@ class Simulation:
         self.server = Server(
             self.method, public, self.cohorts, self.ledger.run_id, self.frame, self.data.first[shared]
         )
-        self.clients = Clients(self.method, self.frame, self._clients(), self.ledger, self.noise, files.clients)
-        self.trusted = TrustedLedger(self.ledger, self.noise) if self._central else None
+        self.clients = Clients(
+            self.method, self.frame, self._clients(), self.ledger, self.noise, files.clients, watch=watch
+        )
+        self.trusted = TrustedLedger(self.ledger, self.noise, watch) if self._central else None
         self._checkpoint = files.checkpoint
         if self._checkpoint.exists():
             self.server.restore(load_state(self._checkpoint))

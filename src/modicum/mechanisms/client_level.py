@@ -96,12 +96,16 @@ class ClientLevel:
         return PrivacyPlan(client=facts.name, spec=spec, budget=facts.budget, releases=releases)
 
     def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
-        """In a sum, bounds go in inverse proportion to the multipliers: z_i·C_i is one noise for all."""
+        """In a sum, bounds go in inverse proportion to the multipliers: z_i·C_i is one noise for all.
+
+        Signals have a bound that cannot shrink, so all of them get the noise that the strictest budget asks for.
+        """
         if self.individuals:
             return dict(chosen)
         least = min((z for z in multipliers.values() if z > 0), default=1.0)
+        most = max(multipliers.values(), default=0.0) or None
         return {
-            client: Decision(d.bound * least / (multipliers.get(client) or least), d.noise_multiplier)
+            client: Decision(d.bound * least / (multipliers.get(client) or least), d.noise_multiplier, most)
             for client, d in chosen.items()
         }
 
@@ -116,14 +120,15 @@ class ClientLevel:
         return (self._event(plan, frame, broadcast), *common.metric_events(self.spec, broadcast, frame.metrics))
 
     def _event(self, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast) -> Release:
-        chosen = broadcast.decision.noise_multiplier
+        decision = broadcast.decision
+        chosen = decision.noise_multiplier
         planned = common.training_multiplier(plan, UPDATE)
         z = planned if chosen is None else common.own_multiplier(self.spec, chosen)
         return Release(
             client=broadcast.client,
             round=broadcast.round,
             spec=self.spec,
-            blocks=common.query(UPDATE, broadcast.decision.bound, z, frame.policy.signals),
+            blocks=common.query(UPDATE, decision.bound, z, frame.policy.signals, decision.signal_multiplier),
             sampler=self.sampler,
             bound_origin=Origin.RELEASED,
             noise_origin=Origin.PRESET if chosen is None else Origin.RELEASED,

@@ -14,11 +14,13 @@ from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
 
 
-def query(name: str, bound: float, multiplier: float, signals: Sequence[Signal]) -> tuple[Block, ...]:
+def query(
+    name: str, bound: float, multiplier: float, signals: Sequence[Signal], shared: float | None = None
+) -> tuple[Block, ...]:
     """The blocks of one query whose joint noise multiplier is at least `multiplier`.
 
-    A signal gets ratio·z; the main block gets what then remains of z⁻² = Σ z_b⁻². A multiplier of 0 means that
-    everything is sent in the clear.
+    A signal gets ratio·z, or ratio·`shared` where clients of unequal budgets add up their signals; the main block
+    gets what then remains of z⁻² = Σ z_b⁻². A multiplier of 0 means that everything is sent in the clear.
     """
     if not signals:
         return (Block(name, bound, multiplier),)
@@ -26,7 +28,7 @@ def query(name: str, bound: float, multiplier: float, signals: Sequence[Signal])
     main = multiplier / math.sqrt(rest) * (1 + 1e-14)  # rounded up: never below the planned noise
     return (
         Block(name, bound, main),
-        *(Block(s.name, SIGNAL_BOUND, s.ratio * multiplier * (1 + 1e-14)) for s in signals),
+        *(Block(s.name, SIGNAL_BOUND, s.ratio * max(multiplier, shared or 0.0) * (1 + 1e-14)) for s in signals),
     )
 
 
@@ -57,7 +59,10 @@ def start(job: Job, frame: Frame) -> Tensor:
 
 def keep_personal(job: Job, frame: Frame, trained: Tensor) -> dict[str, object]:
     """The client's state after the round, with its personal parameters in it."""
-    state = frame.training.finish(dict(job.state), trained.clone())
+    # A policy's state holds releases only, so training neither sees nor writes it.
+    own = {key: value for key, value in job.state.items() if key != "policy"}
+    state = frame.training.finish(own, trained.clone())
+    state.pop("policy", None)
     if not frame.shared.all():
         state["personal"] = trained[~frame.shared].clone()
     return state

@@ -37,16 +37,19 @@ class Aqc:
     steps: int | None = option(None, "local steps a round; overrides epochs")
     server_lr: float = option(1.0, "how far the server moves along the mean update")
     server_momentum: float = option(0.0, "momentum of the server, from 0 up to 1")
-    aggregation: AggregationName = option("mean", "mean, weighted by records, or noise-aware")
+    aggregation: AggregationName | None = option(
+        None, "mean, weighted (by records) or noise-aware; none: noise-aware, and mean where only a sum is seen"
+    )
     noise_multiplier: float | None = option(None, "noise over bound as the adversary sees it; none: calibrated")
     adjacency: AdjacencyName = option("zero-out", "how neighbouring datasets differ in one unit")
     delta: float = option(1e-5, "δ of the guarantee")
 
     def build(self, setting: Setting) -> Method:
+        mechanism = mechanism_for(self, setting)
         return Method(
             name="aqc",
             training=Supervised(Sgd(self.lr)),
             policy=AdaptiveQuantile(self.clip, self.quantile, self.clip_lr, self.bit_ratio),
-            mechanism=mechanism_for(self, setting),
-            aggregation=build_aggregation(self.aggregation, self.server_lr, self.server_momentum),
+            mechanism=mechanism,
+            aggregation=build_aggregation(self.aggregation, self.server_lr, self.server_momentum, mechanism),
         )

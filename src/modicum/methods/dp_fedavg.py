@@ -42,25 +42,26 @@ class DpFedAvg:
     steps: int | None = option(None, "minibatches a client takes in a round; overrides epochs")
     server_lr: float = option(1.0, "how far the server moves along the mean update")
     server_momentum: float = option(0.0, "momentum of the server, from 0 up to 1")
-    aggregation: AggregationName = option(
-        "mean", "mean, weighted or noise-aware; the last two need the view server-sees-messages"
+    aggregation: AggregationName | None = option(
+        None, "mean, weighted (by records) or noise-aware; none: noise-aware, and mean where only a sum is seen"
     )
     noise_multiplier: float | None = option(None, "noise over bound as the adversary sees it; none: calibrated")
     adjacency: AdjacencyName = option("zero-out", "how neighbouring datasets differ in one client")
     delta: float = option(1e-5, "δ of the guarantee")
 
     def build(self, setting: Setting) -> Method:
+        mechanism = ClientLevel(
+            view=build_view(self.view, setting.per_round, self.tolerated),
+            local=LocalSteps(self.batch, self.steps, self.epochs),
+            adjacency=Adjacency(self.adjacency),
+            delta=self.delta,
+            noise_multiplier=self.noise_multiplier,
+            rate=self.rate,
+        )
         return Method(
             name="dp-fedavg",
             training=Supervised(Sgd(self.lr)),
             policy=Fixed(self.clip),
-            mechanism=ClientLevel(
-                view=build_view(self.view, setting.per_round, self.tolerated),
-                local=LocalSteps(self.batch, self.steps, self.epochs),
-                adjacency=Adjacency(self.adjacency),
-                delta=self.delta,
-                noise_multiplier=self.noise_multiplier,
-                rate=self.rate,
-            ),
-            aggregation=build_aggregation(self.aggregation, self.server_lr, self.server_momentum),
+            mechanism=mechanism,
+            aggregation=build_aggregation(self.aggregation, self.server_lr, self.server_momentum, mechanism),
         )

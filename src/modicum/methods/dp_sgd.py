@@ -30,14 +30,14 @@ class DpSgd:
 
     clip: float = option(1.0, "clipping bound C of one record's gradient")
     rule: RuleName = option("flat", "flat: g·min(1, C/‖g‖); auto: every gradient is scaled to about C (AUTO-S)")
-    lr: float = option(0.5, "learning rate of the clients")
+    lr: float = option(1.0, "learning rate of the clients")
     batch: int | None = option(None, "expected size of a client's secret Poisson batches; none: all records")
     epochs: float = option(1.0, "passes over its records that a client makes in a round")
     steps: int | None = option(None, "local steps a round; overrides epochs")
     server_lr: float = option(1.0, "how far the server moves along the mean update")
     server_momentum: float = option(0.0, "momentum of the server, from 0 up to 1")
-    aggregation: AggregationName = option(
-        "noise-aware", "mean, weighted by records, or noise-aware (clients with small budgets count less)"
+    aggregation: AggregationName | None = option(
+        None, "mean, weighted (by records) or noise-aware; none: noise-aware, and mean where only a sum is seen"
     )
     noise_multiplier: float | None = option(None, "noise over bound in each step; none: calibrated to the budget")
     adjacency: AdjacencyName = option("zero-out", "how neighbouring datasets differ in one record")
@@ -45,18 +45,19 @@ class DpSgd:
 
     def build(self, setting: Setting) -> Method:  # noqa: ARG002
         one_of("clipping rule", self.rule, ("flat", "auto"))
+        mechanism = RecordLocal(
+            batch=self.batch,
+            epochs=self.epochs,
+            steps=self.steps,
+            adjacency=Adjacency(self.adjacency),
+            delta=self.delta,
+            rule=ClipRule(self.rule),
+            noise_multiplier=self.noise_multiplier,
+        )
         return Method(
             name="dp-sgd",
             training=Supervised(Sgd(self.lr)),
             policy=Fixed(self.clip),
-            mechanism=RecordLocal(
-                batch=self.batch,
-                epochs=self.epochs,
-                steps=self.steps,
-                adjacency=Adjacency(self.adjacency),
-                delta=self.delta,
-                rule=ClipRule(self.rule),
-                noise_multiplier=self.noise_multiplier,
-            ),
-            aggregation=build_aggregation(self.aggregation, self.server_lr, self.server_momentum),
+            mechanism=mechanism,
+            aggregation=build_aggregation(self.aggregation, self.server_lr, self.server_momentum, mechanism),
         )

@@ -31,10 +31,11 @@ class FedAvg:
     aggregation: AggregationName = option("weighted", "mean, or weighted by the clients' numbers of records")
 
     def build(self, setting: Setting) -> Method:  # noqa: ARG002
+        mechanism = Clear(local=LocalSteps(self.batch, self.steps, self.epochs))
         return Method(
             name="fedavg",
             training=Supervised(Sgd(self.lr, self.momentum)),
             policy=Fixed(),
-            mechanism=Clear(local=LocalSteps(self.batch, self.steps, self.epochs)),
-            aggregation=build_aggregation(self.aggregation, self.server_lr, self.server_momentum),
+            mechanism=mechanism,
+            aggregation=build_aggregation(self.aggregation, self.server_lr, self.server_momentum, mechanism),
         )

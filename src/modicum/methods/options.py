@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, field, fields
 from typing import Any, Literal
 
 from modicum.aggregation import Mean, Momentum, NoiseAware, Weighted
-from modicum.core.parts import Aggregation
+from modicum.core.parts import Aggregation, Mechanism
 from modicum.errors import UserError
 from modicum.privacy.spec import SecureAggregation, ServerSeesMessages, TrustedServer, View
 
@@ -43,7 +43,11 @@ def build_view(name: ViewName, participants: int, tolerated: int) -> View:
     raise UserError(f"unknown view {name!r}: use server-sees-messages, secure-aggregation or trusted-server")
 
 
-def build_aggregation(name: AggregationName, lr: float, momentum: float = 0.0) -> Aggregation:
+def build_aggregation(
+    name: AggregationName | None, lr: float, momentum: float, mechanism: Mechanism
+) -> Aggregation:
+    """The aggregation by its name; without one, noise-aware wherever each client's message may be seen."""
+    name = name or ("noise-aware" if mechanism.individuals else "mean")
     if not 0 < lr < float("inf"):
         raise UserError(f"the server's learning rate must be positive and finite, got {lr}")
     known: Mapping[str, type[Mean] | type[Weighted] | type[NoiseAware]] = {

@@ -32,6 +32,7 @@ class MedianNorm:
 
     initial: float = 1.0  # C₀
     headroom: float = 1.0  # h
+    doubt: float = 1.0  # standard errors that the squared median must exceed
     reach: float = 100.0
     step: float = 2.0
 
@@ -54,10 +55,10 @@ class MedianNorm:
 
     def observe(self, state: State, view: View) -> State:
         square, error = _median_square(_releases(view))
-        if not square > error:
+        if not square > self.doubt * error:
             return state
         C = state["bound"]
-        target = self.headroom * math.sqrt(square)
+        target = self.headroom * min(math.sqrt(square), C)  # more than C cannot have been sent: it is noise
         target = min(max(target, C / self.step), C * self.step)
         return {"bound": min(max(target, self.initial / self.reach), self.initial * self.reach)}
 

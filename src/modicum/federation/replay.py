@@ -1,0 +1,108 @@
+"""Recording what passes the doors of a run, and running again with those releases in place of fresh ones.
+
+Whatever a run shows must be a function of public values and of what has passed a door. So a second run, on other
+data and with other coins, that is given the first one's releases must show the same: decisions, opened messages,
+states and models, bit for bit (non-interference). Attacks and audits read the same tape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from modicum.core.door import Door, SumDoor
+from modicum.errors import UserError
+from modicum.privacy.events import Release
+from modicum.privacy.token import Token
+
+Values = dict[str, Tensor]
+
+
+@dataclass
+class Tape:
+    """Everything that left a door: by client, round, step and block names, and the trusted server's by round."""
+
+    clients: dict[tuple[str, int, int, tuple[str, ...]], Values] = field(default_factory=dict)
+    sums: dict[int, Values] = field(default_factory=dict)
+
+
+def _key(release: Release, step: int) -> tuple[str, int, int, tuple[str, ...]]:
+    return release.client, release.round, step, tuple(b.name for b in release.blocks)
+
+
+def _copy(values: Mapping[str, Tensor]) -> Values:
+    return {name: value.clone() for name, value in values.items()}
+
+
+class _Around:
+    """A door around another one."""
+
+    def __init__(self, inner: Door, tape: Tape) -> None:
+        self._inner, self._tape = inner, tape
+
+    @property
+    def tokens(self) -> tuple[Token, ...]:
+        return self._inner.tokens
+
+    def reserve(self, release: Release) -> bool:
+        return self._inner.reserve(release)
+
+    def sample(self, release: Release, step: int, records: int) -> Tensor:
+        return self._inner.sample(release, step, records)
+
+
+class _RecordingDoor(_Around):
+    def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Values:
+        values = self._inner.release(release, step, sums)
+        self._tape.clients[_key(release, step)] = _copy(values)
+        return values
+
+
+class _ReplayingDoor(_Around):
+    def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Values:
+        self._inner.release(release, step, sums)  # it must be as welcome as the first time
+        if _key(release, step) not in self._tape.clients:
+            raise UserError(f"client {release.client!r}: the recorded run released nothing at this point")
+        return _copy(self._tape.clients[_key(release, step)])
+
+
+class _SumDoor:
+    def __init__(self, inner: SumDoor, tape: Tape, *, replay: bool) -> None:
+        self._inner, self._tape, self._replay = inner, tape, replay
+
+    def release_sum(
+        self, events: Mapping[str, tuple[Release, ...]], round: int, sums: Mapping[str, Tensor]
+    ) -> Values:
+        values = self._inner.release_sum(events, round, sums)
+        if self._replay:
+            return _copy(self._tape.sums[round])
+        self._tape.sums[round] = _copy(values)
+        return values
+
+
+@dataclass
+class Recording:
+    """A watch that keeps every release on its tape."""
+
+    tape: Tape = field(default_factory=Tape)
+
+    def client(self, door: Door) -> Door:
+        return _RecordingDoor(door, self.tape)
+
+    def server(self, door: SumDoor) -> SumDoor:
+        return _SumDoor(door, self.tape, replay=False)
+
+
+@dataclass
+class Replaying:
+    """A watch that answers every release with the tape's. Give the run another noise seed."""
+
+    tape: Tape
+
+    def client(self, door: Door) -> Door:
+        return _ReplayingDoor(door, self.tape)
+
+    def server(self, door: SumDoor) -> SumDoor:
+        return _SumDoor(door, self.tape, replay=True)
