@@ -1,0 +1,99 @@
+"""The batches of several clients for one step, gathered together when an engine wants them so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from modicum.core.parts import Batch
+
+
+class Pool:
+    """The records of several clients. On a GPU they are joined once, so that each step needs a single gather."""
+
+    def __init__(self, records: Sequence[Batch]) -> None:
+        self.records = tuple(records)
+        starts = [0]
+        for batch in self.records:
+            starts.append(starts[-1] + len(batch))
+        self.starts = starts
+        self._joined: Batch | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.records[0].x.is_cuda
+
+    @property
+    def joined(self) -> Batch:
+        if self._joined is None:
+            x = torch.cat([batch.x for batch in self.records])
+            targets = {n: torch.cat([b.targets[n] for b in self.records]) for n in self.records[0].targets}
+            self._joined = Batch(x, targets)
+        return self._joined
+
+    def batches(self, chosen: Sequence[Tensor]) -> PooledBatches:
+        """The chosen records of the first clients of the pool, by index within each client."""
+        return PooledBatches(self, chosen)
+
+
+class PooledBatches(Sequence[Batch]):
+    """A batch for each client, taken only when it is looked at; `padded` gathers all of them at once."""
+
+    def __init__(self, pool: Pool, chosen: Sequence[Tensor]) -> None:
+        self.pool, self.chosen = pool, tuple(chosen)
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    @overload
+    def __getitem__(self, i: int) -> Batch: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[Batch]: ...
+    def __getitem__(self, i: int | slice) -> Batch | list[Batch]:
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        return self.pool.records[i].take(self.chosen[i])
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(index) for index in self.chosen]
+
+    def padded(self, size: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Inputs (clients · size, …), short batches filled up, and the targets of the real rows alone."""
+        if not self.pool.on_gpu:
+            return padded(list(self), size)
+        real = torch.cat([index + start for index, start in zip(self.chosen, self.pool.starts, strict=False)])
+        joined = self.pool.joined
+        if min(self.sizes) == size:
+            rows = real = real.to(joined.x.device, non_blocking=True)
+        else:
+            # A client's own first record fills it up: no row of the stack ever mixes two clients.
+            filled = torch.tensor(self.pool.starts[: len(self)])[:, None].repeat(1, size)
+            filled.view(-1)[real_rows(self.sizes, size)] = real
+            rows = filled.view(-1).to(joined.x.device, non_blocking=True)
+            real = real.to(joined.x.device, non_blocking=True)
+        return joined.x.index_select(0, rows), {n: t.index_select(0, real) for n, t in joined.targets.items()}
+
+
+def padded(batches: Sequence[Batch], size: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """Inputs (clients · size, …), short batches filled up with zeros, and the targets of the real rows alone."""
+    targets = _joined_targets([b.targets for b in batches])
+    if all(len(batch) == size for batch in batches):
+        return torch.cat([batch.x for batch in batches]), targets
+    first = batches[0].x
+    x = first.new_zeros(len(batches), size, *first.shape[1:])
+    for row, batch in zip(x, batches, strict=True):
+        row[: len(batch)] = batch.x
+    return x.flatten(0, 1), targets
+
+
+def real_rows(sizes: Sequence[int], size: int) -> Tensor:
+    """Where the real rows stand in the padded stack."""
+    return torch.cat([torch.arange(n) + i * size for i, n in enumerate(sizes)])
+
+
+def _joined_targets(targets: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([t[name] for t in targets]) for name in targets[0]}

@@ -1,0 +1,58 @@
+"""Weighted sums of per-example gradients, one for each client of a stack."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from modicum.clipping.pieces import Dense, Kept, LinearWeight
+
+
+@runtime_checkable
+class SumsByClient(Protocol):
+    def client_sums(self, weights: Tensor | None, clients: int) -> Tensor: ...
+
+
+def client_sums(kept: Kept, weights: Tensor | None, clients: int) -> Tensor:
+    """(clients, *shape): Σ_b weights[i, b] · gradient[i, b]; weights (clients, size), None for ones."""
+    if isinstance(kept, SumsByClient):
+        return kept.client_sums(weights, clients)
+    if isinstance(kept, LinearWeight):
+        return _linear(kept, weights, clients)
+    if isinstance(kept, Dense):
+        return _dense(kept.gradients, weights, clients)
+    return _one_by_one(kept, weights, clients)
+
+
+def _linear(kept: LinearWeight, weights: Tensor | None, clients: int) -> Tensor:
+    g = kept.g if weights is None else kept.g * weights.reshape(-1, 1, 1)
+    g = g.reshape(clients, -1, g.shape[2])
+    return torch.bmm(g.transpose(1, 2), kept.a.reshape(clients, -1, kept.a.shape[2]))
+
+
+def _dense(gradients: Tensor, weights: Tensor | None, clients: int) -> Tensor:
+    flat = gradients.reshape(clients, gradients.shape[0] // clients, -1)
+    total = flat.sum(1) if weights is None else torch.bmm(weights[:, None], flat).squeeze(1)
+    return total.view(clients, *gradients.shape[1:])
+
+
+def _one_by_one(kept: Kept, weights: Tensor | None, clients: int) -> Tensor:
+    """For pieces that know only how to sum everything, such as convolutions on a CPU."""
+    rows = _rows(kept)
+    if weights is None:
+        weights = rows.new_ones(clients, len(rows) // clients)
+    size = weights.shape[1]
+    parts = [kept.rows(slice(i * size, (i + 1) * size)) for i in range(clients)]  # type: ignore[arg-type]
+    return torch.stack([part.weighted_sum(w) for part, w in zip(parts, weights, strict=True)])
+
+
+def _rows(kept: Kept) -> Tensor:
+    """A tensor of the piece that has a row for each example."""
+    inner = getattr(kept, "kept", kept)
+    found = getattr(inner, "g", None)
+    if found is None:
+        found = inner.gradients
+    assert isinstance(found, Tensor)
+    return found
