@@ -1,0 +1,123 @@
+"""A silo's own file: who it is, where things lie, and what it grants. The server has no say in any of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from modicum.config import Config, read
+from modicum.config.fields import setting
+from modicum.config.read import _table as table
+from modicum.config.schema import DataConfig
+from modicum.config.source import Source, read_source
+from modicum.errors import UserError
+from modicum.silo.wire import check_path
+
+FIRST = "first"  # as `run`: whichever run asks first, and that one only
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiloConfig:
+    """The table [silo]."""
+
+    name: str = setting(None, "this client's name in the federation")
+    experiment: str = setting("experiment.toml", "the experiment that was agreed on: the silo's own copy")
+    folder: str = setting("state", "ledger, stored messages, own model, certificate; nobody else may read it")
+    socket: str = setting("silo.sock", "where the node's app reaches this process")
+    run: str = setting(FIRST, "the run to take part in; first: whichever asks first, and only that one")
+    simulation: bool = setting(False, "seeded noise that protects nobody, for trying things out")
+    timeout: float = setting(30.0, "seconds to wait for a request to arrive in full")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grant:
+    """The table [grant]: what this silo is willing to release, whatever anybody asks."""
+
+    budget: float = setting(None, "ε for everything that ever leaves in this run")
+    delta: float = setting(1e-5, "δ, at most")
+    unit: Literal["record", "client"] = setting("record", "whose participation is hidden")
+    adjacency: Literal["zero-out", "add-remove", "replace-one"] = setting("zero-out", "how neighbours differ")
+    view: Literal["server-sees-messages", "secure-aggregation"] = setting(
+        "server-sees-messages", "from whom it is hidden; secure-aggregation only with simulation = true"
+    )
+    smallest_noise: float = setting(0.1, "noise multiplier under which nothing leaves, whatever the budget allows")
+    bounds: tuple[float, float] = setting((1e-3, 1e3), "smallest and largest clipping bound")
+    rounds: int = setting(1000, "largest number of rounds to take part in")
+
+    def __post_init__(self) -> None:
+        low, high = self.bounds
+        if not self.budget > 0 or not 0 < self.delta < 1 or not self.smallest_noise > 0:
+            raise UserError("budget and smallest_noise must be positive and delta between 0 and 1")
+        if not 0 < low <= high < float("inf") or self.rounds < 1:
+            raise UserError("bounds are two positive numbers, smallest first, and rounds at least 1")
+
+
+@dataclass(frozen=True)
+class SiloSpec:
+    """A silo's file, checked, with absolute paths."""
+
+    name: str
+    experiment: Config
+    folder: Path
+    socket: Path
+    run: str
+    simulation: bool
+    timeout: float
+    grant: Grant
+    own_data: bool  # False: its share of the experiment's own data, for trying things out
+
+
+def read_spec(path: str | os.PathLike[str]) -> SiloSpec:
+    """The silo in a TOML file. Relative paths are taken from the file's folder."""
+    file = Path(path)
+    source, here = read_source(file), file.absolute().parent
+    for name in source.tables:
+        if name not in ("silo", "grant", "data"):
+            raise source.error(f"unknown table {name!r}: use silo, grant and data", name)
+    silo: SiloConfig = _required(source, SiloConfig, "silo", "name")
+    grant: Grant = _required(source, Grant, "grant", "budget")
+    if grant.view == "secure-aggregation" and not silo.simulation:
+        raise source.error(
+            "secure aggregation is only simulated so far, so a server would see more than it may: use "
+            'view = "server-sees-messages", or simulation = true to try it out',
+            "grant",
+            "view",
+        )
+    experiment = read(here / Path(silo.experiment).expanduser())
+    if "data" in source.tables:
+        experiment = replace(experiment, data=_data(source, here))
+    socket = here / Path(silo.socket).expanduser()
+    check_path(socket)
+    return SiloSpec(
+        name=silo.name,
+        experiment=experiment,
+        folder=here / Path(silo.folder).expanduser(),
+        socket=socket,
+        run=silo.run,
+        simulation=silo.simulation,
+        timeout=silo.timeout,
+        grant=grant,
+        own_data="data" in source.tables,
+    )
+
+
+def _required(source: Source, cls: type[Any], name: str, key: str) -> Any:
+    given = source.tables.get(name)
+    if not isinstance(given, Mapping) or key not in given:
+        raise source.error(f"there is no {key} under [{name}]: add it", name)
+    return table(source, cls, name, given)
+
+
+def _data(source: Source, here: Path) -> DataConfig:
+    data: DataConfig = table(source, DataConfig, "data", source.tables["data"])
+    if data.name is None and data.classes is None:
+        raise source.error(
+            "say how many classes there are: the largest label of private records is private", "data"
+        )
+    paths: dict[str, Any] = {
+        k: str((here / Path(v).expanduser()).resolve()) for k in ("npz", "csv", "dir") if (v := getattr(data, k))
+    }
+    return replace(data, **paths)

@@ -1,0 +1,159 @@
+"""What every party of a deployed run must agree on, derived by each from its own copy of the experiment file.
+
+The server proposes terms, a silo compares them with what it derives itself. Nothing here depends on records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from modicum.config import Config
+from modicum.core.parts import ClientFacts, Method, Metric, PublicFacts
+from modicum.errors import UserError
+from modicum.federation.cohort import Balanced, Cohorts, RandomCohorts, rounds_of
+from modicum.federation.experiment import Setting
+from modicum.mechanisms.common import metric_plans, training_multiplier
+from modicum.privacy.plan import Guard, PrivacyPlan
+from modicum.privacy.spec import PrivacySpec, SecureAggregation, TrustedServer
+
+
+def digest(config: Config) -> str:
+    """Names method, model and schedule. Data, budgets and folders are each party's own business."""
+    run = config.run
+    schedule = (run.rounds, run.per_round, run.max_participations, run.metrics)
+    model = (config.model.name, sorted(config.model.options.items()))
+    text = repr((config.method_name, config.method, model, schedule))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class Terms:
+    """An experiment for named clients, without their data."""
+
+    config: Config
+    names: tuple[str, ...]
+
+    @property
+    def setting(self) -> Setting:
+        run = self.config.run
+        return Setting(len(self.names), run.per_round or len(self.names), run.rounds)
+
+    @cached_property
+    def method(self) -> Method:
+        method: Method = self.config.method.build(self.setting)
+        if isinstance(method.mechanism.spec.view, TrustedServer):
+            raise UserError(
+                "a trusted server is not offered to deployed silos, who trust nobody: use the view "
+                "server-sees-messages"
+            )
+        return method
+
+    @property
+    def spec(self) -> PrivacySpec:
+        return self.method.mechanism.spec
+
+    @property
+    def needs_aggregator(self) -> bool:
+        """Whether the guarantee rests on secure aggregation, which is only simulated so far."""
+        return isinstance(self.spec.view, SecureAggregation)
+
+    @cached_property
+    def metrics(self) -> tuple[Metric, ...]:
+        return tuple(Metric(m.name, m.every, m.noise_multiplier) for m in self.config.run.metrics)
+
+    @cached_property
+    def cohorts(self) -> Cohorts:
+        s, most, seed = self.setting, self.config.run.max_participations, self.config.run.seed
+        if most is not None:
+            return RandomCohorts(s.clients, s.rounds, s.per_round, most, seed)
+        return Balanced(s.clients, s.rounds, s.per_round, seed)
+
+    def participations(self, name: str) -> int:
+        return max(1, self.cohorts.participations(self.names.index(name)))
+
+    def plan(self, facts: ClientFacts) -> PrivacyPlan:
+        """What this client would release in the whole run: a function of public facts and its own budget."""
+        rounds = rounds_of(self.cohorts, self.names.index(facts.name), self.config.run.rounds)
+        return self.method.mechanism.plan(facts, metric_plans(self.spec, self.metrics, rounds))
+
+    def multiplier(self, plan: PrivacyPlan) -> float:
+        return training_multiplier(plan, self.method.mechanism.purpose)
+
+    def public(
+        self, facts: Sequence[ClientFacts], multipliers: Mapping[str, float], dimension: int, adaptive: bool
+    ) -> PublicFacts:
+        return PublicFacts(
+            tuple(facts), self.config.run.rounds, dimension, {} if adaptive else dict(multipliers), adaptive
+        )
+
+
+def adapts(plan: PrivacyPlan) -> bool:
+    return plan.guard in (Guard.GDP_FILTER, Guard.RDP_FILTER)
+
+
+@dataclass(frozen=True)
+class Join:
+    """The server's invitation: who takes part, and what it believes of everyone."""
+
+    run: str
+    digest: str
+    spec: dict[str, Any]
+    facts: tuple[ClientFacts, ...]
+    multipliers: dict[str, float]
+    adaptive: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f.name for f in self.facts)
+
+    def encode(self) -> bytes:
+        value = {
+            "run": self.run,
+            "digest": self.digest,
+            "spec": self.spec,
+            "facts": [facts_to_list(f) for f in self.facts],
+            "multipliers": self.multipliers,
+            "adaptive": self.adaptive,
+        }
+        return json.dumps(value, sort_keys=True, allow_nan=False).encode()
+
+    @classmethod
+    def decode(cls, body: bytes) -> Join:
+        """Raises whatever hostile bytes provoke; the caller repeats none of it."""
+        d = json.loads(body)
+        facts = tuple(facts_from_list(f) for f in d["facts"])
+        if not facts or len({f.name for f in facts}) != len(facts):
+            raise ValueError("names must differ")
+        if not isinstance(d["run"], str) or not 0 < len(d["run"]) <= 64 or not d["run"].isprintable():
+            raise ValueError("a run's name is a short text")
+        if not isinstance(d["adaptive"], bool) or not isinstance(d["spec"], dict):
+            raise ValueError("wrong types")
+        multipliers = {str(k): _finite(v) for k, v in d["multipliers"].items()}
+        return cls(d["run"], str(d["digest"]), d["spec"], facts, multipliers, d["adaptive"])
+
+
+def facts_to_list(facts: ClientFacts) -> list[Any]:
+    budget = None if math.isinf(facts.budget) else facts.budget
+    return [facts.name, facts.records, budget, facts.participations, facts.validation]
+
+
+def facts_from_list(value: Sequence[Any]) -> ClientFacts:
+    name, records, budget, participations, validation = value
+    if not isinstance(name, str):
+        raise ValueError("a name is text")
+    for count in (records, participations, validation):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ValueError("a count is a whole number")
+    return ClientFacts(name, records, math.inf if budget is None else _finite(budget), participations, validation)
+
+
+def _finite(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError("not a finite number")
+    return float(value)

@@ -1,0 +1,151 @@
+"""What is said over a silo's local socket: one request, one answer, lengths checked before anything is read.
+
+Light on purpose: the app that runs inside Flower's node process imports this and nothing heavier.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from pathlib import Path
+from typing import Any
+
+from modicum.errors import UserError
+
+MAGIC = b"MODI"
+VERSION = 1
+HEADER = struct.Struct("<4sBBQ")  # magic, version, kind or status, length of what follows
+SMALL = 1 << 20  # bytes: everything but a model fits into this
+PATH_LIMIT = 100  # bytes of a socket's path: the kernel takes 107
+
+
+class Kind(IntEnum):
+    """What is asked."""
+
+    HELLO = 1  # public facts of this silo
+    JOIN = 2  # take part in a run, on the silo's own terms
+    ROUND = 3  # one proposal
+    FINISH = 4  # the run is over: write the certificate
+
+
+class Status(IntEnum):
+    """How it is answered."""
+
+    DONE = 1
+    REFUSED = 2
+
+
+class Code(StrEnum):
+    """Why a silo refuses. A fixed list: none of it depends on private data, and nothing else is ever said."""
+
+    MALFORMED = "malformed"  # bytes that are no request of this version
+    TOO_LARGE = "too-large"  # it claims to be longer than any proposal for this model
+    NOT_JOINED = "not-joined"  # a proposal before the run was joined
+    UNKNOWN_RUN = "unknown-run"
+    UNKNOWN_CLIENT = "unknown-client"
+    EXPERIMENT_DIFFERS = "experiment-differs"  # method, model or schedule are not those of the silo's own copy
+    FACTS_DIFFER = "facts-differ"  # records, budget or noise are not those that the silo stands by
+    SPEC_DIFFERS = "spec-differs"  # unit, adjacency or δ
+    WEAKER_VIEW = "weaker-view"  # it would rely on somebody whom the silo does not trust
+    TOO_MANY_ROUNDS = "too-many-rounds"
+    NOISE_TOO_SMALL = "noise-too-small"  # under the silo's calibration or its own floor
+    BOUND_OUT_OF_RANGE = "bound-out-of-range"
+    BAD_MODEL = "bad-model"  # another shape or precision, or values that are not finite
+    OUT_OF_ORDER = "out-of-order"
+    REPLAYED = "replayed"  # sent, acknowledged and no longer kept
+    BUDGET = "budget"  # the ledger has nothing left for it
+    NOT_PLANNED = "not-planned"  # the ledger knows no such release
+    UNAVAILABLE = "unavailable"  # the silo cannot serve now; nothing was computed
+
+
+TRANSIENT = frozenset({Code.UNAVAILABLE})  # worth asking again; everything else is final
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A silo's answer: bytes, or a refusal."""
+
+    body: bytes = b""
+    refused: Code | None = None
+
+    def json(self) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads(self.body)
+        return value
+
+
+class Refuse(Exception):  # noqa: N818 - it reads as what it does: raise Refuse(Code.…)
+    """Ends the handling of a request."""
+
+    def __init__(self, code: Code) -> None:
+        super().__init__(str(code))
+        self.code = code
+
+
+class UnreachableError(UserError):
+    """Nobody answers at the socket, or not in time."""
+
+
+def ask(
+    path: str | Path, kind: Kind, body: bytes = b"", *, timeout: float = 600.0, patience: float = 0.0
+) -> Answer:
+    """Send one request to a silo and wait for its answer; for `patience` seconds a silent silo is tried again."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            with _connected(path, timeout) as link:
+                link.sendall(HEADER.pack(MAGIC, VERSION, kind, len(body)) + body)
+                status, length = read_header(link)
+                return answer_from(status, read_exactly(link, length))
+        except (OSError, EOFError) as error:
+            if time.monotonic() >= until:
+                what = "no answer in time" if isinstance(error, TimeoutError) else "nobody answers"
+                raise UnreachableError(f"silo at {path}: {what}: is `modicum silo serve` running?") from None
+            time.sleep(0.2)
+
+
+def answer_from(status: int, body: bytes) -> Answer:
+    if status == Status.DONE:
+        return Answer(body)
+    try:
+        return Answer(refused=Code(body.decode()))
+    except ValueError:
+        return Answer(refused=Code.UNAVAILABLE)
+
+
+def read_header(link: socket.socket) -> tuple[int, int]:
+    """(kind or status, length). Raises `Refuse` for anything that is no header of this version."""
+    magic, version, kind, length = HEADER.unpack(read_exactly(link, HEADER.size))
+    if (magic, version) != (MAGIC, VERSION):
+        raise Refuse(Code.MALFORMED)
+    return kind, length
+
+
+def read_exactly(link: socket.socket, length: int) -> bytes:
+    """`length` bytes, taken as they come: a false claim never makes room for more than was sent."""
+    parts, left = [], length
+    while left:
+        part = link.recv(min(left, 1 << 20))
+        if not part:
+            raise EOFError("the other side closed the connection")
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def check_path(path: Path) -> None:
+    if len(str(path).encode()) > PATH_LIMIT:
+        raise UserError(f"the socket path {path} is longer than {PATH_LIMIT} bytes: choose a shorter one")
+
+
+@contextmanager
+def _connected(path: str | Path, timeout: float) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(timeout)
+        link.connect(str(path))
+        yield link
