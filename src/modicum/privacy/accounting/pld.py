@@ -47,6 +47,7 @@ COARSE = 2e-3  # for searches that verify with FINE
 _TRUNCATED = 1e-4  # share of δ given to the mass above the grid, and above the window
 _MAX_POINTS = 1 << 23
 _FFT_CONSTANT = 8
+_NEGLIGIBLE = -70.0
 _SHIFT = 1e-13  # rounding of the normal tails, as a loss per step
 _DELTA_ROOM = 1e-6
 _MAX_FLOOR = 1e-3  # a larger share of wrapped mass asks for a wider window
@@ -241,22 +242,27 @@ def _fft_power(
 ) -> FloatArray:
     """The tilted sum at low, …, low+n−1 (in units of h), each point raised by the FFT's error."""
     unit = _FFT_CONSTANT * np.finfo(np.float64).eps * math.log2(n)
-    product = np.ones(n // 2 + 1, dtype=np.complex128)
-    bound = np.ones(n // 2 + 1)  # of the product's size, errors included
-    share = np.zeros(n // 2 + 1)  # Σ K·error/|F|: the product's relative error
-    offset = 0
+    log_bound = np.zeros(n // 2 + 1)  # of the product's size, errors included
+    share = np.zeros(n // 2 + 1)  # Σ K·e/|F|: the product's relative error
+    transforms, offset = [], 0
     for weights, first, count in zip(tilted, firsts, counts, strict=True):
         padded = np.zeros(-(-len(weights) // n) * n)
         padded[: len(weights)] = weights
-        folded = padded.reshape(-1, n).sum(axis=0)
-        transform = rfft(folded)
+        transform = rfft(padded.reshape(-1, n).sum(axis=0))
         size = np.abs(transform) + unit
-        product *= transform**count
-        bound *= size**count
+        log_bound += count * np.log(size)
         share += count * unit / size
+        transforms.append(transform)
         offset += first * count
+    # High powers vanish at all but a few frequencies; what is left out there is below e^_NEGLIGIBLE and charged.
+    alive = log_bound > _NEGLIGIBLE
+    product = np.zeros(n // 2 + 1, dtype=np.complex128)
+    product[alive] = 1.0
+    for transform, count in zip(transforms, counts, strict=True):
+        product[alive] *= transform[alive] ** count
     density = np.roll(irfft(product, n), offset - low)
-    charge = 2 * float((bound * (share + unit)).mean())
+    errors = np.exp(log_bound[alive]) * (share[alive] + unit)
+    charge = 4 * float(errors.sum()) / n + math.exp(_NEGLIGIBLE)
     return np.asarray(np.maximum(density, 0.0) + charge)
 
 
