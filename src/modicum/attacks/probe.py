@@ -1,0 +1,70 @@
+"""The worst case for an audit: a model whose gradients the adversary writes into the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from modicum.core.layout import Layout
+from modicum.core.parts import Backend as AnyBackend
+from modicum.core.parts import Batch, ClipRule, Losses, State
+from modicum.training.optimisers import Optimiser, Sgd
+
+LAYERS = ("first", "second")
+
+
+class ProbeBackend:
+    """Each record is its own gradient, times the sign of the model's first parameter, which the server sends.
+
+    No mechanism can be attacked harder than with gradients of the adversary's choice: neighbouring data differ by
+    the whole bound in a known direction. It is also cheap, so thousands of runs take seconds.
+    """
+
+    def __init__(self, dimension: int = 4) -> None:
+        half = dimension // 2
+        self.layout = Layout(LAYERS, ((half,), (dimension - half,)))
+
+    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:  # noqa: ARG002
+        return x[:, :2]
+
+    def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:  # noqa: ARG002
+        rows = [_sign(t) * b.x.sum(0) / max(1, len(b)) for t, b in zip(theta, batches, strict=True)]
+        return torch.stack(rows)
+
+    def clipped_sums(
+        self,
+        theta: Tensor,
+        batches: Sequence[Batch],
+        losses: Losses,  # noqa: ARG002
+        bounds: Sequence[float],
+        rule: ClipRule,  # noqa: ARG002
+    ) -> tuple[Tensor, list[Tensor]]:
+        norms = [b.x.norm(dim=1) for b in batches]
+        sums = [
+            _sign(t) * (b.x * (bound / n.clamp(min=1e-300)).clamp(max=1.0)[:, None]).sum(0)
+            for t, b, n, bound in zip(theta, batches, norms, bounds, strict=True)
+        ]
+        return torch.stack(sums), norms
+
+
+def _sign(theta: Tensor) -> float:
+    return 1.0 if theta[0].item() >= 0 else -1.0
+
+
+@dataclass(frozen=True)
+class ProbeTraining:
+    """Plain gradient descent of step 1, so that an update is the sum of the releases."""
+
+    optimiser: Optimiser = field(default_factory=lambda: Sgd(1.0))
+
+    def targets(self, records: Batch, state: State, backend: AnyBackend) -> dict[str, Tensor]:  # noqa: ARG002
+        return dict(records.targets)
+
+    def losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
+        return outputs.sum(1)
+
+    def finish(self, state: State, trained: Tensor) -> State:  # noqa: ARG002
+        return state
