@@ -37,7 +37,7 @@ class Reason(StrEnum):
     REPLAYED = "replayed"  # the round's message was sent and is no longer kept
     UNKNOWN_RUN = "unknown-run"  # a proposal of another run
     BAD_MODEL = "bad-model"  # a proposed model of another shape, or with values that are not finite
-    BAD_BOUND = "bad-bound"  # a proposed bound that floating-point numbers cannot clip to
+    BAD_BOUND = "bad-bound"  # a proposed bound or noise that floating-point numbers cannot carry
 
 
 @dataclass(frozen=True)
