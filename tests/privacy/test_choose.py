@@ -6,6 +6,7 @@ import pytest
 from modicum.errors import UnsoundError, UserError
 from modicum.privacy import accounting
 from modicum.privacy.accounting import Guarantee, gdp, pld
+from modicum.privacy.accounting.choose import shown
 from modicum.privacy.accounting.gaussians import Gaussians, normal_form
 from modicum.privacy.events import Block, KnownTo, NoSampling, Origin, Poisson, Release, Shuffled
 from modicum.privacy.plan import PlannedRelease
@@ -149,3 +150,8 @@ def test_the_choice_is_the_tight_one():
 
 def test_the_view_is_part_of_the_spec():
     assert isinstance(RECORD.view, ServerSeesMessages)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-7, 0.94697244, 7.0474, 9.99999, 2655.3401, 1.0])
+def test_printed_values_are_rounded_up(value):
+    assert value <= float(shown(value)) <= value * 1.0011

@@ -128,6 +128,8 @@ def _guarantee(z: float, sampler: Sampler, steps: int, spec: PrivacySpec) -> Gua
 def _show(
     guarantee: Guarantee, z: float, rate: float, steps: int, as_json: bool, target: float | None = None
 ) -> None:
+    from modicum.privacy.accounting.choose import shown
+
     spec = guarantee.spec
     if as_json:
         body = {
@@ -144,7 +146,7 @@ def _show(
         print(json.dumps(body if target is None else {**body, "target_epsilon": target}))
         return
     rows = {
-        "ε": f"{guarantee.epsilon:.4g}" + (f"  (budget {target:g})" if target is not None else ""),
+        "ε": shown(guarantee.epsilon) + (f"  (budget {target:g})" if target is not None else ""),
         "δ": f"{spec.delta:g}",
         "noise multiplier": f"{z:g}",
         "steps": f"{steps}",

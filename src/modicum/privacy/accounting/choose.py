@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -41,7 +42,7 @@ class Guarantee:
         return self.spec.delta
 
     def sentence(self) -> str:
-        return f"({self.epsilon:.4g}, {self.delta:g})-differential privacy. {self.spec.sentence()}"
+        return f"({shown(self.epsilon)}, {self.delta:g})-differential privacy. {self.spec.sentence()}"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -51,6 +52,14 @@ class Guarantee:
             "accountant": self.accountant,
             "releases": self.releases,
         }
+
+
+def shown(epsilon: float, digits: int = 4) -> str:
+    """ε for people, rounded up: a printed guarantee is never better than the true one."""
+    if epsilon == 0 or math.isinf(epsilon):
+        return f"{epsilon:g}"
+    unit = Decimal(1).scaleb(math.floor(math.log10(epsilon)) + 1 - digits)
+    return f"{float(Decimal(epsilon).quantize(unit, ROUND_CEILING)):.{digits}g}"
 
 
 def epsilon(releases: Iterable[Release | PlannedRelease], spec: PrivacySpec) -> Guarantee:
