@@ -1,0 +1,326 @@
+"""The server of a deployed run: durable rounds over whatever carries requests to silos and answers back.
+
+It knows what silos say of themselves and what they send, and nothing else. Killed at any moment, it continues the
+same run: the invitation, the model, the policy's state and the record of what was asked are all on disk.
+"""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from modicum.config import Config, federation
+from modicum.core.messages import Broadcast, Opened, ReleasedSum, encode
+from modicum.core.parts import ClientFacts, Frame
+from modicum.core.store import load_state, save_state
+from modicum.data.arrays import Arrays, ClientData, FederatedData
+from modicum.engines.loop import LoopBackend
+from modicum.errors import UserError
+from modicum.federation.evaluation import evaluate
+from modicum.federation.experiment import Experiment, Federation, prepare
+from modicum.federation.records import MetricsFile, RoundRecord
+from modicum.federation.run_folder import RunFolder
+from modicum.federation.server import Proposal, Server
+from modicum.privacy.budgets import Refused
+from modicum.privacy.certificate import Certificate
+from modicum.privacy.events import Release
+from modicum.silo.terms import Join, Terms, adapts, digest
+from modicum.silo.wire import TRANSIENT, Answer, Code, Kind
+
+INVITATION = "invitation.json"
+
+
+class Carrier(Protocol):
+    """Takes one request to each named silo and waits for answers. Who does not answer in time is left out."""
+
+    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]: ...
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the server waits, in seconds."""
+
+    joining: float = 120.0  # for every silo to be there
+    round: float = 600.0  # for a round's answers; who is later counts as absent
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a silo says of itself."""
+
+    facts: ClientFacts  # participations follow from the schedule
+    shape: tuple[int, ...]
+    classes: int
+    simulation: bool
+    digest: str
+    run: str | None
+
+    @classmethod
+    def read(cls, name: str, answer: Answer) -> Card:
+        try:
+            d = answer.json()
+            budget = float("inf") if d["budget"] is None else float(d["budget"])
+            facts = ClientFacts(str(d["name"]), int(d["records"]), budget, 1, int(d["validation"]))
+            shape = tuple(int(n) for n in d["shape"])
+            return cls(facts, shape, int(d["classes"]), bool(d["simulation"]), str(d["digest"]), d["run"])
+        except Exception:
+            raise UserError(f"silo {name!r} introduces itself in a way that this version does not know") from None
+
+
+class Coordinator:
+    """Runs an experiment in a folder over a carrier, one durable round at a time."""
+
+    def __init__(
+        self,
+        config: Config,
+        names: Sequence[str],
+        folder: Path,
+        carrier: Carrier,
+        patience: Patience | None = None,
+    ) -> None:
+        self.config, self.carrier, self.patience = config, carrier, patience or Patience()
+        self.files = RunFolder(folder)
+        self.files.make(fresh=False)
+        self.names = tuple(sorted(names))
+        self.terms = Terms(config, self.names)
+        cards = self._cards()
+        self.simulation = all(card.simulation for card in cards.values())
+        self.join = self._invitation(cards)
+        self.plans = {f.name: self.terms.plan(f) for f in self.join.facts}
+        self._model(next(iter(cards.values())))
+        self._invite()
+        self.ledger = self.files.open_ledger(self.join.run, Unseen(self.simulation))
+        self.ledger.declare(self.plans.values())
+        if self.files.checkpoint.exists():
+            self.server.restore(load_state(self.files.checkpoint))
+        self.metrics = MetricsFile(self.files.metrics, self.server.state.round)
+        self.bytes_up: dict[str, int] = {}
+        self.bytes_down: dict[str, int] = {}
+
+    @property
+    def rounds_planned(self) -> int:
+        return self.config.run.rounds
+
+    def _cards(self) -> dict[str, Card]:
+        """Every silo must be there when a run begins, and when it continues."""
+        answers = self.carrier.ask(Kind.HELLO, dict.fromkeys(self.names, b""), self.patience.joining)
+        missing = [n for n in self.names if n not in answers or answers[n].refused is not None]
+        if missing:
+            raise UserError(
+                f"no answer from {_some(missing)} within {self.patience.joining:g} s: start node and silo, "
+                "then run again"
+            )
+        cards = {name: Card.read(name, answers[name]) for name in self.names}
+        for name, card in cards.items():
+            if card.facts.name != name:
+                raise UserError(
+                    f"the node of {name!r} speaks for {card.facts.name!r}: register it under that name"
+                )
+            if card.digest != digest(self.config):
+                raise UserError(f"silo {name!r} agreed to another experiment: give all the same experiment file")
+        if len({(c.shape, c.classes, c.simulation) for c in cards.values()}) != 1:
+            raise UserError("silos differ in the shape of records, in classes or in simulation: make them alike")
+        return cards
+
+    def _invitation(self, cards: Mapping[str, Card]) -> Join:
+        """Made once; a restarted server repeats it word for word."""
+        path = self.files.path / INVITATION
+        if path.exists():
+            return self._kept(Join.decode(path.read_bytes()))
+        facts = tuple(
+            ClientFacts(n, c.facts.records, c.facts.budget, self.terms.participations(n), c.facts.validation)
+            for n, c in cards.items()
+        )
+        plans = {f.name: self.terms.plan(f) for f in facts}
+        join = Join(
+            run=secrets.token_hex(8),
+            digest=digest(self.config),
+            spec=self.terms.spec.to_dict(),
+            facts=facts,
+            multipliers={name: self.terms.multiplier(plan) for name, plan in plans.items()},
+            adaptive=any(adapts(plan) for plan in plans.values()),
+        )
+        self.files.write(path, join.encode())
+        return join
+
+    def _kept(self, join: Join) -> Join:
+        if join.names != self.names or join.digest != digest(self.config):
+            raise UserError(f"{self.files.path} holds another run: continue that one, or choose another folder")
+        return join
+
+    def _model(self, card: Card) -> None:
+        """The first model, the frame and the server, from public shapes alone."""
+        experiment = _without_data(self.config, card, self.simulation)
+        method = self.terms.method
+        self.data = prepare(experiment, method)
+        self.backend = LoopBackend(self.data.model)
+        shared = self.backend.layout.where(method.wrapper.shared).to(self.data.first.device)
+        public = self.terms.public(self.join.facts, self.join.multipliers, int(shared.sum()), self.join.adaptive)
+        self.frame = Frame(self.backend, method.training, method.policy, shared, self.terms.metrics, public)
+        self.server = Server(
+            method, public, self.terms.cohorts, self.join.run, self.frame, self.data.first[shared]
+        )
+
+    def _invite(self) -> None:
+        answers = self.carrier.ask(Kind.JOIN, dict.fromkeys(self.names, self.join.encode()), self.patience.joining)
+        for name in self.names:
+            refused = answers[name].refused if name in answers else Code.UNAVAILABLE
+            if refused is not None:
+                raise UserError(f"silo {name!r} does not join: {refused}{_advice(refused)}")
+
+    def rounds(self) -> Iterator[RoundRecord]:
+        while not self.server.finished:
+            yield self.step()
+
+    def step(self) -> RoundRecord:
+        """One round: propose, note what was asked, wait, open, aggregate, observe, checkpoint."""
+        server, proposal = self.server, self.server.propose()
+        self._note_asked(proposal)
+        bodies = {b.client: encode(b) for b in proposal.broadcasts}
+        answers = self.carrier.ask(Kind.ROUND, bodies, self.patience.round)
+        blobs = {n: answers[n].body for n in proposal.asked if n in answers and answers[n].refused is None}
+        refused = {n: str(c) for n, a in answers.items() if (c := a.refused) is not None and c not in TRANSIENT}
+        self.bytes_down = {n: len(body) for n, body in bodies.items()}
+        self.bytes_up = {n: len(blob) for n, blob in blobs.items()}
+        opened = server.open(proposal, blobs, self._events(proposal, blobs)) if blobs else None
+        server.advance(opened, refused)
+        public = {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy)
+        server.observe(proposal, opened, public)
+        record = RoundRecord(
+            round=proposal.round,
+            bounds={name: proposal.decisions[name].bound for name in proposal.asked},
+            answered=len(blobs),
+            refused=refused,
+            abandoned=opened is None,
+            reserved=self._reserved(),
+            public=public,
+            paid=_paid(opened),
+            simulated=self._simulated(),
+        )
+        self.metrics.append(record)
+        save_state(self.files.checkpoint, server.state.to_dict())
+        return record
+
+    def _note_asked(self, proposal: Proposal) -> None:
+        """The server's own ledger: whatever was asked may have been released, whether it arrived or not."""
+        for b in proposal.broadcasts:
+            try:
+                self.ledger.reserve(self._event(b))
+            except Refused:
+                continue  # the silo will refuse as well, and retire
+
+    def _event(self, b: Broadcast) -> tuple[Release, ...]:
+        facts = self.join.facts[self.names.index(b.client)]
+        earlier = len({r.round for r in self.ledger.spent(b.client) if r.round < b.round})
+        return self.terms.method.mechanism.events(facts, self.plans[b.client], self.frame, b, earlier)
+
+    def _events(self, proposal: Proposal, blobs: Mapping[str, bytes]) -> dict[str, tuple[Release, ...]]:
+        return {b.client: self._event(b) for b in proposal.broadcasts if b.client in blobs}
+
+    def _reserved(self) -> float:
+        planned = {n: sum(r.count for r in plan.releases) for n, plan in self.plans.items()}
+        shares = [self.ledger.releases_made(name) / most for name, most in planned.items() if most]
+        return statistics.fmean(shares) if shares else 0.0
+
+    @property
+    def model(self) -> Tensor:
+        theta = self.data.first.clone()
+        theta[self.frame.shared] = self.server.state.model
+        return theta
+
+    def _simulated(self) -> dict[str, float]:
+        if not len(self.data.test):
+            return {}
+        return {f"test_{k}": v for k, v in evaluate(self.backend, self.model, self.data.test).items()}
+
+    def finish(self) -> None:
+        """Write what the server has, and let silos write their certificates."""
+        from safetensors.torch import save
+
+        named = self.backend.layout.named(self.model)
+        own = {n: v.detach().cpu().contiguous() for n, v in named.items() if self.terms.method.wrapper.shared(n)}
+        about = {"run": self.join.run, "round": str(self.server.state.round)}
+        self.files.write(self.files.model, bytes(save(own, metadata=about)))
+        Certificate.from_ledger(self.ledger).write(self.files.certificate)
+        self.carrier.ask(Kind.FINISH, dict.fromkeys(self.names, self.join.run.encode()), self.patience.joining)
+
+    def close(self) -> None:
+        self.ledger.close()
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """What the server's certificate says of noise: that it cannot know."""
+
+    simulation: bool
+
+    def describe(self) -> dict[str, Any]:
+        said = (
+            "SIMULATION: the silos say that they draw their noise from a seed, which protects nobody."
+            if self.simulation
+            else "The silos draw their own noise; the server cannot know how. Each silo's own certificate says."
+        )
+        return {
+            "source": "unseen",
+            "simulation": self.simulation,
+            "sentence": f"{said} This is the server's record of what it asked for: silos may have released less.",
+        }
+
+    def normal(self, *_: Any, **__: Any) -> Any:
+        raise UserError("the server of a deployed run draws no noise")
+
+    uniform = coins = normal
+
+
+def _without_data(config: Config, card: Card, simulation: bool) -> Experiment:
+    """The experiment over stand-in records of the right shape. In simulation, proxy and test records are real."""
+    records = Arrays(np.zeros((2, *card.shape), dtype=np.float32), np.array([0, 1]))
+    nothing = Arrays.empty(records)
+    stand_in = ClientData("stand-in", records, nothing, nothing)
+    test, proxy, proxy_validation, proxy_classes = nothing, nothing, nothing, 0
+    if simulation:
+        real = federation(config).data
+        test, proxy, proxy_validation = real.test, real.proxy, real.proxy_validation
+        proxy_classes = real.proxy_classes
+    data = FederatedData("deployed", (stand_in,), test, card.classes, proxy, proxy_validation, proxy_classes)
+    run = config.run
+    return Experiment(
+        federation=Federation(data, (1.0,)),
+        method=config.method,
+        model=config.model.name,
+        rounds=run.rounds,
+        seed=run.seed,
+        device=run.device,
+        model_options=dict(config.model.options),
+    )
+
+
+def _paid(opened: Opened | None) -> dict[str, float]:
+    if opened is None:
+        return {}
+    if isinstance(opened, ReleasedSum):
+        return dict(opened.metrics)
+    names = {name for released in opened for name in released.metrics}
+    return {n: statistics.fmean(r.metrics[n] for r in opened if n in r.metrics) for n in sorted(names)}
+
+
+def _advice(code: Code) -> str:
+    return {
+        Code.UNKNOWN_RUN: ": it belongs to another run; give it another folder",
+        Code.BUDGET: ": its budget is too small for this many rounds",
+        Code.NOISE_TOO_SMALL: ": its calibrated noise is under its own floor",
+        Code.WEAKER_VIEW: ": the method's view trusts somebody whom the silo does not trust",
+        Code.UNAVAILABLE: ": it gave no answer in time",
+    }.get(code, "")
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:5])
+    return f"{shown}, … ({len(names)} in all)" if len(names) > 5 else shown
