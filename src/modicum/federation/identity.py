@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 
@@ -13,9 +13,23 @@ from modicum.federation.experiment import Experiment
 
 
 def run_id(experiment: Experiment) -> str:
-    """Names the run in every message and in the ledger: the same experiment has the same name everywhere."""
+    """Names the run in every message, the ledger and the certificate, hence a function of public values alone.
+
+    A digest of clients' records would tell two neighbouring datasets apart with certainty.
+    """
+    return _digest(_parts(experiment))
+
+
+def records_id(experiment: Experiment) -> str:
+    """Names the records of clients and of the test. Private: it stays with the clients' own states."""
+    data = experiment.federation.data
+    own = (arrays for c in data.clients for arrays in (c.train, c.validation, c.test))
+    return _digest(part for arrays in (*own, data.test) for part in _arrays(arrays))
+
+
+def _digest(parts: Iterable[bytes]) -> str:
     digest = hashlib.blake2b(digest_size=8)
-    for part in _parts(experiment):
+    for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()
 
@@ -40,9 +54,9 @@ def _model(e: Experiment) -> Iterator[bytes]:
 
 
 def _data(data: FederatedData) -> Iterator[bytes]:
-    yield repr((data.dataset, data.names, data.classes, data.proxy_classes)).encode()
-    own = (arrays for c in data.clients for arrays in (c.train, c.validation, c.test))
-    for arrays in (*own, data.test, data.proxy, data.proxy_validation):
+    """What is public about the data: who takes part, sizes and shapes, and the public records."""
+    yield repr((data.dataset, data.names, data.sizes, data.input_shape, data.classes, data.proxy_classes)).encode()
+    for arrays in (data.proxy, data.proxy_validation):
         yield from _arrays(arrays)
 
 

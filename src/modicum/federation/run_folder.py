@@ -117,15 +117,22 @@ class RunFolder:
                 raise UserError(f"another process is running in {self.path}: wait for it or stop it") from None
             yield
 
-    def open_ledger(self, run: str, noise: NoiseSource) -> Ledger:
-        """The ledger of this run: a new one, or the one it began with."""
+    def _same_records(self, mark: str) -> bool:
+        """Whether the run began with these records. The mark is private: it lies with the clients' own states."""
+        path = self.clients / "(records)"
+        if not path.exists():
+            self.clients.mkdir(parents=True, exist_ok=True)
+            self.write(path, mark.encode())
+        return path.read_text() == mark
+
+    def open_ledger(self, run: str, noise: NoiseSource, records: str = "") -> Ledger:
+        """The ledger of this run: a new one, or the one it began with, on the same records."""
         if self.ledger.exists() and self._never_began():
             for name in ("", "-wal", "-shm"):
                 self.ledger.with_name(self.ledger.name + name).unlink(missing_ok=True)
-        if not self.ledger.exists():
-            return Ledger.create(self.ledger, run, noise)
-        ledger = Ledger.open(self.ledger, noise)
-        if ledger.run_id != run:
+        fresh = not self.ledger.exists()
+        ledger = Ledger.create(self.ledger, run, noise) if fresh else Ledger.open(self.ledger, noise)
+        if ledger.run_id != run or not self._same_records(records):
             ledger.close()
             raise UserError(
                 f"{self.path} holds a run with other settings or data: continue it with those it began with, or "

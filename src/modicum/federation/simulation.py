@@ -18,7 +18,7 @@ from modicum.federation.clients import Client, Clients
 from modicum.federation.cohort import Balanced, Cohorts, RandomCohorts, SecretPoisson, rounds_of
 from modicum.federation.evaluation import accuracy_by_client, evaluate
 from modicum.federation.experiment import Experiment, prepare
-from modicum.federation.identity import run_id
+from modicum.federation.identity import records_id, run_id
 from modicum.federation.records import MetricsFile, RoundRecord
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.server import Proposal, Server, TrustedLedger
@@ -64,7 +64,7 @@ class Simulation:
             self.backend, self.method.training, self.method.policy, shared, experiment.metrics, public
         )
         files = RunFolder(folder)
-        self.ledger = files.open_ledger(run_id(experiment), self.noise)
+        self.ledger = files.open_ledger(run_id(experiment), self.noise, records_id(experiment))
         self.ledger.declare(self.plans.values())
         self.server = Server(
             self.method, public, self.cohorts, self.ledger.run_id, self.frame, self.data.first[shared]

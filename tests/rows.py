@@ -1,0 +1,185 @@
+"""The rows of the shared contract tables: a new part or method adds one row here and is tested like all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modicum.aggregation import Mean, Momentum, NoiseAware, Weighted
+from modicum.core.door import DoorWatch
+from modicum.core.messages import Decision
+from modicum.core.parts import (
+    Aggregation,
+    ClipRule,
+    Mechanism,
+    Method,
+    Metric,
+    Place,
+    Policy,
+    PublicFacts,
+    Scope,
+    Signal,
+    SignalName,
+    State,
+    View,
+)
+from modicum.data.arrays import Arrays, ClientData, FederatedData
+from modicum.federation.experiment import Experiment, Federation, MethodSpec, Setting
+from modicum.federation.simulation import Simulation
+from modicum.mechanisms.clear import Clear
+from modicum.mechanisms.client_level import ClientLevel
+from modicum.mechanisms.local_steps import LocalSteps
+from modicum.mechanisms.record_local import RecordLocal
+from modicum.methods import Aqc, CgmMedian, DpFedAvg, DpSgd, FedAvg
+from modicum.policies import AdaptiveQuantile, Fixed, MedianNorm, NaiveMedianNorm, PlateauCosine
+from modicum.privacy.noise import SimulatedNoise
+from modicum.privacy.spec import Adjacency, SecureAggregation, TrustedServer
+from modicum.training.optimisers import Sgd
+from modicum.training.plain import Supervised
+
+CLIENTS, RECORDS, FEATURES, CLASSES, ROUNDS = 4, 12, 5, 3, 4
+
+
+@dataclass(frozen=True)
+class StepQuantile:
+    """A policy of step scope at the client, which sees the client's own releases alone."""
+
+    scope = Scope.STEP
+    place = Place.CLIENT
+    signals = (Signal(SignalName.CLIP_BIT), Signal(SignalName.SQUARE_NORM))
+
+    def init(self, public: PublicFacts) -> State:
+        return {"bound": 1.0, "rounds": public.rounds}
+
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+        return dict.fromkeys(clients, Decision(state["bound"]))
+
+    def observe(self, state: State, view: View) -> State:
+        seen = view.signal(SignalName.CLIP_BIT)
+        if (
+            seen is None
+            or view.opened is None
+            or not isinstance(view.opened, tuple)
+            or view.opened[0].update.numel() < 2
+        ):
+            return state
+        return {**state, "bound": min(max(state["bound"] * float(np.exp(0.5 - seen[0])), 0.01), 100.0)}
+
+
+POLICIES: dict[str, Policy] = {
+    "fixed": Fixed(0.5),
+    "plateau-cosine": PlateauCosine(Fixed(0.5), plateau=0.3),
+    "adaptive-quantile": AdaptiveQuantile(0.5),
+    "median-norm": MedianNorm(0.5, headroom=2.0),
+    "naive-median-norm": NaiveMedianNorm(0.5),
+    "step-quantile": StepQuantile(),
+}
+
+LOCAL = LocalSteps(batch=4, steps=2)
+MECHANISMS: dict[str, Mechanism] = {
+    "clear": Clear(local=LOCAL),
+    "record-whole": RecordLocal(),
+    "record-poisson": RecordLocal(batch=4, steps=2),
+    "record-auto": RecordLocal(rule=ClipRule.AUTO, steps=2),
+    "record-replace-one": RecordLocal(adjacency=Adjacency.REPLACE_ONE),
+    "client-local": ClientLevel(local=LOCAL),
+    "client-secure-aggregation": ClientLevel(view=SecureAggregation(CLIENTS), local=LOCAL),
+    "client-central": ClientLevel(view=TrustedServer(), local=LOCAL),
+    "client-central-secret": ClientLevel(view=TrustedServer(), local=LOCAL, rate=0.5),
+}
+
+AGGREGATIONS: dict[str, Aggregation] = {
+    "mean": Mean(),
+    "mean-half": Mean(0.5),
+    "weighted": Weighted(),
+    "weighted-given": Weighted(weights={f"client-{i:02d}": 1.0 + i for i in range(CLIENTS)}),
+    "noise-aware": NoiseAware(),
+    "momentum": Momentum(),
+    "momentum-noise-aware": Momentum(NoiseAware(), 0.5),
+}
+
+METHOD_ROWS: dict[str, MethodSpec] = {
+    "fedavg": FedAvg(batch=4),
+    "dp-fedavg": DpFedAvg(batch=4),
+    "dp-fedavg-local": DpFedAvg(batch=4, view="server-sees-messages"),
+    "dp-fedavg-central": DpFedAvg(batch=4, view="trusted-server", rate=0.5),
+    "dp-sgd": DpSgd(),
+    "dp-sgd-auto": DpSgd(rule="auto", batch=4, aggregation="weighted"),
+    "aqc": Aqc(),
+    "aqc-client": Aqc(level="client", view="secure-aggregation", batch=4),
+    "cgm-median": CgmMedian(),
+    "cgm-median-faithful": CgmMedian(mode="faithful"),
+    "cgm-median-client": CgmMedian(level="client", view="trusted-server", batch=4),
+}
+
+
+def fits(policy: Policy, mechanism: Mechanism, aggregation: Aggregation) -> bool:
+    """Whether these parts can be put together at all."""
+    sells_signals = not isinstance(mechanism, Clear)
+    if policy.scope is Scope.STEP and not isinstance(mechanism, RecordLocal):
+        return False
+    if aggregation.needs_individuals and not mechanism.individuals:
+        return False
+    return sells_signals or not policy.signals
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A method from parts, as an ablation would make it."""
+
+    policy: Policy
+    mechanism: Mechanism
+    aggregation: Aggregation
+
+    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+        return Method(
+            name="composed",
+            training=Supervised(Sgd(0.3)),
+            policy=self.policy,
+            mechanism=self.mechanism,
+            aggregation=self.aggregation,
+        )
+
+
+def arrays(rng: np.random.Generator, rows: int, scale: float = 1.0) -> Arrays:
+    y = rng.integers(0, CLASSES, rows)
+    y[:CLASSES] = np.arange(CLASSES)[:rows]
+    x = rng.normal(size=(rows, FEATURES)) * scale
+    x[np.arange(rows), y] += 2 * scale
+    return Arrays(x.astype(np.float32), y)
+
+
+def federation(
+    data_seed: int = 0, scale: float = 1.0, budgets: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
+) -> Federation:
+    """Small clients whose records depend on `data_seed`; sizes, names and everything public do not."""
+    rng, public = np.random.default_rng(data_seed), np.random.default_rng(99)
+    clients = tuple(
+        ClientData(f"client-{i:02d}", arrays(rng, RECORDS + i, scale), arrays(rng, 6, scale), arrays(public, 0))
+        for i in range(CLIENTS)
+    )
+    data = FederatedData(
+        "rows", clients, arrays(public, 20), CLASSES, arrays(public, 8), arrays(public, 8), CLASSES
+    )
+    return Federation(data, budgets)
+
+
+def experiment(method: MethodSpec, **settings: Any) -> Experiment:
+    settings = {"rounds": ROUNDS, "metrics": (Metric("accuracy", 2, 20.0),), **settings}
+    return Experiment(federation=settings.pop("federation", None) or federation(), method=method, **settings)
+
+
+def simulate(
+    spec: MethodSpec, folder: Path, *, seed: int = 0, watch: DoorWatch | None = None, **settings: Any
+) -> Simulation:
+    """A simulation in `folder` whose noise and coins have a seed of their own."""
+    return Simulation(experiment(spec, **settings), folder, noise=SimulatedNoise(seed), watch=watch)
+
+
+def with_client(fed: Federation, i: int, change: Callable[[ClientData], ClientData]) -> Federation:
+    clients = tuple(change(c) if j == i else c for j, c in enumerate(fed.data.clients))
+    return Federation(replace(fed.data, clients=clients), fed.budgets)

@@ -1,0 +1,359 @@
+"""Non-interference: what anyone sees is a function of public values and of what has passed the door.
+
+A run on real records is recorded. A second run on garbage of the same sizes, with other coins and other noise, is
+given the recorded releases. Every decision, opened message, state and model must be bit-identical. Each kind of
+leak that this is meant to catch has a twin below that is caught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from modicum.aggregation import Mean
+from modicum.core.messages import Message, NoiseFacts, Released, encode
+from modicum.core.parts import Backend, Batch, Frame, Job, Method, Opened, Policy, State, View
+from modicum.data.arrays import Arrays
+from modicum.errors import UserError
+from modicum.federation.experiment import MethodSpec, Setting
+from modicum.federation.replay import Recording, Replaying
+from modicum.federation.simulation import Simulation
+from modicum.mechanisms.record_local import RecordLocal, _Walk
+from modicum.policies import AdaptiveQuantile
+from modicum.training.optimisers import Sgd
+from modicum.training.plain import Supervised
+from tests.rows import (
+    AGGREGATIONS,
+    CLASSES,
+    MECHANISMS,
+    METHOD_ROWS,
+    POLICIES,
+    Composed,
+    StepQuantile,
+    federation,
+    fits,
+    simulate,
+    with_client,
+)
+
+
+def frozen(value: Any) -> Any:
+    """Something that equals another exactly when all bits do."""
+    match value:
+        case Tensor():
+            return str(value.dtype), tuple(value.shape), value.detach().numpy().tobytes()
+        case Mapping():
+            return {str(k): frozen(v) for k, v in value.items()}
+        case tuple() | list():
+            return [frozen(v) for v in value]
+        case float():
+            return value.hex()
+    return value
+
+
+def opened_bytes(opened: Opened | None) -> Any:
+    if opened is None:
+        return None
+    return [encode(r) for r in opened] if isinstance(opened, tuple) else encode(opened)
+
+
+def visible(sim: Simulation) -> list[Any]:
+    """Everything that a policy, the server or a reader of the results gets to see, round by round."""
+    seen: list[Any] = [sim.server.run]
+    take = sim.server.observe
+
+    def observe(proposal: Any, opened: Opened | None, public: Mapping[str, float]) -> None:
+        seen.append(opened_bytes(opened))
+        take(proposal, opened, public)
+
+    sim.server.observe = observe  # type: ignore[method-assign]
+    while not sim.server.finished:
+        seen.append(frozen({n: d.to_dict() for n, d in sim.server.propose().decisions.items()}))
+        seen.append(frozen(sim.step().to_dict()))
+        state = sim.server.state
+        seen.append(frozen([state.model, state.policy, state.aggregation, dict(state.retired)]))
+    seen.append({name: frozen(c.state.get("policy")) for name, c in sim.clients.clients.items()})
+    sim.close()
+    return seen
+
+
+def interferes(spec: MethodSpec, folder: Path, **settings: Any) -> bool:
+    recording = Recording()
+    first = visible(simulate(spec, folder / "real", seed=1, watch=recording, **settings))
+    garbage = federation(data_seed=7, scale=30.0)
+    watch = Replaying(recording.tape)
+    second = visible(simulate(spec, folder / "garbage", seed=2, watch=watch, federation=garbage, **settings))
+    return first != second
+
+
+PAIRS = [(p, m) for p in POLICIES for m in MECHANISMS if fits(POLICIES[p], MECHANISMS[m], Mean())]
+MIXES = [
+    (a, m)
+    for a in AGGREGATIONS
+    for m in ("record-poisson", "client-local", "client-secure-aggregation", "client-central-secret")
+    if fits(POLICIES["adaptive-quantile"], MECHANISMS[m], AGGREGATIONS[a])
+]
+
+
+@pytest.mark.parametrize(("policy", "mechanism"), PAIRS)
+def test_policies(policy: str, mechanism: str, tmp_path: Path) -> None:
+    assert not interferes(Composed(POLICIES[policy], MECHANISMS[mechanism], Mean()), tmp_path)
+
+
+@pytest.mark.parametrize(("aggregation", "mechanism"), MIXES)
+def test_aggregations(aggregation: str, mechanism: str, tmp_path: Path) -> None:
+    spec = Composed(POLICIES["adaptive-quantile"], MECHANISMS[mechanism], AGGREGATIONS[aggregation])
+    assert not interferes(spec, tmp_path)
+
+
+@pytest.mark.parametrize("name", METHOD_ROWS)
+def test_methods(name: str, tmp_path: Path) -> None:
+    assert not interferes(METHOD_ROWS[name], tmp_path, per_round=3 if "secure" not in name else None)
+
+
+def test_random_cohorts(tmp_path: Path) -> None:
+    spec = Composed(AdaptiveQuantile(0.5), RecordLocal(batch=4), Mean())
+    assert not interferes(spec, tmp_path, per_round=2, max_participations=2)
+
+
+def test_without_the_tape_the_runs_differ(tmp_path: Path) -> None:
+    """The comparison sees differences: other records and other noise give another run."""
+    spec = Composed(AdaptiveQuantile(0.5), RecordLocal(), Mean())
+    first = visible(simulate(spec, tmp_path / "a", seed=1))
+    assert first != visible(simulate(spec, tmp_path / "b", seed=2, federation=federation(data_seed=7)))
+    assert first == visible(simulate(spec, tmp_path / "c", seed=1))
+
+
+# Broken twins: each leaks in a way that has been published, and each is caught.
+
+
+@dataclass(frozen=True)
+class LeakyTraining(Supervised):
+    """Leaves the last raw loss where a careless engine would find it."""
+
+    drop: Any = None
+
+    def losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        losses = super().losses(outputs, targets)
+        if self.drop is not None:
+            self.drop.append(losses.detach().mean().item())
+        return losses
+
+
+@dataclass(frozen=True)
+class PeekingPolicy(AdaptiveQuantile):
+    """Follows the raw training loss that it was slipped, as policies driven by F1 or loss do."""
+
+    drop: Any = None
+
+    def observe(self, state: State, view: View) -> State:
+        state = super().observe(state, view)
+        return {"bound": state["bound"] * (1 + 0.1 * self.drop[-1])}
+
+
+@dataclass(frozen=True)
+class Peeking:
+    """A method whose policy and training share a list behind everyone's back."""
+
+    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+        drop: list[float] = []
+        return Method(
+            name="peeking",
+            training=LeakyTraining(Sgd(0.3), drop=drop),
+            policy=PeekingPolicy(0.5, drop=drop),
+            mechanism=RecordLocal(),
+            aggregation=Mean(),
+        )
+
+
+def test_a_policy_that_peeks_is_caught(tmp_path: Path) -> None:
+    assert interferes(Peeking(), tmp_path)
+
+
+@dataclass(frozen=True)
+class SmugglingTraining(Supervised):
+    """Writes a raw statistic of the records into the state from which a client-side policy decides."""
+
+    def targets(self, records: Batch, state: State, backend: Backend) -> dict[str, Tensor]:
+        state["norm"] = records.x.norm().item()
+        return super().targets(records, state, backend)
+
+    def finish(self, state: State, trained: Tensor) -> State:  # noqa: ARG002
+        return {**state, "policy": {"bound": 1.0 + state["norm"] / 100, "rounds": 4}}
+
+
+@dataclass(frozen=True)
+class Smuggling:
+    policy: Policy
+
+    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+        return Method(
+            name="smuggling",
+            training=SmugglingTraining(Sgd(0.3)),
+            policy=self.policy,
+            mechanism=RecordLocal(),
+            aggregation=Mean(),
+        )
+
+
+@pytest.mark.parametrize("policy", [StepQuantile(), AdaptiveQuantile(0.5)], ids=["client", "server"])
+def test_training_cannot_smuggle_through_client_state(policy: Policy, tmp_path: Path) -> None:
+    assert not interferes(Smuggling(policy), tmp_path)
+
+
+def test_smuggling_is_caught_where_the_state_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same training with an engine that hands its state on unchecked."""
+    from modicum.mechanisms import common
+
+    def careless(job: Job, frame: Frame, trained: Tensor) -> dict[str, object]:
+        return frame.training.finish(dict(job.state), trained.clone())
+
+    result = _Walk.result
+
+    def keep_smuggled(self: _Walk, first: Tensor, trained: Tensor) -> tuple[Message, State]:
+        message, state = result(self, first, trained)
+        return message, careless(self.job, self.frame, trained) | {"kept": len(state)}
+
+    monkeypatch.setattr(common, "keep_personal", careless)
+    monkeypatch.setattr(_Walk, "result", keep_smuggled)
+    assert interferes(Smuggling(StepQuantile()), tmp_path)
+
+
+def _twin(monkeypatch: pytest.MonkeyPatch, change: Any) -> MethodSpec:
+    """Record-local Poisson steps whose walk is changed in one place."""
+    monkeypatch.setattr(_Walk, *change)
+    return Composed(AdaptiveQuantile(0.5), RecordLocal(batch=4, steps=2), Mean())
+
+
+def test_dividing_by_the_realised_batch_size_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    take = _Walk.batch
+
+    def batch(self: _Walk, step: int) -> Batch:
+        records = take(self, step)
+        self.expected = float(max(1, len(records)))
+        return records
+
+    assert interferes(_twin(monkeypatch, ("batch", batch)), tmp_path)
+
+
+def test_a_sampler_count_that_leaves_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    take, result = _Walk.batch, _Walk.result
+
+    def batch(self: _Walk, step: int) -> Batch:
+        records = take(self, step)
+        self.drawn = len(records)  # type: ignore[attr-defined]
+        return records
+
+    def tell(self: _Walk, first: Tensor, trained: Tensor) -> tuple[Message, State]:
+        message, state = result(self, first, trained)
+        assert isinstance(message, Released)
+        return replace(message, metrics={**message.metrics, "batch": float(self.drawn)}), state  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(_Walk, "batch", batch)
+    assert interferes(_twin(monkeypatch, ("result", tell)), tmp_path)
+
+
+def test_a_raw_clipped_fraction_in_the_message_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The un-noised share of clipped records, sent beside the update for the server's information."""
+    release, result = _Walk.release, _Walk.result
+
+    def look(self: _Walk, step: int, total: Tensor, norms: Tensor) -> Tensor:
+        self.share = (norms <= self.decision.bound).double().mean().item()  # type: ignore[attr-defined]
+        return release(self, step, total, norms)
+
+    def tell(self: _Walk, first: Tensor, trained: Tensor) -> tuple[Message, State]:
+        message, state = result(self, first, trained)
+        assert isinstance(message, Released)
+        facts = NoiseFacts(message.facts.variance, message.facts.gain * (1 + self.share), {"clip-bit": 1.0})  # type: ignore[attr-defined]
+        return replace(message, facts=facts), state
+
+    monkeypatch.setattr(_Walk, "release", look)
+    assert interferes(_twin(monkeypatch, ("result", tell)), tmp_path)
+
+
+def test_a_bound_updated_before_the_noise_is_drawn_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bound moved by this step's own raw bits: the event with the new bound was never reserved."""
+    release = _Walk.release
+
+    def update_first(self: _Walk, step: int, total: Tensor, norms: Tensor) -> Tensor:
+        share = (norms <= self.decision.bound).double().mean().item()
+        bound = self.decision.bound * float(torch.tensor(-0.2 * (share - 0.5)).exp())
+        self.decision = replace(self.decision, bound=bound)
+        self.event = self._event(0, self.steps)
+        return release(self, step, total, norms)
+
+    spec = _twin(monkeypatch, ("release", update_first))
+    with pytest.raises(UserError, match="nothing is reserved"):
+        visible(simulate(spec, tmp_path))
+
+
+@dataclass(frozen=True)
+class HeldBound(RecordLocal):
+    """Clips with twice the bound that its noise was drawn for: an update of C that comes too early."""
+
+    def _noised_gradients(self, walks: Sequence[_Walk], theta: Tensor, frame: Frame, step: int) -> Tensor:
+        sums, norms = frame.backend.clipped_sums(
+            theta,
+            [walk.batch(step) for walk in walks],
+            frame.training.losses,
+            [2 * walk.decision.bound for walk in walks],
+            self.rule,
+        )
+        return torch.stack([w.release(step, s, n) for w, s, n in zip(walks, sums, norms, strict=True)])
+
+
+class Loud:
+    """A watch that notes every sum before its noise, as only a test may."""
+
+    def __init__(self) -> None:
+        self.sums: list[tuple[float, dict[str, Tensor]]] = []
+
+    def client(self, door: Any) -> Any:
+        watch = self
+
+        class Listening:
+            reserve, sample = door.reserve, door.sample
+
+            @property
+            def tokens(self) -> Any:
+                return door.tokens
+
+            def release(self, release: Any, step: int, sums: Mapping[str, Tensor]) -> Any:
+                watch.sums.append((release.blocks[0].bound, {k: v.clone() for k, v in sums.items()}))
+                return door.release(release, step, sums)
+
+        return Listening()
+
+    def server(self, door: Any) -> Any:
+        return door
+
+
+def largest_contribution(mechanism: RecordLocal, folder: Path) -> float:
+    """The mean norm behind the door of records that all pull the same way, in units of the bound in the event."""
+    largest = 0.0
+    for label in range(CLASSES):  # the model is wrong about at least one
+        client = federation().data.clients[0]
+        x, y = np.full_like(client.train.x, 100.0), np.full_like(client.train.y, label)
+        alike = with_client(federation(), 0, lambda c, x=x, y=y: replace(c, train=Arrays(x, y)))
+        watch = Loud()
+        spec = Composed(POLICIES["fixed"], mechanism, Mean())
+        sim = simulate(spec, folder / str(label), watch=watch, federation=alike)
+        sim.step()
+        sim.close()
+        bound, sums = watch.sums[0]
+        largest = max(largest, sums["gradient"].norm().item() / len(y) / bound)
+    return largest
+
+
+def test_the_noise_is_that_of_the_bound_that_clipped(tmp_path: Path) -> None:
+    assert largest_contribution(RecordLocal(), tmp_path / "sound") == pytest.approx(1, abs=1e-4)
+    assert largest_contribution(HeldBound(), tmp_path / "twin") > 1.9  # twice what its noise was made for
