@@ -1,0 +1,141 @@
+"""Deliberately broken mechanisms, each a small change to a sound one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from modicum.core.door import Door, SumDoor
+from modicum.core.messages import Decision
+from modicum.core.parts import Batch, Place, PublicFacts, Scope, Signal, State, View
+from modicum.mechanisms import record_local
+from modicum.privacy.events import Release
+from modicum.privacy.noise import NoiseKey, SimulatedNoise
+from modicum.privacy.token import Token
+
+Values = dict[str, Tensor]
+
+
+class ChangedDoor:
+    """A door whose releases are changed on the way out."""
+
+    def __init__(self, inner: Door) -> None:
+        self.inner = inner
+
+    @property
+    def tokens(self) -> tuple[Token, ...]:
+        return self.inner.tokens
+
+    def reserve(self, release: Release) -> bool:
+        return self.inner.reserve(release)
+
+    def sample(self, release: Release, step: int, records: int) -> Tensor:
+        return self.inner.sample(release, step, records)
+
+    def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Values:
+        return self.change(dict(sums), self.inner.release(release, step, sums), release)
+
+    def change(self, sums: Values, noised: Values, release: Release) -> Values:  # noqa: ARG002
+        return noised
+
+
+class OneLayerBare(ChangedDoor):
+    """No noise on the second layer of the probe."""
+
+    def change(self, sums: Values, noised: Values, release: Release) -> Values:
+        main = release.blocks[0].name
+        half = len(sums[main]) // 2
+        return {**noised, main: torch.cat([noised[main][:half], sums[main][half:]])}
+
+
+class NextBoundNoise(ChangedDoor):
+    """C is updated before the noise is drawn: clipped with C, noised for the next bound C/4."""
+
+    def change(self, sums: Values, noised: Values, release: Release) -> Values:  # noqa: ARG002
+        return {name: sums[name] + (noised[name] - sums[name]) / 4 for name in noised}
+
+
+@dataclass
+class Watch:
+    """Puts one of the doors above around every client's door."""
+
+    around: type[ChangedDoor]
+
+    def client(self, door: Door) -> Door:
+        return self.around(door)
+
+    def server(self, door: SumDoor) -> SumDoor:
+        return door
+
+
+class ReusedSeed(SimulatedNoise):
+    """The same noise in every round and step."""
+
+    def normal(self, key: NoiseKey, *args: Any, **settings: Any) -> Any:
+        return super().normal(replace(key, round=0, step=0), *args, **settings)
+
+
+class RealisedBatchWalk(record_local._Walk):
+    """Divides by the size of the batch that was drawn."""
+
+    def batch(self, step: int) -> Batch:
+        drawn = super().batch(step)
+        self.expected = float(max(1, len(drawn)))
+        return drawn
+
+
+class ExtraStepWalk(record_local._Walk):
+    """Takes every step twice, charged once."""
+
+    def release(self, step: int, total: Tensor, norms: Tensor) -> Tensor:
+        return super().release(step, total, norms) + super().release(step, total, norms)
+
+
+@contextmanager
+def walking(walk: type[record_local._Walk]) -> Iterator[None]:
+    """`RecordLocal` with another walk through its local steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_local, "_Walk", walk)
+        yield
+
+
+class WithBatchNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+@dataclass
+class Spy:
+    """Where a peeking policy finds what it must not know: filled by a backend's or a loss's side."""
+
+    seen: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Peeking:
+    """C follows a raw value (a norm, a loss, an F1 score) that never passed the door."""
+
+    spy: Spy
+    scope = Scope.ROUND
+    place = Place.SERVER
+    signals: tuple[Signal, ...] = ()
+
+    def init(self, public: PublicFacts) -> State:  # noqa: ARG002
+        return {"bound": 1.0}
+
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+        return dict.fromkeys(clients, Decision(state["bound"]))
+
+    def observe(self, state: State, view: View) -> State:  # noqa: ARG002
+        return {"bound": 0.5 + abs(sum(self.spy.seen)) % 1} if self.spy.seen else state

@@ -1,0 +1,121 @@
+"""Small pieces for the audits: sound mechanisms, and runs that can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from modicum.core.parts import Method, Policy
+from modicum.data.arrays import Arrays, ClientData, FederatedData
+from modicum.federation.experiment import Experiment, Federation, Setting
+from modicum.federation.replay import Recording, Replaying
+from modicum.federation.simulation import Simulation
+from modicum.federation.transcript import Remember
+from modicum.mechanisms.client_level import ClientLevel
+from modicum.mechanisms.local_steps import LocalSteps
+from modicum.mechanisms.record_local import RecordLocal
+from modicum.methods import DpFedAvg, DpSgd
+from modicum.privacy.noise import SimulatedNoise
+from modicum.privacy.spec import Adjacency, SecureAggregation, ServerSeesMessages, TrustedServer
+
+ONE_STEP = LocalSteps(batch=1, steps=1)
+ZO, AR, RO = Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
+
+SOUND = {
+    "record, whole batches, zero-out": RecordLocal(steps=2),
+    "record, whole batches, add-remove": RecordLocal(steps=2, adjacency=AR),
+    "record, whole batches, replace-one": RecordLocal(steps=2, adjacency=RO),
+    "record, Poisson, zero-out": RecordLocal(batch=4, steps=2),
+    "record, Poisson, add-remove": RecordLocal(batch=4, steps=2, adjacency=AR),
+    "record, Poisson, replace-one": RecordLocal(batch=4, steps=2, adjacency=RO),
+    "client, local, zero-out": ClientLevel(local=ONE_STEP, view=ServerSeesMessages()),
+    "client, local, replace-one": ClientLevel(local=ONE_STEP, view=ServerSeesMessages(), adjacency=RO),
+    "client, secure aggregation, zero-out": ClientLevel(local=ONE_STEP, view=SecureAggregation(3, 1)),
+    "client, trusted server, zero-out": ClientLevel(local=ONE_STEP, view=TrustedServer()),
+    "client, trusted server, add-remove": ClientLevel(local=ONE_STEP, view=TrustedServer(), adjacency=AR),
+    "client, trusted server, replace-one": ClientLevel(local=ONE_STEP, view=TrustedServer(), adjacency=RO),
+    "client, secret cohort, zero-out": ClientLevel(local=ONE_STEP, view=TrustedServer(), rate=0.5),
+    "client, secret cohort, add-remove": ClientLevel(local=ONE_STEP, view=TrustedServer(), rate=0.5, adjacency=AR),
+    "client, secret cohort, replace-one": ClientLevel(
+        local=ONE_STEP, view=TrustedServer(), rate=0.5, adjacency=RO
+    ),
+}
+
+
+def data(seed: int, clients: int = 3, records: int = 12) -> FederatedData:
+    """Random records of the same sizes whatever the seed: only their values differ."""
+    rng = np.random.default_rng(seed)
+
+    def arrays(n: int) -> Arrays:
+        y = rng.integers(0, 2, n)
+        y[:2] = (0, 1)
+        return Arrays(rng.normal(size=(n, 4)).astype(np.float32), y)
+
+    own = tuple(ClientData(f"c{i}", arrays(records), arrays(4), arrays(4)) for i in range(clients))
+    # Public data do not depend on the seed.
+    rng = np.random.default_rng(0)
+    return FederatedData(
+        dataset="random",
+        clients=own,
+        test=arrays(8),
+        classes=2,
+        proxy=arrays(8),
+        proxy_validation=arrays(8),
+        proxy_classes=2,
+    )
+
+
+@dataclass(frozen=True)
+class WithPolicy:
+    """A method with another policy in it."""
+
+    base: DpSgd | DpFedAvg
+    policy: Policy
+
+    def build(self, setting: Setting) -> Method:
+        return replace(self.base.build(setting), policy=self.policy)
+
+
+def experiment(method: object, seed: int, **settings: object) -> Experiment:
+    federation = Federation(data(seed), (1.0, 2.0, 4.0))
+    return Experiment(federation=federation, method=method, rounds=3, **settings)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the server and the policies saw, and what came of it."""
+
+    seen: list[tuple[str, int, str, str, bytes]]
+    bounds: list[dict[str, float]]
+    model: torch.Tensor
+
+
+def shown(run: Experiment, folder: Path, watch: Recording | Replaying, noise: int) -> Shown:
+    transcript = Remember()
+    simulation = Simulation(run, folder, noise=SimulatedNoise(noise), transcript=transcript, watch=watch)
+    try:
+        bounds = [dict(record.bounds) for record in simulation.rounds()]
+        visible = [(s.party, s.round, s.kind, s.sender, s.content) for s in transcript.seen]
+        return Shown(visible, bounds, simulation.model.clone())
+    finally:
+        simulation.close()
+
+
+def interferes(make: Callable[[int], Experiment], folder: Path, *, sealed: bool = False) -> bool:
+    """Whether garbage in place of the data, with the same releases, changes anything that is visible.
+
+    Sealed messages are for a trusted server's eyes and may depend on data; all else may not.
+    """
+    recording = Recording()
+    first = shown(make(1), folder / "first", recording, noise=1)
+    second = shown(make(2), folder / "second", Replaying(recording.tape), noise=2)
+
+    def public(run: Shown) -> list[tuple[str, int, str, str, bytes]]:
+        return [s for s in run.seen if not (sealed and s[2] == "message")]
+
+    same = first.bounds == second.bounds and public(first) == public(second)
+    return not (same and torch.equal(first.model, second.model))
