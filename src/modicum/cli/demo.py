@@ -28,12 +28,16 @@ def demo(
     as_json: bool = typer.Option(False, "--json", help="Nothing but a summary in JSON at the end."),
 ) -> None:
     """Train digits on 20 clients with three budgets by several methods; a minute or two on a laptop."""
+    import torch
+
+    from modicum.cli.progress import watching
     from modicum.federation.experiment import Federation
     from modicum.federation.run_folder import RunFolder
     from modicum.federation.train import new_folder, train
 
     if rounds < 1 or seed < 0:
         raise UserError("the demo needs at least 1 round and a seed of 0 or more")
+    torch.set_num_threads(1)  # the tensors are tiny: more threads only wait for each other
     files = RunFolder(out or new_folder("demo"))
     files.refuse_occupied()
     federation = Federation.from_dataset(
@@ -44,8 +48,6 @@ def demo(
         typer.echo(_opening(federation, rounds))
     runs = []
     for name, spec in _methods().items():
-        from modicum.cli.progress import watching
-
         with watching(name, quiet=as_json) as watch:
             folder = files.path / name
             runs.append(train(federation, method=spec, rounds=rounds, seed=seed, folder=folder, watch=watch))

@@ -19,6 +19,7 @@ from modicum.federation.experiment import Experiment, Federation, MethodSpec
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.simulation import Simulation
+from modicum.federation.transcript import Transcript
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.noise import CryptoNoise
 from modicum.report.picture import Curve
@@ -122,6 +123,7 @@ def carry_out(
     *,
     simulation: bool = True,
     watch: Watch | None = None,
+    transcript: Transcript | None = None,
 ) -> Run:
     """Run what is left of an experiment in a folder, then write its results. Safe to repeat after any crash.
 
@@ -129,7 +131,7 @@ def carry_out(
     """
     _needs_safetensors()
     with files.alone():
-        run = _open(experiment, files, config, simulation)
+        run = _open(experiment, files, config, simulation, transcript)
         try:
             for record in run.rounds():
                 if watch is not None:
@@ -139,11 +141,14 @@ def carry_out(
             run.close()
 
 
-def _open(experiment: Experiment, files: RunFolder, config: str, simulation: bool) -> Simulation:
+def _open(
+    experiment: Experiment, files: RunFolder, config: str, simulation: bool, transcript: Transcript | None
+) -> Simulation:
     if not files.config.exists():
         files.write(files.config, config.encode())
     try:
-        return Simulation(experiment, files.path, noise=None if simulation else CryptoNoise())
+        noise = None if simulation else CryptoNoise()
+        return Simulation(experiment, files.path, noise=noise, transcript=transcript)
     except BaseException:
         files.leave_if_nothing_began()
         raise
@@ -174,7 +179,8 @@ def _parameters(run: Simulation) -> dict[str, Tensor]:
 def _write_model(run: Simulation, parameters: Mapping[str, Tensor], files: RunFolder) -> None:
     from safetensors.torch import save
 
-    about = {"run": run.ledger.run_id, "round": str(run.server.state.round)}
+    # One key: several would be written in an order that changes from process to process.
+    about = {"modicum": json.dumps({"run": run.ledger.run_id, "round": run.server.state.round})}
     files.write(files.model, bytes(save({n: v.contiguous() for n, v in parameters.items()}, metadata=about)))
 
 

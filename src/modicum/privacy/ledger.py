@@ -108,8 +108,12 @@ class Ledger:
                         raise UserError(
                             f"client {client!r} has another plan in this ledger: start a new run for it"
                         )
-            for client in asked.keys() - self.plans.keys():
-                self.plans[client], self._guards[client] = asked[client], guards[client]
+            for (
+                client,
+                plan,
+            ) in asked.items():  # in the order of their entries, as whoever opens the file reads them
+                if client not in self.plans:
+                    self.plans[client], self._guards[client] = plan, guards[client]
 
     def refusal(self, release: Release) -> Refusal | None:
         """Why `reserve` would refuse this release now; None where it would not. Writes nothing."""

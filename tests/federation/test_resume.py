@@ -1,0 +1,234 @@
+"""Kill -9 at random moments, resume, and compare with a run that nobody disturbed."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modicum.privacy.journal import Journal
+from modicum.privacy.ledger import Ledger
+from modicum.privacy.verify import verify
+
+
+class Zygote:
+    """Forks one child per job; see `crash_zygote`."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.federation.crash_zygote"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def perform(self, job: dict[str, Any]) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        outcome: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return outcome
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    process = Zygote()
+    yield process
+    process.close()
+
+
+@dataclass
+class Reference:
+    """Uninterrupted runs, one of each kind."""
+
+    zygote: Zygote
+    path: Path
+    known: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def of(self, kind: str) -> tuple[Path, dict[str, Any]]:
+        folder = self.path / kind
+        if kind not in self.known:
+            job = {
+                "folder": str(folder),
+                "kind": kind,
+                "sent": str(self.path / f"{kind}.sent"),
+                "simulation": True,
+            }
+            outcome = self.zygote.perform(job)
+            assert not outcome["killed"]
+            assert not outcome["failed"]
+            assert verify(folder).matches
+            self.known[kind] = outcome
+        return folder, self.known[kind]
+
+
+@pytest.fixture(scope="module")
+def reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return Reference(zygote, tmp_path_factory.mktemp("reference"))
+
+
+def sent_messages(path: Path) -> list[tuple[int, str, str]]:
+    return [tuple(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def settled(folder: Path) -> set[tuple[int, str]]:
+    """(round, digest) of every settlement in the ledger."""
+    if not (folder / "ledger.sqlite").exists():
+        return set()
+    with Journal.open(folder / "ledger.sqlite", read_only=True) as journal:
+        entries = list(journal.news())
+    rounds = {e.number: e.value["round"] for e in entries if e.kind == "reserve"}
+    return {(rounds[e.refers], e.value["digest"]) for e in entries if e.kind == "settle" and e.refers is not None}
+
+
+def leaks(folder: Path, sent: Path) -> list[str]:
+    """What left without being in the ledger, or left twice with other contents."""
+    try:
+        known = settled(folder)
+    except ValueError:  # killed while the ledger was being made
+        known = set()
+    first: dict[tuple[int, str], str] = {}
+    found = []
+    for round, sender, digest in sent_messages(sent):
+        if (round, digest) not in known:
+            found.append(f"{sender}'s message of round {round} left and is not in the ledger")
+        if first.setdefault((round, sender), digest) != digest:
+            found.append(f"{sender}'s message of round {round} left twice with different contents")
+    return found
+
+
+def differences(folder: Path, whole: Path) -> list[str]:
+    """How the resumed run differs from the undisturbed one."""
+    found = [
+        f"{name} differs"
+        for name in ("model.safetensors", "metrics.jsonl", "certificate.json", "summary.json")
+        if (folder / name).read_bytes() != (whole / name).read_bytes()
+    ]
+    with Ledger.open(folder / "ledger.sqlite", read_only=True) as one:
+        with Ledger.open(whole / "ledger.sqlite", read_only=True) as other:
+            if (one.head(), len(one)) != (other.head(), len(other)):
+                found.append("the ledger differs")
+        one.verify_chain()
+    return found
+
+
+def disturbed(
+    zygote: Zygote,
+    folder: Path,
+    kind: str,
+    kills: list[dict[str, Any]],
+    *,
+    simulation: bool = True,
+    twin: str = "",
+) -> list[str]:
+    """Run with kills, then to the end. Everything wrong that was seen on the way."""
+    sent = folder.with_name(folder.name + ".sent")
+    job = {"folder": str(folder), "kind": kind, "sent": str(sent), "simulation": simulation, "twin": twin}
+    found = []
+    for kill in [*kills, {}]:
+        outcome = zygote.perform({**job, **kill})
+        if outcome["failed"]:
+            return [*found, "resuming failed"]
+        assert kill or not outcome["killed"]
+        found += leaks(folder, sent)
+    return found
+
+
+def random_kills(rng: random.Random, outcome: dict[str, Any]) -> list[dict[str, Any]]:
+    """One to three kills, at durable steps or at any instant."""
+    kills: list[dict[str, Any]] = []
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        if rng.random() < 0.5:
+            kills.append({"point": rng.randrange(len(outcome["points"]))})
+        else:
+            kills.append({"after": rng.uniform(0, outcome["seconds"])})
+    return kills
+
+
+def check_seed(zygote: Zygote, reference: Reference, folder: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    kind = "trusted" if seed % 3 == 2 else "individual"
+    whole, outcome = reference.of(kind)
+    kills = random_kills(rng, outcome)
+    problems = disturbed(zygote, folder, kind, kills) + differences(folder, whole)
+    assert problems == [], kills
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_killed_and_resumed_is_as_if_undisturbed(
+    zygote: Zygote, reference: Reference, tmp_path: Path, seed: int
+) -> None:
+    check_seed(zygote, reference, tmp_path / "run", seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 150))
+def test_killed_and_resumed_fifty_times(zygote: Zygote, reference: Reference, tmp_path: Path, seed: int) -> None:
+    check_seed(zygote, reference, tmp_path / "run", seed)
+
+
+EARLY = ("before write", "after write", "before create", "after create", "before declare", "after declare")
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_killed_before_the_first_round(zygote: Zygote, reference: Reference, tmp_path: Path, name: str) -> None:
+    whole, _ = reference.of("individual")
+    folder = tmp_path / "run"
+    problems = disturbed(zygote, folder, "individual", [{"name": name, "point": 0}])
+    assert problems + differences(folder, whole) == []
+
+
+@pytest.mark.parametrize("remains", ["nothing", "no entry"])
+def test_a_ledger_that_never_began_is_made_again(
+    zygote: Zygote, reference: Reference, tmp_path: Path, remains: str
+) -> None:
+    whole, _ = reference.of("individual")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if remains == "nothing":
+        (folder / "ledger.sqlite").touch()
+    else:
+        Journal.create(folder / "ledger.sqlite").close()
+    assert disturbed(zygote, folder, "individual", []) + differences(folder, whole) == []
+
+
+@pytest.mark.parametrize("name", ["after settle_many", "before settle_many", "before checkpoint"])
+def test_cryptographic_noise_is_never_drawn_twice_for_what_was_sent(
+    zygote: Zygote, tmp_path: Path, name: str
+) -> None:
+    kills = [{"name": name, "point": 2}]
+    assert disturbed(zygote, tmp_path / "run", "individual", kills, simulation=False) == []
+
+
+def test_sending_before_settling_is_caught(zygote: Zygote, tmp_path: Path) -> None:
+    kills = [{"name": "before settle_many", "point": 2}]
+    twin = "send-before-settling"
+    problems = disturbed(zygote, tmp_path / "run", "individual", kills, simulation=False, twin=twin)
+    assert any("not in the ledger" in problem for problem in problems)
+    assert any("twice with different contents" in problem for problem in problems)
+
+
+def test_a_checkpoint_before_settling_is_caught(zygote: Zygote, reference: Reference, tmp_path: Path) -> None:
+    whole, _ = reference.of("individual")
+    folder = tmp_path / "run"
+    kills = [{"name": "before settle_many", "point": 2}]
+    problems = disturbed(zygote, folder, "individual", kills, twin="checkpoint-before-settling")
+    assert problems == ["resuming failed"] or differences(folder, whole)
+
+
+def test_drawing_again_is_caught(zygote: Zygote, reference: Reference, tmp_path: Path) -> None:
+    whole, _ = reference.of("individual")
+    folder = tmp_path / "run"
+    kills = [{"name": "before settle_many", "point": 2}]
+    problems = disturbed(zygote, folder, "individual", kills, twin="draw-again")
+    assert problems == []
+    assert "model.safetensors differs" in differences(folder, whole)
