@@ -138,7 +138,7 @@ def child(job: dict[str, Any]) -> list[str]:
     sent = Sent(Path(job["sent"]), "opened" if kind == "trusted" else "message")
     points = Points(job.get("point"), job.get("name"))
     watch_steps(points)
-    match job["twin"]:
+    match job.get("twin"):
         case "send-before-settling":
             send_before_settling(sent)
         case "checkpoint-before-settling":
