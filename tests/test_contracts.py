@@ -1,0 +1,298 @@
+"""What every policy, mechanism, aggregation and method must do. The rows are in `rows.py`."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from modicum.aggregation import Mean
+from modicum.core.messages import NoiseFacts, Opened, Released, ReleasedSum, decode, encode
+from modicum.core.parts import ClientFacts, Place, PublicFacts, State, View
+from modicum.core.store import load_state, save_state
+from modicum.federation.experiment import Setting
+from modicum.federation.transcript import Remember
+from modicum.methods import METHODS
+from modicum.methods.options import help_of
+from modicum.policies import Fixed
+from modicum.privacy.certificate import Certificate
+from tests.rows import (
+    AGGREGATIONS,
+    CLIENTS,
+    MECHANISMS,
+    METHOD_ROWS,
+    POLICIES,
+    ROUNDS,
+    Composed,
+    federation,
+    simulate,
+)
+from tests.test_non_interference import frozen
+
+DIMENSION = 6
+NAMES = tuple(f"client-{i:02d}" for i in range(CLIENTS))
+PUBLIC = PublicFacts(
+    tuple(ClientFacts(name, 10 + i, 1.0, 5) for i, name in enumerate(NAMES)),
+    rounds=50,
+    dimension=DIMENSION,
+    multipliers=dict.fromkeys(NAMES, 4.0),
+)
+SIGNALS = {"clip-bit": 0.3, "square-norm": 0.4}
+
+
+def released(scale: float = 1.0, names: tuple[str, ...] = NAMES, seed: int = 0) -> tuple[Released, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(
+        Released(
+            name,
+            0,
+            scale * torch.randn(DIMENSION, generator=generator, dtype=torch.float64),
+            SIGNALS,
+            NoiseFacts(0.1 * (i + 1), 0.5, {"clip-bit": 0.2, "square-norm": 0.2}),
+        )
+        for i, name in enumerate(names)
+    )
+
+
+def summed(scale: float = 1.0) -> ReleasedSum:
+    update = scale * torch.arange(DIMENSION, dtype=torch.float64)
+    return ReleasedSum(0, update, SIGNALS, NoiseFacts(0.1, 1.0, {"clip-bit": 0.2, "square-norm": 0.2}), 4.0)
+
+
+VIEWS: list[Opened | None] = [
+    None,
+    (),
+    released(),
+    released(1e9),
+    released(0.0),
+    released(names=NAMES[:1]),
+    summed(),
+    summed(1e9),
+    summed(0.0),
+]
+
+
+def stored(state: State, folder: Path) -> State:
+    save_state(folder / "state.pt", state)
+    return load_state(folder / "state.pt")
+
+
+@pytest.mark.parametrize("name", POLICIES)
+class TestPolicy:
+    def test_is_a_frozen_value(self, name: str) -> None:
+        policy = POLICIES[name]
+        hash(policy)
+        for field in fields(policy):  # type: ignore[arg-type]
+            with pytest.raises(FrozenInstanceError):
+                setattr(policy, field.name, 1)
+
+    def test_bounds_stay_usable_whatever_is_released(self, name: str) -> None:
+        policy = POLICIES[name]
+        state = policy.init(PUBLIC)
+        for round in range(50):
+            decisions = policy.decide(state, round, NAMES)
+            assert set(decisions) == set(NAMES)
+            assert all(1e-12 <= d.bound <= 1e12 for d in decisions.values())
+            state = policy.observe(state, View(round, VIEWS[round % len(VIEWS)], decisions))
+
+    def test_noise_is_left_to_the_plan(self, name: str) -> None:
+        """R1: the bound adapts, the multiplier does not."""
+        policy = POLICIES[name]
+        state = policy.init(PUBLIC)
+        assert {d.noise_multiplier for d in policy.decide(state, 0, NAMES).values()} == {None}
+
+    def test_is_pure(self, name: str) -> None:
+        policy = POLICIES[name]
+        state = policy.init(PUBLIC)
+        for opened in VIEWS:
+            before = copy.deepcopy(state)
+            view = View(0, opened, policy.decide(state, 0, NAMES))
+            first, second = policy.observe(state, view), policy.observe(state, view)
+            assert frozen(first) == frozen(second)
+            assert frozen(state) == frozen(before)
+            state = first
+
+    def test_an_abandoned_round_changes_nothing(self, name: str) -> None:
+        policy = POLICIES[name]
+        state = policy.init(PUBLIC)
+        for opened in (None, ()):
+            assert policy.observe(state, View(0, opened, policy.decide(state, 0, NAMES))) == state
+
+    def test_state_survives_a_checkpoint(self, name: str, tmp_path: Path) -> None:
+        policy = POLICIES[name]
+        state = policy.init(PUBLIC)
+        state = policy.observe(state, View(0, released(), policy.decide(state, 0, NAMES)))
+        assert frozen(stored(state, tmp_path)) == frozen(state)
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+class TestAggregation:
+    model = torch.linspace(-1, 1, DIMENSION, dtype=torch.float64)
+
+    def step(self, name: str, opened: Opened, state: State | None = None) -> torch.Tensor:
+        rule = AGGREGATIONS[name]
+        after, _ = rule.combine(rule.init(PUBLIC) if state is None else state, self.model, opened)
+        return after - self.model
+
+    def test_equal_updates_have_full_weight_whoever_answers(self, name: str) -> None:
+        """R7: weights are renormalised over those who answered."""
+        update = torch.full((DIMENSION,), 0.25, dtype=torch.float64)
+        full = None
+        for names in (NAMES, NAMES[:1], NAMES[1:3]):
+            step = self.step(name, tuple(replace(r, update=update) for r in released(names=names)))
+            full = step if full is None else full
+            torch.testing.assert_close(step, full)
+        assert full is not None
+        assert full.norm() > 0
+
+    def test_nobody_answers(self, name: str) -> None:
+        assert self.step(name, ()).norm() == 0
+
+    def test_order_does_not_matter(self, name: str) -> None:
+        assert torch.equal(self.step(name, released()), self.step(name, released()[::-1]))
+
+    def test_weights_do_not_depend_on_this_rounds_updates(self, name: str) -> None:
+        """The step is linear in the updates, after any history."""
+        rule = AGGREGATIONS[name]
+        _, state = rule.combine(rule.init(PUBLIC), self.model, released(seed=5))
+        rest = self.step(name, released(0.0), state)  # what momentum carries on
+        one, other = released(seed=1), released(seed=2)
+        both = tuple(replace(a, update=a.update + 3 * b.update) for a, b in zip(one, other, strict=True))
+        expected = self.step(name, one, state) + 3 * self.step(name, other, state) - 3 * rest
+        torch.testing.assert_close(self.step(name, both, state), expected)
+
+    def test_a_sum_is_taken_as_it_is_or_refused(self, name: str) -> None:
+        if not AGGREGATIONS[name].needs_individuals:
+            lr = self.step(name, released(1.0, NAMES[:1])) / released(1.0, NAMES[:1])[0].update
+            torch.testing.assert_close(self.step(name, summed()), lr * summed().update)
+
+    def test_state_is_new_and_survives_a_checkpoint(self, name: str, tmp_path: Path) -> None:
+        rule = AGGREGATIONS[name]
+        first = rule.init(PUBLIC)
+        before = copy.deepcopy(first)
+        _, state = rule.combine(first, self.model, released())
+        assert frozen(first) == frozen(before)
+        again = stored(state, tmp_path)
+        a, _ = rule.combine(state, self.model, released(seed=3))
+        b, _ = rule.combine(again, self.model, released(seed=3))
+        assert torch.equal(a, b)
+
+
+def composed(mechanism: str) -> Composed:
+    return Composed(Fixed(0.5), MECHANISMS[mechanism], Mean())
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+class TestMechanism:
+    def test_keeps_every_budget_and_uses_its_plan(self, name: str, tmp_path: Path) -> None:
+        sim = simulate(composed(name), tmp_path)
+        records = list(sim.rounds())
+        assert len(records) == ROUNDS
+        assert not any(r.refused or r.abandoned for r in records)
+        certificate = Certificate.from_ledger(sim.ledger)
+        for facts in sim.facts:
+            epsilon = certificate.epsilon(facts.name)
+            assert math.isinf(epsilon) if name == "clear" else 0.9 * facts.budget < epsilon <= facts.budget
+            planned = sum(r.count for r in sim.plans[facts.name].releases)
+            assert name == "clear" or sim.ledger.releases_made(facts.name) == planned
+        sim.close()
+
+    def test_messages_survive_the_wire_bit_for_bit(self, name: str, tmp_path: Path) -> None:
+        seen = Remember()
+        sim = simulate(composed(name), tmp_path)
+        sim.transcript = seen
+        sim.step()
+        sim.close()
+        assert any(s.kind == "message" for s in seen.seen) or name == "client-central-secret"
+        for s in seen.seen:
+            if s.kind in ("message", "opened", "broadcast"):
+                assert encode(decode(s.content)) == s.content
+
+    def test_a_client_computes_the_same_alone_and_in_company(self, name: str, tmp_path: Path) -> None:
+        alone, together = simulate(composed(name), tmp_path / "a"), simulate(composed(name), tmp_path / "b")
+        together.clients._at_once = CLIENTS
+        for sim in (alone, together):
+            list(sim.rounds())
+            sim.close()
+        assert torch.equal(alone.model, together.model)
+
+    def test_noise_and_records_matter(self, name: str, tmp_path: Path) -> None:
+        runs = {
+            key: simulate(composed(name), tmp_path / key, seed=seed, federation=federation(data))
+            for key, seed, data in (("a", 0, 0), ("b", 0, 0), ("other-noise", 1, 0), ("other-records", 0, 1))
+        }
+        for sim in runs.values():
+            list(sim.rounds())
+            sim.close()
+        assert torch.equal(runs["a"].model, runs["b"].model)
+        assert not torch.equal(runs["a"].model, runs["other-noise"].model)
+        assert not torch.equal(runs["a"].model, runs["other-records"].model)
+
+    def test_absent_clients(self, name: str, tmp_path: Path) -> None:
+        """A round goes on without one client; behind secure aggregation not without two (R8)."""
+        sim = simulate(composed(name), tmp_path)
+        sim._faults = lambda round, client: client in NAMES[: 1 + round]
+        first, second = sim.step(), sim.step()
+        sim.close()
+        assert not first.abandoned
+        assert second.abandoned == (name == "client-secure-aggregation")
+
+
+SETTING = Setting(clients=CLIENTS, per_round=CLIENTS, rounds=ROUNDS)
+
+
+@pytest.mark.parametrize("name", METHOD_ROWS)
+class TestMethod:
+    def test_is_a_frozen_value_with_help(self, name: str) -> None:
+        spec: Any = METHOD_ROWS[name]
+        assert spec == type(spec)(**{f.name: getattr(spec, f.name) for f in fields(spec)})
+        hash(spec)
+        assert all(help_of(f) for f in fields(spec))
+        assert (type(spec).__doc__ or "").endswith(".")
+
+    def test_is_registered_under_its_name(self, name: str) -> None:
+        spec = METHOD_ROWS[name]
+        assert METHODS[spec.build(SETTING).name] is type(spec)
+
+    def test_runs_within_every_budget(self, name: str, tmp_path: Path) -> None:
+        sim = simulate(METHOD_ROWS[name], tmp_path)
+        first = sim.model
+        records = list(sim.rounds())
+        certificate = Certificate.from_ledger(sim.ledger)
+        sim.close()
+        assert not any(r.refused or r.abandoned for r in records)
+        assert torch.isfinite(sim.model).all()
+        assert not torch.equal(first, sim.model)
+        for facts in sim.facts:
+            assert name == "fedavg" or certificate.epsilon(facts.name) <= facts.budget
+
+    def test_continues_after_a_stop(self, name: str, tmp_path: Path) -> None:
+        whole = simulate(METHOD_ROWS[name], tmp_path / "whole")
+        list(whole.rounds())
+        stopped = simulate(METHOD_ROWS[name], tmp_path / "stopped")
+        stopped.step()
+        stopped.close()
+        resumed = simulate(METHOD_ROWS[name], tmp_path / "stopped")
+        list(resumed.rounds())
+        assert torch.equal(whole.model, resumed.model)
+        assert frozen(whole.server.state.policy) == frozen(resumed.server.state.policy)
+        for sim in (whole, resumed):
+            sim.close()
+
+
+def test_every_method_has_a_row() -> None:
+    assert {type(spec) for spec in METHOD_ROWS.values()} >= set(METHODS.values())
+
+
+def test_every_policy_has_a_row() -> None:
+    import modicum.aggregation
+    import modicum.policies
+
+    assert {type(p).__name__ for p in POLICIES.values()} >= set(modicum.policies.__all__)
+    assert {type(a).__name__ for a in AGGREGATIONS.values()} >= set(modicum.aggregation.__all__)
+    assert all(p.place is Place.SERVER for n, p in POLICIES.items() if n != "step-quantile")
