@@ -124,6 +124,8 @@ class Books:
         squares = torch.stack([self.squares[name] for name in names], dim=1)
         factors, norms, finite = example_factors(clip, names, squares, weights)
         kept, self.kept = self.kept, {}
+        if not bool(finite.any()):
+            return ClippedSum(nothing(self.trained).total, norms)
         if not bool(finite.all()):
             # Zero times an infinite activation is not zero, so the poisoned examples are left out altogether.
             kept, factors = {name: k.rows(finite) for name, k in kept.items()}, factors[finite]
