@@ -1,0 +1,155 @@
+"""`modicum flower`: the same experiment on Flower, from one laptop to machines that trust nobody."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from modicum.errors import UserError
+
+if TYPE_CHECKING:
+    from modicum.engines.flower.up import Deployment
+
+app = typer.Typer(help="Run an experiment on Flower: separate silos, own keys, own budgets.", no_args_is_help=True)
+
+
+@app.command("up")
+def up(
+    file: Path = typer.Argument(help="An experiment in TOML, the same as for `modicum run`."),
+    nodes: int | None = typer.Option(None, "--nodes", help="How many silos [default: the experiment's clients]."),
+    out: Path | None = typer.Option(None, "--out", help="Folder; an interrupted run in it is continued."),
+    port: int | None = typer.Option(None, "--port", help="Port of the SuperLink [default: any free one]."),
+    wait: float = typer.Option(3600.0, "--wait", help="Seconds to wait for a round's answers."),
+    options: list[str] = typer.Option([], "--set", help="Change a setting: --set run.rounds=10 (repeatable)."),
+    as_json: bool = typer.Option(False, "--json", help="Nothing but a summary in JSON at the end."),
+) -> None:
+    """Start a SuperLink, nodes and silos on this machine with TLS and node keys, and run the experiment."""
+    from modicum.config import read
+    from modicum.engines.flower.up import Deployment
+    from modicum.federation.train import new_folder
+
+    if nodes is not None and nodes < 1:
+        raise UserError(f"--nodes must be at least 1, got {nodes}")
+    asked = [*options, *([f"data.clients={nodes}"] if nodes is not None else [])]
+    config = read(file, asked)
+    root = out or new_folder(f"{file.stem}-flower")
+    deployment = Deployment(config, root, port=port, wait=wait)
+    try:
+        _see_through(deployment, file.stem, quiet=as_json)
+    except KeyboardInterrupt:
+        typer.echo(f"modicum: stopped; continue with: modicum flower up {file} --out {root}", err=True)
+        raise typer.Exit(130) from None
+    _tell_results(deployment, as_json)
+
+
+def _see_through(deployment: Deployment, title: str, *, quiet: bool) -> None:
+    from modicum.cli.progress import watching
+
+    def tell(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
+    shape: Any = SimpleNamespace(experiment=SimpleNamespace(rounds=deployment.config.run.rounds))
+    with deployment.running(tell), watching(title, quiet=quiet) as watch:
+        deployment.run(lambda record: None if watch is None else watch(shape, record), tell)
+
+
+def _tell_results(deployment: Deployment, as_json: bool) -> None:
+    from modicum.federation.records import read_records
+    from modicum.federation.run_folder import RunFolder
+    from modicum.privacy.certificate import Certificate
+
+    at = deployment.at
+    certificates = {n: Certificate.read(at.state(n) / "certificate.json") for n in deployment.budgets}
+    records = read_records(RunFolder(at.server).metrics)
+    facts = {
+        "folder": str(at.root),
+        "rounds": len(records),
+        "restarts": deployment.crew.restarts,
+        "simulation": deployment.simulation,
+        "simulated": dict(records[-1].simulated) if records else {},
+        "epsilon": {name: c.epsilon(name) for name, c in certificates.items()},
+    }
+    if as_json:
+        typer.echo(json.dumps(facts, ensure_ascii=False, indent=2))
+        return
+    for name, certificate in certificates.items():
+        typer.echo(f"{name:<16} ε = {certificate.epsilon(name):.4g} of {deployment.budgets[name]:g}")
+    typer.echo(f"server           modicum verify {at.server}")
+    typer.echo(f"one silo         modicum verify {at.state(next(iter(deployment.budgets)))}")
+
+
+@app.command("init")
+def init(
+    folder: Path = typer.Argument(help="A new folder for the project."),
+    silos: str = typer.Option("hospital-a,hospital-b,hospital-c", "--silos", help="Their names, with commas."),
+    host: str = typer.Option("127.0.0.1", "--host", help="Name or address of the server's machine."),
+    port: int = typer.Option(8000, "--port", help="Port of the SuperLink."),
+) -> None:
+    """Write a project: the Flower app, an experiment, a file for each silo, keys, and the commands to run."""
+    from modicum.engines.flower.template import write_template
+
+    names = [name.strip() for name in silos.split(",") if name.strip()]
+    write_template(folder, names, host, port)
+    typer.echo(f"wrote {folder}: read {folder / 'README.md'}")
+
+
+@app.command("keys")
+def keys(
+    folder: Path = typer.Argument(help="Where to put them."),
+    hosts: list[str] = typer.Option(
+        ["127.0.0.1", "localhost"], "--host", help="Names of the server (repeatable)."
+    ),
+    node: list[str] = typer.Option([], "--node", help="Also a key pair for this node (repeatable)."),
+) -> None:
+    """Make a TLS certificate for the server, a key pair for each node, and a key that signs the app."""
+    from modicum.engines.flower import keys as make
+
+    make.check_tls(make.make_tls(folder, hosts))
+    for name in node:
+        make.make_node_key(folder / name)
+    make.make_signing_key(folder / "bundle")
+    typer.echo(f"keys in {folder}: keep those without .crt or .pub to yourself")
+
+
+@app.command("publish")
+def publish(
+    project: Path = typer.Argument(help="The Flower project (the folder with pyproject.toml)."),
+    database: Path = typer.Option(..., "--database", help="The SuperLink's database file."),
+    key: Path = typer.Option(..., "--key", help="The key that signs the app."),
+) -> None:
+    """Sign the app bundle and hand it to the SuperLink's database, so that nodes with trusted entities run it."""
+    from modicum.engines.flower import link
+
+    for path in (project / "pyproject.toml", key):
+        if not path.is_file():
+            raise UserError(f"there is no {path}: give the project and its signing key")
+    database.parent.mkdir(parents=True, exist_ok=True)
+    link.publish(project, database, key)
+    typer.echo(f"signed {project} for {database}")
+
+
+@app.command("start")
+def start(
+    project: Path = typer.Argument(help="The Flower project (the folder with pyproject.toml)."),
+    superlink: str = typer.Option("127.0.0.1:8000", "--superlink", help="Address of the SuperLink."),
+    ca: Path = typer.Option(..., "--ca", help="The certificate authority's file, ca.crt."),
+    silos: Path | None = typer.Option(None, "--silos", help="Register the nodes of this file first."),
+    seconds: float = typer.Option(60.0, "--wait", help="Seconds to wait for the SuperLink."),
+) -> None:
+    """Register nodes and start the published app; an interrupted run in its folder is continued."""
+    from modicum.engines.flower import keys as made
+    from modicum.engines.flower import link
+
+    if not ca.is_file():
+        raise UserError(f"there is no {ca}: copy the certificate authority's file from the server")
+    link.wait_for(superlink, ca, seconds, tell=lambda text: typer.echo(text, err=True))
+    with link.control(superlink, ca) as client:
+        if silos is not None:
+            for name, key in made.read_public_keys(silos).items():
+                link.register(client, name, key)
+        typer.echo(f"started Flower run {link.start_signed_run(client, project)}")

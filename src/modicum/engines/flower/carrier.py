@@ -1,0 +1,79 @@
+"""Carries requests over Flower's grid: to nodes with the right key and name, again where a node stays silent."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from modicum.engines.flower import parcel
+from modicum.silo.wire import TRANSIENT, Answer, Kind
+
+LOG = logging.getLogger("modicum.flower")
+POLL = 0.2  # seconds between looks at the inbox
+AGAIN = 2.0  # seconds before a silo that could not serve is asked again
+RESEND = 45.0  # seconds of silence after which a copy is sent: the silo answers a copy with the same bytes
+
+
+class GridCarrier:
+    """Who counts as a silo is decided by its registered public key; its name alone proves nothing."""
+
+    def __init__(self, grid: Any, keys: Mapping[str, bytes]) -> None:
+        self.grid, self.keys = grid, dict(keys)
+
+    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:
+        end = time.monotonic() + seconds
+        answers: dict[str, Answer] = {}
+        outstanding: dict[str, str] = {}  # message → silo; of several copies the first answer counts
+        due = dict.fromkeys(bodies, 0.0)
+        while len(answers) < len(bodies) and time.monotonic() < end:
+            now = time.monotonic()
+            wanted = [n for n in bodies if n not in answers and due[n] <= now]
+            if wanted:
+                sent = self._send(kind, {n: bodies[n] for n in wanted}, max(end - now, 1.0))
+                outstanding |= sent
+                due |= {n: now + (RESEND if n in sent.values() else AGAIN) for n in wanted}
+            for name, given in self._receive(outstanding):
+                if given.refused in TRANSIENT:
+                    due[name] = time.monotonic() + AGAIN
+                elif name not in answers:
+                    answers[name] = given
+            time.sleep(POLL)
+        for name in bodies.keys() - answers.keys():
+            LOG.warning("no answer from %s within %g s", name, seconds)
+        return answers
+
+    def _nodes(self) -> dict[str, int]:
+        by_key = {bytes(node.public_key): int(node.node_id) for node in self.grid.get_nodes()}
+        return {name: by_key[key] for name, key in self.keys.items() if key in by_key}
+
+    def _send(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, str]:
+        nodes, message = self._nodes(), parcel.flower().Message
+        sent: dict[str, str] = {}
+        for name, body in bodies.items():
+            if name not in nodes:
+                continue
+            ttl = seconds + 60
+            out = message(parcel.request(kind, body), nodes[name], parcel.MESSAGE_TYPE, ttl=ttl)
+            for message_id in self.grid.push_messages([out]):
+                if message_id:
+                    sent[str(message_id)] = name
+        return sent
+
+    def _receive(self, outstanding: dict[str, str]) -> list[tuple[str, Answer]]:
+        if not outstanding:
+            return []
+        found = []
+        for reply in self.grid.pull_messages(list(outstanding)):
+            name = outstanding.pop(reply.metadata.reply_to_message_id, None)
+            if name is not None:
+                found.append((name, _read(reply)))
+        return found
+
+
+def _read(reply: Any) -> Answer:
+    if reply.has_error():
+        LOG.warning("a node reports an error: %s", reply.error.code)
+        return Answer(refused=next(iter(TRANSIENT)))
+    return parcel.read_answer(reply.content)

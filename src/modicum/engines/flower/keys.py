@@ -1,0 +1,181 @@
+"""Certificates and keys for a deployment, made on the spot: TLS for the server, a key pair for every node, and a
+signing key for the app bundle.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from modicum.errors import MissingExtraError, UserError
+
+DAYS = 365
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Files of the server's TLS identity: its own authority, certificate and key."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+
+def make_tls(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost"), *, days: float = DAYS) -> Tls:
+    """This deployment's own certificate authority, and a certificate for these hosts; kept if there already."""
+    tls = Tls(folder / "ca.crt", folder / "server.crt", folder / "server.key")
+    if all(path.exists() for path in (tls.ca, tls.certificate, tls.key)):
+        return tls
+    x509, ec, hashes, serialization = _cryptography()
+    folder.mkdir(parents=True, exist_ok=True)
+    ca_key, key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    ca_name, name = _name(x509, "modicum authority"), _name(x509, hosts[0])
+    ca = _certificate(x509, hashes, ca_name, ca_name, ca_key.public_key(), ca_key, days, None)
+    own = _certificate(x509, hashes, name, ca_name, key.public_key(), ca_key, days, hosts)
+    pem = serialization.Encoding.PEM
+    tls.ca.write_bytes(ca.public_bytes(pem))
+    tls.certificate.write_bytes(own.public_bytes(pem))
+    _write_secret(
+        tls.key,
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    )
+    return tls
+
+
+def check_tls(tls: Tls) -> None:
+    """Expired or missing files end here, in one line, before anything is started."""
+    x509, _, _, _ = _cryptography()
+    for path in (tls.ca, tls.certificate, tls.key):
+        if not path.is_file():
+            raise UserError(f"there is no {path}: make it with `modicum flower keys`")
+    for path in (tls.ca, tls.certificate):
+        try:
+            until = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+        except ValueError:
+            raise UserError(f"{path} is not a PEM certificate: make it anew with `modicum flower keys`") from None
+        if until < datetime.datetime.now(datetime.UTC):
+            raise UserError(
+                f"the certificate {path} expired on {until:%Y-%m-%d}: delete it and make it anew with "
+                "`modicum flower keys`"
+            )
+
+
+def make_node_key(path: Path) -> Path:
+    """A P-384 key pair in OpenSSH format, as Flower's node authentication takes it; `path.pub` is public."""
+    if not path.exists():
+        _, ec, _, serialization = _cryptography()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_pair(path, ec.generate_private_key(ec.SECP384R1()), serialization)
+    return path
+
+
+def make_signing_key(path: Path) -> Path:
+    """An Ed25519 key pair that signs the app bundle; nodes are given `path.pub`."""
+    if not path.exists():
+        _, _, _, serialization = _cryptography()
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_pair(path, Ed25519PrivateKey.generate(), serialization)
+    return path
+
+
+def write_public_keys(path: Path, keys: Mapping[str, Path]) -> None:
+    """Who takes part: each silo's name and its node's public key."""
+    lines = [f'"{name}" = "{public(key).read_text().strip()}"' for name, key in sorted(keys.items())]
+    path.write_text("[silos]\n" + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read_public_keys(path: Path) -> dict[str, bytes]:
+    """Name → public key, as Flower writes it down."""
+    _, _, _, serialization = _cryptography()
+    try:
+        silos = tomllib.loads(path.read_text(encoding="utf-8"))["silos"]
+        keys = {str(n): serialization.load_ssh_public_key(str(k).encode()) for n, k in silos.items()}
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (KeyError, ValueError, AttributeError):
+        raise UserError(f'{path} must hold a table [silos] with lines name = "ecdsa-sha2-nistp384 …"') from None
+    if not keys:
+        raise UserError(f"{path} names no silo: add at least one")
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return {n: k.public_bytes(serialization.Encoding.PEM, form) for n, k in keys.items()}
+
+
+def public(key: Path) -> Path:
+    return key.with_name(key.name + ".pub")
+
+
+def _write_pair(path: Path, key: Any, serialization: Any) -> None:
+    openssh = serialization.Encoding.OpenSSH
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    public(path).write_bytes(key.public_key().public_bytes(openssh, serialization.PublicFormat.OpenSSH) + b"\n")
+    _write_secret(path, secret)
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+
+
+def _name(x509: Any, text: str) -> Any:
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
+
+
+def _certificate(
+    x509: Any,
+    hashes: Any,
+    subject: Any,
+    issuer: Any,
+    key: Any,
+    signer: Any,
+    days: float,
+    hosts: Sequence[str] | None,
+) -> Any:
+    now = datetime.datetime.now(datetime.UTC)
+    end = now + datetime.timedelta(days=days)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now, end) - datetime.timedelta(minutes=5))
+        .not_valid_after(end)
+        .add_extension(x509.BasicConstraints(ca=hosts is None, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    )
+    if hosts is None:
+        usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+        builder = builder.add_extension(usage, critical=True)
+    else:
+        names = [_host(x509, host) for host in hosts]
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    return builder.sign(signer, hashes.SHA384())
+
+
+def _host(x509: Any, host: str) -> Any:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _cryptography() -> tuple[Any, Any, Any, Any]:
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError:
+        raise MissingExtraError("cryptography", "flower", "making keys and certificates") from None
+    return x509, ec, hashes, serialization
