@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 
+PERSONALISED = "personalised"
+"""Where a client's state keeps its own whole model, if its training makes one; it never leaves the client."""
+
 
 @dataclass(frozen=True)
 class ClientFacts:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from modicum.core.parts import Backend, Batch
+from modicum.core.parts import PERSONALISED, Backend, Batch, State
 
 
 def evaluate(backend: Backend, theta: Tensor, records: Batch) -> dict[str, float]:
@@ -27,3 +27,14 @@ def accuracy_by_client(backend: Backend, models: Mapping[str, Tensor], tests: Se
             for (name, theta), test in zip(models.items(), tests, strict=True)
             if len(test)
         }
+
+
+def own_model(model: Tensor, shared: Tensor, state: State) -> Tensor:
+    """The model that a client uses: its personalised one, else the server's with its own personal parameters."""
+    if PERSONALISED in state:
+        whole: Tensor = state[PERSONALISED]
+        return whole.to(model)
+    own = model.clone()
+    if "personal" in state:
+        own[~shared] = state["personal"].to(model)
+    return own

@@ -16,7 +16,7 @@ from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
 from modicum.federation.clients import Client, Clients
 from modicum.federation.cohort import Balanced, Cohorts, RandomCohorts, SecretPoisson, rounds_of
-from modicum.federation.evaluation import accuracy_by_client, evaluate
+from modicum.federation.evaluation import accuracy_by_client, evaluate, own_model
 from modicum.federation.experiment import Experiment, prepare
 from modicum.federation.identity import records_id, run_id
 from modicum.federation.records import MetricsFile, RoundRecord
@@ -55,10 +55,10 @@ class Simulation:
         self.method = experiment.method.build(experiment.setting)
         self.data = prepare(experiment, self.method)
         self.backend: Backend = LoopBackend(self.data.model)
-        self.cohorts = _cohorts(experiment, self.method.mechanism, self.noise)
+        self.cohorts = make_cohorts(experiment, self.method.mechanism, self.noise)
         shared = self.backend.layout.where(self.method.wrapper.shared).to(self.data.first.device)
-        self.facts = _facts(experiment, self.cohorts)
-        self.plans = _plans(experiment, self.method.mechanism, self.facts, self.cohorts)
+        self.facts = make_facts(experiment, self.cohorts)
+        self.plans = make_plans(experiment, self.method.mechanism, self.facts, self.cohorts)
         public = self._public(int(shared.sum()))
         self.frame = Frame(
             self.backend, self.method.training, self.method.policy, shared, experiment.metrics, public
@@ -218,22 +218,22 @@ class Simulation:
         return {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy)
 
     def client_accuracies(self) -> dict[str, float]:
-        """Simulated ground truth: each client's model, personal parameters included, on its own test records."""
-        models = {}
-        for name, client in self.clients.clients.items():
-            models[name] = self.model
-            if "personal" in client.state:
-                models[name][~self.frame.shared] = client.state["personal"].to(models[name])
+        """Simulated ground truth: each client's own model, personalised or not, on its own test records."""
+        model, shared = self.model, self.frame.shared
+        models = {name: own_model(model, shared, client.state) for name, client in self.clients.clients.items()}
         return accuracy_by_client(self.backend, models, self.data.client_test)
 
     def _evaluate(self, round: int) -> dict[str, float]:
         last = self.server.finished
         if not len(self.data.test) or not (last or (round + 1) % self.experiment.evaluate_every == 0):
             return {}
-        return {f"test_{k}": v for k, v in evaluate(self.backend, self.model, self.data.test).items()}
+        found = {f"test_{k}": v for k, v in evaluate(self.backend, self.model, self.data.test).items()}
+        if any(client.state for client in self.clients.clients.values()) and (own := self.client_accuracies()):
+            found["personalised_accuracy"] = statistics.fmean(own.values())
+        return found
 
 
-def _cohorts(experiment: Experiment, mechanism: Mechanism, noise: NoiseSource) -> Cohorts:
+def make_cohorts(experiment: Experiment, mechanism: Mechanism, noise: NoiseSource) -> Cohorts:
     s = experiment.setting
     if mechanism.cohort_rate is not None:
         return SecretPoisson(s.clients, s.rounds, mechanism.cohort_rate, noise)
@@ -242,7 +242,7 @@ def _cohorts(experiment: Experiment, mechanism: Mechanism, noise: NoiseSource) -
     return Balanced(s.clients, s.rounds, s.per_round, experiment.seed)
 
 
-def _facts(experiment: Experiment, cohorts: Cohorts) -> tuple[ClientFacts, ...]:
+def make_facts(experiment: Experiment, cohorts: Cohorts) -> tuple[ClientFacts, ...]:
     data, budgets = experiment.federation.data, experiment.federation.budgets
     return tuple(
         ClientFacts(name, size, budget, max(1, cohorts.participations(i)), len(data.clients[i].validation))
@@ -250,7 +250,7 @@ def _facts(experiment: Experiment, cohorts: Cohorts) -> tuple[ClientFacts, ...]:
     )
 
 
-def _plans(
+def make_plans(
     experiment: Experiment, mechanism: Mechanism, facts: tuple[ClientFacts, ...], cohorts: Cohorts
 ) -> dict[str, PrivacyPlan]:
     for facts_i, client in zip(facts, experiment.federation.data.clients, strict=True):

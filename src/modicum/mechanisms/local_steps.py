@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from modicum.core.parts import Batch, Frame, Job
+from modicum.core.stack import Pool
 from modicum.errors import UserError
 
 
@@ -37,14 +39,14 @@ def train_locally(jobs: Sequence[Job], first: Tensor, frame: Frame, local: Local
     """The local models after training, one row a client; private, since no noise was added."""
     order = sorted(range(len(jobs)), key=lambda i: -local.count(len(jobs[i].records)))
     counts = [local.count(len(jobs[i].records)) for i in order]
-    records = [_with_targets(jobs[i], frame) for i in order]
-    streams = [_minibatches(len(r), local.batch, jobs[i].seed) for i, r in zip(order, records, strict=True)]
+    taken = [_taken(jobs[i], frame, local) for i in order]
+    pool = Pool([records for records, _ in taken])
     theta, optimiser = first[order].clone(), frame.training.optimiser
     buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
     for step in range(counts[0]):
         active = sum(step < n for n in counts)
         rows = slice(0, active)
-        batches = [r.take(next(s)) for r, s in zip(records[rows], streams[rows], strict=True)]
+        batches = pool.batches([minibatches[step] for _, minibatches in taken[rows]])
         gradient = _gradients(theta[rows], batches, frame, local.ascent)
         optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
     back = torch.empty_like(theta)
@@ -60,8 +62,18 @@ def _gradients(theta: Tensor, batches: Sequence[Batch], frame: Frame, ascent: fl
     return frame.backend.gradients(theta + ascent * gradient / norms, batches, frame.training.losses)
 
 
-def _with_targets(job: Job, frame: Frame) -> Batch:
-    return Batch(job.records.x, frame.training.targets(job.records, job.state, frame.backend))
+def _taken(job: Job, frame: Frame, local: LocalSteps) -> tuple[Batch, list[Tensor]]:
+    """The records that a round's minibatches need, with their targets, and each minibatch's rows among them.
+
+    Targets may be costly (a teacher's outputs), so a round of less than a pass has them for what it takes only.
+    """
+    records, size = job.records, min(local.batch, len(job.records))
+    stream = _minibatches(len(records), local.batch, job.seed)
+    minibatches = list(islice(stream, local.count(len(records))))
+    if len(minibatches) * size < len(records):
+        records = records.take(torch.cat(minibatches).to(records.x.device))
+        minibatches = list(torch.split(torch.arange(len(records)), size))
+    return Batch(records.x, frame.training.targets(records, job.state, frame.backend)), minibatches
 
 
 def _minibatches(records: int, batch: int, seed: int) -> Iterator[Tensor]:

@@ -6,11 +6,17 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from modicum.errors import UserError
+from modicum.methods.acdp_pfsd import AcdpPfsd
 from modicum.methods.aqc import Aqc
 from modicum.methods.cgm_median import CgmMedian
 from modicum.methods.dp_fedavg import DpFedAvg
+from modicum.methods.dp_fedsam import DpFedSam
+from modicum.methods.dp_pfsd import DpPfsd
 from modicum.methods.dp_sgd import DpSgd
 from modicum.methods.fedavg import FedAvg
+from modicum.methods.fedper import FedPer
+from modicum.methods.pfedsd import PFedSd
+from modicum.methods.pfsd import Pfsd
 
 if TYPE_CHECKING:
     from modicum.federation.experiment import MethodSpec
@@ -21,6 +27,12 @@ METHODS: dict[str, type[MethodSpec]] = {
     "dp-sgd": DpSgd,
     "aqc": Aqc,
     "cgm-median": CgmMedian,
+    "acdp-pfsd": AcdpPfsd,
+    "dp-pfsd": DpPfsd,
+    "pfsd": Pfsd,
+    "pfedsd": PFedSd,
+    "fedper": FedPer,
+    "dp-fedsam": DpFedSam,
 }
 
 
@@ -36,4 +48,18 @@ def method(name: str, **settings: Any) -> MethodSpec:
     return spec(**settings)
 
 
-__all__ = ["METHODS", "Aqc", "CgmMedian", "DpFedAvg", "DpSgd", "FedAvg", "method"]
+__all__ = [
+    "METHODS",
+    "AcdpPfsd",
+    "Aqc",
+    "CgmMedian",
+    "DpFedAvg",
+    "DpFedSam",
+    "DpPfsd",
+    "DpSgd",
+    "FedAvg",
+    "FedPer",
+    "PFedSd",
+    "Pfsd",
+    "method",
+]

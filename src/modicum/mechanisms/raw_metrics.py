@@ -1,0 +1,88 @@
+"""Noised updates beside figures in the clear: what ACDP-pFSD prints, kept for faithful mode. ε = ∞."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import Tensor, tensor
+from torch.nn.functional import cross_entropy
+
+from modicum.core.messages import Broadcast, Decision, Message, Opened, Released
+from modicum.core.parts import PERSONALISED, ClientFacts, Frame, Job, Opening, State
+from modicum.mechanisms.client_level import UPDATE, ClientLevel
+from modicum.privacy.events import Block, NoSampling, Release
+from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
+from modicum.privacy.spec import PrivacySpec
+
+RAW = "raw-accuracy-and-loss"
+WORST = 1e6  # a model that diverged has some loss, not an infinite one
+
+
+@dataclass(frozen=True)
+class RawMetrics:
+    """Client-level noise on updates, and each client's accuracy and loss without any.
+
+    The updates' noise is worth something, the whole release is not: nobody is promised anything, and the ledger
+    lists the figures as a block with noise multiplier 0. Figures are taken on the client's validation records; the
+    paper takes them on the test records that it reports later.
+    """
+
+    inner: ClientLevel
+    noise_multiplier: float  # of one client's message
+    tested: Literal["noised", "personalised"] = "noised"  # Alg. 2, lines 19–20 say noised, the text personalised
+
+    purpose = UPDATE
+    individuals = True
+    cohort_rate = None
+
+    @property
+    def spec(self) -> PrivacySpec:
+        return self.inner.spec
+
+    def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:  # noqa: ARG002
+        return PrivacyPlan(client=facts.name, spec=self.spec, budget=math.inf, guard=Guard.NONE)
+
+    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:  # noqa: ARG002
+        return {name: replace(d, noise_multiplier=self.noise_multiplier) for name, d in chosen.items()}
+
+    def events(
+        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+    ) -> tuple[Release, ...]:
+        noised = self.inner.events(facts, plan, frame, broadcast, participation)
+        return (*noised, self._figures(broadcast))
+
+    def _figures(self, broadcast: Broadcast) -> Release:
+        return Release(
+            client=broadcast.client,
+            round=broadcast.round,
+            spec=self.spec,
+            blocks=(Block(RAW, 1.0, 0.0),),
+            sampler=NoSampling(),
+        )
+
+    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
+        results: list[tuple[Message, State]] = []
+        for job, (message, state) in zip(jobs, self.inner.run(jobs, frame), strict=True):
+            assert isinstance(message, Released)
+            private = {RAW: self._test(job, frame, message, state)}
+            sent = job.door.release(self._figures(job.broadcast), 0, private)[RAW]
+            accuracy, loss = sent.tolist()
+            results.append((replace(message, metrics={"accuracy": accuracy, "loss": loss}), state))
+        return results
+
+    def _test(self, job: Job, frame: Frame, message: Released, state: State) -> Tensor:
+        theta = state[PERSONALISED]
+        if self.tested == "noised":
+            theta = theta.clone()
+            theta[frame.shared] = job.broadcast.model + message.update
+        held_out = job.validation if len(job.validation) else job.records
+        outputs, y = frame.backend.outputs(theta, held_out.x), held_out.targets["y"]
+        accuracy = (outputs.argmax(-1) == y).double().mean().item()
+        loss = cross_entropy(outputs.double(), y).nan_to_num(nan=WORST, posinf=WORST).item()
+        return tensor([accuracy, min(loss, WORST)], dtype=outputs.dtype)
+
+    def open(self, messages: Sequence[Message], context: Opening) -> Opened | None:
+        return self.inner.open(messages, context)

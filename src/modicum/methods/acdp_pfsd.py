@@ -1,0 +1,120 @@
+"""ACDP-pFSD: personalised models by self-distillation, client-level privacy, a bound that an agent chooses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from modicum.core.parts import Mechanism, Method, Policy
+from modicum.errors import UserError
+from modicum.mechanisms.client_level import ClientLevel
+from modicum.mechanisms.raw_metrics import RawMetrics
+from modicum.methods.options import AdjacencyName, ViewName, one_of, option
+from modicum.methods.personalised import client_level, distilled, local_steps, published_delta, server_step
+from modicum.policies import AdaptiveQuantile, Bandit, Fixed, Ppo
+from modicum.privacy.accounting.papers import acdp_pfsd_epsilon
+
+if TYPE_CHECKING:
+    from modicum.federation.experiment import Setting
+
+Clipping = Literal["ppo", "bandit", "quantile", "fixed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcdpPfsd:
+    """Self-distilled personalised models under client-level privacy, with a clipping bound chosen by PPO."""
+
+    mode: Literal["sound", "faithful"] = option(
+        "sound", "sound: the agent sees public data and releases; faithful: raw client figures, so ε = ∞"
+    )
+    clipping: Clipping = option("ppo", "who chooses the bound: ppo, bandit, quantile (AQC) or fixed")
+    clip: float = option(0.5, "middle C_fix of the bounds' range [C_fix/10, 10·C_fix]; first or fixed bound")
+    clip_bits: bool = option(False, "buy the noisy share of unclipped clients for the agent (0.5% more noise)")
+    agent: str | None = option(None, "file of an agent that was pretrained on public simulation")
+    memory: int = option(10, "|D_P|: rounds between updates of the agent")
+    passes: int = option(10, "M: passes of an update")
+    sample: int = option(10, "U: experiences of a pass")
+    agent_lr: float = option(3e-3, "learning rate of the agent")
+    agent_std: float = option(0.5, "the agent's first spread, before tanh")
+    discount: float = option(0.9, "γ of the agent's return")
+    trace: float = option(0.95, "λ of the agent's advantages (GAE); 0 gives the one-step target as printed")
+    alpha: float = option(0.5, "weight α of the cross-entropy; 1 − α is that of the distillation")
+    temperature: float = option(3.0, "distillation temperature KT")
+    non_target: float = option(0.25, "weight 𝒩 of the non-target classes")
+    target: float = option(1.0, "weight of the target term (0 for an ablation)")
+    lr: float = option(0.05, "learning rate of the clients")
+    momentum: float = option(0.9, "momentum of the clients, from 0 up to 1")
+    batch: int = option(64, "records in a minibatch")
+    steps: int | None = option(5, "Q: minibatches of a round; none: local_epochs passes")
+    local_epochs: float = option(1.0, "passes over a client's records in a round, where steps is none")
+    server_lr: float = option(1.0, "how far the server moves along the mean update")
+    server_momentum: float = option(0.0, "momentum of the server, from 0 up to 1")
+    view: ViewName = option("secure-aggregation", "who must not learn, in sound mode")
+    tolerated: int = option(1, "clients that may collude or drop out of a round behind secure aggregation")
+    rate: float | None = option(None, "rate of a trusted server's secret Poisson cohort; none: public cohorts")
+    noise_multiplier: float | None = option(None, "σ: noise over bound in the sum; none: calibrated to the budget")
+    tested: Literal["noised", "personalised"] = option(
+        "noised", "faithful mode: the model that clients test (Alg. 2 says noised, the text personalised)"
+    )
+    adjacency: AdjacencyName = option("zero-out", "how neighbouring datasets differ in one client")
+    delta: float | None = option(None, "δ of the guarantee; none: P^−1.1 as published")
+    agent_seed: int = option(0, "seed of the agent's exploration")
+
+    def build(self, setting: Setting) -> Method:
+        one_of("mode", self.mode, ("sound", "faithful"))
+        one_of("clipping", self.clipping, ("ppo", "bandit", "quantile", "fixed"))
+        faithful = self.mode == "faithful"
+        return Method(
+            name="acdp-pfsd",
+            training=distilled(self),
+            policy=self._policy(),
+            mechanism=self._published(setting) if faithful else client_level(self, setting),
+            aggregation=server_step(self.server_lr, self.server_momentum),
+            notes=(self._claim(setting),) if faithful else (),
+        )
+
+    def _policy(self) -> Policy:
+        source: Literal["public", "raw"] = "raw" if self.mode == "faithful" else "public"
+        match self.clipping:
+            case "fixed":
+                return Fixed(self.clip)
+            case "quantile":
+                return AdaptiveQuantile(self.clip)
+            case "bandit":
+                return Bandit(self.clip, source=source, seed=self.agent_seed)
+        return Ppo(
+            self.clip,
+            source=source,
+            clip_bits=self.clip_bits and self.mode == "sound",
+            memory=self.memory,
+            passes=self.passes,
+            sample=self.sample,
+            lr=self.agent_lr,
+            discount=self.discount,
+            trace=self.trace,
+            log_std=math.log(self.agent_std),
+            seed=self.agent_seed,
+            agent=self.agent,
+            random_rounds=2 if self.agent is None else 0,
+        )
+
+    def _published(self, setting: Setting) -> Mechanism:
+        """Alg. 2, line 18: each client adds N(0, (σC)²/|P|), and line 20: it tells its accuracy and loss."""
+        inner = ClientLevel(local=local_steps(self), delta=self._delta(setting))
+        return RawMetrics(inner, self._sigma() / math.sqrt(setting.per_round), self.tested)
+
+    def _delta(self, setting: Setting) -> float:
+        return published_delta(setting) if self.delta is None else self.delta
+
+    def _sigma(self) -> float:
+        if self.noise_multiplier is None or not self.noise_multiplier > 0:
+            raise UserError("faithful mode needs the paper's noise factor σ: set noise_multiplier")
+        return self.noise_multiplier
+
+    def _claim(self, setting: Setting) -> str:
+        claimed = acdp_pfsd_epsilon(self._sigma(), setting.rounds, self._delta(setting))
+        return (
+            f"faithful mode: the paper's accountant says ε = {claimed:.2f}; the true ε is ∞, because every client "
+            "sends its accuracy and loss without noise, and each message holds only a share σC/√P of the noise"
+        )

@@ -1,0 +1,87 @@
+"""How a round went, as learning policies see it: two figures of the model and the size of what was released."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from modicum.core.messages import Released, ReleasedSum
+from modicum.core.parts import View
+from modicum.errors import UserError
+
+Source = Literal["public", "raw"]
+WORST_LOSS = 10.0  # a noised model's loss can be anything; beyond this it says no more
+LOWEST, HIGHEST = 10, 80  # percentiles between which clients' figures count (Defs. 5 and 6)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Accuracy and loss after a round, and the released mean update's norm over the bound, noise taken out."""
+
+    accuracy: float
+    loss: float
+    size: float
+
+    def gain_over(self, before: Outcome) -> float:
+        """φ = φ_l + φ_a: fall of the loss plus rise of the accuracy. Eqs. (11)–(13)"""
+        return (before.loss - self.loss) + (self.accuracy - before.accuracy)
+
+
+def outcome(view: View, source: Source) -> Outcome | None:
+    """From public data and releases (sound), or from figures that clients sent in the clear (as published)."""
+    figures = _public(view) if source == "public" else _raw(view)
+    if figures is None:
+        return None
+    accuracy, loss = figures
+    if not math.isfinite(loss):
+        loss = WORST_LOSS
+    return Outcome(accuracy, min(loss, WORST_LOSS), _size(view))
+
+
+def _public(view: View) -> tuple[float, float]:
+    if "accuracy" not in view.public:
+        raise UserError(
+            "this clipping policy learns from public data with the task's own labels: give the federation a proxy"
+        )
+    return view.public["accuracy"], view.public["loss"]
+
+
+def _raw(view: View) -> tuple[float, float] | None:
+    if not isinstance(view.opened, tuple) or not view.opened:
+        return None
+    return (
+        middle_mean([r.metrics["accuracy"] for r in view.opened]),
+        middle_mean([r.metrics["loss"] for r in view.opened]),
+    )
+
+
+def middle_mean(values: Sequence[float]) -> float:
+    """Mean of the values between the 10th and the 80th percentile (Defs. 5 and 6)."""
+    array = np.nan_to_num(np.asarray(values, np.float64), nan=WORST_LOSS, posinf=WORST_LOSS)
+    low, high = np.percentile(array, [LOWEST, HIGHEST])
+    return float(array[(array >= low) & (array <= high)].mean())
+
+
+def _size(view: View) -> float:
+    """√max(0, ‖ū‖² − dσ²)/C of the mean released update ū, whose noise variance σ² is public."""
+    if not view.opened:
+        return 0.0
+    bound = max(d.bound for d in view.decisions.values())
+    if isinstance(view.opened, ReleasedSum):
+        mean, variance = view.opened.update, view.opened.facts.variance
+    else:
+        mean, variance = _mean(view.opened)
+    square = mean.double().square().sum().item() - mean.numel() * variance
+    return math.sqrt(max(0.0, square)) / bound if math.isfinite(square) else 0.0
+
+
+def _mean(releases: Sequence[Released]) -> tuple[torch.Tensor, float]:
+    mean = torch.zeros_like(releases[0].update)
+    for r in releases:
+        mean += r.update / len(releases)
+    return mean, sum(r.facts.variance for r in releases) / len(releases) ** 2
