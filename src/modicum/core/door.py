@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -10,9 +12,11 @@ import torch
 from torch import Tensor
 
 from modicum.errors import UserError
-from modicum.privacy.events import NoSampling, Poisson, Release
-from modicum.privacy.noise import DType, NoiseKey, NoiseSource
+from modicum.privacy.events import Block, NoSampling, Poisson, Release
+from modicum.privacy.noise import DType, NoiseKey, NoiseSource, SimulatedNoise
 from modicum.privacy.token import Token
+
+PARALLEL = 1 << 17  # numbers of noise from which threads pay for themselves
 
 SERVER = "(server)"  # no client's name: parentheses are not allowed in one
 
@@ -51,13 +55,16 @@ class ReservedDoor:
         self._reserve = reserve
         self._tokens = {token.release: token for token in tokens}
         self._left: dict[Release, set[int]] = {}
+        # The release last asked for, by identity, and its open steps: a release costs as much to hash as a step.
+        self._current: Release | None = None
+        self._open: tuple[Release, set[int]] | None = None
 
     @property
     def tokens(self) -> tuple[Token, ...]:
         return tuple(self._tokens.values())
 
     def reserve(self, release: Release) -> bool:
-        if release in self._tokens:
+        if self._has(release):
             return True
         token = None if self._reserve is None else self._reserve(release)
         if token is None or token.settled:
@@ -65,8 +72,15 @@ class ReservedDoor:
         self._tokens[release] = token
         return True
 
+    def _has(self, release: Release) -> bool:
+        if release is not self._current:
+            if release not in self._tokens:
+                return False
+            self._current = release
+        return True
+
     def sample(self, release: Release, step: int, records: int) -> Tensor:
-        if release not in self._tokens:
+        if not self._has(release):
             raise UserError(f"client {release.client!r}: nothing is reserved for {_name(release)!r}")
         match release.sampler:
             case NoSampling():
@@ -77,29 +91,76 @@ class ReservedDoor:
         raise UserError(f"no door for the sampler {release.sampler}: use Poisson sampling or whole batches")
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        self._pass(release, step)
-        if set(sums) != {b.name for b in release.blocks}:
-            raise UserError(f"reserved blocks {[b.name for b in release.blocks]} but got {sorted(sums)}")
+        self.admit(release, step, sums)
         return {
-            block.name: add_noise(
-                self._noise,
-                NoiseKey(release.client, release.round, step, f"noise:{block.name}"),
-                sums[block.name],
-                block.noise_std,
-            )
+            block.name: add_noise(self._noise, _key(release, step, block), sums[block.name], block.noise_std)
             for block in release.blocks
         }
 
+    def admit(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> NoiseSource:
+        """Every check of `release`, which uses the step up; the noise of the reserved std is still to be added."""
+        self._pass(release, step)
+        if set(sums) != {b.name for b in release.blocks}:
+            raise UserError(f"reserved blocks {[b.name for b in release.blocks]} but got {sorted(sums)}")
+        return self._noise
+
     def _pass(self, release: Release, step: int) -> None:
         """Use the reservation on its first step; let every step of it through once."""
+        if self._open is None or self._open[0] is not release:
+            self._open = (release, self._steps_left(release))
+        left = self._open[1]
+        if step not in left:
+            raise UserError(f"client {release.client!r}: step {step} of {_name(release)!r} is not open")
+        left.remove(step)
+
+    def _steps_left(self, release: Release) -> set[int]:
         if release not in self._left:
             if release not in self._tokens:
                 raise UserError(f"client {release.client!r}: nothing is reserved for {_name(release)!r}")
             self._tokens[release].use(release)
             self._left[release] = set(range(release.step, release.step + release.count))
-        if step not in self._left[release]:
-            raise UserError(f"client {release.client!r}: step {step} of {_name(release)!r} is not open")
-        self._left[release].remove(step)
+        return self._left[release]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One client's wish to release: its own door, and what goes through it."""
+
+    door: Door
+    release: Release
+    step: int
+    sums: Mapping[str, Tensor]
+
+
+def release_together(asks: Sequence[Ask]) -> list[dict[str, Tensor]]:
+    """As if each door were asked in turn: each makes its own checks, and each draw has a key of its own.
+
+    Only the drawing is shared out, to threads, since noise on a CPU can cost more than the training before it.
+    """
+    total = sum(value.numel() for ask in asks for value in ask.sums.values() if value.device.type == "cpu")
+    threads = torch.get_num_threads()
+    plain = [ask.door for ask in asks if type(ask.door) is ReservedDoor]
+    if total < PARALLEL or threads < 2 or len(plain) < len(asks):
+        return [ask.door.release(ask.release, ask.step, ask.sums) for ask in asks]
+    sources = [door.admit(ask.release, ask.step, ask.sums) for door, ask in zip(plain, asks, strict=True)]
+    with ThreadPoolExecutor(threads) as pool:
+        noises = list(pool.map(_draw, sources, asks))
+    return [
+        {name: ask.sums[name] + noise for name, noise in drawn.items()}
+        for ask, drawn in zip(asks, noises, strict=True)
+    ]
+
+
+def _draw(source: NoiseSource, ask: Ask) -> dict[str, Tensor]:
+    release = ask.release
+    return {
+        block.name: noise_like(source, _key(release, ask.step, block), ask.sums[block.name], block.noise_std)
+        for block in release.blocks
+    }
+
+
+def _key(release: Release, step: int, block: Block) -> NoiseKey:
+    return NoiseKey(release.client, release.round, step, f"noise:{block.name}")
 
 
 class SumDoor(Protocol):
@@ -145,9 +206,16 @@ class DoorWatch(Protocol):
 
 def add_noise(source: NoiseSource, key: NoiseKey, values: Tensor, std: float) -> Tensor:
     """`values` plus Gaussian noise of this key, in the tensor's own precision and place."""
+    return values + noise_like(source, key, values, std)
+
+
+def noise_like(source: NoiseSource, key: NoiseKey, values: Tensor, std: float) -> Tensor:
+    """Noise of this key. Simulated noise for a GPU is made there, from a stream of its own; see SimulatedNoise."""
     dtype: DType = "float64" if values.dtype == torch.float64 else "float32"
+    if values.is_cuda and isinstance(source, SimulatedNoise):
+        return source.normal_on(values.device, key, values.numel(), std, dtype).view(values.shape)
     noise = torch.from_numpy(source.normal(key, values.numel(), std, dtype))
-    return values + noise.view(values.shape).to(values.device)
+    return noise.view(values.shape).to(values.device)
 
 
 def _name(release: Release) -> str:

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from modicum.core.parts import Batch
 
+JOIN = 1 << 23  # numbers
+
 
 class Pool:
-    """The records of several clients. On a GPU they are joined once, so that each step needs a single gather."""
+    """The records of several clients. They may be joined once, so that each step needs a single gather."""
 
     def __init__(self, records: Sequence[Batch]) -> None:
         self.records = tuple(records)
@@ -23,8 +25,10 @@ class Pool:
         self._joined: Batch | None = None
 
     @property
-    def on_gpu(self) -> bool:
-        return self.records[0].x.is_cuda
+    def worth_joining(self) -> bool:
+        """On a CPU a copy of everything costs more than the gathers it saves, unless it is small."""
+        first = self.records[0].x
+        return first.is_cuda or self.starts[-1] * first[:1].numel() <= JOIN
 
     @property
     def joined(self) -> Batch:
@@ -63,15 +67,16 @@ class PooledBatches(Sequence[Batch]):
 
     def padded(self, size: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Inputs (clients · size, …), short batches filled up, and the targets of the real rows alone."""
-        if not self.pool.on_gpu:
+        if not self.pool.worth_joining:
             return padded(list(self), size)
-        real = torch.cat([index + start for index, start in zip(self.chosen, self.pool.starts, strict=False)])
+        starts = torch.tensor(self.pool.starts[: len(self)])
+        real = torch.cat(self.chosen) + starts.repeat_interleave(torch.tensor(self.sizes))
         joined = self.pool.joined
         if min(self.sizes) == size:
             rows = real = real.to(joined.x.device, non_blocking=True)
         else:
             # A client's own first record fills it up: no row of the stack ever mixes two clients.
-            filled = torch.tensor(self.pool.starts[: len(self)])[:, None].repeat(1, size)
+            filled = starts[:, None].repeat(1, size)
             filled.view(-1)[real_rows(self.sizes, size)] = real
             rows = filled.view(-1).to(joined.x.device, non_blocking=True)
             real = real.to(joined.x.device, non_blocking=True)

@@ -156,7 +156,8 @@ def patch_pieces(convolution: PatchConvolution, gradient: Tensor, bias: bool) ->
 
 
 def _squares(flat: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(flat.flatten(1), dim=1).square()
+    norms: Tensor = torch.linalg.vector_norm(flat.flatten(1), dim=1)
+    return norms.square()
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -50,9 +50,7 @@ def _one_by_one(kept: Kept, weights: Tensor | None, clients: int) -> Tensor:
 
 def _rows(kept: Kept) -> Tensor:
     """A tensor of the piece that has a row for each example."""
-    inner = getattr(kept, "kept", kept)
-    found = getattr(inner, "g", None)
-    if found is None:
-        found = inner.gradients
+    inner: object = getattr(kept, "kept", kept)
+    found = getattr(inner, "g", getattr(inner, "gradients", None))
     assert isinstance(found, Tensor)
     return found

@@ -186,7 +186,7 @@ class StackedNorm(StackedLayer):
     def back(self, x: Tensor, gradient: Tensor, run: Run, extra: Any) -> Tensor:  # noqa: ARG002
         leaf, standard = extra
         scaled = self._scaled(gradient, self.weight("weight", run), run)
-        (back,) = torch.autograd.grad(standard, leaf, scaled, retain_graph=True)
+        back: Tensor = torch.autograd.grad(standard, leaf, scaled)[0]
         return back
 
     def _standard(self, x: Tensor) -> Tensor:

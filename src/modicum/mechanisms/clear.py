@@ -57,7 +57,7 @@ class Clear:
         results: list[tuple[Message, State]] = []
         for job, initial, last in zip(jobs, first, train_locally(jobs, first, frame, self.local), strict=True):
             event = self.events(job.facts, job.plan, frame, job.broadcast, 0)[0]
-            update = job.door.release(event, 0, {UPDATE: (last - initial)[frame.shared]})[UPDATE]
+            update = job.door.release(event, 0, {UPDATE: common.shared_part(last - initial, job, frame)})[UPDATE]
             metrics = common.released_metrics(job, frame, self.spec)
             message = Released(job.facts.name, job.broadcast.round, update, {}, NoiseFacts(0.0, 1.0), metrics)
             results.append((message, common.keep_personal(job, frame, last)))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from modicum.core.door import Ask, release_together
 from modicum.core.messages import (
     Broadcast,
     Decision,
@@ -137,23 +138,35 @@ class ClientLevel:
     def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
         first = torch.stack([common.start(job, frame) for job in jobs])
         trained = train_locally(jobs, first, frame, self.local)
-        return [
-            (self._message(job, frame, (last - initial)[frame.shared]), common.keep_personal(job, frame, last))
+        private = [
+            self._private(job, frame, common.shared_part(last - initial, job, frame))
             for job, initial, last in zip(jobs, first, trained, strict=True)
         ]
+        states = [common.keep_personal(job, frame, last) for job, last in zip(jobs, trained, strict=True)]
+        if isinstance(self.view, TrustedServer):
+            return [(_sealed(job, parts), state) for job, parts, state in zip(jobs, private, states, strict=True)]
+        asks = [
+            Ask(job.door, release, 0, part)
+            for job, parts in zip(jobs, private, strict=True)
+            for release, part in parts.items()
+        ]
+        answers = iter(release_together(asks))
+        noised = [{name: v for _ in parts for name, v in next(answers).items()} for parts in private]
+        return [
+            (self._message(job, next(iter(parts)), values), state)
+            for job, parts, values, state in zip(jobs, private, noised, states, strict=True)
+        ]
 
-    def _message(self, job: Job, frame: Frame, update: Tensor) -> Message:
+    def _private(self, job: Job, frame: Frame, update: Tensor) -> dict[Release, dict[str, Tensor]]:
+        """What the client would release, the update first; not to be seen before it has passed the door."""
         event = self._event(job.plan, frame, job.broadcast)
         private = {event: _clipped(update, job.broadcast.decision.bound, frame)}
         for metric in common.metric_events(self.spec, job.broadcast, frame.metrics):
             private[metric] = {metric.blocks[0].name: common.metric_value(job, frame, Unit.CLIENT)}
+        return private
+
+    def _message(self, job: Job, event: Release, noised: Mapping[str, Tensor]) -> Message:
         name, round = job.facts.name, job.broadcast.round
-        if isinstance(self.view, TrustedServer):
-            sums = {block: value for part in private.values() for block, value in part.items()}
-            return Sealed(name, round, sums[UPDATE], _scalars(sums))
-        noised: dict[str, Tensor] = {}
-        for release, part in private.items():
-            noised.update(job.door.release(release, 0, part))
         if isinstance(self.view, SecureAggregation):
             return Share(name, round, noised[UPDATE], _scalars(noised))
         signals, metrics = _tell_apart(_scalars(noised))
@@ -190,11 +203,18 @@ class ClientLevel:
 
 def _clipped(update: Tensor, bound: float, frame: Frame) -> dict[str, Tensor]:
     """The client's bounded contribution to each block. A model that diverged contributes zero."""
-    norm = update.double().norm()
+    norm = torch.linalg.vector_norm(update, dtype=torch.float64)
     if not torch.isfinite(norm):
         update, norm = torch.zeros_like(update), norm.new_zeros(())
     scale = min(1.0, bound / max(norm.item(), 1e-300) * (1 - 1e-6))  # rounding must not exceed the bound
-    return {UPDATE: update * scale, **common.contributions(norm.reshape(1), bound, frame.policy.signals)}
+    # A factor below single precision's normal range would itself be rounded too coarsely.
+    clipped = update * scale if scale > 1e-30 else (update.double() * scale).to(update.dtype)
+    return {UPDATE: clipped, **common.contributions(norm.reshape(1), bound, frame.policy.signals)}
+
+
+def _sealed(job: Job, private: Mapping[Release, Mapping[str, Tensor]]) -> Sealed:
+    sums = {block: value for part in private.values() for block, value in part.items()}
+    return Sealed(job.facts.name, job.broadcast.round, sums[UPDATE], _scalars(sums))
 
 
 def _scalars(values: Mapping[str, Tensor]) -> dict[str, float]:

@@ -50,11 +50,22 @@ def training_multiplier(plan: PrivacyPlan, purpose: str) -> float:
 def start(job: Job, frame: Frame) -> Tensor:
     """The client's local model before training: shared parameters from the server, personal ones of its own."""
     model = job.broadcast.model
+    if _all_shared(job, frame):
+        return model
     theta = model.new_empty(len(frame.shared))
     theta[frame.shared] = model
-    if not frame.shared.all():
-        theta[~frame.shared] = job.state["personal"].to(model)
+    theta[~frame.shared] = job.state["personal"].to(model)
     return theta
+
+
+def shared_part(values: Tensor, job: Job, frame: Frame) -> Tensor:
+    """What a message carries of a parameter vector."""
+    return values if _all_shared(job, frame) else values[frame.shared]
+
+
+def _all_shared(job: Job, frame: Frame) -> bool:
+    """Told from the length of the server's model: looking at the mask itself would cost more than a step."""
+    return len(job.broadcast.model) == len(frame.shared)
 
 
 def keep_personal(job: Job, frame: Frame, trained: Tensor) -> dict[str, object]:
@@ -63,7 +74,7 @@ def keep_personal(job: Job, frame: Frame, trained: Tensor) -> dict[str, object]:
     own = {key: value for key, value in job.state.items() if key != "policy"}
     state = frame.training.finish(own, trained.clone())
     state.pop("policy", None)
-    if not frame.shared.all():
+    if not _all_shared(job, frame):
         state["personal"] = trained[~frame.shared].clone()
     return state
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from modicum.core.messages import Broadcast, Decision, Message, NoiseFacts, Opened, Released
 from modicum.core.parts import Batch, ClientFacts, ClipRule, Frame, Job, Opening, Place, Scope, State, View
+from modicum.core.stack import Pool
 from modicum.errors import UserError
 from modicum.mechanisms import common
 from modicum.privacy.accounting.rdp import best_order
@@ -160,6 +161,7 @@ class RecordLocal:
     def _run_sorted(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
         first = torch.stack([common.start(job, frame) for job in jobs])
         walks = [_Walk(self, job, frame) for job in jobs]
+        pool = Pool([walk.records for walk in walks])
         theta, optimiser = first.clone(), frame.training.optimiser
         buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
         for step in range(self._steps(jobs[0])):
@@ -167,14 +169,16 @@ class RecordLocal:
             rows = slice(0, len(active))
             for walk, row in zip(active, theta, strict=False):
                 walk.decide(step, row)
-            gradient = self._noised_gradients(active, theta[rows], frame, step)
+            gradient = self._noised_gradients(active, pool, theta[rows], frame, step)
             optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
         return [walk.result(initial, last) for walk, initial, last in zip(walks, first, theta, strict=True)]
 
-    def _noised_gradients(self, walks: Sequence[_Walk], theta: Tensor, frame: Frame, step: int) -> Tensor:
+    def _noised_gradients(
+        self, walks: Sequence[_Walk], pool: Pool, theta: Tensor, frame: Frame, step: int
+    ) -> Tensor:
         sums, norms = frame.backend.clipped_sums(
             theta,
-            [walk.batch(step) for walk in walks],
+            pool.batches([walk.chosen(step) for walk in walks]),
             frame.training.losses,
             [walk.decision.bound for walk in walks],
             self.rule,
@@ -228,10 +232,11 @@ class _Walk:
         if not self.job.door.reserve(self.event):
             self.stopped = model.clone()
 
-    def batch(self, step: int) -> Batch:
+    def chosen(self, step: int) -> Tensor:
+        """Which records enter this step."""
         if self.stopped is not None:
-            return self.records.take(torch.arange(0))
-        return self.records.take(self.job.door.sample(self.event, step, len(self.records)))
+            return torch.arange(0)
+        return self.job.door.sample(self.event, step, len(self.records))
 
     def release(self, step: int, total: Tensor, norms: Tensor) -> Tensor:
         """The noised mean gradient over the *expected* batch size (R4)."""
@@ -270,7 +275,8 @@ class _Walk:
         gain, spread = self.frame.training.optimiser.gains(self.released)
         facts = NoiseFacts(self.variance / steps * spread, gain, self._signal_variance(steps))
         metrics = common.released_metrics(self.job, self.frame, self.mechanism.spec)
-        job, update = self.job, (trained - first)[self.frame.shared]
+        job = self.job
+        update = common.shared_part(trained - first, job, self.frame)
         signals = {name: total / steps for name, total in self.signals.items()}
         message = Released(job.facts.name, job.broadcast.round, update, signals, facts, metrics)
         state = common.keep_personal(job, self.frame, trained)

@@ -10,12 +10,15 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from modicum.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 FloatArray = NDArray[np.floating[Any]]
 BoolArray = NDArray[np.bool_]
@@ -101,6 +104,20 @@ class SimulatedNoise:
         out *= std
         return out
 
+    def normal_on(self, device: torch.device, key: NoiseKey, size: int, std: float, dtype: DType) -> torch.Tensor:
+        """The same distribution, made on another device by torch's generator there.
+
+        The stream is a function of the same key, yet another one than `normal`'s: a run on a GPU is repeated by a
+        run on a GPU. The seed is a digest of its own, so that no number depends on the CPU's stream.
+        """
+        import torch
+
+        _check(size, std)
+        seed = int.from_bytes(self._digest(key, f"normal on {device.type}")[:8], "little", signed=True)
+        generator = torch.Generator(device).manual_seed(seed)
+        out = torch.empty(size, device=device, dtype=getattr(torch, dtype))
+        return out.normal_(0.0, 1.0, generator=generator).mul_(std)
+
     def uniform(self, key: NoiseKey, size: int) -> NDArray[np.float64]:
         _check(size)
         return self._generator(key, "uniform").random(size)
@@ -123,9 +140,11 @@ class SimulatedNoise:
         }
 
     def _generator(self, key: NoiseKey, kind: str) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=int.from_bytes(self._digest(key, kind), "little")))
+
+    def _digest(self, key: NoiseKey, kind: str) -> bytes:
         text = json.dumps([self.seed, key.client, key.round, key.step, key.purpose, kind])
-        digest = hashlib.blake2b(text.encode(), digest_size=16, person=b"modicum.noise").digest()
-        return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+        return hashlib.blake2b(text.encode(), digest_size=16, person=b"modicum.noise").digest()
 
 
 def _bits53(size: int) -> NDArray[np.uint64]:
