@@ -162,14 +162,14 @@ def random_case(generator):
 
 
 def check_wide_range(seed, cases):
-    """No failure and no loss of accuracy anywhere: a grid thirty times coarser moves ε by little."""
+    """No failure and no loss of accuracy anywhere: a grid three times finer moves ε by little, and downwards."""
     generator = np.random.default_rng(seed)
     for _ in range(cases):
         q, z, count, delta, adjacency = case = random_case(generator)
-        fine = pld.epsilon([Gaussians(z, q, count)], delta, adjacency)
-        coarse = pld.epsilon([Gaussians(z, q, count)], delta, adjacency, accuracy=3e-3)
-        assert fine <= coarse * (1 + 3e-4) + 1e-9, case
-        assert coarse <= fine * 1.01 + 1e-5, case
+        used = pld.epsilon([Gaussians(z, q, count)], delta, adjacency)
+        finer = pld.epsilon([Gaussians(z, q, count)], delta, adjacency, accuracy=1e-5)
+        assert finer <= used * (1 + 1e-4) + 1e-9, case
+        assert used <= finer * 1.002 + 1e-6, case
 
 
 def test_wide_range():
@@ -178,7 +178,7 @@ def test_wide_range():
 
 @pytest.mark.soak
 def test_wide_range_in_full():
-    check_wide_range(seed=12, cases=3000)
+    check_wide_range(seed=12, cases=2000)
 
 
 def test_nothing_seen_costs_nothing():

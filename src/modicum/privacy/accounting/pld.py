@@ -52,6 +52,7 @@ _SHIFT = 1e-13  # rounding of the normal tails, as a loss per step
 _DELTA_ROOM = 1e-6
 _MAX_FLOOR = 1e-3  # a larger share of wrapped mass asks for a wider window
 _LARGEST_LOG_TILT = 20.0
+_FLAT = 1e-5  # a bounded loss has no best tilt: stop where more of it changes nothing
 _SMALL_EPSILON = 1e-3  # below this the grid aims at an absolute accuracy
 _LARGEST_PLAIN_MU = 5.0  # a plain Gaussian above this is split into equal ones, to stay in floating-point range
 
@@ -156,7 +157,7 @@ def _renyi_tilt(pairs: Sequence[Pair], counts: Sequence[int], delta: float) -> t
 def _lowest(f: Callable[[float], float], start: float) -> tuple[float, float]:
     """e^t and f(t) at the bottom of a single valley, to within a few percent of e^t."""
     low, high, at = start - 1, start + 1, f(start)
-    while high < _LARGEST_LOG_TILT and (further := f(high)) < at:
+    while high < _LARGEST_LOG_TILT and (further := f(high)) < at - _FLAT * abs(at):
         low, high, at = high - 1, high + 1, further
     if high == start + 1:
         while low > -_LARGEST_LOG_TILT and (further := f(low)) < at:
@@ -283,7 +284,6 @@ def _solve(density: FloatArray, low: int, h: float, moment: float, lam: float, d
     decay = float((above[k] - at_points[k]) / at_points[k]) if at_points[k] > 0 else 0.0
     back = math.log1p((delta - at_points[k]) / (above[k] - delta)) if above[k] > delta else h
     epsilon = float(losses[k] - min(back, h))
-    weight = math.exp(min(moment - lam * epsilon, 700.0)) * (
-        1 / math.expm1(lam * h) - 1 / math.expm1((lam + 1) * h)
-    )
+    fade, faster = math.exp(-lam * h), math.exp(-(lam + 1) * h)
+    weight = math.exp(min(moment - lam * epsilon, 700.0)) * (fade / (1 - fade) - faster / (1 - faster))
     return _Composed(max(0.0, epsilon), decay, float(density.min()) * weight / delta)
