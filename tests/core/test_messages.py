@@ -1,0 +1,122 @@
+"""The wire: bit for bit there and back, and nothing hostile gets through."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from modicum.core.messages import (
+    Broadcast,
+    Decision,
+    Message,
+    NoiseFacts,
+    Released,
+    ReleasedSum,
+    Sealed,
+    Share,
+    decode,
+    encode,
+)
+from modicum.errors import UserError
+
+VALUES = torch.tensor([1.5, -0.0, 3e-39, 7e37], dtype=torch.float32)
+FACTS = NoiseFacts(0.5, 2.0, {"clip-bit": 0.1})
+MESSAGES: list[Message | Broadcast | ReleasedSum] = [
+    Broadcast("run", 3, "c", Decision(0.1, 2.0), VALUES, ("accuracy",)),
+    Broadcast("run", 3, "c", Decision(0.1), VALUES),
+    Released("c", 3, VALUES, {"clip-bit": 0.3}, FACTS, {"accuracy": -0.2}),
+    Sealed("c", 3, VALUES.double(), {"clip-bit": 0.5}),
+    Share("c", 3, VALUES, {}),
+    ReleasedSum(3, VALUES, {"clip-bit": 0.3}, FACTS, 4.0, {}),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_there_and_back(message: Message | Broadcast | ReleasedSum) -> None:
+    blob = encode(message)
+    back = decode(blob)
+    assert type(back) is type(message)
+    assert encode(back) == blob
+
+
+def _with(meta: dict[str, object], tensor: torch.Tensor = VALUES) -> bytes:
+    return bytes(save({"values": tensor}, metadata={"modicum": json.dumps(meta)}))
+
+
+GOOD = {
+    "kind": "released",
+    "client": "c",
+    "round": 0,
+    "signals": {},
+    "facts": {"variance": 1.0, "gain": 1.0, "signal_variance": {}},
+    "metrics": {},
+}
+HOSTILE = {
+    "no kind": {k: v for k, v in GOOD.items() if k != "kind"},
+    "another kind": {**GOOD, "kind": "password"},
+    "a round that is text": {**GOOD, "round": "0"},
+    "a round before the first": {**GOOD, "round": -1},
+    "a round that is true": {**GOOD, "round": True},
+    "a client that is a list": {**GOOD, "client": ["c"]},
+    "a signal that is not a number": {**GOOD, "signals": {"clip-bit": math.nan}},
+    "an endless signal": {**GOOD, "signals": {"clip-bit": math.inf}},
+    "a signal that is text": {**GOOD, "signals": {"clip-bit": "1"}},
+    "signals that are a list": {**GOOD, "signals": [1.0]},
+    "facts without end": {**GOOD, "facts": {"variance": math.inf, "gain": 1.0, "signal_variance": {}}},
+    "no facts": {**GOOD, "facts": None},
+    "a metric that is an object": {**GOOD, "metrics": {"accuracy": {}}},
+}
+
+
+def test_the_plain_message_behind_the_hostile_ones_is_fine() -> None:
+    assert isinstance(decode(_with(GOOD)), Released)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_fields_are_refused_in_one_line(name: str) -> None:
+    with pytest.raises(UserError, match="not a message") as refused:
+        decode(_with(HOSTILE[name]))
+    assert refused.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.zeros(2, 2), torch.zeros(3, dtype=torch.long), torch.zeros(())],
+    ids=["matrix", "whole", "scalar"],
+)
+def test_tensors_of_another_kind_are_refused(tensor: torch.Tensor) -> None:
+    with pytest.raises(UserError, match="not a message"):
+        decode(_with(GOOD, tensor))
+
+
+def test_more_tensors_than_one_are_refused() -> None:
+    blob = save({"values": VALUES, "more": VALUES.clone()}, metadata={"modicum": json.dumps(GOOD)})
+    with pytest.raises(UserError, match="not a message"):
+        decode(bytes(blob))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(data=st.data(), which=st.integers(0, len(MESSAGES) - 1))
+def test_damaged_bytes_are_refused_or_read_as_a_message(data: st.DataObject, which: int) -> None:
+    """Any change of bytes: one clear error, or a message of the right types; never another exception."""
+    blob = bytearray(encode(MESSAGES[which]))
+    for _ in range(data.draw(st.integers(1, 4))):
+        blob[data.draw(st.integers(0, len(blob) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(blob)))
+    for hostile in (bytes(blob), bytes(blob[:cut])):
+        try:
+            back = decode(hostile)
+        except UserError:
+            continue
+        assert isinstance(back, Broadcast | Released | Sealed | Share | ReleasedSum)
+
+
+def test_a_claim_of_many_gigabytes_costs_nothing() -> None:
+    with pytest.raises(UserError, match="not a message"):
+        decode((10 << 30).to_bytes(8, "little") + b"{}")
