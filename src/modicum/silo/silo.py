@@ -241,6 +241,8 @@ class _TakingPart:
         if isinstance(answer, Refusal):
             LOG.warning("the ledger refuses round %d: %s", b.round, answer.detail or answer.reason)
             raise Refuse(FROM_LEDGER.get(answer.reason, Code.NOT_PLANNED))
+        # The server proposes a round only after it has stored all earlier ones.
+        self.clients.acknowledge(b.round)
         return answer
 
     def _ask(self, b: Broadcast, frame: Frame) -> bytes | Refusal:
@@ -268,8 +270,6 @@ class _TakingPart:
         z = b.decision.noise_multiplier
         if z is not None and not self.grant.smallest_noise <= z < math.inf:
             raise Refuse(Code.NOISE_TOO_SMALL)
-        # The server proposes a round only after it has stored all earlier ones.
-        self.clients.acknowledge(b.round)
 
 
 class Zero:
