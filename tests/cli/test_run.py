@@ -1,0 +1,370 @@
+"""`modicum run`, `demo` and `methods` as their users meet them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from html import escape
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from modicum.cli import run as command_line
+from modicum.cli.app import app
+from modicum.config import read, to_toml
+from modicum.federation.records import read_records
+from modicum.methods import METHODS
+from modicum.privacy.verify import verify
+
+SMALL = """\
+[data]
+name = "digits"
+clients = 4
+test = 0.2
+
+[privacy]
+budgets = [2.0, 8.0]
+
+[method]
+name = "aqc"
+
+[run]
+rounds = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = command_line(app, [str(a) for a in arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def small(text: str = SMALL, name: str = "small.toml") -> Path:
+    Path(name).write_text(text)
+    return Path(name)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_run_leaves_everything_in_its_folder(call: Call) -> None:
+    code, out, err = call("run", small(), "--out", "r")
+    assert (code, err) == (0, "")
+    folder = Path("r")
+    kept = ["certificate.json", "config.toml", "ledger.sqlite", "metrics.jsonl", "model.safetensors"]
+    kept += ["report.html", "report.png", "summary.json"]
+    assert set(kept) <= {path.name for path in folder.iterdir()}
+    assert [record.round for record in read_records(folder / "metrics.jsonl")] == [0, 1, 2]
+    lines = [
+        dict(pair.split("=") for pair in line.split()) for line in out.splitlines() if line.startswith("run=")
+    ]
+    assert [(line["round"], line["rounds"]) for line in lines] == [("1", "3"), ("2", "3"), ("3", "3")]
+    assert lines[-1]["reserved"] == "1.0000"
+    assert "simulated_test_accuracy" in lines[0]
+    assert "ε certified" in out
+    assert read("r/config.toml") == read("small.toml")
+    assert verify(folder).matches
+    assert call("verify", "r")[0] == 0
+
+
+def test_the_report_stands_alone_and_says_what_is_simulated(call: Call) -> None:
+    call("run", small(), "--out", "r", "--json")
+    page = Path("r/report.html").read_text()
+    certificate = json.loads(Path("r/certificate.json").read_text())
+    assert "Simulated ground truth" in page
+    assert "data:image/png;base64," in page
+    assert 'src="http' not in page
+    assert "href=" not in page
+    assert escape(certificate["clients"]["client-00"]["meaning"]) in page
+    assert "this run protects nobody" in page
+    assert "What was paid" in page
+
+
+def test_json_is_all_that_is_printed(call: Call) -> None:
+    code, out, err = call("run", small(), "--out", "r", "--json", "--seed", "5", "--set", "run.rounds=2")
+    facts = json.loads(out)
+    assert (code, err) == (0, "")
+    assert (facts["seed"], facts["rounds"], facts["folder"]) == (5, 2, "r")
+    assert [group["budget"] for group in facts["groups"]] == [2.0, 8.0]
+    assert all(group["epsilon"]["max"] <= group["budget"] for group in facts["groups"])
+    assert facts == {"folder": "r", **json.loads(Path("r/summary.json").read_text())}
+
+
+def test_no_privacy_is_written_as_null(call: Call) -> None:
+    _, out, _ = call("run", small(), "--set", "method.name=fedavg", "--out", "r", "--json")
+    groups = json.loads(out)["groups"]
+    assert [group["epsilon"]["min"] for group in groups] == [None, None]
+    assert [group["bound"] for group in groups] == [None, None]
+
+
+def test_without_out_a_folder_under_runs(call: Call) -> None:
+    _, out, _ = call("run", small(), "--set", "run.rounds=1", "--json")
+    folder = Path(json.loads(out)["folder"])
+    assert folder.parent == Path("runs")
+    assert (folder / "report.html").exists()
+
+
+def test_print_config_runs_nothing(call: Call) -> None:
+    code, out, _ = call("run", small(), "--print-config", "--seed", "3")
+    assert code == 0
+    assert out == to_toml(read("small.toml", seed=3))
+    assert not Path("runs").exists()
+    assert call("run", small(out, "again.toml"), "--print-config")[1] == out
+
+
+def test_resuming_a_finished_run_changes_nothing(call: Call) -> None:
+    call("run", small(), "--out", "r", "--json")
+    before = contents(Path("r"))
+    code, out, _ = call("run", "--resume", "r", "--json")
+    assert code == 0
+    assert json.loads(out)["rounds"] == 3
+    assert contents(Path("r")) == before
+    assert call("run", "small.toml", "--resume", "r", "--json")[0] == 0
+
+
+def test_cryptographic_noise_is_no_simulation(call: Call) -> None:
+    one = call("run", small(), "--set", "run.simulation=false", "--out", "one", "--json")[1]
+    call("run", small(), "--set", "run.simulation=false", "--out", "two", "--json")
+    assert not json.loads(one)["simulation"]
+    assert Path("one/model.safetensors").read_bytes() != Path("two/model.safetensors").read_bytes()
+    assert verify("one").matches
+    assert "this run protects nobody" not in Path("one/report.html").read_text()
+
+
+def test_a_run_ends_when_every_budget_is_used(call: Call) -> None:
+    options = ("--set", "method.noise_multiplier=3.0", "--set", "privacy.budgets=2.0")
+    code, out, _ = call("run", small(), "--set", "run.rounds=12", *options, "--out", "r")
+    assert code == 0
+    assert "every client has used its budget" in out
+    assert verify("r").matches
+
+
+def own(x: object, y: object, name: str = "a") -> None:
+    Path("own").mkdir(exist_ok=True)
+    np.savez(f"own/{name}.npz", x=np.asarray(x, dtype=float), y=np.asarray(y))
+
+
+def own_config(**data: object) -> Path:
+    rows = "".join(f"{key} = {value}\n" for key, value in data.items())
+    return small(SMALL.replace('name = "digits"\nclients = 4\ntest = 0.2', 'npz = "own"\n' + rows.rstrip()))
+
+
+def good(name: str = "b") -> None:
+    own(np.linspace(-1, 1, 24).reshape(12, 2), [0, 1] * 6, name)
+
+
+def nan_in_data() -> tuple[Path, tuple[str, ...], str]:
+    good()
+    own([[0.1, np.nan], [0.2, 0.3]], [0, 1])
+    return own_config(), (), "NaN or Inf in record 0"
+
+
+def infinity_in_data() -> tuple[Path, tuple[str, ...], str]:
+    good()
+    own([[0.1, 1.0], [np.inf, 0.3]], [0, 1])
+    return own_config(), (), "NaN or Inf in record 1"
+
+
+def no_data() -> tuple[Path, tuple[str, ...], str]:
+    good()
+    own(np.zeros((0, 2)), np.zeros(0, int))
+    return own_config(), (), "client 'a' has no records"
+
+
+def one_class() -> tuple[Path, tuple[str, ...], str]:
+    own(np.ones((5, 2)), [1] * 5, "a")
+    own(np.ones((5, 2)), [1] * 5, "b")
+    return own_config(), (), "same label"
+
+
+def label_too_large() -> tuple[Path, tuple[str, ...], str]:
+    good()
+    own(np.ones((3, 2)), [0, 1, 2])
+    return own_config(classes=2), (), "label 2, outside 0–1"
+
+
+def label_negative() -> tuple[Path, tuple[str, ...], str]:
+    good()
+    own(np.ones((3, 2)), [0, 1, -1])
+    return own_config(), (), "label -1, outside"
+
+
+def small_client() -> tuple[Path, tuple[str, ...], str]:
+    return small(), ("--set", "method.batch=4000"), "fewer than the batch of 4000"
+
+
+def zero_budget() -> tuple[Path, tuple[str, ...], str]:
+    return small(SMALL.replace("[2.0, 8.0]", "[2.0, 0.0]")), (), "small.toml, line 7: a budget ε must be"
+
+
+def negative_budget() -> tuple[Path, tuple[str, ...], str]:
+    return small(SMALL.replace("[2.0, 8.0]", "-1.0")), (), "small.toml, line 7: a budget ε must be"
+
+
+def many_clients() -> tuple[Path, tuple[str, ...], str]:
+    return small(), ("--set", "data.clients=5000"), "more clients than records"
+
+
+def model_does_not_fit() -> tuple[Path, tuple[str, ...], str]:
+    return small(), ("--set", "data.name=breast-cancer", "--set", "model.name=cnn-small"), "model"
+
+
+def unknown_key() -> tuple[Path, tuple[str, ...], str]:
+    return small(SMALL + "epochs = 3\n"), (), "small.toml, line 14: unknown key 'run.epochs'"
+
+
+def no_file() -> tuple[Path, tuple[str, ...], str]:
+    return Path("nothing.toml"), (), "cannot read nothing.toml"
+
+
+def metric_without_records() -> tuple[Path, tuple[str, ...], str]:
+    return small(SMALL + "metrics = [{ every = 1 }]\n"), (), "no validation records"
+
+
+BAD = [
+    *(nan_in_data, infinity_in_data, no_data, one_class, label_too_large, label_negative, small_client),
+    *(zero_budget, negative_budget, many_clients, model_does_not_fit, unknown_key, no_file),
+    metric_without_records,
+]
+
+
+@pytest.mark.parametrize("case", BAD, ids=lambda case: case.__name__)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    call: Call, case: Callable[[], tuple[Path, tuple[str, ...], str]]
+) -> None:
+    file, options, said = case()
+    code, out, err = call("run", file, *options, "--out", "r")
+    assert (code, out) == (2, "")
+    assert err.startswith("modicum: ")
+    assert err.count("\n") == 1
+    assert said in err
+    assert not Path("r").exists()
+
+
+def test_a_folder_that_cannot_be_written_to(call: Call) -> None:
+    Path("file").write_text("mine")
+    for out in ("file", "file/below"):
+        code, _, err = call("run", small(), "--out", out)
+        assert code == 2
+        assert err.count("\n") == 1
+    assert "cannot write to file/below" in err
+    assert Path("file").read_text() == "mine"
+
+
+def test_a_folder_with_something_in_it_is_left_alone(call: Call) -> None:
+    Path("r").mkdir()
+    Path("r/mine.txt").write_text("mine")
+    code, _, err = call("run", small(), "--out", "r")
+    assert (code, err) == (2, "modicum: r is not empty: continue it with --resume, or choose another folder\n")
+    assert contents(Path("r")) == {"mine.txt": b"mine"}
+
+
+def test_resuming_another_experiment(call: Call) -> None:
+    call("run", small(), "--out", "r", "--json")
+    before = contents(Path("r"))
+    for option, said in (
+        ("run.rounds=9", "run.rounds is 3 there and 9 in small.toml"),
+        ("method.clip=2.0", "method.clip is 1.0 there and 2.0"),
+        ("method.name=dp-sgd", 'method.name is "aqc" there'),
+    ):
+        code, out, err = call("run", "small.toml", "--set", option, "--resume", "r")
+        assert (code, out) == (2, "")
+        assert err.count("\n") == 1
+        assert said in err
+    assert contents(Path("r")) == before
+
+
+def test_resuming_with_other_records(call: Call) -> None:
+    good("a")
+    good("b")
+    file = own_config()
+    assert call("run", file, "--out", "r", "--json")[0] == 0
+    before = contents(Path("r"))
+    own(np.linspace(-1, 2, 24).reshape(12, 2), [0, 1] * 6, "b")
+    code, _, err = call("run", file, "--resume", "r")
+    assert code == 2
+    assert "other settings or data" in err
+    assert contents(Path("r")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run",), "give an experiment file"),
+        (("run", "--resume", "nowhere"), "there is no run in nowhere"),
+        (("run", "small.toml", "--resume", "nowhere"), "there is no run folder nowhere"),
+        (("run", "small.toml", "--resume", "a", "--out", "b"), "give only one of them"),
+        (("run", "small.toml", "--sed", "1"), "No such option"),
+        (("methods", "nothing"), "unknown method 'nothing'"),
+        (("demo", "--rounds", "0"), "at least 1 round"),
+    ],
+)
+def test_bad_arguments_are_one_line(call: Call, arguments: tuple[str, ...], said: str) -> None:
+    small()
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_two_processes_do_not_share_a_folder(call: Call) -> None:
+    from modicum.federation.run_folder import RunFolder
+
+    call("run", small(), "--out", "r", "--json")
+    with RunFolder(Path("r")).alone():
+        code, _, err = call("run", "--resume", "r")
+    assert code == 2
+    assert "another process is running in r" in err
+
+
+def test_methods_are_listed_with_their_settings(call: Call) -> None:
+    _, out, _ = call("methods")
+    assert [line.split()[0] for line in out.splitlines()[: len(METHODS)]] == list(METHODS)
+    listed = json.loads(call("methods", "--json")[1])
+    assert [entry["name"] for entry in listed] == list(METHODS)
+    for name in METHODS:
+        facts = json.loads(call("methods", name, "--json")[1])
+        text = call("methods", name)[1]
+        assert all(setting["help"] for setting in facts["settings"])
+        assert all(setting["name"] in text for setting in facts["settings"])
+
+
+def test_the_demo_ends_in_a_table_a_picture_and_verified_certificates(call: Call) -> None:
+    code, out, _ = call("demo", "--rounds", "1", "--out", "d")
+    assert code == 0
+    assert "Verified: all 5 certificates" in out
+    assert Path("d/report.png").read_bytes().startswith(b"\x89PNG")
+    assert "Simulated ground truth" in Path("d/report.html").read_text()
+    shown = {"fedavg", "dp-sgd", "aqc", "cgm-median", "dp-fedavg"}
+    assert {p.name for p in Path("d").iterdir() if p.is_dir()} == shown
+
+
+def test_importing_and_help_are_quick_and_without_torch() -> None:
+    code = (
+        "import modicum, modicum.cli.app, sys; assert not {'torch', 'pydantic', 'matplotlib'} & set(sys.modules)"
+    )
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert time.monotonic() - start < 5  # under one second on an idle machine; this one may be busy
