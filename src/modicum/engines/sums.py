@@ -15,7 +15,7 @@ class SumsByClient(Protocol):
     def client_sums(self, weights: Tensor | None, clients: int) -> Tensor: ...
 
 
-def client_sums(kept: Kept, weights: Tensor | None, clients: int) -> Tensor:
+def client_sums(kept: Kept, weights: Tensor | None, clients: int, size: int) -> Tensor:
     """(clients, *shape): Σ_b weights[i, b] · gradient[i, b]; weights (clients, size), None for ones."""
     if isinstance(kept, SumsByClient):
         return kept.client_sums(weights, clients)
@@ -23,7 +23,7 @@ def client_sums(kept: Kept, weights: Tensor | None, clients: int) -> Tensor:
         return _linear(kept, weights, clients)
     if isinstance(kept, Dense):
         return _dense(kept.gradients, weights, clients)
-    return _one_by_one(kept, weights, clients)
+    return _one_by_one(kept, weights, clients, size)
 
 
 def _linear(kept: LinearWeight, weights: Tensor | None, clients: int) -> Tensor:
@@ -38,18 +38,16 @@ def _dense(gradients: Tensor, weights: Tensor | None, clients: int) -> Tensor:
     return total.view(clients, *gradients.shape[1:])
 
 
-def _one_by_one(kept: Kept, weights: Tensor | None, clients: int) -> Tensor:
+def _one_by_one(kept: Kept, weights: Tensor | None, clients: int, size: int) -> Tensor:
     """For pieces that know only how to sum everything, such as convolutions on a CPU."""
-    rows = _rows(kept)
-    if weights is None:
-        weights = rows.new_ones(clients, len(rows) // clients)
-    size = weights.shape[1]
     parts = [kept.rows(slice(i * size, (i + 1) * size)) for i in range(clients)]  # type: ignore[arg-type]
+    if weights is None:
+        weights = _example_of(kept).new_ones(1, size).expand(clients, size)
     return torch.stack([part.weighted_sum(w) for part, w in zip(parts, weights, strict=True)])
 
 
-def _rows(kept: Kept) -> Tensor:
-    """A tensor of the piece that has a row for each example."""
+def _example_of(kept: Kept) -> Tensor:
+    """A tensor of the piece's own precision and place."""
     inner: object = getattr(kept, "kept", kept)
     found = getattr(inner, "g", getattr(inner, "gradients", None))
     assert isinstance(found, Tensor)

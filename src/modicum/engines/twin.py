@@ -55,7 +55,7 @@ class Run:
             if self.measure:
                 self.squares[name], self.kept[name] = piece.measure()
             else:
-                self.kept[name] = piece
+                self.kept[name] = piece if hasattr(piece, "weighted_sum") else piece.measure()[1]
 
 
 class _Layer(torch.autograd.Function):
@@ -66,7 +66,7 @@ class _Layer(torch.autograd.Function):
         ctx.layer, ctx.run, ctx.version = layer, run, x._version
         ctx.save_for_backward(x)
         output, ctx.extra = layer.compute(x, run)
-        return output
+        return _no_view(output)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
@@ -76,6 +76,14 @@ class _Layer(torch.autograd.Function):
             run.receive(layer.names, layer.pieces(x, gradient, ctx.extra))
         back = layer.back(x, gradient, run, ctx.extra) if ctx.needs_input_grad[0] else None
         return back, None, None, None
+
+
+def _no_view(output: Tensor) -> Tensor:
+    """The same numbers; autograd would not let the layer's users work in place on a view."""
+    if not output._is_view():
+        return output
+    fresh = output.new_empty(0)
+    return fresh.set_(output.untyped_storage(), output.storage_offset(), output.size(), output.stride())
 
 
 class StackedLayer(nn.Module):
@@ -91,7 +99,7 @@ class StackedLayer(nn.Module):
     def layer(self) -> Any:
         return self.original[0]
 
-    def weight(self, local: str, run: Run) -> Tensor | None:
+    def own(self, local: str, run: Run) -> Tensor | None:
         """The (clients, *shape) values of a parameter; one that is frozen is the same for everyone."""
         if local in self.names:
             return run.weights[self.names[local]]
@@ -122,7 +130,7 @@ class StackedLayer(nn.Module):
 
 class StackedLinear(StackedLayer):
     def compute(self, x: Tensor, run: Run) -> tuple[Tensor, Any]:
-        weight, bias = self.weight("weight", run), self.weight("bias", run)
+        weight, bias = self.own("weight", run), self.own("bias", run)
         assert weight is not None
         flat = x.reshape(run.clients, -1, x.shape[-1])
         weight = weight.transpose(1, 2)
@@ -130,7 +138,7 @@ class StackedLinear(StackedLayer):
         return output.view(*x.shape[:-1], output.shape[-1]), None
 
     def back(self, x: Tensor, gradient: Tensor, run: Run, extra: Any) -> Tensor:  # noqa: ARG002
-        weight = self.weight("weight", run)
+        weight = self.own("weight", run)
         assert weight is not None
         return torch.bmm(gradient.reshape(run.clients, -1, gradient.shape[-1]), weight).view(x.shape)
 
@@ -143,7 +151,7 @@ class StackedConv(StackedLayer):
     """Client after client on a CPU, where each convolution is worth a call; as products of patches on a GPU."""
 
     def compute(self, x: Tensor, run: Run) -> tuple[Tensor, Any]:
-        weight, bias = self.weight("weight", run), self.weight("bias", run)
+        weight, bias = self.own("weight", run), self.own("bias", run)
         assert weight is not None
         if use_patches(x) and PatchConvolution.fits(self.layer):
             convolution = PatchConvolution(self.layer, x, run.clients)
@@ -156,7 +164,7 @@ class StackedConv(StackedLayer):
         return torch.cat(outputs), None
 
     def back(self, x: Tensor, gradient: Tensor, run: Run, extra: Any) -> Tensor:
-        weight = self.weight("weight", run)
+        weight = self.own("weight", run)
         assert weight is not None
         if isinstance(extra, PatchConvolution):
             return extra.back(weight, gradient)
@@ -174,7 +182,7 @@ class StackedNorm(StackedLayer):
     """GroupNorm and LayerNorm: normalise each row alone, then scale with the client's own numbers."""
 
     def compute(self, x: Tensor, run: Run) -> tuple[Tensor, Any]:
-        weight, bias = self.weight("weight", run), self.weight("bias", run)
+        weight, bias = self.own("weight", run), self.own("bias", run)
         with torch.enable_grad():  # the normalisation's own backward pass is torch's
             leaf = x.detach().requires_grad_(x.requires_grad)
             standard = self._standard(leaf)
@@ -185,7 +193,7 @@ class StackedNorm(StackedLayer):
 
     def back(self, x: Tensor, gradient: Tensor, run: Run, extra: Any) -> Tensor:  # noqa: ARG002
         leaf, standard = extra
-        scaled = self._scaled(gradient, self.weight("weight", run), run)
+        scaled = self._scaled(gradient, self.own("weight", run), run)
         back: Tensor = torch.autograd.grad(standard, leaf, scaled)[0]
         return back
 
@@ -210,7 +218,7 @@ class StackedNorm(StackedLayer):
 
 class StackedEmbedding(StackedLayer):
     def compute(self, x: Tensor, run: Run) -> tuple[Tensor, Any]:
-        weight = self.weight("weight", run)
+        weight = self.own("weight", run)
         assert weight is not None
         clients = torch.arange(run.clients, device=x.device).repeat_interleave(run.size)
         return weight[clients.view(-1, *(1,) * (x.dim() - 1)), x], None

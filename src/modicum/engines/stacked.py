@@ -1,0 +1,129 @@
+"""The stacked engine: rows of all clients in one batch, per-example norms and sums by book-keeping."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from modicum.clipping import Flat
+from modicum.clipping.problem import check_losses, sum_dtype
+from modicum.core.parts import Batch, ClipRule, Losses
+from modicum.core.stack import PooledBatches, padded, real_rows
+from modicum.engines.factors import clip_factors
+from modicum.engines.loop import LoopBackend
+from modicum.engines.sums import client_sums
+from modicum.engines.twin import CannotStackError, Run, Twin
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """The batches of all clients, filled up to one size."""
+
+    x: Tensor
+    targets: dict[str, Tensor]
+    sizes: list[int]
+    size: int
+
+    @classmethod
+    def of(cls, batches: Sequence[Batch]) -> _Stack:
+        pooled = isinstance(batches, PooledBatches)
+        sizes = batches.sizes if isinstance(batches, PooledBatches) else [len(b) for b in batches]
+        size = max(sizes, default=0)
+        x, targets = batches.padded(size) if pooled else padded(list(batches), size)  # type: ignore[attr-defined]
+        return cls(x, targets, sizes, size)
+
+    @property
+    def full(self) -> bool:
+        return min(self.sizes) == self.size
+
+    def real(self, outputs: Tensor) -> Tensor:
+        """The rows of the outputs that belong to a record."""
+        return outputs if self.full else outputs[real_rows(self.sizes, self.size).to(outputs.device)]
+
+    def mask(self, like: Tensor) -> Tensor:
+        """(clients, size): which rows belong to a record."""
+        sizes = torch.tensor(self.sizes, device=like.device)
+        return torch.arange(self.size, device=like.device) < sizes[:, None]
+
+
+class StackedEngine:
+    """Gradients and clipped sums of all clients of a stack at once."""
+
+    def __init__(self, model: nn.Module, loop: LoopBackend) -> None:
+        self.loop, self.layout = loop, loop.layout
+        self._twin = Twin(model)  # raises CannotStackError
+        self._slices = self.layout.slices()
+
+    def _forward(self, theta: Tensor, stack: _Stack, losses: Losses, *, measure: bool) -> tuple[Run, Tensor]:
+        run = Run(self.layout.named(theta.detach()), len(theta), stack.size, measure=measure)
+        outputs = self._twin.outputs(stack.x, run)
+        if outputs.shape[0] != run.rows:
+            raise CannotStackError("an output whose first dimension is not the batch")
+        with torch.enable_grad():
+            values = losses(stack.real(outputs), stack.targets)
+        return run, check_losses(values, sum(stack.sizes))
+
+    def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
+        stack = _Stack.of(batches)
+        if not stack.size:
+            return torch.zeros_like(theta)
+        run, values = self._forward(theta, stack, losses, measure=False)
+        shares = torch.tensor([1 / n for n in stack.sizes for _ in range(n)], dtype=values.dtype)
+        with torch.no_grad():
+            _backward(values, run, shares.to(values.device))
+            total = self._sums(theta, run, None)
+        if not stack.full:  # a filled-up row may hold 0 · ∞
+            for i in (~torch.isfinite(total).all(1)).nonzero().flatten().tolist():
+                total[i] = self.loop.gradients(theta[i : i + 1], [batches[i]], losses)[0]
+        return total
+
+    def clipped_sums(
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
+    ) -> tuple[Tensor, list[Tensor]]:
+        clips = [Flat(bound) for bound in bounds]  # refuses bounds that are not positive and finite
+        stack = _Stack.of(batches)
+        if not stack.size:
+            return torch.zeros_like(theta), [theta.new_zeros(0) for _ in batches]
+        run, values = self._forward(theta, stack, losses, measure=True)
+        with torch.no_grad():
+            _backward(values, run, torch.ones_like(values))
+            squares = self._squares(run, theta)
+            norms = squares.sqrt()
+            column = torch.tensor([clip.C for clip in clips], dtype=norms.dtype, device=norms.device)[:, None]
+            factors = clip_factors(norms, column, rule)
+            if not stack.full:
+                factors = torch.where(stack.mask(norms), factors, 0.0)
+            total = self._sums(theta, run, factors)
+            wrong = ~torch.isfinite(squares).all(1)
+        answer = [row[:n] for row, n in zip(norms, stack.sizes, strict=True)]
+        for i in wrong.nonzero().flatten().tolist():  # the loop leaves out examples that are not finite
+            one = slice(i, i + 1)
+            total[one], (answer[i],) = self.loop.clipped_sums(theta[one], [batches[i]], losses, bounds[one], rule)
+        return total, answer
+
+    def _squares(self, run: Run, theta: Tensor) -> Tensor:
+        """(clients, size) squared norms over all parameters."""
+        found = list(run.squares.values())
+        total = torch.stack(found).sum(0) if found else theta.new_zeros(run.rows, dtype=sum_dtype(theta))
+        return total.view(run.clients, run.size)
+
+    def _sums(self, theta: Tensor, run: Run, factors: Tensor | None) -> Tensor:
+        total = torch.empty_like(theta, dtype=sum_dtype(theta))
+        for name, where in self._slices.items():
+            kept = run.kept.pop(name, None)
+            part = total[:, where]
+            if kept is None:
+                part.zero_()
+            else:
+                part.view(-1, *run.weights[name].shape[1:]).copy_(
+                    client_sums(kept, factors, run.clients, run.size)
+                )
+        return total
+
+
+def _backward(values: Tensor, run: Run, seeds: Tensor) -> None:
+    if values.requires_grad:
+        torch.autograd.grad(values, run.anchor, seeds, allow_unused=True)
