@@ -33,6 +33,7 @@ from tests.audits.twins import (
     OneLayerBare,
     Peeking,
     RealisedBatchWalk,
+    Remembering,
     ReusedSeed,
     Spy,
     Watch,
@@ -132,12 +133,15 @@ def _second_release(twin: bool, folder: Path) -> bool:
     return False
 
 
-def _batch_norm(twin: bool, folder: Path) -> bool:  # noqa: ARG001
-    try:
-        check_model(WithBatchNorm() if twin else nn.Linear(4, 2), (4,), 2)
-    except UnsoundError:
-        return True
-    return False
+def _refused_model(broken: Callable[[], nn.Module]) -> Callable[[bool, Path], bool]:
+    def check(twin: bool, folder: Path) -> bool:  # noqa: ARG001
+        try:
+            check_model(broken() if twin else nn.Linear(4, 2), (4,), 2)
+        except UnsoundError:
+            return True
+        return False
+
+    return check
 
 
 def _some_order(twin: bool, folder: Path) -> bool:  # noqa: ARG001
@@ -186,7 +190,8 @@ TWINS = {
     "a reused seed": Twin("canary audit over two rounds", _reused_seed),
     "the realised batch size in the denominator": Twin("exact sum over the expected size", _realised_batch),
     "C updated before noise is drawn": Twin("canary audit", _next_bound),
-    "BatchNorm": Twin("model check", _batch_norm),
+    "BatchNorm": Twin("model check", _refused_model(WithBatchNorm)),
+    "a layer that remembers its inputs": Twin("model check", _refused_model(Remembering)),
     "an uncharged local epoch": Twin("canary audit", _uncharged_steps),
     "a step released twice": Twin("the door", _second_release),
     "RO accounted without doubling": Twin("canary audit", _undoubled),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from modicum.core.door import Door, SumDoor
 from modicum.core.messages import Decision
-from modicum.core.parts import Batch, Place, PublicFacts, Scope, Signal, State, View
+from modicum.core.parts import Place, PublicFacts, Scope, Signal, State, View
 from modicum.mechanisms import record_local
 from modicum.privacy.events import Release
 from modicum.privacy.noise import NoiseKey, SimulatedNoise
@@ -84,8 +84,8 @@ class ReusedSeed(SimulatedNoise):
 class RealisedBatchWalk(record_local._Walk):
     """Divides by the size of the batch that was drawn."""
 
-    def batch(self, step: int) -> Batch:
-        drawn = super().batch(step)
+    def chosen(self, step: int) -> Tensor:
+        drawn = super().chosen(step)
         self.expected = float(max(1, len(drawn)))
         return drawn
 
@@ -112,6 +112,23 @@ class WithBatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layers(x)
+        return out
+
+
+class Remembering(nn.Module):
+    """Keeps a running mean of its inputs, as some home-made normalisation layers do."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        out: Tensor = self.layer(x - self.mean)
         return out
 
 

@@ -198,6 +198,15 @@ class Metric:
     every: int
     noise_multiplier: float  # in what the adversary sees
 
+    def __post_init__(self) -> None:
+        if self.name != "accuracy":
+            raise UserError(f"unknown metric {self.name!r}: clients can release 'accuracy'")
+        if self.every < 1 or not 0 < self.noise_multiplier < float("inf"):
+            raise UserError(
+                "a metric needs a number of rounds of at least 1 and a positive finite noise multiplier, got "
+                f"{self.every} and {self.noise_multiplier}"
+            )
+
     @property
     def block(self) -> str:
         return f"metric:{self.name}"

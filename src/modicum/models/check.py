@@ -31,7 +31,34 @@ def check_model(
             )
     if input_shape is not None and classes is not None:
         check_output(_output_for_blank(model, input_shape), 2, classes)
+        _refuse_memory(model, input_shape)
     return model
+
+
+def _refuse_memory(model: nn.Module, input_shape: Sequence[int]) -> None:
+    """Buffers that follow the inputs would carry records from step to step, and out, past every door."""
+    import torch
+
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    if not before:
+        return
+    like = next(model.parameters(), torch.zeros(()))
+    was_training = model.training
+    model.train()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
+            model(torch.rand((2, *input_shape), dtype=like.dtype, device=like.device))
+        after = dict(model.named_buffers())
+        moved = [n for n, old in before.items() if not torch.equal(after[n].nan_to_num(), old.nan_to_num())]
+        for name in moved:
+            after[name].copy_(before[name])
+    finally:
+        model.train(was_training)
+    if moved:
+        raise UnsoundError(
+            f"buffer {moved[0]!r} changes with the inputs, so the model remembers records without noise (R9): use "
+            "layers that keep no statistics"
+        )
 
 
 def check_output(output: object, examples: int, classes: int) -> None:
