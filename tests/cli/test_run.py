@@ -368,3 +368,21 @@ def test_importing_and_help_are_quick_and_without_torch() -> None:
     start = time.monotonic()
     subprocess.run([sys.executable, "-c", code], check=True)
     assert time.monotonic() - start < 5  # under one second on an idle machine; this one may be busy
+
+
+def test_a_killed_process_resumes_to_the_same_bits(call: Call) -> None:
+    small(SMALL.replace("rounds = 3", "rounds = 8"))
+    command = [sys.executable, "-c", "from modicum.cli import main; main()", "run", "small.toml", "--out", "r"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "round=2 " in line:
+            process.kill()
+            break
+    process.wait()
+    process.stdout.close()
+    assert not Path("r/certificate.json").exists()
+    assert call("run", "small.toml", "--resume", "r", "--json")[0] == 0
+    assert call("run", "small.toml", "--out", "whole", "--json")[0] == 0
+    for name in ("model.safetensors", "metrics.jsonl", "certificate.json"):
+        assert Path("r", name).read_bytes() == Path("whole", name).read_bytes(), name

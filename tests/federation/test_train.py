@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import modicum as mo
+from modicum.federation.records import MetricsFile, RoundRecord, read_records
+from modicum.federation.train import new_folder
+
+
+@pytest.fixture(scope="module")
+def federation() -> mo.Federation:
+    return mo.Federation.from_dataset("digits", clients=3, budgets=[2.0, 8.0], test=0.2)
+
+
+def linear(classes: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+
+
+def test_a_module_of_ones_own_is_not_changed(federation: mo.Federation, tmp_path: Path) -> None:
+    model = linear(10)
+    before = copy.deepcopy(model.state_dict())
+    run = mo.train(federation, model=model, method=mo.methods.DpSgd(), rounds=2, folder=tmp_path / "r")
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert run.parameters.keys() == before.keys()
+    assert any(not torch.equal(before[name], value) for name, value in run.parameters.items())
+
+
+def test_a_model_that_does_not_fit_the_labels(federation: mo.Federation, tmp_path: Path) -> None:
+    with pytest.raises(mo.UserError, match="give the last layer 10 outputs"):
+        mo.train(federation, model=linear(9), method=mo.methods.DpSgd(), rounds=2, folder=tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(federation: mo.Federation, tmp_path: Path) -> None:
+    runs = [
+        mo.train(federation, method=mo.methods.DpSgd(), rounds=2, seed=seed, folder=tmp_path / name)
+        for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    ]
+    files = [(run.folder / "model.safetensors").read_bytes() for run in runs]
+    assert files[0] == files[1]
+    assert files[0] != files[2]
+
+
+def test_resuming_asks_for_the_same_experiment(federation: mo.Federation, tmp_path: Path) -> None:
+    settings = {"method": mo.methods.DpSgd(), "rounds": 2, "folder": tmp_path / "r"}
+    first = mo.train(federation, **settings)
+    again = mo.train(federation, **settings, resume=True)
+    assert again.summary == first.summary
+    for change in ({"seed": 1}, {"rounds": 3}, {"model": "mlp"}, {"method": mo.methods.DpSgd(clip=2.0)}):
+        with pytest.raises(mo.UserError):
+            mo.train(federation, **{**settings, **change}, resume=True)
+    with pytest.raises(mo.UserError, match="is not empty"):
+        mo.train(federation, **settings)
+    with pytest.raises(mo.UserError, match="give its folder"):
+        mo.train(federation, method=mo.methods.DpSgd(), resume=True)
+
+
+def test_accuracy_is_reported_by_budget_group(federation: mo.Federation, tmp_path: Path) -> None:
+    run = mo.train(federation, method=mo.methods.DpSgd(), rounds=2, folder=tmp_path / "r")
+    groups = run.summary.groups
+    assert [(group.budget, group.clients) for group in groups] == [(2.0, 2), (8.0, 1)]
+    assert all(0 < group.epsilon.min <= group.epsilon.max <= group.budget for group in groups)
+    assert all(group.accuracy is not None for group in groups)
+    assert all(group.releases_made == group.releases_planned for group in groups)
+    run.plot(tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_new_folder_is_new(tmp_path: Path) -> None:
+    first = new_folder("x", tmp_path)
+    first.mkdir()
+    assert not new_folder("x", tmp_path).exists()
+
+
+def record(round: int, loss: float = 1.0) -> RoundRecord:
+    return RoundRecord(round, {"a": 1.0}, 1, {}, False, 0.5, simulated={"test_loss": loss})
+
+
+def test_metrics_keep_what_the_checkpoint_knows(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path, 0)
+    for round in range(3):
+        file.append(record(round, float("nan") if round == 0 else 1.0))
+    with path.open("ab") as torn:
+        torn.write(b'{"round": 3, "bou')
+    again = MetricsFile(path, 2)
+    again.append(record(2))
+    kept = read_records(path)
+    assert [r.round for r in kept] == [0, 1, 2]
+    assert kept[0].simulated["test_loss"] != kept[0].simulated["test_loss"]  # a diverged loss stays not-a-number
+    with pytest.raises(mo.UserError, match="does not hold the rounds before 5"):
+        MetricsFile(path, 5)
