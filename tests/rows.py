@@ -34,8 +34,20 @@ from modicum.mechanisms.clear import Clear
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
-from modicum.methods import Aqc, CgmMedian, DpFedAvg, DpSgd, FedAvg
-from modicum.policies import AdaptiveQuantile, Fixed, MedianNorm, NaiveMedianNorm, PlateauCosine
+from modicum.methods import (
+    AcdpPfsd,
+    Aqc,
+    CgmMedian,
+    DpFedAvg,
+    DpFedSam,
+    DpPfsd,
+    DpSgd,
+    FedAvg,
+    FedPer,
+    PFedSd,
+    Pfsd,
+)
+from modicum.policies import AdaptiveQuantile, Bandit, Fixed, MedianNorm, NaiveMedianNorm, PlateauCosine, Ppo
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.spec import Adjacency, SecureAggregation, TrustedServer
 from modicum.training.optimisers import Sgd
@@ -77,6 +89,9 @@ POLICIES: dict[str, Policy] = {
     "median-norm": MedianNorm(0.5, headroom=2.0),
     "naive-median-norm": NaiveMedianNorm(0.5),
     "step-quantile": StepQuantile(),
+    "ppo": Ppo(0.5, memory=2, passes=2, sample=2, random_rounds=1),
+    "ppo-bits": Ppo(0.5, memory=2, passes=2, sample=2, random_rounds=1, clip_bits=True),
+    "bandit": Bandit(0.5),
 }
 
 LOCAL = LocalSteps(batch=4, steps=2)
@@ -114,6 +129,14 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "cgm-median": CgmMedian(),
     "cgm-median-faithful": CgmMedian(mode="faithful"),
     "cgm-median-client": CgmMedian(level="client", view="trusted-server", batch=4),
+    "acdp-pfsd": AcdpPfsd(batch=4, memory=2, passes=2, sample=2),
+    "acdp-pfsd-central": AcdpPfsd(batch=4, clipping="bandit", view="trusted-server", rate=0.5),
+    "acdp-pfsd-faithful": AcdpPfsd(batch=4, mode="faithful", noise_multiplier=1.0, memory=2, passes=2, sample=2),
+    "dp-pfsd": DpPfsd(batch=4),
+    "pfsd": Pfsd(batch=4),
+    "pfedsd": PFedSd(batch=4),
+    "fedper": FedPer(batch=4, personal="1.bias"),
+    "dp-fedsam": DpFedSam(batch=4),
 }
 
 

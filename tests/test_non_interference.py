@@ -7,7 +7,7 @@ leak that this is meant to catch has a twin below that is caught.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,17 @@ import torch
 from torch import Tensor
 
 from modicum.aggregation import Mean
-from modicum.core.messages import Message, NoiseFacts, Released, encode
+from modicum.core.door import Door, DoorWatch, SumDoor
+from modicum.core.messages import Message, encode
 from modicum.core.parts import Backend, Batch, Frame, Job, Method, Opened, Policy, State, View
 from modicum.data.arrays import Arrays
 from modicum.errors import UserError
 from modicum.federation.experiment import MethodSpec, Setting
 from modicum.federation.replay import Recording, Replaying
 from modicum.federation.simulation import Simulation
-from modicum.mechanisms.record_local import RecordLocal, _Walk
+from modicum.mechanisms.record_local import RecordLocal
 from modicum.policies import AdaptiveQuantile
+from modicum.privacy.events import Release
 from modicum.training.optimisers import Sgd
 from modicum.training.plain import Supervised
 from tests.rows import (
@@ -84,11 +86,14 @@ def visible(sim: Simulation) -> list[Any]:
     return seen
 
 
-def interferes(spec: MethodSpec, folder: Path, **settings: Any) -> bool:
+def interferes(
+    spec: MethodSpec, folder: Path, around: Callable[[DoorWatch], DoorWatch] = lambda w: w, **settings: Any
+) -> bool:
+    """Whether a second run shows another picture. `around` puts a leak between the doors and the mechanism."""
     recording = Recording()
-    first = visible(simulate(spec, folder / "real", seed=1, watch=recording, **settings))
+    first = visible(simulate(spec, folder / "real", seed=1, watch=around(recording), **settings))
     garbage = federation(data_seed=7, scale=30.0)
-    watch = Replaying(recording.tape)
+    watch = around(Replaying(recording.tape))
     second = visible(simulate(spec, folder / "garbage", seed=2, watch=watch, federation=garbage, **settings))
     return first != second
 
@@ -208,107 +213,117 @@ def test_training_cannot_smuggle_through_client_state(policy: Policy, tmp_path: 
     assert not interferes(Smuggling(policy), tmp_path)
 
 
-def test_smuggling_is_caught_where_the_state_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same training with an engine that hands its state on unchecked."""
-    from modicum.mechanisms import common
+@dataclass(frozen=True)
+class Careless(RecordLocal):
+    """An engine that lets training write where a client-side policy reads."""
 
-    def careless(job: Job, frame: Frame, trained: Tensor) -> dict[str, object]:
-        return frame.training.finish(dict(job.state), trained.clone())
-
-    result = _Walk.result
-
-    def keep_smuggled(self: _Walk, first: Tensor, trained: Tensor) -> tuple[Message, State]:
-        message, state = result(self, first, trained)
-        return message, careless(self.job, self.frame, trained) | {"kept": len(state)}
-
-    monkeypatch.setattr(common, "keep_personal", careless)
-    monkeypatch.setattr(_Walk, "result", keep_smuggled)
-    assert interferes(Smuggling(StepQuantile()), tmp_path)
+    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
+        smuggled = [{"policy": {"bound": 1.0 + job.records.x.norm().item() / 100, "rounds": 4}} for job in jobs]
+        return [(m, {**state, **own}) for (m, state), own in zip(super().run(jobs, frame), smuggled, strict=True)]
 
 
-def _twin(monkeypatch: pytest.MonkeyPatch, change: Any) -> MethodSpec:
-    """Record-local Poisson steps whose walk is changed in one place."""
-    monkeypatch.setattr(_Walk, *change)
-    return Composed(AdaptiveQuantile(0.5), RecordLocal(batch=4, steps=2), Mean())
+def test_smuggling_is_caught_where_the_state_is_kept(tmp_path: Path) -> None:
+    assert interferes(Composed(StepQuantile(), Careless(), Mean()), tmp_path)
 
 
-def test_dividing_by_the_realised_batch_size_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    take = _Walk.batch
+@dataclass
+class Ajar:
+    """A watch around another one whose doors let something past: `leak` changes what a release gives back."""
 
-    def batch(self: _Walk, step: int) -> Batch:
-        records = take(self, step)
-        self.expected = float(max(1, len(records)))
-        return records
+    inner: DoorWatch
+    leak: Callable[[int, Mapping[str, Tensor], Mapping[str, Tensor]], dict[str, Tensor]]
 
-    assert interferes(_twin(monkeypatch, ("batch", batch)), tmp_path)
+    def client(self, door: Door) -> Door:
+        leak, drawn = self.leak, [0]
+        inner = self.inner.client(door)
 
+        class Leaking:
+            tokens = inner.tokens
+            reserve = staticmethod(inner.reserve)
 
-def test_a_sampler_count_that_leaves_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    take, result = _Walk.batch, _Walk.result
+            def sample(self, release: Release, step: int, records: int) -> Tensor:
+                rows = inner.sample(release, step, records)
+                drawn[0] = len(rows)
+                return rows
 
-    def batch(self: _Walk, step: int) -> Batch:
-        records = take(self, step)
-        self.drawn = len(records)  # type: ignore[attr-defined]
-        return records
+            def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+                return leak(drawn[0], sums, inner.release(release, step, sums))
 
-    def tell(self: _Walk, first: Tensor, trained: Tensor) -> tuple[Message, State]:
-        message, state = result(self, first, trained)
-        assert isinstance(message, Released)
-        return replace(message, metrics={**message.metrics, "batch": float(self.drawn)}), state  # type: ignore[attr-defined]
+        return Leaking()
 
-    monkeypatch.setattr(_Walk, "batch", batch)
-    assert interferes(_twin(monkeypatch, ("result", tell)), tmp_path)
-
-
-def test_a_raw_clipped_fraction_in_the_message_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The un-noised share of clipped records, sent beside the update for the server's information."""
-    release, result = _Walk.release, _Walk.result
-
-    def look(self: _Walk, step: int, total: Tensor, norms: Tensor) -> Tensor:
-        self.share = (norms <= self.decision.bound).double().mean().item()  # type: ignore[attr-defined]
-        return release(self, step, total, norms)
-
-    def tell(self: _Walk, first: Tensor, trained: Tensor) -> tuple[Message, State]:
-        message, state = result(self, first, trained)
-        assert isinstance(message, Released)
-        facts = NoiseFacts(message.facts.variance, message.facts.gain * (1 + self.share), {"clip-bit": 1.0})  # type: ignore[attr-defined]
-        return replace(message, facts=facts), state
-
-    monkeypatch.setattr(_Walk, "release", look)
-    assert interferes(_twin(monkeypatch, ("result", tell)), tmp_path)
+    def server(self, door: SumDoor) -> SumDoor:
+        return self.inner.server(door)
 
 
-def test_a_bound_updated_before_the_noise_is_drawn_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A bound moved by this step's own raw bits: the event with the new bound was never reserved."""
-    release = _Walk.release
+Values = Mapping[str, Tensor]
 
-    def update_first(self: _Walk, step: int, total: Tensor, norms: Tensor) -> Tensor:
-        share = (norms <= self.decision.bound).double().mean().item()
-        bound = self.decision.bound * float(torch.tensor(-0.2 * (share - 0.5)).exp())
-        self.decision = replace(self.decision, bound=bound)
-        self.event = self._event(0, self.steps)
-        return release(self, step, total, norms)
 
-    spec = _twin(monkeypatch, ("release", update_first))
+def realised_denominator(drawn: int, sums: Values, values: Values) -> dict[str, Tensor]:  # noqa: ARG001
+    """The same as dividing by the realised batch size instead of the expected one."""
+    return {name: v * 4 / max(1, drawn) if name == "gradient" else v for name, v in values.items()}
+
+
+def count_in_the_clear(drawn: int, sums: Values, values: Values) -> dict[str, Tensor]:  # noqa: ARG001
+    """The sampler's count leaves in the place of a paid metric."""
+    return {n: torch.full_like(v, drawn) if n.startswith("metric") else v for n, v in values.items()}
+
+
+def bits_in_the_clear(drawn: int, sums: Values, values: Values) -> dict[str, Tensor]:  # noqa: ARG001
+    """The share of clipped records leaves without its noise."""
+    return {name: sums[name] if name == "clip-bit" else v for name, v in values.items()}
+
+
+@pytest.mark.parametrize("leak", [realised_denominator, count_in_the_clear, bits_in_the_clear])
+def test_values_that_pass_beside_the_door_are_caught(leak: Any, tmp_path: Path) -> None:
+    spec = Composed(AdaptiveQuantile(0.5), RecordLocal(batch=4, steps=2), Mean())
+    assert interferes(spec, tmp_path, around=lambda watch: Ajar(watch, leak))
+
+
+@dataclass
+class Hasty:
+    """A watch whose doors ask for the noise of a bound that this step's own raw bits have moved."""
+
+    def client(self, door: Door) -> Door:
+        class Early:
+            tokens, reserve, sample = door.tokens, staticmethod(door.reserve), staticmethod(door.sample)
+
+            def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+                first, *rest = release.blocks
+                moved = replace(first, bound=first.bound * float(torch.exp(-0.01 * sums["clip-bit"])))
+                return door.release(replace(release, blocks=(moved, *rest)), step, sums)
+
+        return Early()
+
+    def server(self, door: SumDoor) -> SumDoor:
+        return door
+
+
+def test_a_bound_updated_before_the_noise_is_drawn_is_refused(tmp_path: Path) -> None:
+    """The event with the new bound was never reserved."""
+    spec = Composed(AdaptiveQuantile(0.5), RecordLocal(), Mean())
     with pytest.raises(UserError, match="nothing is reserved"):
-        visible(simulate(spec, tmp_path))
+        visible(simulate(spec, tmp_path, watch=Hasty(), metrics=()))
 
 
 @dataclass(frozen=True)
 class HeldBound(RecordLocal):
     """Clips with twice the bound that its noise was drawn for: an update of C that comes too early."""
 
-    def _noised_gradients(self, walks: Sequence[_Walk], theta: Tensor, frame: Frame, step: int) -> Tensor:
-        sums, norms = frame.backend.clipped_sums(
-            theta,
-            [walk.batch(step) for walk in walks],
-            frame.training.losses,
-            [2 * walk.decision.bound for walk in walks],
-            self.rule,
-        )
-        return torch.stack([w.release(step, s, n) for w, s, n in zip(walks, sums, norms, strict=True)])
+    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
+        return super().run(jobs, replace(frame, backend=Doubling(frame.backend)))
+
+
+class Doubling:
+    """A backend that clips to twice the bound it is asked for."""
+
+    def __init__(self, inner: Backend) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def clipped_sums(self, theta: Tensor, batches: Any, losses: Any, bounds: Sequence[float], *rest: Any) -> Any:
+        return self._inner.clipped_sums(theta, batches, losses, [2 * b for b in bounds], *rest)
 
 
 class Loud:
@@ -357,3 +372,16 @@ def largest_contribution(mechanism: RecordLocal, folder: Path) -> float:
 def test_the_noise_is_that_of_the_bound_that_clipped(tmp_path: Path) -> None:
     assert largest_contribution(RecordLocal(), tmp_path / "sound") == pytest.approx(1, abs=1e-4)
     assert largest_contribution(HeldBound(), tmp_path / "twin") > 1.9  # twice what its noise was made for
+
+
+def test_a_folder_is_not_continued_on_other_records_though_its_name_hides_them(tmp_path: Path) -> None:
+    spec = Composed(POLICIES["fixed"], RecordLocal(), Mean())
+    sim = simulate(spec, tmp_path / "one")
+    sim.step()
+    sim.close()
+    other = federation(data_seed=7)
+    elsewhere = simulate(spec, tmp_path / "two", federation=other)
+    elsewhere.close()
+    assert sim.ledger.run_id == elsewhere.ledger.run_id
+    with pytest.raises(UserError, match="other settings or data"):
+        simulate(spec, tmp_path / "one", federation=other)

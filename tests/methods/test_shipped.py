@@ -25,7 +25,7 @@ def accuracy(folder: Path, name: str, budget: float, rounds: int, **settings: An
     return last["test_accuracy"]
 
 
-# Measured with seed 0: .91, .84, .88, .80, .70. The floors leave room for other platforms.
+# Measured with seed 0: .90, .84, .88, .79, .85. The floors leave room for other platforms.
 @pytest.mark.parametrize(
     ("name", "budget", "rounds", "floor"),
     [
@@ -33,7 +33,7 @@ def accuracy(folder: Path, name: str, budget: float, rounds: int, **settings: An
         ("dp-sgd", 8.0, 30, 0.75),
         ("aqc", 8.0, 30, 0.75),
         ("cgm-median", 8.0, 30, 0.65),
-        ("dp-fedavg", 20.0, 15, 0.5),
+        ("dp-fedavg", 20.0, 15, 0.7),
     ],
 )
 def test_defaults_learn_digits(name: str, budget: float, rounds: int, floor: float, tmp_path: Path) -> None:
