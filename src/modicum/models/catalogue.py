@@ -40,6 +40,9 @@ CATALOGUE: dict[str, Entry] = {
         ),
         Entry("resnet18", "ResNet-18 for 32×32 images with GroupNorm (option: dropout)", "resnet", "resnet18"),
         Entry("resnet34", "ResNet-34 for 32×32 images with GroupNorm (option: dropout)", "resnet", "resnet34"),
+        Entry(
+            "scattering", "fixed wavelet scattering features and a linear head", "scattering", "scattering_linear"
+        ),
     )
 }
 

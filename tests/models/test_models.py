@@ -1,0 +1,110 @@
+"""Every shipped model is free of batch statistics, fits its classes, and treats each example alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from modicum.clipping import Auto, Flat, clipped_sum, reference_clipped_sum
+from modicum.errors import UnsoundError, UserError
+from modicum.models import CATALOGUE, build, check_model, names
+from tests.clipping.helpers import assert_same, cross_entropy
+
+SHAPES = {name: (3, 32, 32) if name.startswith("resnet") else (1, 28, 28) for name in names()}
+PARAMETERS = {
+    "logistic": 7_850,
+    "mlp": 50_890,
+    "cnn-small": 28_938,
+    "lenet": 61_706,
+    "cnn8": 436_202,
+    "resnet18": 11_173_962,
+    "resnet34": 21_282_122,
+    "scattering": 39_700,
+}
+
+
+@pytest.mark.parametrize("name", names())
+def test_shape_size_and_checks(name: str) -> None:
+    model = build(name, SHAPES[name], 10, seed=0)
+    assert check_model(model, SHAPES[name], 10) is model
+    assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", names())
+def test_examples_do_not_mix(name: str) -> None:
+    torch.manual_seed(0)
+    model = build(name, SHAPES[name], 10, seed=0)
+    x = torch.rand(3, *SHAPES[name])
+    with torch.no_grad():
+        together, alone = model(x), torch.cat([model(x[i : i + 1]) for i in range(3)])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("error::modicum.clipping.SlowClippingWarning")
+@pytest.mark.parametrize("name", [name for name in names() if name != "resnet34"])
+def test_clipped_sum_equals_the_reference(name: str) -> None:
+    torch.manual_seed(1)
+    model = build(name, SHAPES[name], 10, seed=1)
+    x, y = torch.rand(3, *SHAPES[name]), torch.randint(10, (3,))
+    for clip in (Flat(0.5), Auto(1.0)):
+        truth = reference_clipped_sum(model, cross_entropy, x, y, clip)
+        assert_same(clipped_sum(model, cross_entropy, x, y, clip), truth, torch.float32)
+
+
+def test_a_seed_fixes_the_weights_and_leaves_the_global_generator() -> None:
+    before = torch.random.get_rng_state()
+    first, second, other = (build("mlp", (4,), 2, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert torch.equal(first[1].weight, second[1].weight)
+    assert not torch.equal(first[1].weight, other[1].weight)
+
+
+def test_options() -> None:
+    assert build("mlp", (1, 28, 28), 10, hidden=8)[1].out_features == 8
+    assert any(isinstance(m, nn.Dropout) for m in build("resnet18", (3, 32, 32), 10, dropout=0.2).modules())
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: build("vgg", (1, 28, 28), 10), "unknown model 'vgg'"),
+        (lambda: build("mlp", (4,), 1), "at least 2 classes"),
+        (lambda: build("mlp", (0,), 2), "positive sizes"),
+        (lambda: build("mlp", (4,), 2, depth=3), "does not take these options"),
+        (lambda: build("cnn-small", (13,), 2), "takes images"),
+        (lambda: build("resnet18", (13,), 2), "takes images"),
+        (lambda: build("resnet18", (3, 32, 32), 2, dropout=1.0), "dropout must lie"),
+        (lambda: build("scattering", (1, 30, 30), 2), "multiple of 4"),
+        (lambda: check_model(nn.Linear(4, 3), (4,), 2), "give the last layer 2 outputs"),
+        (lambda: check_model(nn.Linear(4, 3), (5,), 3), "does not take inputs of shape (5,)"),
+        (lambda: check_model(nn.LSTM(4, 3), (2, 4), 3), "must return one tensor"),
+    ],
+)
+def test_bad_input_is_one_clear_line(call, says: str) -> None:
+    with pytest.raises(UserError) as error:
+        call()
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.BatchNorm1d(4), nn.BatchNorm2d(4), nn.SyncBatchNorm(4), nn.InstanceNorm2d(4, track_running_stats=True)],
+)
+def test_batch_statistics_are_refused_with_the_reason(layer: nn.Module) -> None:
+    with pytest.raises(UnsoundError, match=r"'1' is a .*R9.*GroupNorm"):
+        check_model(nn.Sequential(nn.Identity(), layer))
+
+
+def test_norms_of_single_examples_pass() -> None:
+    check_model(nn.Sequential(nn.InstanceNorm2d(4, affine=True), nn.GroupNorm(2, 4), nn.LayerNorm(3)))
+
+
+def test_the_catalogue_is_read_without_torch() -> None:
+    code = "import sys, modicum.models as m; m.names(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert all(entry.line and "\n" not in entry.line for entry in CATALOGUE.values())
