@@ -39,17 +39,17 @@ def line(title: str, run: Simulation, record: RoundRecord) -> str:
 
 
 def _bar() -> Any:
+    """Fits 80 columns: method, rounds, accuracy, share of the budget reserved (R3), time left."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=12),
         MofNCompleteColumn(),
         TextColumn("{task.fields[accuracy]}"),
-        TextColumn("{task.fields[reserved]} of budget reserved"),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
+        TextColumn("reserved {task.fields[reserved]}"),
+        TimeRemainingColumn(compact=True),
         console=Console(stderr=True),
     )
 
@@ -63,7 +63,7 @@ def _bar_watch(progress: Any, title: str) -> Watch:
             tasks.append(progress.add_task(title, **fields))
         shown: dict[str, Any] = {"reserved": f"{record.reserved:.0%}"}
         if "test_accuracy" in record.simulated:
-            shown["accuracy"] = f"accuracy {record.simulated['test_accuracy']:.1%} (simulated)"
+            shown["accuracy"] = f"{record.simulated['test_accuracy']:.1%} (simulated)"
         progress.update(tasks[0], completed=record.round + 1, **shown)
 
     return watch
