@@ -14,7 +14,7 @@ from modicum.errors import UnsoundError, UserError
 from modicum.models import CATALOGUE, build, check_model, names
 from tests.clipping.helpers import assert_same, cross_entropy
 
-SHAPES = {name: (3, 32, 32) if name.startswith("resnet") else (1, 28, 28) for name in names()}
+SHAPES = {name: (3, 16, 16) if name.startswith("resnet") else (1, 28, 28) for name in names()}
 PARAMETERS = {
     "logistic": 7_850,
     "mlp": 50_890,
