@@ -53,15 +53,19 @@ def lenet(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
-def cnn8(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+def cnn8(input_shape: tuple[int, ...], classes: int, *, width: int = 32) -> nn.Module:
     """Eight weighted layers (ACDP-pFSD, EMNIST): three pairs of 3×3 convolutions with pooling, then two linear.
 
     The paper says "a simple 8-layer CNN" and no more. GroupNorm after each convolution makes the few local steps
-    of a round count; the two linear layers are the ones that FedPer keeps personal.
+    of a round count; the two linear layers are the ones that FedPer keeps personal. `width` is that of the first
+    pair; the others have twice and four times as many channels.
     """
-    channels, height, width = _image(input_shape, smallest=8)
+    channels, high, wide = _image(input_shape, smallest=8)
+    if int(width) != width or width < 8 or width % 8:
+        raise UserError(f"the width of cnn8 is a multiple of 8, got {width}")
+    width = int(width)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    for i, out in enumerate((32, 32, 64, 64, 128, 128), start=1):
+    for i, out in enumerate((width, width, 2 * width, 2 * width, 4 * width, 4 * width), start=1):
         layers[f"conv{i}"] = nn.Conv2d(channels, out, 3, padding=1)
         layers[f"norm{i}"] = nn.GroupNorm(8, out)
         layers[f"relu{i}"] = nn.ReLU()
@@ -69,9 +73,9 @@ def cnn8(input_shape: tuple[int, ...], classes: int) -> nn.Module:
             layers[f"pool{i // 2}"] = nn.MaxPool2d(2)
         channels = out
     layers["flatten"] = nn.Flatten()
-    layers["fc1"] = nn.Linear(128 * (height // 8) * (width // 8), 128)
+    layers["fc1"] = nn.Linear(4 * width * (high // 8) * (wide // 8), 4 * width)
     layers["relu7"] = nn.ReLU()
-    layers["head"] = nn.Linear(128, classes)
+    layers["head"] = nn.Linear(4 * width, classes)
     return nn.Sequential(layers)
 
 

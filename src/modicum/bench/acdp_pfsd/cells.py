@@ -1,0 +1,214 @@
+"""What is run: tasks, methods, and the order in which cells come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from modicum.errors import UserError
+from modicum.federation.experiment import MethodSpec
+from modicum.methods import AcdpPfsd, DpFedSam, DpPfsd, FedAvg, FedPer, PFedSd, Pfsd
+
+CHOICES = Path(__file__).with_name("choices.json")
+SEEDS = (0, 1, 2)
+BUDGET = 1e5  # more than any cell spends: these experiments fix the noise, and their ε follows
+
+
+@dataclass(frozen=True)
+class Task:
+    """One of the paper's datasets. `cap` limits the records of a class, to come near the paper's balanced data."""
+
+    data: str
+    model: str
+    clip: float  # the paper's fixed bound, and the middle of the agent's range
+    shards: Mapping[str, int]
+    sigmas: tuple[float, ...]
+    cap: int | None = None
+
+
+TASKS: dict[str, Task] = {
+    "emnist": Task("emnist-merge47", "cnn8", 0.5, {"s1": 15, "s2": 5}, (1.0, 0.8, 1.3), cap=2400),
+    "cifar-10": Task("cifar-10", "resnet18", 1.5, {"s1": 4, "s2": 2}, (1.0, 1.5, 2.1)),
+    "svhn": Task("svhn", "resnet18", 1.5, {"s1": 4, "s2": 2}, (1.0, 1.5, 2.1)),
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the paper leaves open, chosen for a task on validation records of a seed that is not reported."""
+
+    lr: float = 0.1
+    momentum: float = 0.0
+    alpha: float = 0.5
+    server_lr: float = 1.0
+    server_momentum: float = 0.0
+    options: Mapping[str, float] = field(default_factory=dict)  # of the model
+
+    def local(self) -> dict[str, Any]:
+        return {"lr": self.lr, "momentum": self.momentum}
+
+    def server(self) -> dict[str, Any]:
+        return {"server_lr": self.server_lr, "server_momentum": self.server_momentum}
+
+
+def read_choices(path: Path = CHOICES) -> dict[str, Choice]:
+    if not path.exists():
+        raise UserError(f"no choices at {path}: make them with --stage choose")
+    return {task: Choice(**c) for task, c in json.loads(path.read_text())["choices"].items()}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run. `clip` is None for the task's own C_fix."""
+
+    task: str
+    method: str
+    sigma: float = 1.0
+    shards: str = "s2"
+    seed: int = 0
+    clients: int = 50
+    per_round: int = 50
+    rounds: int = 100
+    view: str = "secure-aggregation"
+    clip: float | None = None
+    model: str = ""  # "": the task's; "features": a frozen public backbone and a small head
+    epsilon: float | None = None  # None: the noise is σ, else it is calibrated to this ε at δ = 1e-5
+
+    @property
+    def name(self) -> str:
+        parts = [self.task, self.shards, f"sigma{self.sigma:g}", self.method, self.view]
+        parts += [f"{self.clients}x{self.per_round}", f"seed{self.seed}"]
+        if self.clip is not None:
+            parts.append(f"C{self.clip:g}")
+        if self.epsilon is not None:
+            parts.append(f"eps{self.epsilon:g}")
+        return "_".join(parts + ([self.model] if self.model else []))
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+METHODS = (
+    "pfsd",
+    "dp-pfsd",
+    "aqc",
+    "acdp-pfsd",
+    "acdp-pfsd-pretrained",
+    "bandit",
+    "dp-fedsam",
+    "fedavg",
+    "fedper",
+    "pfedsd",
+    "dp-pfsd-no-distillation",
+    "dp-pfsd-target-only",
+    "dp-pfsd-non-target-only",
+    "acdp-pfsd-faithful",
+)
+CLEAR = ("pfsd", "fedavg", "fedper", "pfedsd")  # no noise: σ and the bound mean nothing to them
+CONSTANTS = (0.05, 0.1, 0.2, 1.0, 2.0)  # beside the published bound, to find the best constant one
+
+
+def spec_of(cell: Cell, choice: Choice, agent: str | None) -> MethodSpec:
+    """The method of a cell with its settings."""
+    C = TASKS[cell.task].clip if cell.clip is None else cell.clip
+    hidden: dict[str, Any] = {"clip": C, "view": cell.view, **choice.local(), **choice.server()}
+    hidden |= {"noise_multiplier": cell.sigma} if cell.epsilon is None else {"delta": 1e-5}
+    if cell.view == "trusted-server" and cell.per_round < cell.clients:
+        hidden["rate"] = cell.per_round / cell.clients
+    distilling: dict[str, Any] = {"alpha": choice.alpha}
+    agent_of: dict[str, Any] = {"agent_seed": cell.seed}
+    match cell.method:
+        case "pfsd":
+            return Pfsd(**choice.local(), **distilling)
+        case "pfedsd":
+            return PFedSd(**choice.local(), **distilling)
+        case "fedper":
+            return FedPer(**choice.local())
+        case "fedavg":
+            return FedAvg(**choice.local(), batch=64, steps=5, aggregation="mean")
+        case "dp-fedsam":
+            return DpFedSam(**{"delta": None, **hidden})
+        case "dp-pfsd":
+            return DpPfsd(**hidden, **distilling)
+        case "dp-pfsd-no-distillation":
+            return DpPfsd(**hidden, alpha=1.0)
+        case "dp-pfsd-target-only":
+            return DpPfsd(**hidden, **distilling, non_target=0.0)
+        case "dp-pfsd-non-target-only":
+            return DpPfsd(**hidden, **distilling, target=0.0)
+        case "aqc":
+            return AcdpPfsd(**hidden, **distilling, clipping="quantile")
+        case "bandit":
+            return AcdpPfsd(**hidden, **distilling, **agent_of, clipping="bandit")
+        case "acdp-pfsd":
+            return AcdpPfsd(**hidden, **distilling, **agent_of)
+        case "acdp-pfsd-pretrained":
+            return AcdpPfsd(**hidden, **distilling, **agent_of, agent=agent, agent_std=0.25)
+        case "acdp-pfsd-faithful":
+            del hidden["view"]
+            return AcdpPfsd(**hidden, **distilling, **agent_of, mode="faithful")
+    raise UserError(f"unknown method {cell.method!r}: use one of {', '.join(METHODS)}")
+
+
+def first_cells() -> Iterator[Cell]:
+    """EMNIST, σ = 1, s2: every method, then constant bounds, seed after seed."""
+    for seed in SEEDS:
+        for method in METHODS:
+            yield Cell("emnist", method, seed=seed)
+        for C in CONSTANTS:
+            yield Cell("emnist", "dp-pfsd", seed=seed, clip=C)
+
+
+def sigma_cells() -> Iterator[Cell]:
+    """EMNIST at the other noise factors."""
+    for seed in SEEDS:
+        for sigma in TASKS["emnist"].sigmas[1:]:
+            for method in ("dp-pfsd", "aqc", "acdp-pfsd", "acdp-pfsd-pretrained"):
+                yield Cell("emnist", method, sigma=sigma, seed=seed)
+
+
+def view_cells() -> Iterator[Cell]:
+    """The other views, and 100 clients of which half take part in a round."""
+    for view in ("trusted-server", "server-sees-messages"):
+        yield Cell("emnist", "dp-pfsd", view=view)
+    for view in ("secure-aggregation", "trusted-server", "server-sees-messages"):
+        yield Cell("emnist", "dp-pfsd", view=view, clients=100)
+    for shards in ("s1", "s2"):
+        for method in ("pfsd", "fedavg", "fedper", "pfedsd", "acdp-pfsd", "aqc"):
+            yield Cell("emnist", method, clients=100, shards=shards)
+
+
+def small_cells() -> Iterator[Cell]:
+    """ε = 8 at δ = 1e-5, with a model that is small enough."""
+    for seed in SEEDS:
+        for method in ("pfsd", "dp-pfsd", "aqc", "bandit", "acdp-pfsd"):
+            yield Cell("emnist", method, seed=seed, model="features", epsilon=8.0)
+
+
+def other_cells() -> Iterator[Cell]:
+    """One cell each of the other tasks, on the paper's ResNet-18."""
+    for task in ("cifar-10", "svhn"):
+        yield Cell(task, "acdp-pfsd")
+    for task in ("cifar-10", "svhn"):
+        yield Cell(task, "dp-pfsd")
+        yield Cell(task, "pfsd")
+
+
+def quick_cells() -> Iterator[Cell]:
+    """A look at everything in small: ten clients, a few rounds, a part of the data. Not the paper's setting."""
+    for method in METHODS:
+        if method != "acdp-pfsd-pretrained":
+            yield Cell("emnist", method, clients=10, per_round=10, rounds=5, shards="s1")
+
+
+GROUPS = {
+    "quick": quick_cells,
+    "first": first_cells,
+    "sigmas": sigma_cells,
+    "small": small_cells,
+    "views": view_cells,
+    "others": other_cells,
+}
