@@ -12,7 +12,7 @@ from modicum.core.door import SERVER, DoorWatch
 from modicum.core.messages import Broadcast, Opened, Released, ReleasedSum, encode
 from modicum.core.parts import Backend, ClientFacts, Frame, Mechanism, PublicFacts
 from modicum.core.store import load_state, save_state
-from modicum.engines.loop import LoopBackend
+from modicum.engines.choose import choose
 from modicum.errors import UserError
 from modicum.federation.clients import Client, Clients
 from modicum.federation.cohort import Balanced, Cohorts, RandomCohorts, SecretPoisson, rounds_of
@@ -54,7 +54,8 @@ class Simulation:
         self.transcript: Transcript = transcript or Forget()
         self.method = experiment.method.build(experiment.setting)
         self.data = prepare(experiment, self.method)
-        self.backend: Backend = LoopBackend(self.data.model)
+        engine = choose(self.data.model, experiment.device)
+        self.backend: Backend = engine.backend
         self.cohorts = make_cohorts(experiment, self.method.mechanism, self.noise)
         shared = self.backend.layout.where(self.method.wrapper.shared).to(self.data.first.device)
         self.facts = make_facts(experiment, self.cohorts)
@@ -70,7 +71,14 @@ class Simulation:
             self.method, public, self.cohorts, self.ledger.run_id, self.frame, self.data.first[shared]
         )
         self.clients = Clients(
-            self.method, self.frame, self._clients(), self.ledger, self.noise, files.clients, watch=watch
+            self.method,
+            self.frame,
+            self._clients(),
+            self.ledger,
+            self.noise,
+            files.clients,
+            engine.at_once,
+            watch=watch,
         )
         self.trusted = TrustedLedger(self.ledger, self.noise, watch) if self._central else None
         self._checkpoint = files.checkpoint
