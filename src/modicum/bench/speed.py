@@ -1,0 +1,283 @@
+"""`python -m modicum.bench.speed`: how fast private training is, beside plain training and other libraries.
+
+Needs torch, numpy and scipy. Peers that are not installed are shown as missing. Before anything is timed, the
+clipped sums of all ways are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modicum.bench.cohort import Cohort, records
+from modicum.bench.steps import Step, disagreement, opacus_hooks, ours, peers, plain_ways
+from modicum.bench.timing import Timing, measure, peak_memory
+from modicum.core.parts import Backend, Batch, ClipRule
+from modicum.engines.fused import FusedBackend
+from modicum.engines.loop import LoopBackend
+from modicum.mechanisms.client_level import ClientLevel
+from modicum.mechanisms.local_steps import LocalSteps
+from modicum.mechanisms.record_local import RecordLocal
+from modicum.models import build
+
+AGREE = {"cpu": 1e-4, "cuda": 3e-2}  # tf32 keeps ten bits of the mantissa
+MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
+PEERS_OF_ROUNDS = ("pfl", "Flower")
+
+
+@dataclass
+class Row:
+    """One line of the table: the time of each way, and the ratio that counts."""
+
+    work: str
+    times: dict[str, Timing | None] = field(default_factory=dict)
+    ratio: str = ""
+    value: float | None = None
+    target: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def step_row(name: str, model: str, shape: tuple[int, ...], batch: int, device: str, target: float) -> Row:
+    """One clipped sum of one model against one plain gradient."""
+    row = Row(f"{name}, B={batch}, {device}", ratio="ours / fastest plain", target=f"≤ {target}")
+    step = Step.make(build(model, shape, 10, seed=0), shape, batch, device)
+    mine = ours(step)
+    plain_ones = dict(plain_ways(step, compiled=device == "cuda"))
+    ways: dict[str, Callable[[], object]] = {n: way for n, way in plain_ones.items() if _works(n, way, row)}
+    ways["ours"] = mine
+    truth = mine()
+    for label, peer in peers(step):
+        row.times[label] = None
+        if peer is None or not _works(label, peer, row):
+            continue
+        error = disagreement(peer(), truth)
+        row.notes.append(f"{label}: clipped sum differs by {error:.1e}")
+        if error > AGREE[device]:
+            row.notes.append(f"{label} is not timed: its clipped sum is another one")
+            continue
+        ways[label] = peer
+    row.times.update(measure(ways, device, repeats=15 if batch * shape[1] < 8000 else 7))
+    plain = min(t.median for n, t in row.times.items() if t and n.startswith("plain"))
+    mine_ms = row.times["ours"]
+    assert mine_ms is not None
+    row.value = mine_ms.median / plain
+    return row
+
+
+def memory_row(batch: int) -> Row:
+    """Peak memory of one step, against plain training."""
+    row = Row(f"peak memory, ResNet-18-GN, B={batch}, cuda", ratio="ours / plain", target="≤ 1.5")
+    step = Step.make(build("resnet18", CIFAR, 10, seed=0), CIFAR, batch, "cuda")
+    ways: dict[str, Callable[[], object]] = {"plain": next(iter(plain_ways(step, compiled=False)))[1]}
+    ways["ours"] = ours(step)
+    if not any(value is None for label, value in peers(step) if label == "opacus, hooks"):
+        ways["opacus, hooks"] = opacus_hooks(step)
+    found = {}
+    for label, way in ways.items():
+        if not _works(label, way, row):
+            continue
+        torch.cuda.empty_cache()
+        found[label] = peak_memory(way)
+        row.notes.append(f"{label}: {found[label] / 2**30:.2f} GiB")
+    row.value = found["ours"] / found["plain"]
+    return row
+
+
+def client_level_row(device: str) -> Row:
+    """50 clients × 5 steps × B=10, MLP 784-64-10: local training, clipped update, noise."""
+    clients = 50
+    row = Row(f"{clients} clients × 5 steps × B=10, MLP 784-64-10, clip + noise, {device}", target="≤ 0.6")
+    row.ratio = "ours, ms per client"
+    model = build("mlp", MNIST, 10, seed=0).to(device)
+    mechanism = ClientLevel(local=LocalSteps(batch=10, steps=5), noise_multiplier=1.0)
+    data = [records(200, MNIST, 10, i, device) for i in range(clients)]
+    cohorts = {
+        "ours": Cohort.make(model, FusedBackend(model), mechanism, data),
+        "client by client": Cohort.make(model, LoopBackend(model), mechanism, data),
+    }
+    _rounds(row, cohorts, {"ours": clients, "client by client": 1}, device, clients, repeats=15)
+    row.value = row.times["ours"].median  # type: ignore[union-attr]
+    row.times.update(dict.fromkeys(PEERS_OF_ROUNDS))
+    return row
+
+
+def record_level_row(device: str, clients: int = 25, steps: int = 10, batch: int = 128) -> Row:
+    """DP-SGD in each client, all clients stacked against one after another."""
+    row = Row(f"{clients} clients × {steps} steps × B={batch}, PAC-DP CNN, {device}", target="≥ 10")
+    row.ratio = "client by client / ours"
+    model = build("cnn-small", MNIST, 10, seed=0).to(device)
+    data = [records(1200, MNIST, 10, i, device) for i in range(clients)]
+    mechanism = RecordLocal(batch=batch, steps=steps, noise_multiplier=1.0)
+    cohorts = {
+        "ours": Cohort.make(model, FusedBackend(model), mechanism, data),
+        "client by client": Cohort.make(model, LoopBackend(model), mechanism, data),
+    }
+    _rounds(row, cohorts, {"ours": clients, "client by client": 1}, device, clients, repeats=5)
+    row.value = row.times["client by client"].median / row.times["ours"].median  # type: ignore[union-attr]
+    return row
+
+
+def grid_row(device: str, configurations: int = 80, steps: int = 20, batch: int = 128) -> Row:
+    """The offline grid: the same public data, as many trainings as there are configurations."""
+    row = Row(f"8 × 10 offline grid on the proxy, PAC-DP CNN, {steps} steps × B={batch}, {device}", target="≤ 8")
+    row.ratio = "whole grid / one run"
+    model = build("cnn-small", MNIST, 10, seed=0).to(device)
+    proxy: Batch = records(3000, MNIST, 10, 0, device)
+    mechanism = RecordLocal(batch=batch, steps=steps, noise_multiplier=1.0)
+    bounds = [0.1 * 1.06**i for i in range(configurations)]
+    grid = Cohort.make(model, FusedBackend(model), mechanism, [proxy] * configurations, bounds)
+    one = Cohort.make(model, LoopBackend(model), mechanism, [proxy], bounds[:1])
+    at_once = {"whole grid": configurations, "one run": 1}
+    _rounds(row, {"whole grid": grid, "one run": one}, at_once, device, 1, repeats=5)
+    row.value = row.times["whole grid"].median / row.times["one run"].median  # type: ignore[union-attr]
+    return row
+
+
+def _rounds(
+    row: Row, cohorts: dict[str, Cohort], at_once: dict[str, int], device: str, share: int, repeats: int
+) -> None:
+    """Time whole rounds in turns; permission and settlement, which are the ledger's, are timed apart."""
+    _agree(row, cohorts, device)
+    stages: dict[str, dict[str, list[float]]] = {n: {"reserve": [], "run": [], "settle": []} for n in cohorts}
+    for _ in range(repeats + 2):
+        for name, cohort in cohorts.items():
+            clock = [time.perf_counter()]
+            jobs = cohort.reserve()
+            clock.append(_now(device))
+            results = cohort.run(jobs, at_once[name])
+            clock.append(_now(device))
+            cohort.settle(jobs, results)
+            clock.append(_now(device))
+            for stage, start, end in zip(stages[name], clock, clock[1:], strict=False):
+                stages[name][stage].append((end - start) / share)
+    for name, found in stages.items():
+        row.times[name] = Timing.of(found["run"][2:])
+        ledger = {stage: Timing.of(found[stage][2:]).median for stage in ("reserve", "settle")}
+        row.notes.append(f"{name}: ledger {ledger['reserve']:.2f} ms before, {ledger['settle']:.2f} ms after")
+
+
+def _agree(row: Row, cohorts: dict[str, Cohort], device: str) -> None:
+    """Both ways must send the same messages in the same round."""
+    few: dict[str, Any] = {}
+    for name, cohort in cohorts.items():
+        backend: Backend = cohort.frame.backend
+        theta = cohort.first.expand(3, -1).contiguous()
+        batches = [cohort.data[i % len(cohort.data)].take(torch.arange(4 + i)) for i in range(3)]
+        losses, bounds = cohort.frame.training.losses, [0.5, 1.0, 2.0]
+        for _ in range(2):  # the first call is compared with the loop, and would hide an error
+            few[name] = backend.clipped_sums(theta, batches, losses, bounds, ClipRule.FLAT)[0]
+    first, *rest = few.values()
+    for other in rest:
+        error = disagreement({"sum": other}, {"sum": first})
+        row.notes.append(f"clipped sums differ by {error:.1e}")
+        if error > AGREE[device]:
+            raise RuntimeError(f"the engines disagree by {error:.1e}: nothing to time")
+
+
+def _works(label: str, way: Callable[[], object], row: Row) -> bool:
+    try:
+        way()
+    except Exception as error:
+        row.notes.append(f"{label} failed: {' '.join(str(error).split())[:120]}")
+        return False
+    return True
+
+
+def _now(device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def rows(device: str) -> list[tuple[str, Callable[[], Row]]]:
+    """What is measured on a device, in order."""
+    if device == "cuda":
+        return [
+            ("resnet18", lambda: step_row("ResNet-18-GN", "resnet18", CIFAR, 512, device, 1.6)),
+            ("memory", lambda: memory_row(512)),
+            ("cnn", lambda: step_row("PAC-DP CNN", "cnn-small", MNIST, 128, device, 1.25)),
+            ("client-level", lambda: client_level_row(device)),
+            ("record-level", lambda: record_level_row(device)),
+            ("grid", lambda: grid_row(device)),
+        ]
+    return [
+        ("cnn", lambda: step_row("PAC-DP CNN", "cnn-small", MNIST, 128, device, 1.25)),
+        ("resnet18", lambda: step_row("ResNet-18-GN", "resnet18", CIFAR, 16, device, 1.15)),
+        ("client-level", lambda: client_level_row(device)),
+    ]
+
+
+def run(device: str, only: list[str], tell: Callable[[str], None]) -> dict[str, Any]:
+    """Measure; a row that fails says so and the others go on."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    done: list[dict[str, Any]] = []
+    for name, make in rows(device):
+        if only and name not in only:
+            continue
+        start = time.perf_counter()
+        tell(f"{name} …")
+        try:
+            row = asdict(make())
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300]
+            row = asdict(Row(name, notes=[f"failed: {type(error).__name__}: {reason}"]))
+        done.append({"name": name, **row, "seconds": time.perf_counter() - start})
+        tell(table([done[-1]]))
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    return {"machine": machine(device), "rows": done}
+
+
+def machine(device: str) -> dict[str, Any]:
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "precision": "float32, tf32 products" if device == "cuda" else "float32",
+    }
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    lines = []
+    for row in found:
+        value = "failed" if row["value"] is None else f"{row['value']:.2f}"
+        lines.append(f"{row['work']}: {row['ratio']} {value} ({row['target']})")
+        for name, t in row["times"].items():
+            text = "missing" if t is None else f"{t['median']:9.2f} ms  [{t['low']:.2f}, {t['high']:.2f}]"
+            lines.append(f"    {name:<32} {text}")
+        lines += [f"    · {note}" for note in row["notes"]]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m modicum.bench.speed", description="How fast training is.")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--threads", type=int, default=2, help="threads on a CPU")
+    parser.add_argument("--only", nargs="*", default=[], help="names of rows")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--out", type=Path, help="folder for speed.json")
+    chosen = parser.parse_args(arguments)
+    if chosen.device == "cpu":
+        torch.set_num_threads(chosen.threads)
+    elif not torch.cuda.is_available():
+        parser.error("no GPU is found here: use --device cpu")
+    found = run(chosen.device, chosen.only, lambda text: print(text, file=sys.stderr, flush=True))
+    text = json.dumps(found, indent=2)
+    if chosen.out:
+        chosen.out.mkdir(parents=True, exist_ok=True)
+        (chosen.out / f"speed-{chosen.device}.json").write_text(text + "\n")
+    print(text if chosen.json else table(found["rows"]))
+
+
+if __name__ == "__main__":
+    main()
