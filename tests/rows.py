@@ -44,10 +44,24 @@ from modicum.methods import (
     DpSgd,
     FedAvg,
     FedPer,
+    NbAfl,
+    PacDp,
     PFedSd,
     Pfsd,
+    RpdpFl,
 )
-from modicum.policies import AdaptiveQuantile, Bandit, Fixed, MedianNorm, NaiveMedianNorm, PlateauCosine, Ppo
+from modicum.policies import (
+    AdaptiveQuantile,
+    Bandit,
+    BudgetCurve,
+    Curve,
+    Fixed,
+    MedianNorm,
+    NaiveMedianNorm,
+    PlateauCosine,
+    Ppo,
+    ScaleFreeCurve,
+)
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.spec import Adjacency, SecureAggregation, TrustedServer
 from modicum.training.optimisers import Sgd
@@ -92,6 +106,8 @@ POLICIES: dict[str, Policy] = {
     "ppo": Ppo(0.5, memory=2, passes=2, sample=2, random_rounds=1),
     "ppo-bits": Ppo(0.5, memory=2, passes=2, sample=2, random_rounds=1, clip_bits=True),
     "bandit": Bandit(0.5),
+    "budget-curve": BudgetCurve(Curve((0.01, 100.0), (0.2, 2.0))),
+    "scale-free-curve": ScaleFreeCurve(Curve((1e-6, 1e6), (0.2, 2.0), scale_free=True), 0.5),
 }
 
 LOCAL = LocalSteps(batch=4, steps=2)
@@ -137,6 +153,12 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "pfedsd": PFedSd(batch=4),
     "fedper": FedPer(batch=4, personal="1.bias"),
     "dp-fedsam": DpFedSam(batch=4),
+    "pac-dp": PacDp(clip=0.5),
+    "pac-dp-adam": PacDp(optimiser="adam", lr=0.05, batch=4),
+    "pac-dp-faithful": PacDp(mode="faithful", published="cifar-10"),
+    "nbafl": NbAfl(batch=4),
+    "nbafl-faithful": NbAfl(mode="faithful", batch=4),
+    "rpdp-fl": RpdpFl(full_budget=2.0),
 }
 
 
@@ -145,6 +167,8 @@ def fits(policy: Policy, mechanism: Mechanism, aggregation: Aggregation) -> bool
     sells_signals = not isinstance(mechanism, Clear)
     if policy.scope is Scope.STEP and not isinstance(mechanism, RecordLocal):
         return False
+    if isinstance(policy, BudgetCurve | ScaleFreeCurve) and not mechanism.individuals:
+        return False  # a sum has one noise, so its clients' bounds cannot follow their budgets (R7)
     if aggregation.needs_individuals and not mechanism.individuals:
         return False
     return sells_signals or not policy.signals

@@ -56,6 +56,7 @@ def experiment(config: Config) -> Experiment:
         max_participations=run.max_participations,
         metrics=tuple(Metric(m.name, m.every, m.noise_multiplier) for m in run.metrics),
         seed=run.seed,
+        hot_start=run.hot_start,
         evaluate_every=run.evaluate_every,
         device=run.device,
         model_options=dict(config.model.options),
@@ -68,6 +69,16 @@ def experiment(config: Config) -> Experiment:
 
 
 def _dataset(config: Config) -> Dataset:
+    dataset, weights = _records(config), config.data.backbone
+    if weights is None:
+        return dataset
+    from modicum.data.fetch import data_folder
+    from modicum.models.features import featured
+
+    return featured(dataset, weights, data_folder(config.data.dir) / "features")
+
+
+def _records(config: Config) -> Dataset:
     data = config.data
     if data.name is not None:
         return load(data.name, data.dir)

@@ -163,7 +163,7 @@ def _near(wrong: object, known: Iterable[str]) -> str:
 def _absolute(data: DataConfig, folder: Path) -> DataConfig:
     changed: dict[str, Any] = {
         key: str((folder / Path(value).expanduser()).resolve())
-        for key in ("npz", "csv", "dir")
+        for key in ("npz", "csv", "dir", "backbone")
         if (value := getattr(data, key)) is not None
     }
     return replace(data, **changed)

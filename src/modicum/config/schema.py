@@ -23,13 +23,14 @@ class DataConfig:
     label_column: str = setting("label", "of the csv file")
     classes: int | None = setting(None, "of your own data (default: the largest label + 1)")
     dir: str | None = setting(None, "folder of dataset files (default: MODICUM_DATA, else the cache)")
-    clients: int | None = setting(None, "how many (default: the clients that the data come with)")
+    clients: int | None = setting(None, "how many (default: the clients that the data come with, else 20)")
     partition: str | None = setting(
         None, "iid, dirichlet:α, shards:s, size-skew:r, natural (default: natural, else iid)"
     )
     validation: float = setting(0.0, "share of its records that each client keeps for declared metrics")
     test: float = setting(0.0, "share of its records that each client keeps for its own test")
     proxy: bool | float | str = setting(False, "public records: a share of the data, or another dataset's name")
+    backbone: str | None = setting(None, "weights of a public backbone, whose features take the place of images")
     seed: int | None = setting(None, "decides the division (default: the run's seed)")
 
     def __post_init__(self) -> None:
@@ -79,6 +80,7 @@ class RunConfig:
         None, "random cohorts, each client at most so often (default: a public balanced schedule)"
     )
     seed: int = setting(0, "decides the division, the first weights and, in simulation, the noise")
+    hot_start: int = setting(0, "epochs of the first model on the public proxy, which cost nothing (0: none)")
     evaluate_every: int = setting(1, "rounds between looks at the test data (simulated ground truth)")
     device: str = setting("cpu", "cpu, cuda, cuda:1, …")
     simulation: bool = setting(True, "seeded noise that protects nobody; false: cryptographic noise")
@@ -89,6 +91,8 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} must be at least 1, got {value}")
+        if self.hot_start < 0:
+            raise UserError(f"hot_start must be 0 or more epochs, got {self.hot_start}")
         if self.seed < 0:
             raise UserError(f"seed must be 0 or more, got {self.seed}")
 

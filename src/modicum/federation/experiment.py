@@ -16,6 +16,7 @@ from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check
 from modicum.errors import UserError
+from modicum.federation.hot_start import hot_start
 from modicum.models import build, check_model, fixed_features
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Experiment:
     max_participations: int | None = None  # None: a public balanced schedule; else random cohorts
     metrics: tuple[Metric, ...] = ()
     seed: int = 0
+    hot_start: int = 0  # epochs of the first model on the public proxy; 0: none
     evaluate_every: int = 1
     device: str = "cpu"
     model_options: dict[str, float] = field(default_factory=dict)
@@ -99,6 +101,11 @@ class Experiment:
         if self.rounds < 1 or self.evaluate_every < 1:
             raise UserError(
                 f"rounds and evaluate_every must be at least 1, got {self.rounds} and {self.evaluate_every}"
+            )
+        data = self.federation.data
+        if self.hot_start and not (len(data.proxy) and data.proxy_classes == data.classes):
+            raise UserError(
+                "a hot start needs public records with the task's labels: set proxy to a share of the data"
             )
 
     @property
@@ -136,9 +143,13 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
         )
 
     same_task = len(data.proxy) > 0 and data.proxy_classes == data.classes
+    first = Layout.of(trained).read(trained)
+    if experiment.hot_start:
+        public, held_out = batch(data.proxy), batch(data.proxy_validation)
+        first = hot_start(trained, public, held_out, experiment.hot_start, experiment.seed)
     return Prepared(
         model=trained,
-        first=Layout.of(trained).read(trained),
+        first=first,
         records=tuple(batch(c.train) for c in data.clients),
         validation=tuple(batch(c.validation) for c in data.clients),
         client_test=tuple(batch(c.test) for c in data.clients),

@@ -26,7 +26,7 @@ from modicum.federation.experiment import Experiment, Prepared, prepare
 from modicum.federation.server import Proposal, Server
 from modicum.federation.simulation import make_cohorts, make_facts, make_plans
 from modicum.mechanisms.common import training_multiplier
-from modicum.privacy.events import Release
+from modicum.privacy.events import KnownTo, Poisson, Release
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.token import Token
 
@@ -44,8 +44,12 @@ class RehearsedNoise:
     def reserve(self, release: Release) -> bool:  # noqa: ARG002
         return True
 
-    def sample(self, release: Release, step: int, records: int) -> Tensor:  # noqa: ARG002
-        return torch.arange(records)
+    def sample(self, release: Release, step: int, records: int) -> Tensor:
+        if not isinstance(release.sampler, Poisson) or release.sampler.known_to is not KnownTo.CLIENT:
+            return torch.arange(records)
+        seed = counter_seed(self.seed, release.client, release.round, step, "coins")
+        coins = torch.rand(records, generator=torch.Generator().manual_seed(seed))
+        return torch.nonzero(coins < release.sampler.rate).flatten()
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         stds = {block.name: block.noise_std for block in release.blocks}

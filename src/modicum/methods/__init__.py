@@ -15,8 +15,11 @@ from modicum.methods.dp_pfsd import DpPfsd
 from modicum.methods.dp_sgd import DpSgd
 from modicum.methods.fedavg import FedAvg
 from modicum.methods.fedper import FedPer
+from modicum.methods.nbafl import NbAfl
+from modicum.methods.pac_dp import PacDp
 from modicum.methods.pfedsd import PFedSd
 from modicum.methods.pfsd import Pfsd
+from modicum.methods.rpdp_fl import RpdpFl
 
 if TYPE_CHECKING:
     from modicum.federation.experiment import MethodSpec
@@ -27,6 +30,9 @@ METHODS: dict[str, type[MethodSpec]] = {
     "dp-sgd": DpSgd,
     "aqc": Aqc,
     "cgm-median": CgmMedian,
+    "pac-dp": PacDp,
+    "nbafl": NbAfl,
+    "rpdp-fl": RpdpFl,
     "acdp-pfsd": AcdpPfsd,
     "dp-pfsd": DpPfsd,
     "pfsd": Pfsd,
@@ -59,7 +65,10 @@ __all__ = [
     "DpSgd",
     "FedAvg",
     "FedPer",
+    "NbAfl",
     "PFedSd",
+    "PacDp",
     "Pfsd",
+    "RpdpFl",
     "method",
 ]

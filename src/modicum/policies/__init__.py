@@ -1,10 +1,23 @@
 """Clipping policies: public numbers from public and released values, never from data."""
 
 from modicum.policies.bandit import Bandit
+from modicum.policies.curve import BudgetCurve, Curve, ScaleFreeCurve, read_curve
 from modicum.policies.fixed import Fixed
 from modicum.policies.median import MedianNorm, NaiveMedianNorm
 from modicum.policies.ppo import Ppo
 from modicum.policies.quantile import AdaptiveQuantile
 from modicum.policies.schedule import PlateauCosine
 
-__all__ = ["AdaptiveQuantile", "Bandit", "Fixed", "MedianNorm", "NaiveMedianNorm", "PlateauCosine", "Ppo"]
+__all__ = [
+    "AdaptiveQuantile",
+    "Bandit",
+    "BudgetCurve",
+    "Curve",
+    "Fixed",
+    "MedianNorm",
+    "NaiveMedianNorm",
+    "PlateauCosine",
+    "Ppo",
+    "ScaleFreeCurve",
+    "read_curve",
+]

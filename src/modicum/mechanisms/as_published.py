@@ -1,0 +1,67 @@
+"""Noise as a paper prints it, with the ε that it truly gives: for faithful modes.
+
+What a client has granted is read as the paper's *claimed* ε. The plan, hence ledger and certificate, holds the
+true one, for every step and the true sensitivity. A silo that checks proposals against its own grant refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from modicum.core.messages import Broadcast, Decision, Message, Opened
+from modicum.core.parts import ClientFacts, Frame, Job, Opening, State
+from modicum.mechanisms.client_level import ClientLevel
+from modicum.mechanisms.record_local import RecordLocal
+from modicum.privacy.accounting.choose import epsilon
+from modicum.privacy.events import Release
+from modicum.privacy.plan import PlannedRelease, PrivacyPlan
+from modicum.privacy.spec import PrivacySpec
+
+Printed = Callable[[ClientFacts], float]
+"""Noise-std over clipping bound that the paper prints for a client."""
+
+SLACK = 1e-6  # of ε, so that the guard does not stop at its own rounding
+
+
+@dataclass(frozen=True)
+class AsPublished:
+    """The inner mechanism with printed noise instead of calibrated noise."""
+
+    inner: RecordLocal | ClientLevel
+    printed: Printed = field(repr=False)
+
+    cohort_rate = None
+    individuals = True
+
+    @property
+    def purpose(self) -> str:
+        return self.inner.purpose
+
+    @property
+    def spec(self) -> PrivacySpec:
+        return self.inner.spec
+
+    def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
+        z = self.printed(facts)
+        if isinstance(self.inner, RecordLocal):
+            sampler, count = self.inner.sampler(facts), self.inner.total_steps(facts)
+        else:
+            sampler, count = self.inner.sampler, facts.participations
+        releases = (PlannedRelease(self.purpose, z, sampler, count), *metrics)
+        true = epsilon(list(releases), self.spec).epsilon
+        return PrivacyPlan(client=facts.name, spec=self.spec, budget=true * (1 + SLACK), releases=releases)
+
+    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:  # noqa: ARG002
+        return dict(chosen)
+
+    def events(
+        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+    ) -> tuple[Release, ...]:
+        return self.inner.events(facts, plan, frame, broadcast, participation)
+
+    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
+        return self.inner.run(jobs, frame)
+
+    def open(self, messages: Sequence[Message], context: Opening) -> Opened | None:
+        return self.inner.open(messages, context)

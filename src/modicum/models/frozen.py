@@ -1,0 +1,105 @@
+"""Fixed features with a linear head: only the head is trained, so the noise has few dimensions to fall on.
+
+The features come from a backbone that was trained on a public proxy, or are the records themselves where they were
+computed beforehand (`featured`). A public transform may follow: it is fitted to public records alone and frozen.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from modicum.errors import UserError
+from modicum.models.backbone import load_backbone
+
+
+class Whitened(nn.Module):
+    """Public features' leading directions with equal spread, cut to length 1.
+
+    Gradients of a linear head then have norms of at most 2, whatever the record, and directions in which the
+    public records hardly differ cost no noise.
+    """
+
+    mean: Tensor
+    matrix: Tensor
+
+    def __init__(self, mean: Tensor, matrix: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("matrix", matrix)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.normalize((x.flatten(1) - self.mean) @ self.matrix, dim=1)
+
+
+class UnitNorm(nn.Module):
+    """Features cut to length 1: what `Whitened` does where there are no public records to fit it to."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.normalize(x.flatten(1), dim=1)
+
+
+class FixedFeatures(nn.Module):
+    """`head(features(x))`; only the head has parameters."""
+
+    fixed_features = True
+
+    def __init__(self, features: nn.Module, size: int, classes: int) -> None:
+        super().__init__()
+        self.features = frozen(features)
+        self.head = nn.Linear(size, classes)
+        nn.init.zeros_(self.head.weight)  # convex: no start is better than another
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+def frozen(module: nn.Module) -> nn.Module:
+    """The same module with its parameters as buffers, in evaluation mode for good."""
+    for part in module.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            delattr(part, name)
+            part.register_buffer(name, parameter.detach())
+    module.eval()
+    module.train = lambda mode=True: module  # type: ignore[method-assign]  # noqa: ARG005
+    return module
+
+
+def fit_whitening(public: Tensor, size: int, shrink: float = 0.05) -> Whitened:
+    """The `size` leading principal directions of public records, each divided by its (shrunken) spread.
+
+    `shrink` is the share of the mean variance that is added to every direction's own.
+    """
+    x = public.flatten(1).double()
+    if not 1 <= size <= x.shape[1]:
+        raise UserError(f"the whitened size must lie between 1 and {x.shape[1]}, got {size}")
+    if len(x) < 2:
+        raise UserError("whitening needs at least two public records: give the federation a proxy")
+    mean = x.mean(0)
+    values, vectors = torch.linalg.eigh((x - mean).T @ (x - mean) / (len(x) - 1))
+    values, vectors = values.flip(0)[:size].clamp_min(0), vectors.flip(1)[:, :size]
+    matrix = vectors / torch.sqrt(values + shrink * values.mean() + 1e-12)
+    return Whitened(mean.float(), matrix.float())
+
+
+def whitened_linear(public: Tensor, size: int, classes: int, shrink: float = 0.05) -> FixedFeatures:
+    """A linear head on whitened features, for records that are features already."""
+    return FixedFeatures(fit_whitening(public, size, shrink), size, classes)
+
+
+def backbone_linear(weights: str | Path, classes: int, transform: Whitened | None = None) -> FixedFeatures:
+    """A linear head on a stored backbone, for records that are images."""
+    backbone = load_backbone(weights).model
+    last: nn.Module = transform or UnitNorm()
+    size = backbone.shape.features if transform is None else transform.matrix.shape[1]
+    return FixedFeatures(nn.Sequential(backbone, last), size, classes)
+
+
+def unit_linear(input_shape: tuple[int, ...], classes: int) -> FixedFeatures:
+    """A linear head on records cut to length 1."""
+    return FixedFeatures(UnitNorm(), int(torch.Size(input_shape).numel()), classes)
