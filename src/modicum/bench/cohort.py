@@ -69,15 +69,23 @@ class Cohort:
         return cls(mechanism, frame, first, data, decisions, plans, ledger, noise)
 
     def reserve(self) -> list[Job]:
-        """The next round's jobs, with permission to release."""
-        jobs, self.round = [], self.round + 1
-        for (name, plan), data, decision in zip(self.plans.items(), self.data, self.decisions, strict=True):
-            facts = _facts(name, data)
-            broadcast = Broadcast("bench", self.round, name, decision, self.first)
-            events = self.mechanism.events(facts, plan, self.frame, broadcast, self.round)
-            door = ReservedDoor(self.noise, self.ledger.reserve(events))
-            jobs.append(Job(facts, plan, data, data, {}, broadcast, self.round, self.round, door))
-        return jobs
+        """The next round's jobs, with permission to release: all in one transaction, as in a simulation."""
+        self.round += 1
+        asked = [
+            Broadcast("bench", self.round, name, decision, self.first)
+            for name, decision in zip(self.plans, self.decisions, strict=True)
+        ]
+        facts = [_facts(name, data) for name, data in zip(self.plans, self.data, strict=True)]
+        events = [
+            self.mechanism.events(f, self.plans[f.name], self.frame, b, self.round)
+            for f, b in zip(facts, asked, strict=True)
+        ]
+        tokens = iter(self.ledger.reserve([event for some in events for event in some]))
+        doors = [ReservedDoor(self.noise, [next(tokens) for _ in some]) for some in events]
+        return [
+            Job(f, self.plans[f.name], data, data, {}, b, self.round, self.round, door)
+            for f, data, b, door in zip(facts, self.data, asked, doors, strict=True)
+        ]
 
     def run(self, jobs: Sequence[Job], at_once: int) -> list[tuple[Message, State]]:
         """Local training, clipping and noise."""

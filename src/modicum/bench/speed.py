@@ -11,7 +11,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from modicum.bench.timing import Timing, measure, peak_memory
 from modicum.core.parts import Backend, Batch, ClipRule
 from modicum.engines.fused import FusedBackend
 from modicum.engines.loop import LoopBackend
+from modicum.errors import UserError
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
@@ -216,7 +217,7 @@ def rows(device: str) -> list[tuple[str, Callable[[], Row]]]:
     ]
 
 
-def run(device: str, only: list[str], tell: Callable[[str], None]) -> dict[str, Any]:
+def run(device: str, only: Sequence[str], tell: Callable[[str], None]) -> dict[str, Any]:
     """Measure; a row that fails says so and the others go on."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     done: list[dict[str, Any]] = []
@@ -259,24 +260,43 @@ def table(found: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def measure_all(
+    device: str, *, threads: int = 2, only: Sequence[str] = (), out: Path | None = None, as_json: bool = False
+) -> str:
+    """Run the rows, tell the progress on stderr, and give the table or the JSON."""
+    known = [name for name, _ in rows(device)]
+    unknown = [name for name in only if name not in known]
+    if unknown:
+        raise UserError(f"no row {unknown[0]!r} on {device}: use one of {', '.join(known)}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("no GPU is found here: use --device cpu")
+    if threads < 1:
+        raise UserError(f"threads must be at least 1, got {threads}")
+    if device == "cpu":
+        torch.set_num_threads(threads)
+    found = run(device, only, lambda text: print(text, file=sys.stderr, flush=True))
+    text = json.dumps(found, indent=2, ensure_ascii=False)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"speed-{device}.json").write_text(text + "\n", encoding="utf-8")
+    return text if as_json else table(found["rows"])
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m modicum.bench.speed", description="How fast training is.")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=2, help="threads on a CPU")
     parser.add_argument("--only", nargs="*", default=[], help="names of rows")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--out", type=Path, help="folder for speed.json")
-    chosen = parser.parse_args(arguments)
-    if chosen.device == "cpu":
-        torch.set_num_threads(chosen.threads)
-    elif not torch.cuda.is_available():
-        parser.error("no GPU is found here: use --device cpu")
-    found = run(chosen.device, chosen.only, lambda text: print(text, file=sys.stderr, flush=True))
-    text = json.dumps(found, indent=2)
-    if chosen.out:
-        chosen.out.mkdir(parents=True, exist_ok=True)
-        (chosen.out / f"speed-{chosen.device}.json").write_text(text + "\n")
-    print(text if chosen.json else table(found["rows"]))
+    parser.add_argument("--out", type=Path, help="folder for the figures as JSON")
+    chosen = parser.parse_args()
+    try:
+        text = measure_all(
+            chosen.device, threads=chosen.threads, only=chosen.only, out=chosen.out, as_json=chosen.json
+        )
+    except UserError as error:
+        parser.error(str(error))
+    print(text)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,77 @@
+"""The benchmark times equal work only, and a row that fails does not stop it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from modicum.bench import speed
+from modicum.bench.cohort import Cohort, records
+from modicum.bench.steps import Step, disagreement, ours, peers
+from modicum.bench.timing import Timing, measure
+from modicum.engines.fused import FusedBackend
+from modicum.engines.loop import LoopBackend
+from modicum.errors import UserError
+from modicum.mechanisms.record_local import RecordLocal
+from modicum.models import build
+
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook")
+
+
+def test_every_library_gives_the_same_clipped_sum() -> None:
+    step = Step.make(build("cnn-small", (1, 12, 12), 10, seed=0), (1, 12, 12), 4, "cpu")
+    truth = ours(step)()
+    for name, peer in peers(step):
+        assert peer is not None, name
+        assert disagreement(peer(), truth) < 1e-4, name
+
+
+def test_a_wrong_sum_is_seen() -> None:
+    truth = {"a": torch.ones(3), "b": torch.ones(2)}
+    assert disagreement({"a": torch.ones(3), "b": 1.01 * torch.ones(2)}, truth) > 1e-3
+
+
+def test_a_round_is_the_same_for_both_engines() -> None:
+    data = [records(20, (1, 4, 4), 10, i) for i in range(3)]
+    mechanism = RecordLocal(batch=5, steps=2, noise_multiplier=1.0)
+    updates = []
+    for engine, at_once in ((FusedBackend, 3), (LoopBackend, 1)):
+        model = build("mlp", (1, 4, 4), 10, seed=0)
+        cohort = Cohort.make(model, engine(model), mechanism, data)
+        jobs = cohort.reserve()
+        results = cohort.run(jobs, at_once)
+        cohort.settle(jobs, results)
+        updates.append(torch.stack([message.update for message, _ in results]))  # type: ignore[union-attr]
+    torch.testing.assert_close(updates[0], updates[1], rtol=1e-4, atol=1e-6)
+
+
+def test_ways_are_timed_in_turns() -> None:
+    order: list[str] = []
+    times = measure({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, "cpu", repeats=3, warm_up=1)
+    assert "".join(order) == "ab" * 4
+    assert set(times) == {"a", "b"}
+
+
+def test_a_timing_is_the_median_between_quartiles() -> None:
+    assert Timing.of([0.001 * n for n in range(1, 10)]) == Timing(5.0, 3.0, 7.0)
+
+
+def test_a_row_that_fails_says_so_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken() -> speed.Row:
+        raise RuntimeError("no memory")
+
+    fine = speed.Row("fine", ratio="a / b", value=1.0)
+    monkeypatch.setattr(speed, "rows", lambda _: [("broken", broken), ("fine", lambda: fine)])
+    threads = torch.get_num_threads()
+    found = json.loads(speed.measure_all("cpu", threads=threads, out=tmp_path, as_json=True))
+    assert [row["value"] for row in found["rows"]] == [None, 1.0]
+    assert "no memory" in found["rows"][0]["notes"][0]
+    assert json.loads((tmp_path / "speed-cpu.json").read_text()) == found
+
+
+def test_bad_input_is_one_line() -> None:
+    with pytest.raises(UserError, match="no row 'nothing' on cpu: use one of cnn"):
+        speed.measure_all("cpu", only=["nothing"])
