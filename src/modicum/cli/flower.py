@@ -116,40 +116,30 @@ def keys(
     typer.echo(f"keys in {folder}: keep those without .crt or .pub to yourself")
 
 
-@app.command("publish")
-def publish(
-    project: Path = typer.Argument(help="The Flower project (the folder with pyproject.toml)."),
-    database: Path = typer.Option(..., "--database", help="The SuperLink's database file."),
-    key: Path = typer.Option(..., "--key", help="The key that signs the app."),
-) -> None:
-    """Sign the app bundle and hand it to the SuperLink's database, so that nodes with trusted entities run it."""
-    from modicum.engines.flower import link
-
-    for path in (project / "pyproject.toml", key):
-        if not path.is_file():
-            raise UserError(f"there is no {path}: give the project and its signing key")
-    database.parent.mkdir(parents=True, exist_ok=True)
-    link.publish(project, database, key)
-    typer.echo(f"signed {project} for {database}")
-
-
 @app.command("start")
 def start(
     project: Path = typer.Argument(help="The Flower project (the folder with pyproject.toml)."),
     superlink: str = typer.Option("127.0.0.1:8000", "--superlink", help="Address of the SuperLink."),
     ca: Path = typer.Option(..., "--ca", help="The certificate authority's file, ca.crt."),
+    database: Path = typer.Option(..., "--database", help="The SuperLink's database file."),
+    key: Path = typer.Option(..., "--key", help="The key that signs the app."),
     silos: Path | None = typer.Option(None, "--silos", help="Register the nodes of this file first."),
     seconds: float = typer.Option(60.0, "--wait", help="Seconds to wait for the SuperLink."),
 ) -> None:
-    """Register nodes and start the published app; an interrupted run in its folder is continued."""
+    """Sign the app, register nodes and start; an interrupted run in the app's folder is continued.
+
+    Runs on the SuperLink's machine: Flower takes signatures of local apps from its database only.
+    """
     from modicum.engines.flower import keys as made
     from modicum.engines.flower import link
 
-    if not ca.is_file():
-        raise UserError(f"there is no {ca}: copy the certificate authority's file from the server")
+    for path in (project / "pyproject.toml", key, ca, *([silos] if silos else [])):
+        if not path.is_file():
+            raise UserError(f"there is no {path}: `modicum flower init` and `modicum flower keys` make it")
     link.wait_for(superlink, ca, seconds, tell=lambda text: typer.echo(text, err=True))
     with link.control(superlink, ca) as client:
         if silos is not None:
             for name, key in made.read_public_keys(silos).items():
                 link.register(client, name, key)
+        link.publish(project, database, key)
         typer.echo(f"started Flower run {link.start_signed_run(client, project)}")

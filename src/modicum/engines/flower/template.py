@@ -57,9 +57,8 @@ Flower {flwr}. Everything below was made by `modicum flower init`; keys are in `
 ## On one machine
 
 ```
-modicum flower publish app --database flower/link.db --key keys/bundle
 {superlink} &
-{first}modicum flower start app --ca keys/ca.crt --silos keys/silos.toml --superlink {address}
+{first}{start}
 ```
 
 ## On several machines
@@ -106,6 +105,10 @@ def _readme(names: Sequence[str], host: str, port: int) -> str:
         f"flower-superlink --host {bind} --port {port} --ssl-ca-certfile keys/ca.crt "
         "--ssl-certfile keys/server.crt --ssl-keyfile keys/server.key --enable-supernode-auth "
         "--database flower/link.db --disable-runtime-dependency-installation"
+    )
+    start = (
+        f"modicum flower start app --superlink {address} --ca keys/ca.crt --silos keys/silos.toml "
+        "--key keys/bundle --database flower/link.db"
     )
     lines = []
     for i, name in enumerate(names, start=1):

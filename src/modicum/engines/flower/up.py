@@ -149,7 +149,6 @@ class Deployment:
         tell(f"starting {len(self.budgets)} silos, a SuperLink at {self.address} and {len(self.budgets)} nodes")
         for name in self.budgets:
             self.crew.start(f"silo-{name}", _modicum("silo", "serve", str(self.at.silo(name))))
-        link.publish(self.project, self.at.database, self.signing_key)
         self.crew.start("superlink", self.superlink_command())
         link.wait_for(self.address, self.tls.ca, 90, tell=None, alive=lambda: self.crew.alive("superlink"))
         with link.control(self.address, self.tls.ca) as client:
@@ -212,8 +211,10 @@ class Deployment:
 
     def _submit(self) -> None:
         link.wait_for(self.address, self.tls.ca, 60)
+        # Handed over each time: whoever reaches the control API can put another app in its place.
+        link.publish(self.project, self.at.database, self.signing_key)
         with link.control(self.address, self.tls.ca) as client:
-            self.flower_run = link.start_signed_run(client, self.project)
+            link.start_signed_run(client, self.project)
 
     def status(self) -> dict[str, Any]:
         try:
