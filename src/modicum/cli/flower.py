@@ -139,7 +139,7 @@ def start(
     link.wait_for(superlink, ca, seconds, tell=lambda text: typer.echo(text, err=True))
     with link.control(superlink, ca) as client:
         if silos is not None:
-            for name, key in made.read_public_keys(silos).items():
-                link.register(client, name, key)
+            for name, public in made.read_public_keys(silos).items():
+                link.register(client, name, public)
         link.publish(project, database, key)
         typer.echo(f"started Flower run {link.start_signed_run(client, project)}")

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +104,7 @@ class Record:
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     folder = tmp_path_factory.mktemp("record")
     with alone():
         made = deployment(folder, RECORD_LEVEL)
@@ -116,7 +115,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
             with link.control(made.address, made.tls.ca) as client:
                 nodes = {node.name for node in link._list_nodes(client)}
             made.run(silent, silent)
-    yield Record(made, folder, loot, stranger, nodes, impostor, victim, made.crew.leftovers())
+    return Record(made, folder, loot, stranger, nodes, impostor, victim, made.crew.leftovers())
 
 
 def _lured_away(made: Deployment, folder: Path) -> tuple[str, Impostor]:

@@ -118,4 +118,4 @@ def _readme(names: Sequence[str], host: str, port: int) -> str:
             f"--auth-supernode-private-key keys/{name} --trusted-entities keys/trusted.yaml --host 127.0.0.1 "
             f'--port {port + i} --node-config "silo=\\"$PWD/silos/{name}.sock\\"" &\n'
         )
-    return README.format(count=len(names), flwr=FLWR, superlink=superlink, first="".join(lines), address=address)
+    return README.format(count=len(names), flwr=FLWR, superlink=superlink, first="".join(lines), start=start)
