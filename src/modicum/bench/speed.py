@@ -22,6 +22,7 @@ from modicum.bench.cohort import Cohort, records
 from modicum.bench.steps import Step, disagreement, opacus_hooks, ours, peers, plain_ways
 from modicum.bench.timing import Timing, measure, peak_memory
 from modicum.core.parts import Backend, Batch, ClipRule
+from modicum.engines.choose import choose
 from modicum.engines.fused import FusedBackend
 from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
@@ -105,7 +106,8 @@ def client_level_row(device: str) -> Row:
         "ours": Cohort.make(model, FusedBackend(model), mechanism, data),
         "client by client": Cohort.make(model, LoopBackend(model), mechanism, data),
     }
-    _rounds(row, cohorts, {"ours": clients, "client by client": 1}, device, clients, repeats=15)
+    at_once = {"ours": choose(model, device).at_once, "client by client": 1}
+    _rounds(row, cohorts, at_once, device, clients, repeats=15)
     row.value = row.times["ours"].median  # type: ignore[union-attr]
     row.times.update(dict.fromkeys(PEERS_OF_ROUNDS))
     return row

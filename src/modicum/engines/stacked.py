@@ -14,7 +14,7 @@ from modicum.core.parts import Batch, ClipRule, Losses
 from modicum.core.stack import PooledBatches, padded, real_rows
 from modicum.engines.factors import clip_factors
 from modicum.engines.loop import LoopBackend
-from modicum.engines.sums import client_sums
+from modicum.engines.sums import write_client_sums
 from modicum.engines.twin import CannotStackError, Run, Twin
 
 
@@ -118,9 +118,8 @@ class StackedEngine:
             if kept is None:
                 part.zero_()
             else:
-                part.view(-1, *run.weights[name].shape[1:]).copy_(
-                    client_sums(kept, factors, run.clients, run.size)
-                )
+                where_to = part.view(-1, *run.weights[name].shape[1:])
+                write_client_sums(where_to, kept, factors, run.size)
         return total
 
 

@@ -15,21 +15,24 @@ class SumsByClient(Protocol):
     def client_sums(self, weights: Tensor | None, clients: int) -> Tensor: ...
 
 
-def client_sums(kept: Kept, weights: Tensor | None, clients: int, size: int) -> Tensor:
-    """(clients, *shape): Σ_b weights[i, b] · gradient[i, b]; weights (clients, size), None for ones."""
-    if isinstance(kept, SumsByClient):
-        return kept.client_sums(weights, clients)
+def write_client_sums(out: Tensor, kept: Kept, weights: Tensor | None, size: int) -> None:
+    """out[i] = Σ_b weights[i, b] · gradient[i, b]; weights are (clients, size), None for ones."""
+    clients = len(out)
     if isinstance(kept, LinearWeight):
-        return _linear(kept, weights, clients)
-    if isinstance(kept, Dense):
-        return _dense(kept.gradients, weights, clients)
-    return _one_by_one(kept, weights, clients, size)
+        _write_linear(out, kept, weights)
+    elif isinstance(kept, SumsByClient):
+        out.copy_(kept.client_sums(weights, clients))
+    elif isinstance(kept, Dense):
+        out.copy_(_dense(kept.gradients, weights, clients))
+    else:
+        out.copy_(_one_by_one(kept, weights, clients, size))
 
 
-def _linear(kept: LinearWeight, weights: Tensor | None, clients: int) -> Tensor:
+def _write_linear(out: Tensor, kept: LinearWeight, weights: Tensor | None) -> None:
+    """The product goes straight to its place among all gradients: on a CPU a copy costs as much as the product."""
     g = kept.g if weights is None else kept.g * weights.reshape(-1, 1, 1)
-    g = g.reshape(clients, -1, g.shape[2])
-    return torch.bmm(g.transpose(1, 2), kept.a.reshape(clients, -1, kept.a.shape[2]))
+    g = g.reshape(len(out), -1, g.shape[2]).transpose(1, 2)
+    torch.bmm(g, kept.a.reshape(len(out), -1, kept.a.shape[2]), out=out)
 
 
 def _dense(gradients: Tensor, weights: Tensor | None, clients: int) -> Tensor:
