@@ -1,0 +1,127 @@
+"""Bad input of the deployment commands: one line, exit code 2."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+from pathlib import Path
+
+import pytest
+
+from modicum.cli import run
+from modicum.cli.app import app
+from modicum.engines.flower import keys, link
+from modicum.engines.flower.project import PACKAGE
+from modicum.errors import UserError
+from tests.silo.helpers import EXPERIMENT, write_silo
+
+
+def _fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run(app, list(arguments)) == 2
+    error = capsys.readouterr().err.strip()
+    assert "Traceback" not in error
+    return error.splitlines()[-1]
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> str:
+    path = tmp_path / "experiment.toml"
+    path.write_text(EXPERIMENT)
+    return str(path)
+
+
+def test_a_port_in_use(experiment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = _fails(capsys, "flower", "up", experiment, "--port", port, "--out", str(tmp_path / "out"))
+    assert said == f"modicum: port {port} is in use: choose another with --port"
+
+
+def test_no_nodes(experiment: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--nodes must be at least 1" in _fails(capsys, "flower", "up", experiment, "--nodes", "0")
+
+
+def test_secure_aggregation_is_not_pretended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "e.toml"
+    path.write_text(EXPERIMENT.replace('name = "dp-sgd"', 'name = "dp-fedavg"'))
+    said = _fails(capsys, "flower", "up", str(path), "--out", str(tmp_path / "out"))
+    assert "secure aggregation is only simulated so far" in said
+
+
+def test_a_trusted_server_is_not_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "e.toml"
+    path.write_text(EXPERIMENT.replace('name = "dp-sgd"', 'name = "dp-fedavg"\nview = "trusted-server"'))
+    assert "trust nobody" in _fails(capsys, "flower", "up", str(path), "--out", str(tmp_path / "out"))
+
+
+def test_an_expired_certificate(tmp_path: Path) -> None:
+    tls = keys.make_tls(tmp_path, days=-1)
+    yesterday = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+    with pytest.raises(UserError, match=f"expired on {yesterday:%Y-%m-%d}"):
+        keys.check_tls(tls)
+    keys.check_tls(keys.make_tls(tmp_path / "fresh"))
+
+
+@pytest.mark.parametrize("lost", ["ca.crt", "server.key"])
+def test_a_missing_key(tmp_path: Path, lost: str) -> None:
+    tls = keys.make_tls(tmp_path)
+    (tmp_path / lost).unlink()
+    with pytest.raises(UserError, match=f"there is no .*{lost}"):
+        keys.check_tls(tls)
+
+
+def test_secret_keys_are_private(tmp_path: Path) -> None:
+    keys.make_tls(tmp_path)
+    for path in (
+        tmp_path / "server.key",
+        keys.make_node_key(tmp_path / "n"),
+        keys.make_signing_key(tmp_path / "b"),
+    ):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["flower", "init", str(tmp_path / "p"), "--silos", "a,b"]) == 0
+    at = tmp_path / "p" / "keys"
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    capsys.readouterr()
+    arguments = ["--ca", str(at / "ca.crt"), "--key", str(at / "bundle"), "--database", str(tmp_path / "db")]
+    address = f"127.0.0.1:{port}"
+    code = run(
+        app, ["flower", "start", str(tmp_path / "p" / "app"), "--superlink", address, "--wait", "1", *arguments]
+    )
+    said = capsys.readouterr().err.strip().splitlines()
+    assert code == 2
+    assert said[0].startswith(f"waiting for the SuperLink at {address}: 1 s left")
+    assert said[-1].startswith(f"modicum: no SuperLink answers at {address}")
+
+
+def test_a_project_that_flower_accepts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "p"
+    assert run(app, ["flower", "init", str(folder), "--silos", "a,b"]) == 0
+    content = link.bundle(folder / "app")
+    assert f"{PACKAGE}/client_app.py".encode() in content
+    for silo in ("a", "b"):
+        assert run(app, ["silo", "check", str(folder / "silos" / f"{silo}.toml")]) == 0
+    assert "cryptographic noise" in capsys.readouterr().out
+    assert "is not empty" in _fails(capsys, "flower", "init", str(folder))
+
+
+def test_a_signature_is_that_of_the_bundle(tmp_path: Path) -> None:
+    """What Flower's node checks, with Flower's own function; a changed byte is found out."""
+    from flwr.supercore.fab import Fab
+    from flwr.supernode.start_client_internal import _verify_fab
+
+    key, other = keys.make_signing_key(tmp_path / "k"), keys.make_signing_key(tmp_path / "o")
+    trusted = {link.KEY_ID: keys.public(key).read_text()}
+    signed = link.signatures(b"bundle", key)
+    assert _verify_fab(Fab("", b"bundle", signed), trusted)
+    assert not _verify_fab(Fab("", b"bundlf", signed), trusted)
+    assert not _verify_fab(Fab("", b"bundle", link.signatures(b"bundle", other)), trusted)
+
+
+def test_a_silo_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "cannot read" in _fails(capsys, "silo", "serve", str(tmp_path / "none.toml"))
+    path = write_silo(tmp_path, "client-99")
+    assert "no records of 'client-99'" in _fails(capsys, "silo", "check", str(path))

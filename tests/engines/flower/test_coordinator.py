@@ -1,0 +1,205 @@
+"""The server of a deployed run, with silos in this process and a carrier that loses, repeats and delays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from modicum.config import experiment, read
+from modicum.engines.flower.coordinator import Coordinator, Patience
+from modicum.errors import UserError
+from modicum.federation.records import read_records
+from modicum.federation.simulation import Simulation
+from modicum.privacy.verify import verify
+from modicum.silo.silo import Silo
+from modicum.silo.spec import read_spec
+from modicum.silo.wire import Answer, Code, Kind
+from tests.engines.flower.helpers import CLIENT_LEVEL, RECORD_LEVEL
+from tests.silo.helpers import charged_rounds, write_silo
+
+NAMES = ("client-00", "client-01")
+Trouble = Callable[[Kind, str, int, Callable[[], Answer]], Answer | None]
+
+
+class Direct:
+    """Asks silos in this process; `trouble` decides what becomes of each exchange."""
+
+    def __init__(self, silos: Mapping[str, Silo], trouble: Trouble | None = None) -> None:
+        self.silos, self.trouble, self.round = silos, trouble, -1
+
+    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:  # noqa: ARG002
+        self.round += kind == Kind.ROUND
+        answers = {}
+        for name, body in bodies.items():
+
+            def honest(name: str = name, body: bytes = body) -> Answer:
+                return self.silos[name].answer(kind, body)
+
+            got = honest() if self.trouble is None else self.trouble(kind, name, self.round, honest)
+            if got is not None:
+                answers[name] = got
+        return answers
+
+
+@contextmanager
+def silos(folder: Path, text: str, **changes: str) -> Iterator[dict[str, Silo]]:
+    unit = "client" if 'level = "client"' in text else "record"
+    made = {}
+    for name, budget in zip(NAMES, (1.0, 4.0), strict=True):
+        grant = changes.get(name, "")
+        path = write_silo(
+            folder, name, experiment=text, budget=budget, simulation=True, grant=f'unit = "{unit}"\n{grant}'
+        )
+        made[name] = Silo(read_spec(path))
+    try:
+        yield made
+    finally:
+        for silo in made.values():
+            silo.close()
+
+
+def coordinator(folder: Path, carrier: Direct) -> Coordinator:
+    return Coordinator(read(folder / "experiment.toml"), NAMES, folder / "server", carrier, Patience(1, 1))
+
+
+def finish(made: Coordinator) -> torch.Tensor:
+    for _ in made.rounds():
+        pass
+    made.finish()
+    made.close()
+    return made.model
+
+
+def in_process(folder: Path, text: str, faults: Callable[[int, str], bool] | None = None) -> torch.Tensor:
+    (folder / "again.toml").write_text(text)
+    run = Simulation(experiment(read(folder / "again.toml")), folder / "in-process", faults=faults)
+    for _ in run.rounds():
+        pass
+    run.close()
+    return run.model
+
+
+@pytest.mark.parametrize("text", [RECORD_LEVEL, CLIENT_LEVEL], ids=["record", "client"])
+def test_the_same_model_as_in_process(tmp_path: Path, text: str) -> None:
+    text = text.replace("rounds = 2", "rounds = 4")
+    with silos(tmp_path, text) as held:
+        deployed = finish(coordinator(tmp_path, Direct(held)))
+    torch.testing.assert_close(deployed, in_process(tmp_path, text), rtol=1e-6, atol=1e-7)
+    for folder in ("server", *(f"state-{name}" for name in NAMES)):
+        assert verify(tmp_path / folder).matches
+
+
+@pytest.mark.parametrize("what", ["unreached", "lost", "late", "another's", "garbage"])
+@pytest.mark.parametrize("text", [RECORD_LEVEL, CLIENT_LEVEL], ids=["record", "client"])
+def test_an_answer_that_does_not_come_or_does_not_fit_counts_as_absent(
+    tmp_path: Path, text: str, what: str
+) -> None:
+    text, seen = text.replace("rounds = 2", "rounds = 3"), {}
+
+    def trouble(kind: Kind, name: str, round: int, honest: Callable[[], Answer]) -> Answer | None:
+        if (kind, name, round) != (Kind.ROUND, "client-01", 1):
+            seen[kind, name, round] = honest()
+            return seen[kind, name, round]
+        if what == "unreached":
+            return None
+        honest()
+        others = {"late": seen.get((kind, name, 0)), "another's": seen.get((kind, "client-00", 1))}
+        return Answer(b"\0" * 50) if what == "garbage" else others.get(what)
+
+    with silos(tmp_path, text) as held:
+        deployed = finish(coordinator(tmp_path, Direct(held, trouble)))
+    expected = in_process(tmp_path, text, faults=lambda round, client: (round, client) == (1, "client-01"))
+    torch.testing.assert_close(deployed, expected, rtol=1e-6, atol=1e-7)
+    everything = {0, 1, 2} if what != "unreached" else {0, 2}
+    assert charged_rounds(tmp_path / "client-01.toml") == everything
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("moment", range(9))
+def test_a_server_killed_anywhere_continues_the_same_run(tmp_path: Path, moment: int) -> None:
+    """After the nth answer of any kind the server is gone; another one finishes, and every round counts once."""
+    left = moment
+
+    def trouble(kind: Kind, name: str, round: int, honest: Callable[[], Answer]) -> Answer:  # noqa: ARG001
+        nonlocal left
+        answer = honest()
+        if left == 0:
+            left = -1
+            raise KilledError
+        left -= 1
+        return answer
+
+    with silos(tmp_path, RECORD_LEVEL) as held:
+        with pytest.raises(KilledError):
+            finish(coordinator(tmp_path, Direct(held, trouble)))
+        deployed = finish(coordinator(tmp_path, Direct(held)))
+    torch.testing.assert_close(deployed, in_process(tmp_path, RECORD_LEVEL), rtol=1e-6, atol=1e-7)
+    assert [r.round for r in read_records(tmp_path / "server" / "metrics.jsonl")] == [0, 1]
+    for name in NAMES:
+        assert charged_rounds(tmp_path / f"{name}.toml") == {0, 1}
+
+
+def test_a_silo_that_refuses_retires_and_the_others_go_on(tmp_path: Path) -> None:
+    text = CLIENT_LEVEL.replace("rounds = 2", "rounds = 3").replace("clip = 0.3", "clip = 0.5\nclip_lr = 1.0")
+    with silos(tmp_path, text, **{"client-01": "bounds = [0.4999, 0.5001]"}) as held:
+        finish(coordinator(tmp_path, Direct(held)))
+    records = read_records(tmp_path / "server" / "metrics.jsonl")
+    assert records[0].answered == 2
+    assert records[1].refused == {"client-01": "bound-out-of-range"}
+    assert [r.answered for r in records] == [2, 1, 1]
+
+
+def test_a_silo_that_does_not_join_is_named(tmp_path: Path) -> None:
+    with (
+        silos(tmp_path, RECORD_LEVEL, **{"client-01": "rounds = 1"}) as held,
+        pytest.raises(UserError, match="silo 'client-01' does not join: too-many-rounds"),
+    ):
+        coordinator(tmp_path, Direct(held))
+
+
+def test_a_silo_that_is_not_there_is_named(tmp_path: Path) -> None:
+    def trouble(kind: Kind, name: str, round: int, honest: Callable[[], Answer]) -> Answer | None:  # noqa: ARG001
+        return None if name == "client-01" else honest()
+
+    with (
+        silos(tmp_path, RECORD_LEVEL) as held,
+        pytest.raises(UserError, match="no answer from client-01 within 1 s"),
+    ):
+        coordinator(tmp_path, Direct(held, trouble))
+
+
+def test_another_experiment_is_found_out_before_anything_is_asked(tmp_path: Path) -> None:
+    with silos(tmp_path, RECORD_LEVEL) as held:
+        (tmp_path / "experiment.toml").write_text(RECORD_LEVEL.replace("clip = 0.5", "clip = 0.6"))
+        with pytest.raises(UserError, match="agreed to another experiment"):
+            coordinator(tmp_path, Direct(held))
+    assert charged_rounds(tmp_path / "client-00.toml") == set()
+
+
+def test_a_silo_that_cannot_serve_now_is_absent_and_comes_back(tmp_path: Path) -> None:
+    def trouble(kind: Kind, name: str, round: int, honest: Callable[[], Answer]) -> Answer:
+        away = (kind, name, round) == (Kind.ROUND, "client-01", 0)
+        return Answer(refused=Code.UNAVAILABLE) if away else honest()
+
+    with silos(tmp_path, RECORD_LEVEL) as held:
+        finish(coordinator(tmp_path, Direct(held, trouble)))
+    records = read_records(tmp_path / "server" / "metrics.jsonl")
+    assert [(r.answered, dict(r.refused)) for r in records] == [(1, {}), (2, {})]
+
+
+def test_bytes_stay_close_to_the_model_s(tmp_path: Path) -> None:
+    text = RECORD_LEVEL.replace("[run]", '[model]\nname = "mlp"\nhidden = 128\n[run]')
+    with silos(tmp_path, text) as held:
+        made = coordinator(tmp_path, Direct(held))
+        made.step()
+        size = 4 * made.server.state.model.numel()
+        made.close()
+    assert max(made.bytes_up.values()) <= 1.1 * size
+    assert max(made.bytes_down.values()) <= 1.1 * size
