@@ -120,8 +120,8 @@ class ConvWeight:
         )
         places = math.prod(g.shape[2:])
         patches = view.reshape(batch * geo.groups, -1, places)
-        products = g.reshape(batch * geo.groups, -1, places) @ patches.transpose(1, 2)
-        return products.view(batch, *self.shape)
+        products = patches @ g.reshape(batch * geo.groups, -1, places).transpose(1, 2)
+        return products.transpose(1, 2).reshape(batch, *self.shape)
 
     def _weight_gradient(self, a: Tensor, g: Tensor, groups: int, copies: int = 1) -> Tensor:
         geo = self.geometry
