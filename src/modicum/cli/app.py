@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from modicum.cli import account, bench, datasets, demo, experiment, flower, methods, silo, verify
+from modicum.cli import account, bench, datasets, demo, experiment, fit, flower, methods, silo, verify
 
 app = typer.Typer(
     name="modicum",
@@ -16,6 +16,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("run")(experiment.run)
+app.command("fit-clipping")(fit.fit_clipping)
 app.add_typer(account.app, name="account")
 app.add_typer(datasets.app, name="datasets")
 app.command("methods")(methods.methods)

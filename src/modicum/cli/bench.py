@@ -32,3 +32,42 @@ def speed(
     from modicum.bench.speed import measure_all
 
     typer.echo(measure_all(str(device), threads=threads, only=only, out=out, as_json=as_json))
+
+
+class Preset(StrEnum):
+    QUICK = "quick"
+    PAPER = "paper"
+
+
+@app.command("pac-dp")
+def pac_dp(
+    preset: Preset = typer.Option(Preset.QUICK, "--preset", help="quick: minutes on 2 cores; paper: everything."),
+    stages: str = typer.Option("choose,test,report", "--stages", help="choose, test and report, by commas."),
+    only: list[str] = typer.Option([], "--only", help="A task, e.g. mnist; may be repeated [default: all]."),
+    backbones: Path = typer.Option(Path("backbones"), "--backbones", help="Folder of backbones' weights."),
+    out: Path = typer.Option(Path("runs/pac-dp"), "--out", help="Folder for settings and results."),
+    cache: Path = typer.Option(Path("runs/pac-dp-cache"), "--cache", help="Folder for features and cells."),
+    data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder of dataset files."),
+    device: Device = typer.Option(Device.CPU, "--device", help="Where to compute."),
+) -> None:
+    """PAC-DP's tables at true budgets. Settings come from public records and are stored before any test."""
+    from modicum.bench.pac_dp.run import STAGES
+    from modicum.bench.pac_dp.run import bench as run
+    from modicum.errors import UserError
+
+    wanted = [s.strip() for s in stages.split(",")]
+    for stage in wanted:
+        if stage not in STAGES:
+            raise UserError(f"unknown stage {stage!r}: use {', '.join(STAGES)}")
+    text = run(
+        str(preset),
+        wanted,
+        out,
+        backbones,
+        cache,
+        only=only,
+        data_dir=None if data_dir is None else str(data_dir),
+        device=str(device),
+        say=typer.echo,
+    )
+    typer.echo(text)

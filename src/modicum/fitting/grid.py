@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from modicum.data.arrays import FederatedData
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation, MethodSpec, Prepared, prepare
 from modicum.federation.identity import records_id, run_id
@@ -26,6 +28,8 @@ from modicum.fitting.proxy import bootstrap
 
 Matrices = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
+
+_DIGESTS: WeakKeyDictionary[FederatedData, str] = WeakKeyDictionary()  # of records that many cells share
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,10 @@ def run_cell(cell: Experiment, prepared: Prepared | None, cache: str | Path | No
 
 def cell_name(cell: Experiment) -> str:
     """A digest of the settings and of all records, which are public in a stand-in federation."""
-    whole = f"{run_id(cell)} {records_id(cell)}"
+    data = cell.federation.data
+    if data not in _DIGESTS:
+        _DIGESTS[data] = records_id(cell)
+    whole = f"{run_id(cell)} {_DIGESTS[data]}"
     return hashlib.blake2b(whole.encode(), digest_size=10).hexdigest()
 
 

@@ -1,0 +1,49 @@
+"""The rows of the tables: each method with the settings that it is tuned over, on the same public records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from modicum.bench.pac_dp.settings import FIXED, Task
+from modicum.federation.experiment import MethodSpec
+from modicum.methods import Aqc, CgmMedian, DpSgd, FedAvg, NbAfl, PacDp, RpdpFl
+
+Make = Callable[[float, Any], MethodSpec]
+
+
+@dataclass(frozen=True)
+class Row:
+    """`make(lr, option)`; `options` are the values of its own setting, tried with every learning rate."""
+
+    name: str
+    make: Make
+    options: tuple[Any, ...]
+    private: bool = True
+
+
+def rows(task: Task, bounds: Sequence[float]) -> tuple[Row, ...]:
+    """Every method but PAC-DP, whose own setting is the fitted curve."""
+    tried = tuple(bounds)
+    most = max(task.personal)
+    fixed = tuple(Row(f"fixed C={c:g}", lambda lr, o: DpSgd(clip=o, lr=lr), (c,)) for c in FIXED)
+    return (
+        *fixed,
+        Row("AUTO-S", lambda lr, o: DpSgd(rule="auto", clip=o, lr=lr), (1.0,)),
+        Row("AQC", lambda lr, o: Aqc(clip=0.5, quantile=o, lr=lr), (0.2, 0.5, 0.8)),
+        Row("CGM_Median", lambda lr, o: CgmMedian(clip=o, lr=lr), tried[::2]),
+        Row(
+            "rPDP-FL", lambda lr, o: RpdpFl(clip=o, lr=lr, full_budget=most, aggregation="noise-aware"), tried[::2]
+        ),
+        Row(
+            "NbAFL",
+            lambda lr, o: NbAfl(clip=o, lr=lr / 10, batch=64, steps=5, aggregation="noise-aware"),
+            tried[::2],
+        ),
+        Row("FedAvg (no privacy)", lambda lr, o: FedAvg(lr=lr / 10, batch=64, steps=o), (10,), private=False),
+    )
+
+
+def pac_dp(lr: float, curve: str | None, *, clip: float = 1.0, weights: str | None = None) -> PacDp:
+    return PacDp(lr=lr, curve=curve, clip=clip, aggregation=weights)  # type: ignore[arg-type]

@@ -1,0 +1,140 @@
+"""The tables and figures, from the results' files alone."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from modicum.bench.pac_dp.settings import TASKS, Task
+from modicum.privacy.accounting import papers
+
+Record = dict[str, Any]
+
+
+def report(out: Path) -> str:
+    """Everything that was run, as Markdown; what was not run says so. Also written to results.md."""
+    parts = ["# PAC-DP: results", *(line for task in TASKS.values() for line in _task(task, out)), *_claims()]
+    text = "\n".join(parts) + "\n"
+    (out / "results.md").write_text(text, encoding="utf-8")
+    return text
+
+
+def results(task: Task, out: Path) -> list[Record]:
+    path = out / f"results-{task.name}.json"
+    found: list[Record] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return found
+
+
+def _task(task: Task, out: Path) -> list[str]:
+    records = results(task, out)
+    if not records:
+        return ["", f"## {task.title}", "", "not run"]
+    shares = ", ".join(f"{e:g} ({w:.0%})" for e, w in task.personal.items())
+    lines = ["", f"## {task.title}", "", f"Everyone ε = {task.same:g}; personalised: {shares}. δ = 1e-5."]
+    lines += ["", *_main_table(task, records), "", *_search_table(records), "", *_rounds_table(records)]
+    return lines
+
+
+def _main_table(task: Task, records: Sequence[Record]) -> list[str]:
+    cells: dict[tuple[str, str], dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for r in records:
+        if not r["row"].startswith("search"):
+            cells[r["start"], r["row"]][r["case"]].append(r)
+    lines = [
+        "| start | method | all the same | personalised | true ε of clients (min / median / max), personalised |",
+        "|---|---|---|---|---|",
+        f"| paper | PAC-DP as reported | {task.paper['same']} | {task.paper['personal']} | not true |",
+        _first_row(records),
+    ]
+    for (start, row), cases in cells.items():
+        shown = [_spread(cases.get(case, [])) for case in ("same", "personal")]
+        lines.append(f"| {start} | {row} | {shown[0]} | {shown[1]} | {_epsilon(cases.get('personal', []))} |")
+    return lines
+
+
+def _first_row(records: Sequence[Record]) -> str:
+    """The hot start itself: what the public records give without asking anyone."""
+    one = {r["seed"]: r["first"] for r in records if r["start"] == "hot" and r.get("accuracy") is not None}
+    shown = _mean(list(one.values()))
+    return f"| hot | proxy only, no private record | {shown} | {shown} | 0 |"
+
+
+def _spread(records: Sequence[Record]) -> str:
+    reached = [r["accuracy"] for r in records if r.get("accuracy") is not None]
+    return _mean(reached) if reached else ("cannot meet the budget" if records else "not run")
+
+
+def _mean(values: Sequence[float]) -> str:
+    spread = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{100 * statistics.fmean(values):.1f}{spread} ({len(values)})" if values else "not run"
+
+
+def _epsilon(records: Sequence[Record]) -> str:
+    known = [r["epsilon"] for r in records if r.get("epsilon")]
+    if not known:
+        return "∞" if any(r.get("accuracy") is not None for r in records) else ""
+    low, high = min(e[0] for e in known), max(e[2] for e in known)
+    return f"{low:.3g} / {statistics.median(e[1] for e in known):.3g} / {high:.3g}"
+
+
+def _search_table(records: Sequence[Record]) -> list[str]:
+    """PAC-DP's bound against every fixed one, on records that no curve was fitted to."""
+    found: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for r in records:
+        if r["row"].startswith("search") and r.get("accuracy") is not None:
+            found[r["case"]][r["row"].removeprefix("search C=")].append(r)
+    if not found:
+        return ["Exhaustive search over fixed bounds: not run"]
+    lines = [
+        "| ε of everyone | PAC-DP | its C | best fixed C on the test | its accuracy | gap |",
+        "|---|---|---|---|---|---|",
+    ]
+    for budget, rows in found.items():
+        means = {bound: statistics.fmean(r["accuracy"] for r in rs) for bound, rs in rows.items()}
+        ours = means.pop("0")
+        best = max(means, key=lambda b: means[b])
+        bound = rows["0"][0]["bound"]
+        gap = 100 * (means[best] - ours)
+        lines.append(
+            f"| {budget} | {100 * ours:.1f} | {bound:.3g} | {best} | {100 * means[best]:.1f} | {gap:+.1f} |"
+        )
+    return lines
+
+
+def _rounds_table(records: Sequence[Record]) -> list[str]:
+    """Mean accuracy by rounds, cold start: how fast, not only how far."""
+    rows = [r for r in records if r["row"] == "PAC-DP" and r.get("accuracy") is not None]
+    lines = ["| PAC-DP by rounds | " + " | ".join(str(k) for k in _marks(rows)) + " |"]
+    lines.append("|---" * (1 + len(_marks(rows))) + "|")
+    for start in ("hot", "cold"):
+        for case in ("same", "personal"):
+            curves = [r["by_round"] for r in rows if r["start"] == start and r["case"] == case]
+            if curves:
+                values = [
+                    f"{100 * statistics.fmean(c[min(k, len(c)) - 1] for c in curves):.1f}" for k in _marks(rows)
+                ]
+                lines.append(f"| {start}, {case} | " + " | ".join(values) + " |")
+    return lines
+
+
+def _marks(rows: Sequence[Record]) -> list[int]:
+    longest = max((len(r["by_round"]) for r in rows), default=1)
+    return sorted({max(1, round(longest * share)) for share in (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)})
+
+
+def _claims() -> list[str]:
+    """ε as the paper's accountant has it, and what the same noise gives."""
+    paper = papers.pac_dp()
+    names = list(next(r.true for r in paper.rows if r.true))
+    lines = ["", "## Claimed and true ε from the same noise", "", f"{paper.wrong}.", ""]
+    lines.append("| setting | claimed ε | z | " + " | ".join(names) + " |")
+    lines.append("|---" * (3 + len(names)) + "|")
+    for row in paper.rows:
+        true = [f"{row.true[name]:.3g}" for name in names] if row.true else [row.note] * len(names)
+        noise = "" if row.noise is None else f"{row.noise:.3g}"
+        lines.append(f"| {row.setting} | {row.claimed:g} | {noise} | " + " | ".join(true) + " |")
+    return lines
