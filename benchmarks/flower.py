@@ -194,7 +194,8 @@ def _victim(deployment: Deployment, what: str, rng: random.Random) -> int:
     if what == "server":
         known = deployment.status()
         return int(known["pid"]) if known["state"] == "running" else 0
-    process = deployment.crew.members[f"silo-{rng.choice(list(deployment.budgets))}"].process
+    name = "superlink" if what == "superlink" else f"silo-{rng.choice(list(deployment.budgets))}"
+    process = deployment.crew.members[name].process
     return process.pid if process is not None and process.poll() is None else 0
 
 
@@ -215,7 +216,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--of", choices=["silo", "server"], default="silo")
+    parser.add_argument("--of", choices=["silo", "server", "superlink"], default="silo")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if given.what == "time":

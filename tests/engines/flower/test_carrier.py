@@ -57,7 +57,7 @@ def _reply(number: str, given: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"POLL": 0.005, "AGAIN": 0.02, "RESEND": 0.1}.items():
+    for name, seconds in {"POLL": 0.005, "AGAIN": 0.02, "RESEND": 0.1, "EACH": 0.0}.items():
         monkeypatch.setattr(carrier, name, seconds)
     for name, number in {"_task_id": 9, "_run_id": 8, "_node_id": 7}.items():  # as in a running ServerApp
         monkeypatch.setattr(TaskIdentity, name, number)
@@ -118,6 +118,30 @@ def test_a_late_answer_is_not_taken_for_the_next_question() -> None:
     grid.inbox["0"] = Answer(b"late")
     grid.script = {"a": [Answer(b"fresh")], "b": []}
     assert asking.ask(Kind.ROUND, {"a": b"second"}, 1.0) == {"a": Answer(b"fresh")}
+
+
+@pytest.mark.parametrize("call", ["get_nodes", "push_messages", "pull_messages"])
+def test_a_superlink_that_fails_now_and_then_is_asked_again(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid, calls = Grid({"a": [Answer(b"1")], "b": [Answer(b"2")]}), 0
+    honest = getattr(grid, call)
+
+    def flaky(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls % 2:
+            raise OSError("database is locked")
+        return honest(*arguments)
+
+    monkeypatch.setattr(grid, call, flaky)
+    assert _ask(grid) == {"a": Answer(b"1"), "b": Answer(b"2")}
+
+
+def test_a_superlink_that_fails_for_good_is_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carrier, "GIVE_UP", 0.05)
+    grid = Grid({"a": [], "b": []})
+    monkeypatch.setattr(grid, "get_nodes", lambda: [][0])
+    with pytest.raises(IndexError):
+        _ask(grid)
 
 
 def test_a_parcel_of_any_size_comes_out_as_it_went_in() -> None:

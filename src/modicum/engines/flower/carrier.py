@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from modicum.engines.flower import parcel
@@ -14,6 +14,8 @@ LOG = logging.getLogger("modicum.flower")
 POLL = 0.2  # seconds between looks at the inbox
 AGAIN = 2.0  # seconds before a silo that could not serve is asked again
 RESEND = 45.0  # seconds of silence after which a copy is sent: the silo answers a copy with the same bytes
+GIVE_UP = 120.0  # seconds of nothing but failures of the grid, after which the server ends and is started again
+EACH = 6.0  # more seconds for each silo that is asked at once: they may share a machine
 
 
 class GridCarrier:
@@ -21,20 +23,27 @@ class GridCarrier:
 
     def __init__(self, grid: Any, keys: Mapping[str, bytes]) -> None:
         self.grid, self.keys = grid, dict(keys)
+        self._failing_since: float | None = None
 
     def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:
         end = time.monotonic() + seconds
         answers: dict[str, Answer] = {}
         outstanding: dict[str, str] = {}  # message → silo; of several copies the first answer counts
         due = dict.fromkeys(bodies, 0.0)
+        patience = RESEND + EACH * len(bodies)
         while len(answers) < len(bodies) and time.monotonic() < end:
             now = time.monotonic()
             wanted = [n for n in bodies if n not in answers and due[n] <= now]
             if wanted:
-                sent = self._send(kind, {n: bodies[n] for n in wanted}, max(end - now, 1.0))
+                sent: dict[str, str] = {}
+                asked = {n: bodies[n] for n in wanted}
+                self._try(self._send, kind, asked, max(end - now, 1.0), sent)
                 outstanding |= sent
-                due |= {n: now + (RESEND if n in sent.values() else AGAIN) for n in wanted}
-            for name, given in self._receive(outstanding):
+                due |= {n: now + (patience if n in sent.values() else AGAIN) for n in wanted}
+            received: list[tuple[str, Answer]] = []
+            if outstanding:
+                self._try(self._receive, outstanding, received)
+            for name, given in received:
                 if given.refused in TRANSIENT:
                     due[name] = time.monotonic() + AGAIN
                 elif name not in answers:
@@ -44,13 +53,25 @@ class GridCarrier:
             LOG.warning("no answer from %s within %g s", name, seconds)
         return answers
 
+    def _try(self, step: Callable[..., None], *arguments: Any) -> None:
+        """A busy SuperLink fails now and then (its database is locked, a connection is cut): that is no end."""
+        try:
+            step(*arguments)
+            self._failing_since = None
+        except Exception as error:
+            now = time.monotonic()
+            self._failing_since = self._failing_since or now
+            if now - self._failing_since > GIVE_UP:
+                raise
+            LOG.warning("the SuperLink fails, asking again: %s", type(error).__name__)
+
     def _nodes(self) -> dict[str, int]:
         by_key = {bytes(node.public_key): int(node.node_id) for node in self.grid.get_nodes()}
         return {name: by_key[key] for name, key in self.keys.items() if key in by_key}
 
-    def _send(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, str]:
+    def _send(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float, sent: dict[str, str]) -> None:
+        """Fills `sent` as it goes, so that what was sent before a failure is known."""
         nodes, message = self._nodes(), parcel.flower().Message
-        sent: dict[str, str] = {}
         for name, body in bodies.items():
             if name not in nodes:
                 continue
@@ -59,17 +80,12 @@ class GridCarrier:
             for message_id in self.grid.push_messages([out]):
                 if message_id:
                     sent[str(message_id)] = name
-        return sent
 
-    def _receive(self, outstanding: dict[str, str]) -> list[tuple[str, Answer]]:
-        if not outstanding:
-            return []
-        found = []
+    def _receive(self, outstanding: dict[str, str], received: list[tuple[str, Answer]]) -> None:
         for reply in self.grid.pull_messages(list(outstanding)):
             name = outstanding.pop(reply.metadata.reply_to_message_id, None)
             if name is not None:
-                found.append((name, _read(reply)))
-        return found
+                received.append((name, _read(reply)))
 
 
 def _read(reply: Any) -> Answer:

@@ -28,6 +28,8 @@ from modicum.silo.wire import Kind, UnreachableError, ask
 
 HOST = "127.0.0.1"
 MARK = "FLWR_HOME"
+BEGIN = 180.0  # seconds for a submitted server to say that it runs
+SUBMISSIONS = 100  # in all: a server that cannot live is not started for ever
 Tell = Callable[[str], None]
 Watch = Callable[[RoundRecord], None]
 
@@ -85,6 +87,7 @@ class Deployment:
             )
         self.ports = _ports(port, list(self.budgets))
         self.address = f"{HOST}:{self.ports.superlink}"
+        self.submissions = 0
         self.sockets = Path(tempfile.mkdtemp(prefix="modicum-"))
         self._write(wait)
         home = self.at.root / "flower"
@@ -193,8 +196,7 @@ class Deployment:
         seen, known = self._progress(0, watch), self.status()
         if known["state"] == "finished":
             return
-        (self.at.server / STATUS).unlink(missing_ok=True)
-        self._submit()
+        submitted = self._submit()
         while True:
             time.sleep(0.3)
             self.crew.revive()
@@ -204,17 +206,24 @@ class Deployment:
                 return
             if known["state"] == "failed":
                 raise UserError(known["said"])
-            if known["state"] == "running" and not _exists(int(known["pid"])):
-                tell("the server died: continuing its run")
-                (self.at.server / STATUS).unlink(missing_ok=True)
-                self._submit()
+            died = known["state"] == "running" and not _exists(int(known["pid"]))
+            lost = known["state"] == "waiting" and time.monotonic() > submitted + BEGIN
+            if died or lost:
+                tell("the server died: continuing its run" if died else "the server did not begin: asking again")
+                submitted = self._submit()
 
-    def _submit(self) -> None:
+    def _submit(self) -> float:
+        """Hand the app over and start it; says when. Two servers at once cannot be: the run's folder is locked."""
+        self.submissions += 1
+        if self.submissions > SUBMISSIONS:
+            raise UserError(f"the server keeps dying: its log is in {self.crew.logs / 'superlink.log'}")
+        (self.at.server / STATUS).unlink(missing_ok=True)
         link.wait_for(self.address, self.tls.ca, 60)
         # Handed over each time: whoever reaches the control API can put another app in its place.
         link.publish(self.project, self.at.database, self.signing_key)
         with link.control(self.address, self.tls.ca) as client:
             link.start_signed_run(client, self.project)
+        return time.monotonic()
 
     def status(self) -> dict[str, Any]:
         try:
