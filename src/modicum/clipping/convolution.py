@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from modicum.clipping.pieces import KEEP, WRITE, Dense, Kept, gram_square_norms
+from modicum.clipping.pieces import KEEP, WRITE, Kept, Sliced, gram_square_norms
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class ConvWeight:
         batch, size = self.a.shape[0], self.shape.numel()
         step = max(1, KEEP // size)
         if step >= batch:
-            return Dense(self.dense()).measure()
+            return Sliced(self._slices(self.a, self.g)).measure()
         parts = zip(torch.split(self.a, step), torch.split(self.g, step), strict=True)
-        return torch.cat([Dense(self._dense(a, g)).measure()[0] for a, g in parts]), self
+        return torch.cat([Sliced(self._slices(a, g)).measure()[0] for a, g in parts]), self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self._weight_gradient(self.a, self.g * weights[:, None, None, None], self.geometry.groups)
@@ -48,7 +48,7 @@ class ConvWeight:
         return ConvWeight(self.a[index], self.g[index], self.geometry, self.shape)
 
     def dense(self) -> Tensor:
-        return self._dense(self.a, self.g)
+        return Sliced(self._slices(self.a, self.g)).dense()
 
     def _gram_is_cheaper(self) -> bool:
         """Multiply-adds of each route, batched small products counted double and the rest as measured."""
@@ -78,8 +78,8 @@ class ConvWeight:
         norms = gram_square_norms(by_patch.view(blocks, places, places), g.transpose(1, 2) @ g)
         return norms.view(-1, geo.groups).sum(1)
 
-    def _dense(self, a: Tensor, g: Tensor) -> Tensor:
-        """In slices whose scratch memory stays small: in the cache on CPU, beside the activations elsewhere."""
+    def _slices(self, a: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        """Gradients in slices whose scratch memory is small: in the cache on CPU, beside activations elsewhere."""
         # On CPU one grouped convolution, a group per example, runs near the speed of the ordinary weight gradient
         # unless its channels are too few to fill a vector; on CUDA it is slow, and patches are a strided view.
         on_cpu, spread = a.device.type == "cpu", math.prod(self.geometry.kernel)
@@ -87,13 +87,8 @@ class ConvWeight:
         route = self._dense_by_groups if by_groups else self._dense_by_patches
         scratch = self.shape.numel() if by_groups else a.shape[1] * spread * math.prod(g.shape[2:])
         step = max(1, (1 << 19 if on_cpu else 1 << 26) // scratch)
-        if step >= a.shape[0]:
-            return route(a, g)
-        gradients = g.new_empty(a.shape[0], *self.shape)
-        for start in range(0, a.shape[0], step):
-            part = slice(start, start + step)
-            gradients[part] = route(a[part], g[part])
-        return gradients
+        parts = zip(torch.split(a, step), torch.split(g, step), strict=True)
+        return tuple(route(part_a, part_g) for part_a, part_g in parts)
 
     def _dense_by_groups(self, a: Tensor, g: Tensor) -> Tensor:
         batch = a.shape[0]

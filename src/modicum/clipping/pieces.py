@@ -62,6 +62,32 @@ class Dense:
         return self.gradients
 
 
+@dataclass(frozen=True)
+class Sliced:
+    """The same in slices of the batch, left where they were computed: joining them would touch fresh memory."""
+
+    slices: tuple[Tensor, ...]
+
+    def measure(self) -> tuple[Tensor, Kept]:
+        return torch.cat([Dense(part).measure()[0] for part in self.slices]), self
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total: Tensor | None = None
+        for part, its_weights in zip(
+            self.slices, torch.split(weights, [len(p) for p in self.slices]), strict=True
+        ):
+            one = Dense(part).weighted_sum(its_weights)
+            total = one if total is None else total.add_(one)
+        assert total is not None
+        return total
+
+    def rows(self, index: Tensor) -> Dense:
+        return Dense(self.dense()[index])
+
+    def dense(self) -> Tensor:
+        return torch.cat(self.slices)
+
+
 class LinearWeight:
     """g_i = Σ_t δ_it a_itᵀ for inputs a (B, T, d) and output gradients δ (B, T, p)."""
 
