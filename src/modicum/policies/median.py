@@ -25,14 +25,15 @@ class MedianNorm:
     """C ← h · median_i √max(0, ‖u_i‖² − dσ_i²)/g_i, from releases alone, hence free (post-processing).
 
     u_i is a released update, σ_i² its public noise variance a coordinate, g_i the update's norm per unit of what
-    was clipped. Of a sum, the one norm of the sum is taken. C stays as it is when the squared median is below its
-    own standard error, moves by at most a factor of 2 a round and stays in [C₀/100, 100·C₀]. What is released was
-    clipped before, so the estimate hardly exceeds C: a headroom h above 1 lets the bound grow again.
+    was clipped. Of a sum, the one norm of the sum is taken. C stays as it is where the squared median, give or
+    take its own standard error, allows it; it moves by at most a factor of 2 a round and stays in
+    [C₀/100, 100·C₀]. What is released was clipped before, so the estimate hardly exceeds C: a headroom h above 1
+    lets the bound grow again.
     """
 
     initial: float = 1.0  # C₀
     headroom: float = 1.0  # h
-    doubt: float = 1.0  # standard errors that the squared median must exceed
+    doubt: float = 1.0  # standard errors of the squared median that leave C as it is
     reach: float = 100.0
     step: float = 2.0
 
@@ -54,11 +55,16 @@ class MedianNorm:
         return dict.fromkeys(clients, Decision(state["bound"]))
 
     def observe(self, state: State, view: View) -> State:
-        square, error = _median_square(_releases(view))
-        if not square > self.doubt * error:
+        releases = _releases(view)
+        if not releases:
             return state
-        C = state["bound"]
-        target = self.headroom * min(math.sqrt(square), C)  # more than C cannot have been sent: it is noise
+        square, error = _median_square(releases)
+        C, doubt = state["bound"], self.doubt * error
+        # C moves only as far as the doubt allows: noise grows with C, so a bound that followed the estimate itself
+        # would be carried up by noise and then drown the signal that could bring it down.
+        least = self.headroom * min(math.sqrt(max(square - doubt, 0.0)), C)
+        most = self.headroom * math.sqrt(max(square + doubt, 0.0))
+        target = min(max(C, least), most)
         target = min(max(target, C / self.step), C * self.step)
         return {"bound": min(max(target, self.initial / self.reach), self.initial * self.reach)}
 
