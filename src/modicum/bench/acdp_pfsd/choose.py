@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from modicum.bench.acdp_pfsd.cells import Cell, Choice
 
 SEED = 100
-WIDTHS = (8, 16, 32)
-LRS = (0.02, 0.05, 0.1, 0.2)
-BOUNDS = (0.1, 0.3)
-START = Choice(lr=0.05, momentum=0.9, options={"width": 16})
+ROUNDS = 50  # half a run: enough to rank settings
+NETWORK, HEAD = Cell("emnist", "dp-pfsd").chooses, Cell("emnist", "dp-pfsd", model="features").chooses
+START = {
+    # The best of an earlier search over learning rates .02, .05, .1 and bounds .1, .3, at the edge of both.
+    NETWORK: Choice(lr=0.1, momentum=0.9, options={"width": 8}, clip=0.3),
+    HEAD: Choice(lr=0.5, momentum=0.9, clip=0.3),
+}
+STAGES = ("rate", "rest")
 
 
-def candidates(stage: str, best: Choice, bound: float) -> Iterator[tuple[Cell, Choice]]:
-    """First network and learning rate, then the distillation's weight, then the server's step."""
-    cell = Cell("emnist", "dp-pfsd", seed=SEED, clip=bound)
-    match stage:
-        case "network":
-            for width in WIDTHS:
-                for lr in LRS:
-                    for C in BOUNDS:
-                        yield replace(cell, clip=C), replace(best, lr=lr, options={"width": width})
-        case "alpha":
-            for alpha in (0.1, 0.25, 0.5, 0.75, 1.0):
-                yield cell, replace(best, alpha=alpha)
-            for momentum in (0.0, 0.5):
-                yield cell, replace(best, momentum=momentum, lr=best.lr * (1 - momentum) / (1 - best.momentum))
-        case "server":
-            for beta, lr in ((0.0, 0.5), (0.0, 2.0), (0.5, 0.5), (0.5, 1.0), (0.9, 0.1), (0.9, 0.2)):
-                yield cell, replace(best, server_momentum=beta, server_lr=lr)
-
-
-STAGES = ("network", "alpha", "server")
+def candidates(stage: str, best: Mapping[str, Choice]) -> Iterator[tuple[Cell, Choice]]:
+    """First learning rate and bound; then distillation, momentum and the server's step, and the small head."""
+    cell = Cell("emnist", "dp-pfsd", seed=SEED, rounds=ROUNDS)
+    chosen = best[NETWORK]
+    if stage == "rate":
+        for lr in (0.2, 0.4, 0.8):
+            for C in (0.3, 0.6, 1.2):
+                yield cell, replace(chosen, lr=lr, clip=C)
+        yield cell, chosen
+        return
+    for alpha in (0.1, 0.25, 0.75):
+        yield cell, replace(chosen, alpha=alpha)
+    yield cell, replace(chosen, momentum=0.0, lr=3 * chosen.lr)
+    for beta, lr in ((0.0, 0.5), (0.5, 0.5), (0.9, 0.2)):
+        yield cell, replace(chosen, server_momentum=beta, server_lr=lr)
+    small = replace(cell, model="features", epsilon=8.0)
+    for lr in (0.3, 3.0):
+        for C in (0.1, 0.5):
+            yield small, replace(best[HEAD], lr=lr, clip=C)
 
 
 def score(result: dict[str, Any]) -> float:

@@ -10,7 +10,7 @@ from modicum.bench.acdp_pfsd.play import Bench
 from modicum.data import Arrays, Dataset, FederatedData, Shards, federate
 from modicum.federation.experiment import Experiment, Federation
 
-EPISODES = 8
+EPISODES = 4
 FIRST_SEED = 1000
 
 

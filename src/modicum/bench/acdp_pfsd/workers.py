@@ -51,13 +51,14 @@ def perform(bench: Bench, work: Work) -> dict[str, Any]:
 
 def _serve(bench: Bench, asked: Any, answers: Any, deadline: float) -> None:
     _prepare(bench.device)
-    longest: dict[str, float] = {}
+    longest: dict[tuple[str, str], float] = {}
     while True:
         item = asked.get()
         if item is None:
             return
         number, work = item
-        expected = longest.get(work.cell.task, 0.0)
+        kind = (work.kind, work.cell.chooses)
+        expected = longest.get(kind, 0.0)
         if time.monotonic() + expected > deadline - SLACK:
             answers.put((number, None, "no time left"))
             continue
@@ -66,7 +67,7 @@ def _serve(bench: Bench, asked: Any, answers: Any, deadline: float) -> None:
             answers.put((number, perform(bench, work), ""))
         except Exception:
             answers.put((number, None, traceback.format_exc(limit=4)))
-        longest[work.cell.task] = max(expected, time.monotonic() - begun)
+        longest[kind] = max(expected, time.monotonic() - begun)
 
 
 def _prepare(device: str) -> None:
