@@ -64,6 +64,7 @@ TASKS: dict[str, Task] = {
             personal={3.0: 0.6, 5.0: 0.3, 10.0: 0.1},
             proxy=0.05,
             fit_budgets=(3.0, 4.0, 5.0, 7.0, 10.0),
+            lrs=(10.0, 30.0, 100.0, 300.0, 1000.0),
             paper={"same": 35.6, "personal": 27.9},
         ),
         Task(
