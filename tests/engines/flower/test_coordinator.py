@@ -63,7 +63,7 @@ def silos(folder: Path, text: str, **changes: str) -> Iterator[dict[str, Silo]]:
 
 
 def coordinator(folder: Path, carrier: Direct) -> Coordinator:
-    return Coordinator(read(folder / "experiment.toml"), NAMES, folder / "server", carrier, Patience(1, 1))
+    return Coordinator(read(folder / "experiment.toml"), NAMES, folder / "server", carrier, Patience(1, 1, 1))
 
 
 def finish(made: Coordinator) -> torch.Tensor:
@@ -144,6 +144,18 @@ def test_a_server_killed_anywhere_continues_the_same_run(tmp_path: Path, moment:
     assert [r.round for r in read_records(tmp_path / "server" / "metrics.jsonl")] == [0, 1]
     for name in NAMES:
         assert charged_rounds(tmp_path / f"{name}.toml") == {0, 1}
+
+
+def test_a_server_continues_without_a_silo_that_is_gone(tmp_path: Path) -> None:
+    def gone(kind: Kind, name: str, round: int, honest: Callable[[], Answer]) -> Answer | None:  # noqa: ARG001
+        return None if name == "client-01" else honest()
+
+    with silos(tmp_path, RECORD_LEVEL) as held:
+        first = coordinator(tmp_path, Direct(held))
+        first.step()
+        first.close()
+        finish(coordinator(tmp_path, Direct(held, gone)))
+    assert [r.answered for r in read_records(tmp_path / "server" / "metrics.jsonl")] == [2, 1]
 
 
 def test_a_silo_that_refuses_retires_and_the_others_go_on(tmp_path: Path) -> None:

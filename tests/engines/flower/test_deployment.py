@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -290,3 +292,26 @@ def test_client_level_with_kills_ends_in_the_same_model_as_in_process(tmp_path: 
     for name in made.budgets:
         assert verify(made.at.state(name)).matches
     shutil.rmtree(made.at.root)
+
+
+@pytest.mark.soak
+def test_plain_flwr_run_works_where_nodes_want_no_signature(tmp_path: Path) -> None:
+    with alone():
+        made = deployment(tmp_path, RECORD_LEVEL)
+        signed = made.node_command
+
+        def unsigned(name: str) -> list[str]:
+            command = signed(name)
+            at = command.index("--trusted-entities")
+            return command[:at] + command[at + 2 :]
+
+        def submit() -> float:
+            command = ["flwr", "run", str(made.project), "local"]
+            subprocess.run(command, env=dict(made.crew.environment), check=True, capture_output=True, timeout=60)
+            return time.monotonic()
+
+        made.node_command, made._submit = unsigned, submit  # type: ignore[method-assign]
+        with made.running(silent):
+            made.run(silent, silent)
+    expected, _ = in_process(tmp_path, RECORD_LEVEL)
+    assert _same(deployed_model(made), expected)

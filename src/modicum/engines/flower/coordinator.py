@@ -48,6 +48,7 @@ class Patience:
     """How long the server waits, in seconds."""
 
     joining: float = 120.0  # for every silo to be there
+    continuing: float = 60.0  # for the same when a run continues; it goes on without those who are not there
     round: float = 600.0  # for a round's answers; who is later counts as absent
 
 
@@ -90,6 +91,7 @@ class Coordinator:
         self.files.make(fresh=False)
         self.names = tuple(sorted(names))
         self.terms = Terms(config, self.names)
+        self._continuing = self.files.checkpoint.exists()
         cards = self._cards()
         self.simulation = all(card.simulation for card in cards.values())
         self.join = self._invitation(cards)
@@ -108,16 +110,19 @@ class Coordinator:
     def rounds_planned(self) -> int:
         return self.config.run.rounds
 
+    @property
+    def _joining(self) -> float:
+        return self.patience.continuing if self._continuing else self.patience.joining
+
     def _cards(self) -> dict[str, Card]:
-        """Every silo must be there when a run begins, and when it continues."""
-        answers = self.carrier.ask(Kind.HELLO, dict.fromkeys(self.names, b""), self.patience.joining)
+        """Every silo must be there when a run begins. When it continues, who is not there counts as absent."""
+        answers = self.carrier.ask(Kind.HELLO, dict.fromkeys(self.names, b""), self._joining)
         missing = [n for n in self.names if n not in answers or answers[n].refused is not None]
-        if missing:
+        if missing and not (self._continuing and len(missing) < len(self.names)):
             raise UserError(
-                f"no answer from {_some(missing)} within {self.patience.joining:g} s: start node and silo, "
-                "then run again"
+                f"no answer from {_some(missing)} within {self._joining:g} s: start node and silo, then run again"
             )
-        cards = {name: Card.read(name, answers[name]) for name in self.names}
+        cards = {name: Card.read(name, answers[name]) for name in self.names if name not in missing}
         for name, card in cards.items():
             if card.facts.name != name:
                 raise UserError(
@@ -169,10 +174,10 @@ class Coordinator:
         )
 
     def _invite(self) -> None:
-        answers = self.carrier.ask(Kind.JOIN, dict.fromkeys(self.names, self.join.encode()), self.patience.joining)
+        answers = self.carrier.ask(Kind.JOIN, dict.fromkeys(self.names, self.join.encode()), self._joining)
         for name in self.names:
             refused = answers[name].refused if name in answers else Code.UNAVAILABLE
-            if refused is not None:
+            if refused is not None and not (self._continuing and refused in TRANSIENT):
                 raise UserError(f"silo {name!r} does not join: {refused}{_advice(refused)}")
 
     def rounds(self) -> Iterator[RoundRecord]:

@@ -42,7 +42,7 @@ def run(grid: Any, settings: dict[str, str]) -> None:
         status("running")
         try:
             keys = read_public_keys(Path(settings["silos"]))
-            patience = Patience(float(settings["joining"]), float(settings["round"]))
+            patience = Patience(joining=float(settings["joining"]), round=float(settings["round"]))
             carrier = GridCarrier(grid, keys)
             coordinator = Coordinator(read(settings["experiment"]), list(keys), folder, carrier, patience)
             try:
