@@ -76,9 +76,10 @@ def read_curve(path: str | Path) -> Curve:
         raise UserError(f"{path} is no clipping curve: make one with modicum fit-clipping")
     try:
         inputs, bounds = (tuple(float(v) for v in found[key]) for key in ("inputs", "bounds"))
-        return Curve(inputs, bounds, bool(found["scale_free"]), dict(found["about"]))
+        scale_free, about = bool(found["scale_free"]), dict(found["about"])
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{path} is a damaged clipping curve: make it again with modicum fit-clipping") from None
+    return Curve(inputs, bounds, scale_free, about)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,125 @@
+"""Backbones and frozen features: only the head trains, weights come back, caches belong to their content."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from modicum.core.layout import Layout
+from modicum.data.arrays import Arrays, Dataset
+from modicum.errors import UserError
+from modicum.models import check_model, fixed_features
+from modicum.models.backbone import Backbone, BackboneShape, load_backbone, save_backbone
+from modicum.models.features import compute, featured
+from modicum.models.frozen import backbone_linear, fit_whitening, unit_linear, whitened_linear
+from modicum.models.pretrain import Pretraining, nt_xent, pretrain
+
+SHAPE = BackboneShape(1, (8, 16, 16), blocks=1, groups=4)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    save_backbone(Backbone(SHAPE), tmp_path / "b.npz", {"proxy": "toy"})
+    return tmp_path / "b.npz"
+
+
+def images(n: int, seed: int = 0) -> Arrays:
+    rng = np.random.default_rng(seed)
+    return Arrays(rng.integers(0, 256, (n, 1, 8, 8), dtype=np.uint8), rng.integers(0, 3, n))
+
+
+def test_only_the_head_has_parameters(weights: Path) -> None:
+    model = check_model(backbone_linear(weights, 3), (1, 8, 8), 3)
+    assert Layout.of(model).names == ("head.weight", "head.bias")
+    features, head = fixed_features(model) or (None, None)
+    assert features is not None and head is not None  # noqa: PT018
+    x = torch.rand(4, 1, 8, 8)
+    assert torch.allclose(head(features(x)), model(x))
+
+
+def test_a_backbone_treats_each_image_alone(weights: Path) -> None:
+    model = load_backbone(weights).model.eval()
+    x = torch.rand(5, 1, 8, 8)
+    assert torch.allclose(model(x)[2:3], model(x[2:3]), atol=1e-5)
+
+
+def test_weights_come_back_in_half_precision(weights: Path) -> None:
+    torch.manual_seed(0)
+    original, loaded = Backbone(SHAPE), load_backbone(weights)
+    assert loaded.about["proxy"] == "toy"
+    for name, value in original.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], value.half().float())
+
+
+def test_a_file_that_is_no_backbone_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.zeros(3))
+    with pytest.raises(UserError):
+        load_backbone(tmp_path / "x.npz")
+
+
+def test_features_are_computed_once_for_each_content(weights: Path, tmp_path: Path) -> None:
+    data = Dataset("toy", images(20), images(5, seed=1), 3)
+    first = featured(data, weights, tmp_path / "cache")
+    files = sorted((tmp_path / "cache").iterdir())
+    assert first.train.shape == (SHAPE.features,)
+    again = featured(data, weights, tmp_path / "cache")
+    assert sorted((tmp_path / "cache").iterdir()) == files
+    assert np.array_equal(first.train.x, again.train.x)
+    featured(replace(data, train=images(20, seed=9)), weights, tmp_path / "cache")
+    assert len(list((tmp_path / "cache").iterdir())) == len(files) + 1
+    whole = compute(load_backbone(weights).model, data.test)
+    assert np.allclose(first.test.x, whole, rtol=1e-2, atol=1e-2)
+
+
+def test_colour_and_grey_are_not_mixed_up(weights: Path, tmp_path: Path) -> None:
+    colour = Arrays(np.zeros((2, 3, 8, 8), np.uint8), np.zeros(2))
+    with pytest.raises(UserError, match="channels"):
+        featured(Dataset("toy", colour, colour, 3), weights, tmp_path)
+
+
+def test_whitening_evens_out_public_directions() -> None:
+    x = torch.randn(2000, 6, generator=torch.Generator().manual_seed(0)) * torch.tensor([9.0, 5, 3, 1, 0.1, 0.01])
+    white = fit_whitening(x, 3, shrink=0.0)
+    raw = (x - white.mean) @ white.matrix
+    assert torch.allclose(raw.T @ raw / 2000, torch.eye(3), atol=0.05)
+    assert torch.allclose(white(x).norm(dim=1), torch.ones(2000))
+
+
+def test_gradients_of_the_head_are_bounded_whatever_the_record() -> None:
+    model = whitened_linear(torch.randn(50, 4), 3, 5)
+    for x in (torch.full((1, 4), 1e6), torch.zeros(1, 4), torch.randn(1, 4)):
+        model.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), torch.tensor([0])).backward()
+        assert sum(p.grad.square().sum() for p in model.parameters()) <= 4.0  # type: ignore[union-attr, misc]
+
+
+def test_bad_sizes_are_refused() -> None:
+    with pytest.raises(UserError, match="between 1 and 4"):
+        fit_whitening(torch.randn(5, 4), 5)
+    with pytest.raises(UserError, match="two public records"):
+        fit_whitening(torch.randn(1, 4), 2)
+
+
+def test_a_linear_head_on_unit_records_starts_undecided() -> None:
+    assert torch.equal(unit_linear((2, 3), 4)(torch.randn(3, 2, 3)), torch.zeros(3, 4))
+
+
+def test_pretraining_learns_something() -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 120)
+    x = rng.integers(0, 60, (120, 1, 8, 8)) + 150 * y[:, None, None, None]
+    how = Pretraining(epochs=4, batch=24, learning_rate=0.05, held_out=12, projection=8, average=0.5)
+    model, about = pretrain(Arrays(x.astype(np.uint8), y), 2, SHAPE, how)
+    assert about["steps"] == 16
+    assert about["held_out_accuracy"] > 0.7
+    assert model.shape == SHAPE
+
+
+def test_contrast_is_least_when_partners_agree() -> None:
+    z = torch.eye(4)
+    assert nt_xent(torch.cat([z, z]), 0.1) < nt_xent(torch.cat([z, z.roll(1, 0)]), 0.1)
