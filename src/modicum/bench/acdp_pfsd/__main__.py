@@ -1,6 +1,6 @@
 """Runs the experiments, a line of JSON for each cell as it finishes.
 
-python -m modicum.bench.acdp_pfsd --stage all --teach --device cuda --workers 10 --out FOLDER --seconds 500
+python -m modicum.bench.acdp_pfsd --stage all --teach network --device cuda --workers 10 --out FOLDER --seconds 500
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with Workers(bench, given.workers, deadline) as workers:
             choosing = given.stage in ("choose", "all")
-            choices = _choose(workers, out / CHOICES.name) if choosing else read_choices()
+            choices = _choose(workers, out / CHOICES.name, given.search.split(",")) if choosing else read_choices()
             return 0 if given.stage == "choose" else _run(workers, out, given, choices)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -52,17 +52,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=3600.0, help="stop in time")
     parser.add_argument("--records", type=int, default=None, help="at most so many training records")
     parser.add_argument("--evaluate-every", type=int, default=10, help="rounds between evaluations")
-    parser.add_argument("--teach", action="store_true", help="pretrain the agent first, on public records")
+    parser.add_argument("--search", default=",".join(choose.STAGES), help="stages of the search for settings")
+    parser.add_argument("--teach", choices=("network", "head"), help="pretrain the agent on public records")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the device")
     return parser
 
 
-def _choose(workers: Workers, path: Path) -> dict[str, Choice]:
+def _choose(workers: Workers, path: Path, stages: Sequence[str]) -> dict[str, Choice]:
     """Coordinate search on validation records. The published bound stays what the tables' fixed bound is."""
     best = dict(choose.START)
     top = dict.fromkeys(best, float("-inf"))
     log: list[dict[str, Any]] = []
-    for stage in choose.STAGES:
+    for stage in stages:
         work = [Work("play", cell, choice) for cell, choice in choose.candidates(stage, best)]
         for item, result in workers.do(work):
             kept = {k: result[k] for k in ("validation", "public", "seconds", "parameters")}
@@ -82,7 +83,9 @@ def _run(workers: Workers, out: Path, given: argparse.Namespace, choices: dict[s
     cells = [cell for group in given.groups.split(",") for cell in GROUPS[group]()]
     work = [Work("play", cell, choices[cell.chooses]) for cell in cells if cell.name not in done]
     if given.teach:
+        small = given.teach == "head"
         cell = Cell("emnist", "acdp-pfsd", seed=choose.SEED)
+        cell = replace(cell, model="components", epsilon=8.0) if small else cell
         work.insert(0, Work("teach", cell, choices[cell.chooses], str(out / AGENT.name)))
     with open(out / "results.jsonl", "a", encoding="utf-8") as file:
         for _, result in workers.do(work):

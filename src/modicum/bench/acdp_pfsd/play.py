@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from modicum.bench.acdp_pfsd.cells import BUDGET, CLEAR, TASKS, Cell, Choice, spec_of
-from modicum.bench.acdp_pfsd.small import with_features
+from modicum.bench.acdp_pfsd.small import with_components, with_features
 from modicum.data import Arrays, Dataset, FederatedData, Shards, federate, load
 from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
 from modicum.federation.rehearsal import Rehearsal
@@ -56,24 +56,27 @@ class Bench:
                 test=TEST,
                 proxy=PROXY,
             )
-            self._data[key] = with_features(data, cell.seed, self.device) if cell.model == "features" else data
+            if cell.model == "features":
+                data = with_features(data, cell.seed, self.device)
+            elif cell.model == "components":
+                data = with_components(data, self.device)
+            self._data[key] = data
         return self._data[key]
 
     def experiment(self, cell: Cell, choice: Choice) -> Experiment:
         budget = BUDGET if cell.epsilon is None else cell.epsilon
         data = self.federated(cell)
-        small = cell.model == "features"
         agent = None if self.agent is None else str(self.agent)
         return Experiment(
             federation=Federation(data, (budget,) * cell.clients),
             method=spec_of(cell, choice, agent),
-            model="logistic" if small else TASKS[cell.task].model,
+            model=cell.network,
             rounds=cell.rounds,
             per_round=cell.per_round,
             seed=cell.seed,
             evaluate_every=self.evaluate_every,
             device=self.device,
-            model_options={} if small else dict(choice.options),
+            model_options=dict(choice.options),
         )
 
     def play(self, cell: Cell, choice: Choice) -> dict[str, Any]:

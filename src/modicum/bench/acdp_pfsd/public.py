@@ -24,12 +24,13 @@ def public_federation(data: FederatedData, task: str, clients: int, shards: str,
 def episodes(bench: Bench, cell: Cell, choice: Choice, count: int = EPISODES) -> Iterator[Experiment]:
     """Public simulations of a cell, each with clients, noise and exploration of its own."""
     data = bench.federated(cell)
+    budget = BUDGET if cell.epsilon is None else cell.epsilon
     for seed in range(FIRST_SEED, FIRST_SEED + count):
         simulated = public_federation(data, cell.task, cell.clients, cell.shards, seed)
         yield Experiment(
-            federation=Federation(simulated, (BUDGET,) * cell.clients),
+            federation=Federation(simulated, (budget,) * cell.clients),
             method=spec_of(replace(cell, method="acdp-pfsd", seed=seed), choice, None),
-            model=TASKS[cell.task].model,
+            model=cell.network,
             rounds=cell.rounds,
             seed=seed,
             evaluate_every=cell.rounds,

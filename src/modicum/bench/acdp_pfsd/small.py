@@ -1,7 +1,8 @@
-"""A frozen feature extractor that public records trained, so that a small head is all that clients train."""
+"""Features that public records alone decided, so that a small head is all that clients train."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -13,6 +14,7 @@ from modicum.models import build
 
 FEATURES = 32
 STEPS, BATCH = 1500, 128
+Hidden = Callable[[Tensor], Tensor]
 
 
 def with_features(data: FederatedData, seed: int, device: str) -> FederatedData:
@@ -23,16 +25,25 @@ def with_features(data: FederatedData, seed: int, device: str) -> FederatedData:
     """
     public = _tensor(data.proxy, device), torch.from_numpy(data.proxy.y).to(device)
     body = _trained(public, data, seed, device)
-    hidden = _hidden(body, public[0])
-    mean = hidden.mean(0)
-    _, values, directions = torch.linalg.svd(hidden - mean, full_matrices=False)
-    scale = values[:FEATURES] / len(hidden) ** 0.5
+    return _projected(data, lambda x: _hidden(body, x), "of a network trained on the public proxy", device)
+
+
+def with_components(data: FederatedData, device: str) -> FederatedData:
+    """The federation with the images' first principal components, as the public proxy has them: no network."""
+    return _projected(data, lambda x: x.flatten(1), "of the images, principal components of the proxy's", device)
+
+
+def _projected(data: FederatedData, hidden: Hidden, what: str, device: str) -> FederatedData:
+    public = hidden(_tensor(data.proxy, device))
+    mean = public.mean(0)
+    _, values, directions = torch.linalg.svd(public - mean, full_matrices=False)
+    scale = values[:FEATURES] / len(public) ** 0.5
     projection = directions[:FEATURES].T / scale.clamp(min=1e-3) / FEATURES**0.5  # records of norm about 1
 
     def features(arrays: Arrays) -> Arrays:
         if not len(arrays):
             return Arrays(torch.zeros(0, FEATURES).numpy(), arrays.y)
-        found = (_hidden(body, _tensor(arrays, device)) - mean) @ projection
+        found = (hidden(_tensor(arrays, device)) - mean) @ projection
         return Arrays(found.cpu().numpy(), arrays.y)
 
     return replace(
@@ -44,7 +55,7 @@ def with_features(data: FederatedData, seed: int, device: str) -> FederatedData:
         test=features(data.test),
         proxy=features(data.proxy),
         proxy_validation=features(data.proxy_validation),
-        note="; ".join(filter(None, [data.note, f"{FEATURES} features of a network trained on the public proxy"])),
+        note="; ".join(filter(None, [data.note, f"{FEATURES} features {what}"])),
     )
 
 
