@@ -33,29 +33,42 @@ class Step:
         y = torch.randint(0, 10, (batch,), generator=generator)
         return cls(model.to(device).train(), x.to(device), y.to(device))
 
+    def laid_out(self, layout: str) -> Step:
+        """A copy in another memory layout."""
+        form = LAYOUTS[layout]
+        model = copy.deepcopy(self.model).to(memory_format=form)  # type: ignore[call-overload]
+        return Step(model, self.x.to(memory_format=form), self.y)
+
 
 def each_loss(outputs: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(outputs, y, reduction="none")
 
 
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
+
+
 def plain_ways(step: Step, *, compiled: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     """Training without privacy: eager or compiled, contiguous or channels last."""
-    for layout in ("contiguous", "channels-last"):
-        form = torch.channels_last if layout == "channels-last" else torch.contiguous_format
-        model = copy.deepcopy(step.model).to(memory_format=form)  # type: ignore[call-overload]
-        x = step.x.to(memory_format=form)
-        yield f"plain, eager, {layout}", _plain(model, model, x, step.y)
+    for layout in LAYOUTS:
+        one = step.laid_out(layout)
+        yield f"plain, eager, {layout}", _plain(one.model, one)
         if compiled:
-            yield f"plain, compiled, {layout}", _plain(torch.compile(model), model, x, step.y)
+            yield f"plain, compiled, {layout}", _plain(torch.compile(one.model), one)
 
 
-def _plain(forward: Any, model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], object]:
-    parameters = list(model.parameters())
+def _plain(forward: Any, step: Step) -> Callable[[], object]:
+    parameters = list(step.model.parameters())
 
     def work() -> object:
-        return torch.autograd.grad(cross_entropy(forward(x), y), parameters)
+        return torch.autograd.grad(cross_entropy(forward(step.x), step.y), parameters)
 
     return work
+
+
+def our_ways(step: Step) -> Iterator[tuple[str, Sums]]:
+    """Both layouts: as for plain training, the faster one counts."""
+    for layout in LAYOUTS:
+        yield f"ours, {layout}", ours(step.laid_out(layout))
 
 
 def ours(step: Step) -> Sums:
@@ -79,42 +92,36 @@ def torch_func(step: Step) -> Sums:
     return work
 
 
-def opacus_hooks(step: Step) -> Sums:
-    """Per-example gradients kept by hooks (GradSampleModule)."""
-    from opacus import GradSampleModule
+def opacus(step: Step, mode: str) -> Sums:
+    """As its documentation recommends: PrivacyEngine around model, optimiser and loader.
 
-    model = GradSampleModule(copy.deepcopy(step.model), loss_reduction="sum")
+    Mode "hooks" keeps a gradient for each example; "ghost" finds norms in one backward pass and the clipped sum
+    in a second one.
+    """
+    from opacus import PrivacyEngine
+    from torch.utils.data import DataLoader, TensorDataset
 
-    def work() -> dict[str, Tensor]:
-        model.zero_grad()
-        torch.autograd.backward(each_loss(model(step.x), step.y).sum())
-        found = {n.removeprefix("_module."): p.grad_sample for n, p in model.named_parameters()}
-        total = _clip_and_add(found)
-        for p in model.parameters():
-            p.grad_sample = None
-        return total
-
-    return work
-
-
-def opacus_ghost(step: Step) -> Sums:
-    """Norms from the first backward pass, the clipped sum from a second (ghost clipping)."""
-    from opacus.grad_sample import GradSampleModuleFastGradientClipping
-
-    model = GradSampleModuleFastGradientClipping(
-        copy.deepcopy(step.model), max_grad_norm=BOUND, use_ghost_clipping=True, loss_reduction="sum"
+    model, loss = copy.deepcopy(step.model), nn.CrossEntropyLoss()
+    made: Any = PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        data_loader=DataLoader(TensorDataset(step.x, step.y), batch_size=len(step.x)),
+        noise_multiplier=0.0,
+        max_grad_norm=BOUND,
+        poisson_sampling=False,
+        criterion=loss,
+        grad_sample_mode=mode,
     )
+    private, optimizer = made[0], made[1]
+    criterion = made[2] if mode == "ghost" else loss
 
     def work() -> dict[str, Tensor]:
-        model.zero_grad()
-        losses = each_loss(model(step.x), step.y)
-        torch.autograd.backward(losses.sum(), retain_graph=True)
-        weights = model.get_clipping_coef()
-        model.zero_grad()
-        model.disable_hooks()
-        torch.autograd.backward((weights * losses).sum())
-        model.enable_hooks()
-        return {n.removeprefix("_module."): p.grad for n, p in model.named_parameters()}
+        optimizer.zero_grad()
+        criterion(private(step.x), step.y).backward()
+        if mode == "hooks":
+            optimizer.clip_and_accumulate()
+        found = private._module.named_parameters()
+        return {name: p.grad if mode == "ghost" else p.summed_grad for name, p in found}
 
     return work
 
@@ -123,8 +130,8 @@ def peers(step: Step) -> Iterator[tuple[str, Sums | None]]:
     """Each library's way, None where it is not installed."""
     yield "torch.func", torch_func(step)
     installed = find_spec("opacus") is not None
-    yield "opacus, hooks", opacus_hooks(step) if installed else None
-    yield "opacus, ghost", opacus_ghost(step) if installed else None
+    for mode in ("hooks", "ghost"):
+        yield f"opacus, {mode}", opacus(step, mode) if installed else None
 
 
 def disagreement(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float:

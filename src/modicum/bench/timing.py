@@ -14,17 +14,39 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds: the median, and the quartiles around it."""
+    """Milliseconds by the clock: the median, the quartiles around it and the best; and the processor's median.
+
+    On a machine that other programs keep busy the clock counts their work too. The processor time of a single
+    thread does not, and of several threads only their waiting for each other.
+    """
 
     median: float
     low: float
     high: float
+    best: float
+    processor: float
 
     @classmethod
-    def of(cls, seconds: list[float]) -> Timing:
+    def of(cls, seconds: list[float], processor: list[float]) -> Timing:
         ms = sorted(1e3 * s for s in seconds)
         quarter = len(ms) // 4
-        return cls(statistics.median(ms), ms[quarter], ms[-1 - quarter])
+        return cls(statistics.median(ms), ms[quarter], ms[-1 - quarter], ms[0], 1e3 * statistics.median(processor))
+
+
+class Clock:
+    """Takes clock and processor time at the same moments, when the device has done its work."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.last = (0.0, 0.0)
+        self.lap()
+
+    def lap(self) -> tuple[float, float]:
+        """Seconds by the clock and of the processor since the lap before."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        before, self.last = self.last, (time.perf_counter(), time.process_time())
+        return self.last[0] - before[0], self.last[1] - before[1]
 
 
 def measure(ways: Mapping[str, Work], device: str, repeats: int, warm_up: int = 2) -> dict[str, Timing]:
@@ -32,15 +54,16 @@ def measure(ways: Mapping[str, Work], device: str, repeats: int, warm_up: int = 
     for _ in range(warm_up):
         for work in ways.values():
             work()
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    clock = Clock(device)
+    laps: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, work in ways.items():
-            synchronise(device)
-            start = time.perf_counter()
+            clock.lap()
             work()
-            synchronise(device)
-            seconds[name].append(time.perf_counter() - start)
-    return {name: Timing.of(times) for name, times in seconds.items()}
+            laps[name].append(clock.lap())
+    return {
+        name: Timing.of([wall for wall, _ in found], [own for _, own in found]) for name, found in laps.items()
+    }
 
 
 def peak_memory(work: Work) -> int:
@@ -50,8 +73,3 @@ def peak_memory(work: Work) -> int:
     work()
     torch.cuda.synchronize()
     return int(torch.cuda.max_memory_allocated())
-
-
-def synchronise(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()

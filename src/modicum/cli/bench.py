@@ -24,6 +24,7 @@ def bench() -> None:
 def speed(
     device: Device = typer.Option(Device.CPU, "--device", help="Where to measure."),
     threads: int = typer.Option(2, "--threads", help="Threads on a CPU."),
+    precision: str = typer.Option("float32", "--precision", help="float32, or bf16 for all ways alike."),
     only: list[str] = typer.Option([], "--only", help="Name of a row; may be repeated [default: all]."),
     out: Path | None = typer.Option(None, "--out", help="Folder for the figures as JSON."),
     as_json: bool = typer.Option(False, "--json", help="Machine-readable output."),
@@ -31,7 +32,7 @@ def speed(
     """How fast private training is, beside plain training and the other libraries that are installed."""
     from modicum.bench.speed import measure_all
 
-    typer.echo(measure_all(str(device), threads=threads, only=only, out=out, as_json=as_json))
+    typer.echo(measure_all(str(device), threads=threads, precision=precision, only=only, out=out, as_json=as_json))
 
 
 class Preset(StrEnum):
