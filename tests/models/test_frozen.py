@@ -77,7 +77,7 @@ def test_features_are_computed_once_for_each_content(weights: Path, tmp_path: Pa
 
 
 def test_colour_and_grey_are_not_mixed_up(weights: Path, tmp_path: Path) -> None:
-    colour = Arrays(np.zeros((2, 3, 8, 8), np.uint8), np.zeros(2))
+    colour = Arrays(np.zeros((2, 3, 8, 8), np.uint8), np.zeros(2, np.int64))
     with pytest.raises(UserError, match="channels"):
         featured(Dataset("toy", colour, colour, 3), weights, tmp_path)
 
@@ -94,7 +94,7 @@ def test_gradients_of_the_head_are_bounded_whatever_the_record() -> None:
     model = whitened_linear(torch.randn(50, 4), 3, 5)
     for x in (torch.full((1, 4), 1e6), torch.zeros(1, 4), torch.randn(1, 4)):
         model.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), torch.tensor([0])).backward()
+        torch.nn.functional.cross_entropy(model(x), torch.tensor([0])).backward()  # type: ignore[no-untyped-call]
         assert sum(p.grad.square().sum() for p in model.parameters()) <= 4.0  # type: ignore[union-attr, misc]
 
 

@@ -63,18 +63,16 @@ def _read(file: Path, options: list[str]) -> tuple[Config, Grid, bool]:
         if key not in KEYS:
             raise source.error(f"unknown key fit.{key}: use {', '.join(sorted(KEYS))}", "fit", key)
     try:
-        with source.at("fit"):
-            grid = Grid(
-                tuple(float(v) for v in table["budgets"]),
-                tuple(float(v) for v in table["bounds"]),
-                tuple(range(int(table.get("seeds", 3)))),
-            )
+        budgets, bounds = (tuple(float(v) for v in table[key]) for key in ("budgets", "bounds"))
+        seeds = tuple(range(int(table.get("seeds", 3))))
     except KeyError as missing:
         raise source.error(f"fit.{missing.args[0]} must be given: add {missing.args[0]} = […]", "fit") from None
     except (TypeError, ValueError):
         raise source.error(
             "fit.budgets and fit.bounds are lists of numbers, fit.seeds is a number", "fit"
         ) from None
+    with source.at("fit"):
+        grid = Grid(budgets, bounds, seeds)
     return check(replace(source, tables=tables), file.parent), grid, bool(table.get("scale_free", False))
 
 

@@ -73,7 +73,10 @@ def fit_curve(matrix: Matrix, scale_free: bool = False) -> Fit:
 
 
 def fit_pairs(
-    x: Sequence[float], bounds: Sequence[float], limits: tuple[float, float], scale_free: bool = False
+    x: Sequence[float] | Vector,
+    bounds: Sequence[float] | Vector,
+    limits: tuple[float, float],
+    scale_free: bool = False,
 ) -> Fit:
     """The class with the least leave-one-out error of log C, made monotone and kept within `limits`."""
     order = np.argsort(x)
