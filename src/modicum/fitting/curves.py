@@ -49,7 +49,7 @@ def fit_curve(matrix: Matrix, scale_free: bool = False) -> Fit:
     about = {
         "kind": fit.kind,
         "r2": fit.r2,
-        "leave_one_out": fit.errors,
+        "leave_one_out": {k: v if np.isfinite(v) else None for k, v in fit.errors.items()},
         "pairs": fit.pairs,
         "outliers": fit.outliers,
         "band_low": seeds.min(0).tolist(),
