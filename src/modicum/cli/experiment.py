@@ -107,6 +107,8 @@ def _text(done: Run) -> str:
     said = [table([done.summary]), ""]
     if done.summary.rounds < done.summary.rounds_planned:
         said.append(f"Ended after {done.summary.rounds} rounds: every client has used its budget.")
+    if done.summary.note:
+        said += [f"note        {done.summary.note}"]
     said += [f"run folder  {done.folder}", f"report      {done.folder / 'report.html'}"]
     said.append(f"verify      modicum verify {done.folder}")
     return "\n".join(said)

@@ -88,9 +88,9 @@ class Certificate:
     def from_ledger(cls, ledger: Ledger) -> Certificate:
         """The certificate of everything in the ledger now; compute it when the run is over."""
         head, entries = ledger.head(), len(ledger)
-        used = _samplers_used(ledger)
+        used, bare = _seen_in(ledger)
         clients = {
-            client: _guarantee(plan, used.get(client, {}), ledger.releases_made(client))
+            client: _guarantee(plan, used.get(client, {}), bare.get(client, {}), ledger.releases_made(client))
             for client, plan in ledger.plans.items()
         }
         return cls(
@@ -160,7 +160,7 @@ class Certificate:
             raise UserError(f"{path}: not a certificate: it is not text") from None
 
 
-def _guarantee(plan: PrivacyPlan, used: dict[Sampler, None], made: int) -> ClientGuarantee:
+def _guarantee(plan: PrivacyPlan, used: dict[Sampler, None], bare: dict[str, None], made: int) -> ClientGuarantee:
     epsilon, accountant = plan.budget, str(plan.guard)
     samplers: tuple[Sampler, ...] = tuple(used)
     planned = None
@@ -180,23 +180,29 @@ def _guarantee(plan: PrivacyPlan, used: dict[Sampler, None], made: int) -> Clien
         samplers=samplers,
         releases_made=made,
         releases_planned=planned,
-        meaning=_meaning(plan, epsilon),
+        meaning=_meaning(plan, epsilon, tuple(bare)),
     )
 
 
-def _meaning(plan: PrivacyPlan, epsilon: float) -> str:
+def _meaning(plan: PrivacyPlan, epsilon: float, bare: tuple[str, ...] = ()) -> str:
     if plan.guard is Guard.NONE:
-        return "No privacy is claimed (ε = ∞): this client asked for no guard."
+        why = f" It sent without noise: {', '.join(bare)}." if bare else ""
+        return f"No privacy is claimed (ε = ∞): this client has no guard.{why}"
     kind = "everything planned" if plan.guard is Guard.PLAN else "all that the filter lets through"
     return f"({epsilon:.4g}, {plan.spec.delta:g})-differential privacy of {kind}. {plan.spec.sentence()}"
 
 
-def _samplers_used(ledger: Ledger) -> dict[str, dict[Sampler, None]]:
+def _seen_in(ledger: Ledger) -> tuple[dict[str, dict[Sampler, None]], dict[str, dict[str, None]]]:
+    """Of clients without a plan: the samplers they used, and the blocks that had no noise."""
     used: dict[str, dict[Sampler, None]] = {}
+    bare: dict[str, dict[str, None]] = {}
     if any(plan.guard is not Guard.PLAN for plan in ledger.plans.values()):
         for release in ledger.charges():
             used.setdefault(release.client, {})[release.sampler] = None
-    return used
+            for block in release.blocks:
+                if not block.noise_multiplier:
+                    bare.setdefault(release.client, {})[block.name] = None
+    return used, bare
 
 
 def _assumptions(clients: dict[str, ClientGuarantee], noise: dict[str, Any]) -> tuple[str, ...]:
