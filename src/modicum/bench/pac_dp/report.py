@@ -9,15 +9,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from modicum.bench.pac_dp.data import budgets
+from modicum.bench.pac_dp.scratch import CELLS
 from modicum.bench.pac_dp.settings import TASKS, Task
 from modicum.privacy.accounting import papers
 
 Record = dict[str, Any]
+HOSPITALS = 4
 
 
 def report(out: Path) -> str:
     """Everything that was run, as Markdown; what was not run says so. Also written to results.md."""
-    parts = ["# PAC-DP: results", *(line for task in TASKS.values() for line in _task(task, out)), *_claims()]
+    parts = ["# PAC-DP: results", *(line for task in TASKS.values() for line in _task(task, out))]
+    parts += [*_scratch(out), *_claims()]
     text = "\n".join(parts) + "\n"
     (out / "results.md").write_text(text, encoding="utf-8")
     return text
@@ -78,7 +82,10 @@ def _epsilon(records: Sequence[Record]) -> str:
     if not known:
         return "∞" if any(r.get("accuracy") is not None for r in records) else ""
     low, high = min(e[0] for e in known), max(e[2] for e in known)
-    return f"{low:.3g} / {statistics.median(e[1] for e in known):.3g} / {high:.3g}"
+    # Noise is calibrated to each client's grant, so the median client's ε is its grant, to the digits shown.
+    task = TASKS[records[0]["task"]]
+    middle = [statistics.median(budgets(task, "personal", task.clients or HOSPITALS, r["seed"])) for r in records]
+    return f"{low:.3g} / {statistics.median(middle):.3g} / {high:.3g}"
 
 
 def _search_table(records: Sequence[Record]) -> list[str]:
@@ -124,6 +131,20 @@ def _rounds_table(records: Sequence[Record]) -> list[str]:
 def _marks(rows: Sequence[Record]) -> list[int]:
     longest = max((len(r["by_round"]) for r in rows), default=1)
     return sorted({max(1, round(longest * share)) for share in (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)})
+
+
+def _scratch(out: Path) -> list[str]:
+    """No public record at all: settings fixed beforehand, nothing tuned."""
+    path = out / "results-scratch.json"
+    records: list[Record] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    lines = ["", "## Without any public record", "", "Nothing is tuned: settings are those of `scratch.py`.", ""]
+    lines += ["| model | method | all the same | personalised |", "|---|---|---|---|"]
+    for name in CELLS:
+        for row in ("AUTO-S", "PAC-DP, C=1"):
+            found = [r for r in records if r["cell"] == name and r["row"] == row]
+            shown = [_spread([r for r in found if r["case"] == case]) for case in ("same", "personal")]
+            lines.append(f"| {name} | {row} | {shown[0]} | {shown[1]} |")
+    return lines
 
 
 def _claims() -> list[str]:

@@ -9,12 +9,13 @@ from typing import Any
 
 from modicum.bench.pac_dp.data import Folders
 from modicum.bench.pac_dp.play import play
+from modicum.bench.pac_dp.scratch import CELLS, play_scratch
 from modicum.bench.pac_dp.settings import PRESETS, TASKS
 from modicum.bench.pac_dp.tune import tune
 from modicum.errors import UserError
 
 Say = Callable[[str], None]
-STAGES = ("choose", "test", "report")
+STAGES = ("choose", "test", "report", "scratch")
 
 
 def bench(
@@ -34,6 +35,9 @@ def bench(
         raise UserError(f"unknown preset {preset!r}: use {' or '.join(PRESETS)}")
     chosen = PRESETS[preset]
     names = list(only) or list(chosen.tasks)
+    if "scratch" in stages:
+        play_scratch([cell for cell in only if cell in CELLS] or list(CELLS), out, data_dir, device)
+    names = [name for name in names if name not in CELLS]
     for name in names:
         if name not in TASKS:
             raise UserError(f"unknown task {name!r}: use one of {', '.join(TASKS)}")
