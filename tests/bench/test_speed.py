@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from modicum.bench import speed
+from modicum.bench import rounds, speed
 from modicum.bench.cohort import Cohort, records
 from modicum.bench.steps import Step, disagreement, our_ways, ours, peers
 from modicum.bench.timing import Timing, measure
@@ -76,3 +76,23 @@ def test_a_row_that_fails_says_so_and_the_others_go_on(monkeypatch: pytest.Monke
 def test_bad_input_is_one_line() -> None:
     with pytest.raises(UserError, match="no row 'nothing' on cpu: use one of cnn"):
         speed.measure_all("cpu", only=["nothing"])
+
+
+def test_a_round_written_out_is_what_peers_are_compared_with() -> None:
+    work = rounds.Round(clients=3, steps=2, batch=4, bound=1e-3, rounds=4)
+    moved = rounds.plain_round(work) - rounds.flat(rounds.first_model())
+    assert 0 < float(torch.linalg.vector_norm(moved)) <= work.bound * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("off", [0.0, 0.1])
+def test_a_library_is_timed_only_if_its_round_agrees(off: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def library(work: rounds.Round) -> tuple[torch.Tensor, rounds.Laps]:
+        laps = rounds.Laps()
+        for _ in range(work.rounds):
+            laps.lap()
+        return rounds.plain_round(work) + off, laps
+
+    monkeypatch.setattr(rounds, "LIBRARIES", {"one": ((), library), "other": (("no_such_package",), library)})
+    found = list(rounds.peer_rounds(rounds.Round(clients=2, steps=1, rounds=5)))
+    assert (found[0][1] is not None) is (off == 0.0)
+    assert found[1] == ("other", None, "no_such_package is not installed")

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from modicum.bench.cohort import Cohort, records
+from modicum.bench.rounds import Round, peer_rounds
 from modicum.bench.steps import Step, disagreement, our_ways, ours, peers, plain_ways
 from modicum.bench.timing import Clock, Timing, measure, peak_memory
 from modicum.core.parts import Backend, Batch, ClipRule
@@ -34,7 +35,6 @@ from modicum.models import build
 
 PRECISIONS = ("float32", "bf16")
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
-PEERS_OF_ROUNDS = ("pfl", "Flower")
 
 
 @dataclass
@@ -112,7 +112,9 @@ def client_level_row(device: str) -> Row:
     at_once = {"ours": choose(model, device).at_once, "client by client": 1}
     _rounds(row, cohorts, at_once, device, clients, repeats=15)
     row.value = row.times["ours"].median  # type: ignore[union-attr]
-    row.times.update(dict.fromkeys(PEERS_OF_ROUNDS))
+    for name, timing, note in peer_rounds(Round(clients)):
+        row.times[name] = timing
+        row.notes.append(f"{name}: {note}")
     return row
 
 
