@@ -43,7 +43,9 @@ class Preset(StrEnum):
 @app.command("pac-dp")
 def pac_dp(
     preset: Preset = typer.Option(Preset.QUICK, "--preset", help="quick: minutes on 2 cores; paper: everything."),
-    stages: str = typer.Option("choose,test,report", "--stages", help="choose, test, report and scratch, by commas."),
+    stages: str = typer.Option(
+        "choose,test,report", "--stages", help="choose, test, report, scratch, by commas."
+    ),
     only: list[str] = typer.Option([], "--only", help="A task, e.g. mnist; may be repeated [default: all]."),
     backbones: Path = typer.Option(Path("backbones"), "--backbones", help="Folder of backbones' weights."),
     out: Path = typer.Option(Path("runs/pac-dp"), "--out", help="Folder for settings and results."),
@@ -71,4 +73,22 @@ def pac_dp(
         device=str(device),
         say=typer.echo,
     )
+    typer.echo(text)
+
+
+@app.command("acdp-pfsd")
+def acdp_pfsd(
+    preset: Preset = typer.Option(
+        Preset.QUICK, "--preset", help="quick: embedded digits, a minute; paper: hours."
+    ),
+    out: Path = typer.Option(Path("runs/acdp-pfsd"), "--out", help="Folder for results; what is there is kept."),
+    data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder of dataset files."),
+    device: Device = typer.Option(Device.CPU, "--device", help="Where to compute."),
+    workers: int = typer.Option(1, "--workers", help="Processes that share the device."),
+    seconds: float = typer.Option(1e6, "--seconds", help="Begin nothing that would end later."),
+) -> None:
+    """ACDP-pFSD's table 3 and figures 3 and 4, with its baselines; a cell that was not run says so."""
+    from modicum.bench.acdp_pfsd.run import bench as run
+
+    text = run(str(preset), out, device=str(device), data_dir=data_dir, seconds=seconds, workers=workers)
     typer.echo(text)

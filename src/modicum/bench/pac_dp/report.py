@@ -12,6 +12,7 @@ from typing import Any
 from modicum.bench.pac_dp.data import budgets
 from modicum.bench.pac_dp.scratch import CELLS
 from modicum.bench.pac_dp.settings import TASKS, Task
+from modicum.bench.pac_dp.transfer import transfer
 from modicum.privacy.accounting import papers
 
 Record = dict[str, Any]
@@ -21,7 +22,7 @@ HOSPITALS = 4
 def report(out: Path) -> str:
     """Everything that was run, as Markdown; what was not run says so. Also written to results.md."""
     parts = ["# PAC-DP: results", *(line for task in TASKS.values() for line in _task(task, out))]
-    parts += [*_scratch(out), *_claims()]
+    parts += [*_scratch(out), *transfer(out), *_claims()]
     text = "\n".join(parts) + "\n"
     (out / "results.md").write_text(text, encoding="utf-8")
     return text
