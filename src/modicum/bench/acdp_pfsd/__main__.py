@@ -33,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with Workers(bench, given.workers, deadline) as workers:
             choosing = given.stage in ("choose", "all")
-            choices = _choose(workers, out / CHOICES.name, given.search.split(",")) if choosing else read_choices()
+            choices = read_choices()
+            if choosing:
+                choices |= _choose(workers, out / CHOICES.name, given.search.split(","))
             return 0 if given.stage == "choose" else _run(workers, out, given, choices)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

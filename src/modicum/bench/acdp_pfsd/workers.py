@@ -73,7 +73,7 @@ def _serve(bench: Bench, asked: Any, answers: Any, deadline: float) -> None:
 def _prepare(device: str) -> None:
     import torch
 
-    torch.set_num_threads(1 if device != "cpu" else 2)
+    torch.set_num_threads(1)
     if device.startswith("cuda"):  # 10 bits of mantissa are enough for training; noise stays in full precision
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True

@@ -1,0 +1,22 @@
+"""`modicum bench acdp-pfsd`: play the cells of a preset, then tell what is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from modicum.bench.acdp_pfsd.__main__ import main
+from modicum.bench.acdp_pfsd.report import report
+from modicum.errors import UserError
+
+PRESETS = {"quick": "quick", "paper": "first,sigmas,small,views,others"}
+
+
+def bench(preset: str, out: Path, *, device: str, data_dir: Path | None, seconds: float, workers: int) -> str:
+    """Settings are those of choices.json, which were made on validation records. Results are added to `out`."""
+    if workers < 1 or not seconds > 0:
+        raise UserError("give at least one worker and some seconds")
+    arguments = ["--groups", PRESETS[preset], "--device", device, "--out", str(out)]
+    arguments += ["--seconds", str(seconds), "--workers", str(workers)]
+    arguments += [] if data_dir is None else ["--data-dir", str(data_dir)]
+    main(arguments)
+    return report(out)
