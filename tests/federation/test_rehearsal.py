@@ -1,4 +1,4 @@
-"""A rehearsal is the simulation without its files; personalised models stay at home; raw figures cost everything."""
+"""A rehearsal is a simulation without files; personalised models stay at home; raw figures cost everything."""
 
 from __future__ import annotations
 
