@@ -86,7 +86,7 @@ class Chatty(ClientLevel):
     """The twin: sends the client's personalised model in place of the noised update."""
 
     def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
-        return [(replace(m, update=s[PERSONALISED]), s) for m, s in super().run(jobs, frame)]  # type: ignore[type-var]
+        return [(replace(m, update=s[PERSONALISED]), s) for m, s in super().run(jobs, frame)]
 
 
 @dataclass(frozen=True)
@@ -153,3 +153,9 @@ def test_rehearsing_a_record_level_method_works_too() -> None:
     e = experiment(DpSgd(batch=4), metrics=())
     assert len(rehearse(e)) == e.rounds
     assert [r.norm for r in rehearse(e)] == [r.norm for r in rehearse(e)]
+
+
+@pytest.mark.parametrize("personal", ["head", "1"])
+def test_a_model_must_be_divided_in_two(personal: str) -> None:
+    with pytest.raises(UserError, match="model whose layers are 1: name some of them"):
+        Rehearsal(experiment(FedPer(personal=personal), metrics=()))

@@ -41,7 +41,7 @@ def distance(bounds: list[float]) -> float:
 
 
 BLIND = distance([10 ** (i / 50) for i in range(-50, 51)])  # of bounds all over the range
-AGENTS = {"ppo": Ppo(1.0, lr=1e-2), "bandit": Bandit(1.0)}
+AGENTS: dict[str, Ppo | Bandit] = {"ppo": Ppo(1.0, lr=1e-2), "bandit": Bandit(1.0)}
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -65,7 +65,7 @@ def test_repeatable_within_range_and_resumable(name: str, tmp_path: Path) -> Non
     again, _ = play(policy, 45)
     assert whole == again
     assert all(0.1 - 1e-9 <= b <= 10 + 1e-9 for b in whole)
-    assert whole != play(replace(policy, seed=1), 45)[0]  # type: ignore[type-var]
+    assert whole != play(replace(policy, seed=1), 45)[0]
     # The state through a file in the middle of a run: networks, optimiser and buffer are all in it.
     _, state = play(policy, 27)
     save_state(tmp_path / "state", state)
@@ -85,7 +85,7 @@ def test_advantages_are_discounted_sums_of_errors() -> None:
     r, v, v_next = torch.rand(3, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     error = r + 0.8 * v_next - v
     by_hand = [sum(0.4**k * error[t + k] for k in range(6 - t)) for t in range(6)]
-    torch.testing.assert_close(ppo._advantage(r, v, v_next), torch.stack(by_hand))  # type: ignore[arg-type]
+    torch.testing.assert_close(ppo._advantage(r, v, v_next), torch.stack(by_hand))
     torch.testing.assert_close(replace(ppo, trace=0.0)._advantage(r, v, v_next), error)
 
 

@@ -135,6 +135,7 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
     model = check_model(wrap.wrapper.wrap(model), data.input_shape, data.classes).to(device)
     split = fixed_features(model)
     features, trained = split if split else (None, model)
+    _check_division(wrap, trained)
 
     def batch(arrays: Arrays) -> Batch:
         return Batch(
@@ -156,6 +157,18 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
         test=batch(data.test),
         proxy=batch(data.proxy_validation if len(data.proxy_validation) else data.proxy) if same_task else None,
     )
+
+
+def _check_division(method: Method, model: nn.Module) -> None:
+    """Names of personal layers that this model does not have would otherwise change nothing, silently."""
+    personal = getattr(method.wrapper, "personal", ())
+    kept = {method.wrapper.shared(name) for name, _ in model.named_parameters()}
+    if personal and kept != {True, False}:
+        layers = dict.fromkeys(name.rpartition(".")[0] for name, _ in model.named_parameters())
+        raise UserError(
+            f"personal = {', '.join(personal)} makes {'nothing' if True in kept else 'everything'} personal in a "
+            f"model whose layers are {', '.join(layers)}: name some of them"
+        )
 
 
 def make_model(experiment: Experiment) -> nn.Module:

@@ -142,7 +142,7 @@ def spec_of(cell: Cell, choice: Choice, agent: str | None) -> MethodSpec:
         case "pfedsd":
             return PFedSd(**choice.local(), **distilling)
         case "fedper":
-            return FedPer(**choice.local())
+            return FedPer(personal="3" if cell.network == "mlp" else "fc1,stage4_1,head", **choice.local())
         case "fedavg":
             return FedAvg(**choice.local(), batch=64, steps=5, aggregation="mean")
         case "dp-fedsam":
