@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from modicum.clipping.bounds import Clip
 from modicum.clipping.pieces import Dense, Kept
 from modicum.clipping.problem import ClippedSum, Loss, check_losses, example_factors, nothing, zero_like
+from modicum.clipping.rounding import safe_squares
 from modicum.clipping.rules import known, pieces
 
 
@@ -113,7 +114,8 @@ class Books:
                     before = self.kept.get(name)
                     now = piece.dense()
                     piece = Dense(before.gradients + now if isinstance(before, Dense) else now)
-                self.squares[name], self.kept[name] = piece.measure()
+                squares, self.kept[name] = piece.measure()
+                self.squares[name] = safe_squares(squares, self.kept[name])
         call.input = call.gradient = None
 
     def settle(self, clip: Clip, weights: Tensor | None) -> ClippedSum:
@@ -124,9 +126,9 @@ class Books:
         squares = torch.stack([self.squares[name] for name in names], dim=1)
         factors, norms, finite = example_factors(clip, names, squares, weights)
         kept, self.kept = self.kept, {}
-        if not bool(finite.any()):
-            return ClippedSum(nothing(self.trained).total, norms)
-        if not bool(finite.all()):
+        if not bool(finite.all()):  # one question, since on a GPU each answer is waited for
+            if not bool(finite.any()):
+                return ClippedSum(nothing(self.trained).total, norms)
             # Zero times an infinite activation is not zero, so the poisoned examples are left out altogether.
             kept, factors = {name: k.rows(finite) for name, k in kept.items()}, factors[finite]
         column = {name: j for j, name in enumerate(names)}

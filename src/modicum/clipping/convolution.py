@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from modicum.clipping.pieces import KEEP, WRITE, Kept, Sliced, gram_square_norms
+from modicum.clipping.rounding import full_precision
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class ConvWeight:
 
     def measure(self) -> tuple[Tensor, Kept]:
         if self._gram_is_cheaper():
-            return self._gram(), self
+            with full_precision(self.a.device):
+                return self._gram(), self
         batch, size = self.a.shape[0], self.shape.numel()
         step = max(1, KEEP // size)
         if step >= batch:
@@ -43,6 +45,14 @@ class ConvWeight:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self._weight_gradient(self.a, self.g * weights[:, None, None, None], self.geometry.groups)
+
+    def spread(self) -> Tensor:
+        geo = self.geometry
+        pixels = self.a.square().sum(1, keepdim=True)
+        window = pixels.new_ones(1, 1, *geo.kernel)
+        patches = functional.conv2d(pixels, window, None, geo.stride, geo.padding, geo.dilation)
+        outputs: Tensor = torch.linalg.vector_norm(self.g, dim=1)
+        return (patches.squeeze(1).clamp(min=0.0).sqrt() * outputs).sum((1, 2))
 
     def rows(self, index: Tensor) -> ConvWeight:
         return ConvWeight(self.a[index], self.g[index], self.geometry, self.shape)

@@ -11,6 +11,7 @@ from modicum.clipping.bounds import Clip
 from modicum.clipping.pieces import KEEP, Dense
 from modicum.clipping.problem import ClippedSum, Loss, check_losses, example_factors, nothing, rows, sum_dtype
 from modicum.clipping.reference import reference_clipped_sum
+from modicum.clipping.rounding import safe_squares
 
 
 def fallback_clipped_sum(
@@ -31,7 +32,7 @@ def fallback_clipped_sum(
             part = slice(start, start + step)
             gradients = _gradients(model, loss, rows(x, part), rows(y, part), trained)
             found = {name: Dense(g.to(sum_dtype(trained[name]))) for name, g in gradients.items()}
-            squares = torch.stack([piece.measure()[0] for piece in found.values()], dim=1)
+            squares = torch.stack([safe_squares(*piece.measure()) for piece in found.values()], dim=1)
             weight = None if weights is None else weights[part]
             factors, norm, finite = example_factors(clip, list(found), squares, weight)
             for j, (name, piece) in enumerate(found.items()):

@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from modicum.clipping.rounding import full_precision
+
 KEEP = 1 << 24
 """At most this many numbers of per-example gradients exist at a time for one parameter."""
 
@@ -102,7 +104,8 @@ class LinearWeight:
             return self.a.square().sum((1, 2)) * self.g.square().sum((1, 2)), self
         products = places * d * p
         if 2 * places**2 * (d + p) + products < 1.3 * products + WRITE * d * p:
-            return gram_square_norms(self.a @ self.a.transpose(1, 2), self.g @ self.g.transpose(1, 2)), self
+            with full_precision(self.a.device):
+                return gram_square_norms(self.a @ self.a.transpose(1, 2), self.g @ self.g.transpose(1, 2)), self
         step = max(1, KEEP // (d * p))
         if step >= batch:
             return Dense(self.dense()).measure()
@@ -112,6 +115,9 @@ class LinearWeight:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         weighted = self.g * weights[:, None, None]
         return weighted.flatten(0, 1).t() @ self.a.flatten(0, 1)
+
+    def spread(self) -> Tensor:
+        return (_lengths(self.a) * _lengths(self.g)).sum(1)
 
     def rows(self, index: Tensor) -> LinearWeight:
         return LinearWeight(self.a[index], self.g[index])
@@ -146,6 +152,11 @@ class EmbeddingWeight:
     def dense(self) -> Tensor:
         total = self.g.new_zeros(self.g.shape[0], self.size, self.g.shape[2])
         return total.scatter_add_(1, self.indices[:, :, None].expand_as(self.g), self.g)
+
+
+def _lengths(vectors: Tensor) -> Tensor:
+    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
+    return lengths
 
 
 def gram_square_norms(inputs: Tensor, outputs: Tensor) -> Tensor:

@@ -119,6 +119,10 @@ class PatchWeight:
             g = (g.view(clients, -1, places, g.shape[2]) * weights[:, :, None, None]).view(g.shape)
         return self.convolution.as_weight(torch.bmm(g.transpose(1, 2), self.a))
 
+    def spread(self) -> Tensor:
+        lengths = torch.linalg.vector_norm(self.a, dim=2) * torch.linalg.vector_norm(self.g, dim=2)
+        return lengths.view(self.examples, -1).sum(1)
+
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.client_sums(weights.view(self.convolution.clients, -1), self.convolution.clients).sum(0)
 

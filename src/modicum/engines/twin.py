@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from modicum.clipping.pieces import Dense, Kept
+from modicum.clipping.rounding import safe_squares
 from modicum.clipping.rules import known, pieces
 from modicum.core.layout import Layout
 from modicum.engines.patches import PatchConvolution, patch_pieces
@@ -53,7 +54,8 @@ class Run:
                 now = piece.dense()
                 piece = Dense(before.gradients + now if isinstance(before, Dense) else now)
             if self.measure:
-                self.squares[name], self.kept[name] = piece.measure()
+                squares, self.kept[name] = piece.measure()
+                self.squares[name] = safe_squares(squares, self.kept[name])
             else:
                 self.kept[name] = piece if hasattr(piece, "weighted_sum") else piece.measure()[1]
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from modicum.clipping.problem import check_losses
+from modicum.clipping.rounding import product_rounding, safe_squares
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch, ClipRule, Losses
 from modicum.core.stack import padded, real_rows
@@ -33,7 +34,8 @@ class VmapEngine:
             finite = torch.isfinite(flat).all(1)
             flat = torch.where(finite[:, None], flat, 0.0)
             norm = torch.linalg.vector_norm(flat, dim=1)
-            sums.append(clip_factors(norm, norm.new_tensor(bound), rule) @ flat if len(flat) else zero)
+            safe = safe_squares(norm.square(), flat).sqrt() if product_rounding(norm.device, norm.dtype) else norm
+            sums.append(clip_factors(safe, norm.new_tensor(bound), rule) @ flat if len(flat) else zero)
             norms.append(norm)
         return torch.stack(sums), norms
 

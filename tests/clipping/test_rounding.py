@@ -1,0 +1,175 @@
+"""Where a device rounds the factors of products to ten bits, a contribution still stays within its bound.
+
+The rounding is played on a CPU: whatever enters the weighted sum's product is rounded to ten bits first, and the
+norms are measured with products that are rounded as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from modicum.clipping import Auto, Clip, Flat, PerLayer, bookkeeping, clipped_sum, rounding
+from modicum.clipping.convolution import ConvWeight
+from modicum.clipping.pieces import Dense, LinearWeight
+from modicum.clipping.rules import pieces
+from modicum.core.parts import Batch, ClipRule
+from modicum.engines import twin
+from modicum.engines.loop import LoopBackend
+from modicum.engines.patches import PatchWeight
+from modicum.engines.stacked import StackedEngine
+from tests.clipping.helpers import cross_entropy
+
+CLIPS: tuple[Clip, ...] = (Flat(0.3), Auto(0.3), PerLayer({"0": 0.1, "2": 0.2, "4": 0.3}))
+
+
+def short(values: Tensor) -> Tensor:
+    """float32 numbers rounded to ten bits of mantissa."""
+    return ((values.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+@pytest.fixture
+def coarse(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Products as tf32 computes them, in norms and in sums."""
+    convolution, product, dense = ConvWeight._weight_gradient, LinearWeight.dense, Dense.weighted_sum
+
+    def conv(self: ConvWeight, a: Tensor, g: Tensor, groups: int, copies: int = 1) -> Tensor:
+        return convolution(self, short(a), short(g), groups, copies)
+
+    def linear_sum(self: LinearWeight, weights: Tensor) -> Tensor:
+        weighted = short(self.g * weights[:, None, None])
+        return weighted.flatten(0, 1).t() @ short(self.a).flatten(0, 1)
+
+    def linear_dense(self: LinearWeight) -> Tensor:
+        return product(LinearWeight(short(self.a), short(self.g)))
+
+    def dense_sum(self: Dense, weights: Tensor) -> Tensor:
+        return dense(Dense(short(self.gradients)), short(weights))
+
+    monkeypatch.setattr(ConvWeight, "_weight_gradient", conv)
+    monkeypatch.setattr(LinearWeight, "weighted_sum", linear_sum)
+    monkeypatch.setattr(LinearWeight, "dense", linear_dense)
+    monkeypatch.setattr(Dense, "weighted_sum", dense_sum)
+    monkeypatch.setattr(rounding, "product_rounding", lambda *_: rounding.TF32)
+    return
+
+
+def worst(clip: Clip, model: Callable[[int], nn.Module], x: Callable[[int], Tensor], trials: int = 60) -> float:
+    """The largest clipped norm of a single example, in units of the bound; larger than 1 breaks a promise."""
+    found = []
+    for seed in range(trials):
+        torch.manual_seed(seed)
+        net = model(seed)
+        total = clipped_sum(net, cross_entropy, x(seed), torch.randint(3, (1,)), clip).total
+        found.append(sum(float(t.double().square().sum()) for t in total.values()) ** 0.5 / clip.bound)
+    return max(found)
+
+
+def network(_: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.Tanh(), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(128, 3)
+    )
+
+
+def image(_: int) -> Tensor:
+    return torch.randn(1, 1, 4, 4)
+
+
+@pytest.mark.usefixtures("coarse")
+@pytest.mark.parametrize("clip", CLIPS)
+def test_no_contribution_exceeds_its_bound(clip: Clip) -> None:
+    assert worst(clip, network, image) <= 1
+
+
+def without_allowance(squares: Tensor, _: object) -> Tensor:
+    return squares
+
+
+@pytest.mark.usefixtures("coarse")
+def test_without_the_allowance_one_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broken twin: the factors are shrunk for float32's rounding only."""
+    monkeypatch.setattr(bookkeeping, "safe_squares", without_allowance)
+    assert worst(Flat(0.3), network, image) > 1
+
+
+@pytest.mark.usefixtures("coarse")
+@pytest.mark.parametrize("guard", [rounding.safe_squares, without_allowance])
+def test_terms_that_cancel(guard: Callable[[Tensor, object], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places whose gradients all but cancel in pairs: what is left is small beside what was rounded."""
+    monkeypatch.setattr("modicum.clipping.pieces.KEEP", 1)  # the gradients are too large to be kept
+    found = []
+    for seed in range(20):
+        torch.manual_seed(seed)
+        a, g = torch.randn(2, 20, 2).repeat(1, 2, 1), torch.randn(2, 20, 2).repeat(1, 2, 1)
+        a[:, 20:] += 1e-4 * torch.randn(20, 2)
+        g[:, 20:] *= -1 + 1e-4 * torch.randn(20, 2)
+        squares, kept = LinearWeight(a, g).measure()
+        assert isinstance(kept, rounding.Factored)
+        total = kept.weighted_sum(torch.tensor([1.0, 0.0]) / guard(squares, kept).sqrt())
+        found.append(float(torch.linalg.vector_norm(total.double())))
+    assert (max(found) > 1.01) is (guard is without_allowance)
+
+
+def one_example_each(model: nn.Module) -> tuple[Tensor, list[Batch], LoopBackend]:
+    loop = LoopBackend(model)
+    theta = loop.layout.read(model).expand(12, -1).contiguous()
+    batches = [Batch(torch.randn(1, 1, 6, 6), {"y": torch.randint(3, (1,))}) for _ in range(12)]
+    return theta, batches, loop
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_stacked_clients_have_the_same_allowance(guarded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3))
+    theta, batches, loop = one_example_each(model)
+    monkeypatch.setattr(twin, "use_patches", lambda _: True)
+    monkeypatch.setattr("modicum.engines.patches.KEEP", 0)
+    if guarded:
+        monkeypatch.setattr(rounding, "product_rounding", lambda *_: rounding.TF32)
+    sums, _ = StackedEngine(model, loop).clipped_sums(
+        theta, batches, lambda o, t: cross_entropy(o, t["y"]), [1e-3] * 12, ClipRule.FLAT
+    )
+    largest = float(torch.linalg.vector_norm(sums.double(), dim=1).max())
+    assert (largest < 1e-3 * (1 - 2 * rounding.TF32)) is guarded
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_spread_of_a_convolution_is_that_of_its_patches(groups: int) -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=groups)
+    x = torch.randn(5, 4, 7, 8)
+    g = torch.randn_like(layer(x))
+    piece = pieces(layer, x, g)["weight"]
+    assert isinstance(piece, ConvWeight)
+    patches = nn.functional.unfold(x, (3, 2), (1, 2), (1, 2), (2, 1))
+    expected = (patches.norm(dim=1) * g.flatten(2).norm(dim=1)).sum(1)
+    torch.testing.assert_close(piece.spread(), expected)
+    if groups == 1:
+        convolution = twin.PatchConvolution(layer, x, 1)
+        torch.testing.assert_close(PatchWeight(convolution, g).spread(), expected)
+
+
+def test_a_devices_precision_is_seen_and_put_back() -> None:
+    device = torch.device("cpu")
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision, expected in (("highest", 0.0), ("high", rounding.TF32), ("medium", rounding.BF16)):
+            torch.set_float32_matmul_precision(precision)
+            assert rounding.product_rounding(device, torch.float32) == expected
+            assert rounding.product_rounding(device, torch.float64) == 0
+            with rounding.full_precision(device):
+                assert rounding.product_rounding(device, torch.float32) == 0
+            assert rounding.product_rounding(device, torch.float32) == expected
+            assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_passes_in_bf16_leave_the_bound_alone(clip: Clip) -> None:
+    """Norms and sums take the same bf16 numbers and are float32 themselves."""
+    with torch.autocast("cpu", torch.bfloat16):
+        assert worst(clip, network, image, 15) <= 1
