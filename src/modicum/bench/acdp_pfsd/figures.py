@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from modicum.bench.acdp_pfsd.report import Result, chosen, read_results, small
+from modicum.bench.acdp_pfsd.report import Result, chosen, gap_ratio, read_results, small
 from modicum.errors import MissingExtraError
 
 COLOURS = {
@@ -22,9 +22,11 @@ COLOURS = {
 def draw_all(out: Path, to: Path) -> list[Path]:
     """A figure for each setting that has results."""
     results = read_results(out)
+    ratio = gap_ratio(results, "personalised", lambda f: small(results, factor=f))
+    best = [] if ratio is None or ratio[1] == 1 else small(results, factor=ratio[1])
     settings = {
         "emnist-sigma1": [r for m in COLOURS for r in chosen(results, task="emnist", method=m, sigma=1.0)],
-        "emnist-eps8-head": [r for m in COLOURS for r in small(results, m)],
+        "emnist-eps8-head": [r for m in COLOURS for r in small(results, m)] + best,
     }
     return [draw(runs, to / f"acdp-pfsd-{name}.png") for name, runs in settings.items() if runs]
 
@@ -40,8 +42,10 @@ def draw(runs: Sequence[Result], path: Path) -> Path:
     FigureCanvasAgg(figure)
     personal, shared, bounds, norms = figure.subplots(1, 4)
     for run in (r for r in runs if r["cell"]["seed"] == 0):
-        method = run["cell"]["method"]
-        look: dict[str, Any] = {"color": COLOURS[method], "label": method, "lw": 1.4}
+        method, factor = run["cell"]["method"], run["cell"].get("factor", 1.0)
+        name = method if factor == 1 else f"{method}, C × {factor:g} (best constant)"
+        look: dict[str, Any] = {"color": COLOURS[method], "label": name, "lw": 1.4}
+        look["ls"] = "-" if factor == 1 else "--"
         rounds = [int(r) for r in run["curve"]]
         personal.plot(rounds, [v[0] for v in run["curve"].values()], **look)
         shared.plot(rounds, [v[1] for v in run["curve"].values()], **look)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from modicum.bench.acdp_pfsd.__main__ import main
+from modicum.bench.acdp_pfsd.figures import draw_all
 from modicum.bench.acdp_pfsd.report import report
-from modicum.errors import UserError
+from modicum.bench.acdp_pfsd.workers import say
+from modicum.errors import MissingExtraError, UserError
 
 PRESETS = {"quick": "quick", "paper": "first,sigmas,small,views,others"}
 
@@ -19,4 +21,8 @@ def bench(preset: str, out: Path, *, device: str, data_dir: Path | None, seconds
     arguments += ["--seconds", str(seconds), "--workers", str(workers)]
     arguments += [] if data_dir is None else ["--data-dir", str(data_dir)]
     main(arguments)
+    try:
+        draw_all(out, out)
+    except MissingExtraError as missing:
+        say(f"no figures: {missing}")
     return report(out)
