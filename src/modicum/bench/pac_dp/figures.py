@@ -33,7 +33,9 @@ def draw_task(task: Task, out: Path, folders: Folders, to: Path) -> list[Path]:
     settings = out / f"{task.name}.json"
     if not settings.is_file():
         return []
-    start = json.loads(settings.read_text(encoding="utf-8"))["starts"]["hot"]
+    start = json.loads(settings.read_text(encoding="utf-8"))["starts"].get("hot")
+    if start is None:  # its curve was not fitted on its own public records
+        return []
     curve = read_curve(out / "curves" / start["methods"]["PAC-DP"]["same"]["curve"])
     made = [_fit_figure(task, curve, start, folders, to / f"pac-dp-{task.name}-fit.png")]
     if results(task, out):

@@ -42,7 +42,9 @@ def _stored(name: str, out: Path) -> tuple[Curve, int] | None:
     settings = out / f"{name}.json"
     if not settings.is_file():
         return None
-    start = json.loads(settings.read_text(encoding="utf-8"))["starts"]["hot"]
+    start = json.loads(settings.read_text(encoding="utf-8"))["starts"].get("hot")
+    if start is None:  # its curve was not fitted on its own public records
+        return None
     return read_curve(out / "curves" / start["methods"]["PAC-DP"]["same"]["curve"]), int(start["rounds"])
 
 
