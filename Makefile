@@ -24,8 +24,11 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+soak: SHELL := /bin/bash
 soak: setup
-	$(BIN)/python -m pytest -n 2 -m soak
+	set -o pipefail; $(BIN)/python -m pytest -n 2 -m soak --timeout=3600 -v 2>&1 | tee benchmarks/soak.log
 
 bench: setup
-	$(BIN)/modicum bench --help
+	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/ledger.py
+	$(BIN)/modicum bench speed
