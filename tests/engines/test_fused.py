@@ -48,8 +48,10 @@ def test_deep_models_give_the_loops_results(name: str, dtype: torch.dtype) -> No
     assert_same(stacked(model), LoopBackend(model), *stack(model, shape))
 
 
-def test_a_deep_model_gives_the_loops_sums() -> None:
-    model, shape = shipped("resnet18", torch.float64)
+@pytest.mark.parametrize("name", ["resnet18", "resnet34"])
+def test_a_deep_model_gives_the_loops_sums(name: str) -> None:
+    """One call in place of all: the whole comparison is a soak."""
+    model, shape = shipped(name, torch.float64)
     theta, batches = stack(model, shape, (2, 1))
     found, _ = stacked(model).clipped_sums(theta, batches, losses, BOUNDS[:2], ClipRule.FLAT)
     expected, _ = LoopBackend(model).clipped_sums(theta, batches, losses, BOUNDS[:2], ClipRule.FLAT)

@@ -48,6 +48,7 @@ class PooledBatches(Sequence[Batch]):
 
     def __init__(self, pool: Pool, chosen: Sequence[Tensor]) -> None:
         self.pool, self.chosen = pool, tuple(chosen)
+        self.sizes = [index.shape[0] for index in self.chosen]
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -60,10 +61,6 @@ class PooledBatches(Sequence[Batch]):
         if isinstance(i, slice):
             return [self[j] for j in range(*i.indices(len(self)))]
         return self.pool.records[i].take(self.chosen[i])
-
-    @property
-    def sizes(self) -> list[int]:
-        return [len(index) for index in self.chosen]
 
     def padded(self, size: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Inputs (clients · size, …), short batches filled up, and the targets of the real rows alone."""

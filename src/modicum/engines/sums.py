@@ -20,10 +20,10 @@ def write_client_sums(out: Tensor, kept: Kept, weights: Tensor | None, size: int
     clients = len(out)
     if isinstance(kept, LinearWeight):
         _write_linear(out, kept, weights)
-    elif isinstance(kept, SumsByClient):
-        out.copy_(kept.client_sums(weights, clients))
     elif isinstance(kept, Dense):
         out.copy_(_dense(kept.gradients, weights, clients))
+    elif isinstance(kept, SumsByClient):
+        out.copy_(kept.client_sums(weights, clients))
     else:
         out.copy_(_one_by_one(kept, weights, clients, size))
 

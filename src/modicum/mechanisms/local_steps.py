@@ -41,7 +41,8 @@ def train_locally(jobs: Sequence[Job], first: Tensor, frame: Frame, local: Local
     counts = [local.count(len(jobs[i].records)) for i in order]
     taken = [_taken(jobs[i], frame, local) for i in order]
     pool = Pool([records for records, _ in taken])
-    theta, optimiser = first[order].clone(), frame.training.optimiser
+    in_order = order == list(range(len(jobs)))  # then two copies of every model are saved
+    theta, optimiser = first.clone() if in_order else first[order], frame.training.optimiser
     buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
     for step in range(counts[0]):
         active = sum(step < n for n in counts)
@@ -49,6 +50,8 @@ def train_locally(jobs: Sequence[Job], first: Tensor, frame: Frame, local: Local
         batches = pool.batches([minibatches[step] for _, minibatches in taken[rows]])
         gradient = _gradients(theta[rows], batches, frame, local.ascent)
         optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
+    if in_order:
+        return theta
     back = torch.empty_like(theta)
     back[order] = theta
     return back
