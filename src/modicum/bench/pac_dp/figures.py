@@ -34,10 +34,12 @@ def draw_task(task: Task, out: Path, folders: Folders, to: Path) -> list[Path]:
     if not settings.is_file():
         return []
     start = json.loads(settings.read_text(encoding="utf-8"))["starts"].get("hot")
-    if start is None:  # its curve was not fitted on its own public records
+    if start is None:
         return []
     curve = read_curve(out / "curves" / start["methods"]["PAC-DP"]["same"]["curve"])
-    made = [_fit_figure(task, curve, start, folders, to / f"pac-dp-{task.name}-fit.png")]
+    made = []
+    if "accuracy" in curve.about:  # else it was not fitted on the task's own public records
+        made.append(_fit_figure(task, curve, start, folders, to / f"pac-dp-{task.name}-fit.png"))
     if results(task, out):
         made.append(_rounds_figure(task, out, to / f"pac-dp-{task.name}-rounds.png"))
     return made

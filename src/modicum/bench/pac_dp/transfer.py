@@ -43,9 +43,11 @@ def _stored(name: str, out: Path) -> tuple[Curve, int] | None:
     if not settings.is_file():
         return None
     start = json.loads(settings.read_text(encoding="utf-8"))["starts"].get("hot")
-    if start is None:  # its curve was not fitted on its own public records
+    if start is None:
         return None
-    return read_curve(out / "curves" / start["methods"]["PAC-DP"]["same"]["curve"]), int(start["rounds"])
+    curve = read_curve(out / "curves" / start["methods"]["PAC-DP"]["same"]["curve"])
+    # A curve without a matrix was not fitted on the task's own public records.
+    return (curve, int(start["rounds"])) if "accuracy" in curve.about else None
 
 
 def _inputs(curve: Curve, rounds: int) -> list[float]:
