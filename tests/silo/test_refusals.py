@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -136,8 +137,9 @@ def test_no_text_but_the_code_crosses_the_wire(joined: Server) -> None:
 def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A silo that has joined nothing."""
     path = write_silo(tmp_path_factory.mktemp("waiting"), silo='run = "agreed"', grant="smallest_noise = 0.2")
-    with serving(path):
-        yield Server(path, run="agreed")
+    with opened(path) as server:
+        server.run = "agreed"
+        yield server
 
 
 def _spec(**changes: object) -> dict[str, object]:
@@ -168,7 +170,7 @@ def test_an_invitation_that_was_not_agreed_to(waiting: Server, changes: dict[str
 
 
 @pytest.mark.parametrize(("field", "value"), [("budget", 100.0), ("records", 5), ("participations", 1)])
-def test_facts_that_the_silo_does_not_stand_by(waiting: Server, field: str, value: float) -> None:
+def test_facts_that_the_silo_does_not_stand_by(waiting: Server, field: str, value: Any) -> None:
     facts = waiting.invitation().facts
     lied = (replace(facts[0], **{field: value}), *facts[1:])
     assert waiting.join(facts=lied).refused is Code.FACTS_DIFFER

@@ -36,10 +36,10 @@ def check(source: Source, folder: Path = Path()) -> Config:
     for name in ("data", "method"):
         if name not in source.tables:
             raise source.error(f"there is no [{name}] table: add one")
-    privacy = _table(source, PrivacyConfig, "privacy", source.tables.get("privacy", {}))
+    privacy = read_table(source, PrivacyConfig, "privacy", source.tables.get("privacy", {}))
     method_name, method = _method(source, privacy)
     return Config(
-        data=_absolute(_table(source, DataConfig, "data", source.tables["data"]), folder),
+        data=_absolute(read_table(source, DataConfig, "data", source.tables["data"]), folder),
         privacy=replace(
             privacy,
             delta=getattr(method, "delta", privacy.delta),
@@ -59,7 +59,7 @@ def _run(source: Source) -> RunConfig:
     for metric in metrics if isinstance(metrics, list) else ():
         if isinstance(metric, Mapping):
             _known(source, metric, [f.name for f in fields(MetricConfig)], "keys", "run", "metrics")
-    run: RunConfig = _table(source, RunConfig, "run", table)
+    run: RunConfig = read_table(source, RunConfig, "run", table)
     return run
 
 
@@ -69,7 +69,7 @@ def _model(source: Source) -> ModelConfig:
     for key, value in table.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise source.error(f"the model option {key} must be a number, got {value!r}", "model", key)
-    return ModelConfig(name=_table(source, ModelConfig, "model", named).name, options=table)
+    return ModelConfig(name=read_table(source, ModelConfig, "model", named).name, options=table)
 
 
 def _method(source: Source, privacy: PrivacyConfig) -> tuple[str, Any]:
@@ -93,10 +93,10 @@ def _method(source: Source, privacy: PrivacyConfig) -> tuple[str, Any]:
             raise source.error(
                 f"method {name!r} does not let you choose the adjacency: leave it out", "privacy", key
             )
-    return str(name), _table(source, cls, "method", table)
+    return str(name), read_table(source, cls, "method", table)
 
 
-def _table(source: Source, cls: type[Any], name: str, table: Mapping[str, Any]) -> Any:
+def read_table(source: Source, cls: type[Any], name: str, table: Mapping[str, Any]) -> Any:
     """One table as its dataclass."""
     try:
         from pydantic import TypeAdapter, ValidationError

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from modicum.config import Config, read
 from modicum.config.fields import setting
-from modicum.config.read import _table as table
+from modicum.config.read import read_table
 from modicum.config.schema import DataConfig
 from modicum.config.source import Source, read_source
 from modicum.errors import UserError
@@ -108,11 +108,11 @@ def _required(source: Source, cls: type[Any], name: str, key: str) -> Any:
     given = source.tables.get(name)
     if not isinstance(given, Mapping) or key not in given:
         raise source.error(f"there is no {key} under [{name}]: add it", name)
-    return table(source, cls, name, given)
+    return read_table(source, cls, name, given)
 
 
 def _data(source: Source, here: Path) -> DataConfig:
-    data: DataConfig = table(source, DataConfig, "data", source.tables["data"])
+    data: DataConfig = read_table(source, DataConfig, "data", source.tables["data"])
     if data.name is None and data.classes is None:
         raise source.error(
             "say how many classes there are: the largest label of private records is private", "data"
