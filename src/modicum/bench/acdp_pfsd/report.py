@@ -152,11 +152,16 @@ def _whether_it_pays(results: Sequence[Result]) -> list[str]:
             lines.append(f"Whether PPO pays, {key}: {NOT_RUN}.")
             continue
         value, best, gap = ratio
-        verdict = "≤ 1.2, as asked" if 0 <= value <= 1.2 else "> 1.2: PPO does not pay here"
-        if gap <= 0:
-            verdict = "which means little, since the constant bound is as good as no privacy"
-        what = f"(no DP − PPO) / (no DP − best constant, C × {best:g})"
-        lines.append(f"Whether PPO pays, {key}: {what} = {value:.2f}, {verdict}.")
+        free, constant = (100 * _mean(rows, key) for rows in (small(results, "pfsd"), small(results, factor=best)))
+        agent = 100 * _mean(small(results, "acdp-pfsd"), key)
+        told = (
+            f"{free:.1f} without privacy, {constant:.1f} with the best constant C × {best:g}, {agent:.1f} with PPO"
+        )
+        asked = (
+            f"(no DP − PPO) / (no DP − constant) = {value:.2f}, asked: ≤ 1.2" if gap > 0 else "no gap to divide by"
+        )
+        verdict = "PPO is below the constant" if agent < constant else "PPO is not below the constant"
+        lines.append(f"Whether PPO pays, {key}: {told}; {verdict} ({asked}).")
     return ["\n\n".join(lines)]
 
 
