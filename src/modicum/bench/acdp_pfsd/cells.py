@@ -162,7 +162,7 @@ def spec_of(cell: Cell, choice: Choice, agent: str | None) -> MethodSpec:
         case "acdp-pfsd":
             return AcdpPfsd(**hidden, **distilling, **agent_of)
         case "acdp-pfsd-pretrained":
-            return AcdpPfsd(**hidden, **distilling, **agent_of, agent=agent, agent_std=0.25)
+            return AcdpPfsd(**hidden, **distilling, **agent_of, agent=agent)
         case "acdp-pfsd-faithful":
             del hidden["view"]
             return AcdpPfsd(**hidden, **distilling, **agent_of, mode="faithful")
