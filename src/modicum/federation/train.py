@@ -24,6 +24,7 @@ from modicum.privacy.certificate import Certificate
 from modicum.privacy.noise import CryptoNoise
 from modicum.report.picture import Curve
 from modicum.report.summary import Summary, summarise
+from modicum.report.write import curve_of, write_report
 
 if TYPE_CHECKING:
     from modicum.core.parts import Metric
@@ -48,7 +49,7 @@ class Run:
 
     @property
     def curve(self) -> Curve:
-        return Curve(self.summary.method, self.records, clipped=self.summary.bound is not None)
+        return curve_of(self.summary, self.records)
 
     def plot(self, path: str | PathLike[str] | None = None) -> Any:
         """Accuracy and clipping bound by rounds, as a matplotlib figure; also written to `path` if given."""
@@ -162,11 +163,8 @@ def _finish(run: Simulation, files: RunFolder) -> Run:
     certificate.write(files.certificate)
     records = read_records(files.metrics)
     summary = summarise(run, certificate, records)
-    text = json.dumps(summary.to_dict(), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
-    files.write(files.summary, text.encode())
-    finished = Run(files.path, summary, certificate, records, parameters)
-    _write_report(finished, files)
-    return finished
+    write_report(files, summary, certificate, records)
+    return Run(files.path, summary, certificate, records, parameters)
 
 
 def _parameters(run: Simulation) -> dict[str, Tensor]:
@@ -182,22 +180,6 @@ def _write_model(run: Simulation, parameters: Mapping[str, Tensor], files: RunFo
     # One key: several would be written in an order that changes from process to process.
     about = {"modicum": json.dumps({"run": run.ledger.run_id, "round": run.server.state.round})}
     files.write(files.model, bytes(save({n: v.contiguous() for n, v in parameters.items()}, metadata=about)))
-
-
-def _write_report(finished: Run, files: RunFolder) -> None:
-    from modicum.report.page import run_page
-
-    try:
-        from modicum.report.picture import draw, png
-
-        picture: bytes | None = png(draw([finished.curve]))
-    except MissingExtraError:
-        picture = None  # the page says so
-    if picture is not None:
-        files.write(files.picture, picture)
-    config = files.config.read_text(encoding="utf-8")
-    page = run_page(finished.summary, finished.certificate, finished.records, picture, config)
-    files.write(files.report, page.encode())
 
 
 def _needs_safetensors() -> None:

@@ -73,6 +73,9 @@ def _lead(summary: Summary) -> str:
 
 
 def _simulated(summary: Summary) -> str:
+    if summary.accuracy is None and not summary.simulation:
+        text = "<b>No accuracy.</b> Nobody in this run holds test records that could be looked at for free."
+        return f'<p class="quiet">{text}</p>'
     text = (
         "<b>Simulated ground truth.</b> Accuracy is measured on test data that only a simulator can see. It cost "
         "no privacy because it left no client, and no policy could read it. A deployment would not have it."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,8 @@ class Summary:
 
 def summarise(run: Simulation, certificate: Certificate, records: Sequence[RoundRecord]) -> Summary:
     e = run.experiment
-    simulated = _last(record.simulated for record in records)
+    budgets = dict(zip(e.federation.data.names, e.federation.budgets, strict=True))
+    simulated = last(record.simulated for record in records)
     notes = (e.federation.data.note, *getattr(run.method, "notes", ()))
     return Summary(
         method=run.method.name,
@@ -95,18 +96,23 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
         rounds_planned=e.rounds,
         accuracy=simulated.get("test_accuracy"),
         loss=simulated.get("test_loss"),
-        public=_last(record.public for record in records),
-        paid=_last(record.paid for record in records),
-        groups=tuple(_groups(run, certificate, records)),
+        public=last(record.public for record in records),
+        paid=last(record.paid for record in records),
+        groups=tuple(groups(budgets, certificate, records, run.client_accuracies())),
     )
 
 
-def _groups(run: Simulation, certificate: Certificate, records: Sequence[RoundRecord]) -> Iterable[Group]:
-    federation = run.experiment.federation
+def groups(
+    budgets: Mapping[str, float],
+    certificate: Certificate,
+    records: Sequence[RoundRecord],
+    accuracies: Mapping[str, float],
+) -> Iterable[Group]:
+    """Clients by budget, the smallest first; `accuracies` are those that a simulator can see."""
     names: dict[float, list[str]] = {}
-    for name, budget in sorted(zip(federation.data.names, federation.budgets, strict=True), key=lambda p: p[1]):
+    for name, budget in sorted(budgets.items(), key=lambda item: item[1]):
         names.setdefault(budget, []).append(name)
-    accuracies, bounds = run.client_accuracies(), _last_bounds(records)
+    bounds = _last_bounds(records)
     for budget, members in names.items():
         lines = [certificate.clients[name] for name in members]
         yield Group(
@@ -133,7 +139,8 @@ def _last_bounds(records: Sequence[RoundRecord]) -> dict[str, float]:
     return bounds
 
 
-def _last(values: Iterable[Any]) -> dict[str, float]:
+def last(values: Iterable[Any]) -> dict[str, float]:
+    """The last of some mappings that says anything."""
     return dict(next((v for v in reversed(list(values)) if v), {}))
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,16 +13,16 @@ import pytest
 import torch
 
 from modicum.config import experiment, read
-from modicum.engines.flower.coordinator import Coordinator, Patience
+from modicum.engines.flower.coordinator import Carrier, Coordinator, Patience
 from modicum.errors import UserError
 from modicum.federation.records import read_records
 from modicum.federation.simulation import Simulation
 from modicum.privacy.verify import verify
 from modicum.silo.silo import Silo
 from modicum.silo.spec import read_spec
-from modicum.silo.wire import Answer, Code, Kind
+from modicum.silo.wire import Answer, Code, Kind, ask
 from tests.engines.flower.helpers import CLIENT_LEVEL, RECORD_LEVEL
-from tests.silo.helpers import charged_rounds, write_silo
+from tests.silo.helpers import charged_rounds, start, stop, write_silo
 
 NAMES = ("client-00", "client-01")
 Trouble = Callable[[Kind, str, int, Callable[[], Answer]], Answer | None]
@@ -62,7 +65,28 @@ def silos(folder: Path, text: str, **changes: str) -> Iterator[dict[str, Silo]]:
             silo.close()
 
 
-def coordinator(folder: Path, carrier: Direct) -> Coordinator:
+class Sockets:
+    """Asks silo processes over their sockets. After `kill_after` rounds one of them dies and comes back."""
+
+    def __init__(self, paths: Mapping[str, Path], kill_after: int) -> None:
+        self.paths, self.left = paths, kill_after
+        with ThreadPoolExecutor() as pool:
+            self.processes = dict(zip(paths, pool.map(start, paths.values()), strict=True))
+
+    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:  # noqa: ARG002
+        if kind == Kind.ROUND:
+            self.left -= 1
+            if self.left == 0:
+                stop(self.processes["client-01"], signal.SIGKILL)
+                self.processes["client-01"] = start(self.paths["client-01"])
+        return {n: ask(self.paths[n].with_suffix(".sock"), kind, body, timeout=60) for n, body in bodies.items()}
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            stop(process)
+
+
+def coordinator(folder: Path, carrier: Carrier) -> Coordinator:
     return Coordinator(read(folder / "experiment.toml"), NAMES, folder / "server", carrier, Patience(1, 1, 1))
 
 
@@ -91,6 +115,29 @@ def test_the_same_model_as_in_process(tmp_path: Path, text: str) -> None:
     torch.testing.assert_close(deployed, in_process(tmp_path, text), rtol=1e-6, atol=1e-7)
     for folder in ("server", *(f"state-{name}" for name in NAMES)):
         assert verify(tmp_path / folder).matches
+
+
+def test_record_level_over_sockets_ends_in_the_same_model_as_in_process(tmp_path: Path) -> None:
+    """Silos as processes of their own, one of them killed; all of a deployment but Flower."""
+    text = RECORD_LEVEL.replace("rounds = 2", "rounds = 3")
+    budgets = {"client-00": 1.0, "client-01": 4.0}
+    paths = {n: write_silo(tmp_path, n, experiment=text, budget=b, simulation=True) for n, b in budgets.items()}
+    carrier = Sockets(paths, kill_after=2)
+    try:
+        deployed = finish(coordinator(tmp_path, carrier))
+    finally:
+        carrier.close()
+    torch.testing.assert_close(deployed, in_process(tmp_path, text), rtol=1e-6, atol=1e-7)
+    other = tmp_path / "other-seed"
+    other.mkdir()
+    with pytest.raises(AssertionError):  # the comparison can fail
+        torch.testing.assert_close(deployed, in_process(other, text.replace("seed = 5", "seed = 6")))
+    for name, budget in budgets.items():
+        outcome = verify(tmp_path / f"state-{name}")
+        assert outcome.matches
+        certified = outcome.clients[0].certified
+        assert certified is not None
+        assert certified <= budget
 
 
 @pytest.mark.parametrize("what", ["unreached", "lost", "late", "another's", "garbage"])
@@ -204,6 +251,20 @@ def test_a_silo_that_cannot_serve_now_is_absent_and_comes_back(tmp_path: Path) -
         finish(coordinator(tmp_path, Direct(held, trouble)))
     records = read_records(tmp_path / "server" / "metrics.jsonl")
     assert [(r.answered, dict(r.refused)) for r in records] == [(1, {}), (2, {})]
+
+
+def test_the_server_s_folder_has_a_report_of_what_the_server_knows(tmp_path: Path) -> None:
+    with silos(tmp_path, RECORD_LEVEL) as held:
+        finish(coordinator(tmp_path, Direct(held)))
+    page = (tmp_path / "server" / "report.html").read_text()
+    assert "dp-sgd on 2 silos" in page
+    assert "this run protects nobody" in page
+    assert "the silos say" in page
+    assert (tmp_path / "server" / "report.png").read_bytes().startswith(b"\x89PNG")
+    summary = json.loads((tmp_path / "server" / "summary.json").read_text())
+    assert [g["budget"] for g in summary["groups"]] == [1.0, 4.0]
+    assert [g["accuracy"] for g in summary["groups"]] == [None, None]  # no silo tells
+    assert read(tmp_path / "server" / "config.toml").method == read(tmp_path / "experiment.toml").method
 
 
 def test_bytes_stay_close_to_the_model_s(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from modicum.config import Config, federation
+from modicum.config import Config, federation, to_toml
 from modicum.core.messages import Broadcast, Opened, ReleasedSum, encode
 from modicum.core.parts import ClientFacts, Frame
 from modicum.core.store import load_state, save_state
@@ -25,12 +25,14 @@ from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
 from modicum.federation.evaluation import evaluate
 from modicum.federation.experiment import Experiment, Federation, prepare
-from modicum.federation.records import MetricsFile, RoundRecord
+from modicum.federation.records import MetricsFile, RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.server import Proposal, Server
 from modicum.privacy.budgets import Refused
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import Release
+from modicum.report.summary import Summary, groups, last
+from modicum.report.write import write_report
 from modicum.silo.terms import Join, Terms, adapts, digest
 from modicum.silo.wire import TRANSIENT, Answer, Code, Kind
 
@@ -253,8 +255,36 @@ class Coordinator:
         own = {n: v.detach().cpu().contiguous() for n, v in named.items() if self.terms.method.wrapper.shared(n)}
         about = {"run": self.join.run, "round": str(self.server.state.round)}
         self.files.write(self.files.model, bytes(save(own, metadata=about)))
-        Certificate.from_ledger(self.ledger).write(self.files.certificate)
+        certificate = Certificate.from_ledger(self.ledger)
+        certificate.write(self.files.certificate)
+        self._report(certificate)
         self.carrier.ask(Kind.FINISH, dict.fromkeys(self.names, self.join.run.encode()), self.patience.joining)
+
+    def _report(self, certificate: Certificate) -> None:
+        """Page and picture, of what the server knows: no client's accuracy, and its own only in simulation."""
+        config, records = self.config, read_records(self.files.metrics)
+        budgets = {f.name: f.budget for f in self.join.facts}
+        simulated = last(record.simulated for record in records)
+        summary = Summary(
+            method=self.terms.method.name,
+            model=config.model.name,
+            dataset=f"{len(budgets)} silos",
+            note=" ".join(self.terms.method.notes),
+            run=self.join.run,
+            seed=config.run.seed,
+            simulation=self.simulation,
+            clients=len(budgets),
+            retired=len(self.server.state.retired),
+            rounds=len(records),
+            rounds_planned=self.rounds_planned,
+            accuracy=simulated.get("test_accuracy"),
+            loss=simulated.get("test_loss"),
+            public=last(record.public for record in records),
+            paid=last(record.paid for record in records),
+            groups=tuple(groups(budgets, certificate, records, {})),
+        )
+        self.files.write(self.files.config, to_toml(config, notes=False).encode())
+        write_report(self.files, summary, certificate, records)
 
     def close(self) -> None:
         self.ledger.close()
