@@ -96,3 +96,19 @@ def test_a_library_is_timed_only_if_its_round_agrees(off: float, monkeypatch: py
     found = list(rounds.peer_rounds(rounds.Round(clients=2, steps=1, rounds=5)))
     assert (found[0][1] is not None) is (off == 0.0)
     assert found[1] == ("other", None, "no_such_package is not installed")
+
+
+@pytest.mark.parametrize("precision", speed.PRECISIONS)
+def test_a_step_in_either_precision(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def row() -> speed.Row:
+        return speed.step_row("tiny", "cnn-small", (1, 12, 12), 4, "cpu", 1.0)
+
+    monkeypatch.setattr(speed, "rows", lambda _: [("tiny", row)])
+    threads = torch.get_num_threads()
+    found = json.loads(speed.measure_all("cpu", threads=threads, precision=precision, as_json=True))
+    assert found["machine"]["precision"] == precision
+    times = found["rows"][0]["times"]
+    assert all(times[f"ours, {layout}"] for layout in ("contiguous", "channels-last"))
+    assert found["rows"][0]["value"] > 0
+    with pytest.raises(UserError, match="no precision 'fp8'"):
+        speed.measure_all("cpu", precision="fp8")
