@@ -120,7 +120,7 @@ class PatchWeight:
         return self.convolution.as_weight(torch.bmm(g.transpose(1, 2), self.a))
 
     def spread(self) -> Tensor:
-        lengths = torch.linalg.vector_norm(self.a, dim=2) * torch.linalg.vector_norm(self.g, dim=2)
+        lengths: Tensor = torch.linalg.vector_norm(self.a, dim=2) * torch.linalg.vector_norm(self.g, dim=2)
         return lengths.view(self.examples, -1).sum(1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
