@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 PUBLISHED = {"mnist": (-5.5235, 12.0719, 1.4004), "cifar-10": (0.0426, 1.2900, 1.1060)}
 FAITHFUL = (
     "faithful mode: budgets are the ε that the paper claims, by its accountant (one release a round, sensitivity "
-    "C/B, orders 2–64; under their floor the classic formula for one release); the certificate holds the true ε: every "
-    "local step, and 2C/B for a replaced record"
+    "C/B, orders 2–64; under their floor the classic formula for one release); the certificate holds the true ε: "
+    "every local step, and 2C/B for a replaced record"
 )
 PublishedName = Literal["mnist", "cifar-10"]
 

@@ -94,7 +94,7 @@ class Block:
             raise UserError(f"block {self.name!r}: the bound must be positive and finite, got {self.bound}")
         if not 0 <= self.noise_multiplier < math.inf:
             raise UserError(
-                f"block {self.name!r}: the noise multiplier must be finite and at least 0 (0: in the clear, ε = ∞), "
+                f"block {self.name!r}: the noise multiplier must be finite and at least 0 (0: in the clear), "
                 f"got {self.noise_multiplier}"
             )
 
