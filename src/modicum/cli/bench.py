@@ -43,9 +43,7 @@ class Preset(StrEnum):
 @app.command("pac-dp")
 def pac_dp(
     preset: Preset = typer.Option(Preset.QUICK, "--preset", help="quick: minutes on 2 cores; paper: everything."),
-    stages: str = typer.Option(
-        "choose,test,report", "--stages", help="choose, test, report, scratch, by commas."
-    ),
+    stages: str = typer.Option("choose,test,report", "--stages", help="choose, test, report, scratch, by commas."),
     only: list[str] = typer.Option([], "--only", help="A task, e.g. mnist; may be repeated [default: all]."),
     backbones: Path = typer.Option(Path("backbones"), "--backbones", help="Folder of backbones' weights."),
     out: Path = typer.Option(Path("runs/pac-dp"), "--out", help="Folder for settings and results."),

@@ -37,8 +37,13 @@ def describe_experiment(experiment: Experiment, simulation: bool) -> str:
         "model": {"name": e.model if isinstance(e.model, str) else type(e.model).__name__, **options},
         "method": {"name": type(e.method).__name__},
         "run": {
-            "rounds": e.rounds, "per_round": e.per_round, "max_participations": e.max_participations,
-            "seed": e.seed, "evaluate_every": e.evaluate_every, "device": e.device, "simulation": simulation,
+            "rounds": e.rounds,
+            "per_round": e.per_round,
+            "max_participations": e.max_participations,
+            "seed": e.seed,
+            "evaluate_every": e.evaluate_every,
+            "device": e.device,
+            "simulation": simulation,
             "metrics": list(e.metrics),
         },
     }
