@@ -254,6 +254,7 @@ def test_certificates_verify_on_either_side(played: Played) -> None:
         assert outcome.clients[0].certified <= budget
     server = verify(played.made.at.server)
     assert server.matches
+    assert "aqc on 2 silos" in (played.made.at.server / "report.html").read_text()
     text = (played.made.at.server / "certificate.json").read_text()
     assert '"source": "unseen"' in text
     assert "the silos say" in text

@@ -26,6 +26,11 @@ def _marked(home: Path) -> list[int]:
     return found
 
 
+def _hear_ctrl_c() -> None:
+    """A shell starts its background jobs deaf to it, and tests may be such a job."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(
     ("signum", "code"),
     [(signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.soak)],
@@ -43,7 +48,13 @@ def test_it_takes_everything_down_with_it(tmp_path: Path, signum: int, code: int
         str(tmp_path / "e.toml"),
     ]
     with alone(), open(tmp_path / "log", "wb") as log:
-        process = subprocess.Popen([*command, "--out", str(out)], stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            [*command, "--out", str(out)],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=_hear_ctrl_c,
+        )
         try:
             end = time.monotonic() + 120
             while len(_marked(out / "flower")) < 7 and time.monotonic() < end:  # silos, link, nodes, executors
