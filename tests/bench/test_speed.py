@@ -111,4 +111,5 @@ def test_a_step_in_either_precision(precision: str, monkeypatch: pytest.MonkeyPa
     assert all(times[f"ours, {layout}"] for layout in ("contiguous", "channels-last"))
     assert found["rows"][0]["value"] > 0
     with pytest.raises(UserError, match="no precision 'fp8'"):
-        speed.measure_all("cpu", precision="fp8")
+        speed.measure_all("cpu", threads=threads + 1, precision="fp8")
+    assert torch.get_num_threads() == threads

@@ -292,10 +292,10 @@ def measure_all(
         raise UserError("no GPU is found here: use --device cpu")
     if threads < 1:
         raise UserError(f"threads must be at least 1, got {threads}")
-    if device == "cpu":
-        torch.set_num_threads(threads)
     if precision not in PRECISIONS:
         raise UserError(f"no precision {precision!r}: use one of {', '.join(PRECISIONS)}")
+    if device == "cpu":
+        torch.set_num_threads(threads)
     with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
         found = run(device, only, lambda text: print(text, file=sys.stderr, flush=True))
     text = json.dumps(found, indent=2, ensure_ascii=False)
