@@ -154,7 +154,7 @@ def test_the_spread_of_a_convolution_is_that_of_its_patches(groups: int) -> None
 
 def test_a_devices_precision_is_seen_and_put_back() -> None:
     device = torch.device("cpu")
-    before = torch.get_float32_matmul_precision()
+    assert torch.get_float32_matmul_precision() == "highest"  # or another test has left its own behind
     try:
         for precision, expected in (("highest", 0.0), ("high", rounding.TF32), ("medium", rounding.BF16)):
             torch.set_float32_matmul_precision(precision)
@@ -165,7 +165,7 @@ def test_a_devices_precision_is_seen_and_put_back() -> None:
             assert rounding.product_rounding(device, torch.float32) == expected
             assert torch.get_float32_matmul_precision() == precision
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision("highest")
 
 
 @pytest.mark.parametrize("clip", CLIPS)

@@ -228,7 +228,8 @@ def agreement(device: str) -> float:
 
 def run(device: str, only: Sequence[str], tell: Callable[[str], None]) -> dict[str, Any]:
     """Measure; a row that fails says so and the others go on."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    if device == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     done: list[dict[str, Any]] = []
     for name, make in rows(device):
         if only and name not in only:
