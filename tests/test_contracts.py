@@ -309,6 +309,7 @@ def test_every_policy_has_a_row() -> None:
     import modicum.aggregation
     import modicum.policies
 
-    assert {type(p).__name__ for p in POLICIES.values()} >= set(modicum.policies.__all__)
+    exported = {name for name in modicum.policies.__all__ if hasattr(getattr(modicum.policies, name), "decide")}
+    assert {type(p).__name__ for p in POLICIES.values()} >= exported
     assert {type(a).__name__ for a in AGGREGATIONS.values()} >= set(modicum.aggregation.__all__)
     assert all(p.place is Place.SERVER for n, p in POLICIES.items() if n != "step-quantile")
