@@ -72,7 +72,7 @@ def _methods() -> dict[str, MethodSpec]:
         "fedavg": FedAvg(lr=4.0),
         "dp-sgd": DpSgd(lr=4.0),
         "aqc": Aqc(lr=4.0),
-        "cgm-median": CgmMedian(lr=2.0),
+        "cgm-median": CgmMedian(lr=4.0),
         "dp-fedavg": DpFedAvg(lr=1.0),
     }
 

@@ -110,18 +110,22 @@ def _releases(view: View) -> tuple[Released | ReleasedSum, ...]:
 def _median_square(releases: Sequence[Released | ReleasedSum]) -> tuple[float, float]:
     """The median of the debiased squared norms on the scale of the bound, and its standard error.
 
-    Var ‖u‖² = 2dσ⁴ + 4σ²‖signal‖²; the median of m such normals has standard error √(π/2)·h/√m, with h the
-    harmonic mean of their standard deviations (the density at the median is the mean of the densities).
+    Var ‖u‖² = 2dσ⁴ + 4σ²‖signal‖². Only the half with the least noise, which is public, is asked: clients of small
+    budgets would add noise and no knowledge. The median of m values has standard error √(π/2)·s/√m, where s² is
+    the mean variance: an upper bound when variances differ.
     """
-    squares, errors = [], []
-    for r in releases:
-        variance, scale = r.facts.variance, r.facts.gain**2
-        raw = r.update.double().square().sum().item()
-        square = raw - r.update.numel() * variance
-        spread = 2 * r.update.numel() * variance**2 + 4 * variance * max(square, 0.0)
-        squares.append(square / scale)
-        errors.append(math.sqrt(spread) / scale)
-    if not squares:
+    known = sorted((_square(r) for r in releases), key=lambda pair: pair[1])
+    half = known[: (len(known) + 1) // 2]
+    if not half:
         return 0.0, 0.0
-    loss = MEDIAN_LOSS if len(squares) > 1 else 1.0
-    return statistics.median(squares), loss * statistics.harmonic_mean(errors) / math.sqrt(len(squares))
+    loss = MEDIAN_LOSS if len(half) > 1 else 1.0
+    variance = statistics.fmean(error**2 for _, error in half)
+    return statistics.median(square for square, _ in half), loss * math.sqrt(variance / len(half))
+
+
+def _square(r: Released | ReleasedSum) -> tuple[float, float]:
+    """One debiased squared norm and its standard deviation."""
+    variance, scale = r.facts.variance, r.facts.gain**2
+    square = r.update.double().square().sum().item() - r.update.numel() * variance
+    spread = 2 * r.update.numel() * variance**2 + 4 * variance * max(square, 0.0)
+    return square / scale, math.sqrt(spread) / scale
