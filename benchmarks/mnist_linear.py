@@ -5,7 +5,7 @@
 50 clients, record-local, zero-out, δ = 1e-5, T rounds of one full-batch step. T and the learning rate are chosen
 on a public proxy (5% of the training data, which no client holds): its training part is divided among 50 pretended
 clients whose noise is scaled down as their data are, so that the mean gradient has the noise of the real run, and
-its validation part decides. The test images are looked at once, with the chosen settings.
+its validation part decides. The test images are used with the chosen settings only.
 """
 
 from __future__ import annotations

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from modicum.core.messages import NoiseFacts, Opened, Released, ReleasedSum
-from modicum.core.parts import Policy, PublicFacts, View
+from modicum.core.parts import Policy, PublicFacts, State, View
 from modicum.errors import UserError
 from modicum.policies import MedianNorm, NaiveMedianNorm
+from modicum.policies.median import _median_square, _releases
 
 PUBLIC = PublicFacts((), 1, 1, {})
 DIMENSION, CLIENTS = 500, 15
@@ -83,3 +84,39 @@ def test_of_a_sum_the_one_norm_counts() -> None:
 def test_bad_settings(settings: dict[str, float]) -> None:
     with pytest.raises(UserError):
         MedianNorm(**settings)
+
+
+class FollowsTheEstimate(MedianNorm):
+    """A broken twin: it goes wherever an estimate that stands out points, as if it had no error."""
+
+    def observe(self, state: State, view: View) -> State:
+        square, error = _median_square(_releases(view))
+        if not square > error:
+            return state
+        target = self.headroom * min(math.sqrt(square), state["bound"])
+        return {"bound": min(max(target, state["bound"] / self.step), state["bound"] * self.step)}
+
+
+def highest(policy: MedianNorm, seed: int) -> float:
+    """The highest bound in 60 rounds with a weak signal and unequal noise."""
+    generator = torch.Generator().manual_seed(seed)
+    state, top = policy.init(PUBLIC), 0.0
+    for round in range(60):
+        C = policy.decide(state, round, ["a"])["a"].bound
+        top = max(top, C)
+        opened = []
+        for i in range(CLIENTS):
+            z = (0.5, 1.0, 2.0)[i % 3]
+            update = z * C * torch.randn(DIMENSION, generator=generator, dtype=torch.float64)
+            update[0] += min(0.2, C)
+            opened.append(Released(f"c{i}", round, update, {}, NoiseFacts((z * C) ** 2, 1.0)))
+        state = policy.observe(state, View(round, tuple(opened), {}))
+    return top
+
+
+def test_noise_does_not_carry_the_bound_up() -> None:
+    """Fixed seeds; noise alone passes three standard errors in about one round of a thousand."""
+    sound = [highest(MedianNorm(1.0, headroom=4.0, doubt=3.0), seed) for seed in range(5)]
+    broken = [highest(FollowsTheEstimate(1.0, headroom=4.0), seed) for seed in range(5)]
+    assert max(sound) <= 2.0
+    assert max(broken) > 8.0
