@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,7 @@ from modicum.core.messages import NoiseFacts, Opened, Released, ReleasedSum
 from modicum.core.parts import Policy, PublicFacts, State, View
 from modicum.errors import UserError
 from modicum.policies import MedianNorm, NaiveMedianNorm
-from modicum.policies.median import _median_square, _releases
+from modicum.policies.median import _releases, _square
 
 PUBLIC = PublicFacts((), 1, 1, {})
 DIMENSION, CLIENTS = 500, 15
@@ -87,11 +88,12 @@ def test_bad_settings(settings: dict[str, float]) -> None:
 
 
 class FollowsTheEstimate(MedianNorm):
-    """A broken twin: it goes wherever an estimate that stands out points, as if it had no error."""
+    """A broken twin: it goes wherever an estimate points that stands out of the quietest client's noise."""
 
     def observe(self, state: State, view: View) -> State:
-        square, error = _median_square(_releases(view))
-        if not square > error:
+        known = [_square(r) for r in _releases(view)]
+        square = statistics.median(value for value, _ in known)
+        if not square > min(error for _, error in known) / math.sqrt(len(known)):
             return state
         target = self.headroom * min(math.sqrt(square), state["bound"])
         return {"bound": min(max(target, state["bound"] / self.step), state["bound"] * self.step)}
