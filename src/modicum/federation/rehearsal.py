@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from modicum.core.door import SERVER
-from modicum.core.messages import Broadcast, ReleasedSum
+from modicum.core.messages import Broadcast, Message, ReleasedSum
 from modicum.core.parts import Backend, Batch, Frame, Job, Opening, PublicFacts, State
 from modicum.engines.fused import FusedBackend
 from modicum.engines.loop import LoopBackend
@@ -120,10 +120,20 @@ class Rehearsal:
             yield self.step()
 
     def step(self) -> Rehearsed:
-        server, proposal = self.server, self.server.propose()
-        jobs = [self._job(b) for b in proposal.broadcasts]
+        proposal, jobs = self.begin()
         results = self.method.mechanism.run(jobs, self.frame) if jobs else []
-        messages = []
+        return self.finish(proposal, jobs, results)
+
+    def begin(self) -> tuple[Proposal, list[Job]]:
+        """What the server proposes, and what each client is asked for."""
+        proposal = self.server.propose()
+        return proposal, [self._job(b) for b in proposal.broadcasts]
+
+    def finish(
+        self, proposal: Proposal, jobs: Sequence[Job], results: Sequence[tuple[Message, State]]
+    ) -> Rehearsed:
+        """The server's half of a round that `begin` began, with what the mechanism made of the jobs."""
+        server, messages = self.server, []
         for job, (message, state) in zip(jobs, results, strict=True):
             self.states[job.facts.name] = state
             self._turns[job.facts.name] += 1

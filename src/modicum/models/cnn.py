@@ -58,7 +58,8 @@ def cnn8(input_shape: tuple[int, ...], classes: int, *, width: int = 32) -> nn.M
 
     The paper says "a simple 8-layer CNN" and no more. GroupNorm after each convolution makes the few local steps
     of a round count; the two linear layers are the ones that FedPer keeps personal. `width` is that of the first
-    pair; the others have twice and four times as many channels.
+    pair; the others have twice and four times as many channels. Pooling comes inside each pair rather than after
+    it: as many parameters, less than half the work.
     """
     channels, high, wide = _image(input_shape, smallest=8)
     if int(width) != width or width < 8 or width % 8:
@@ -69,8 +70,8 @@ def cnn8(input_shape: tuple[int, ...], classes: int, *, width: int = 32) -> nn.M
         layers[f"conv{i}"] = nn.Conv2d(channels, out, 3, padding=1)
         layers[f"norm{i}"] = nn.GroupNorm(8, out)
         layers[f"relu{i}"] = nn.ReLU()
-        if i % 2 == 0:
-            layers[f"pool{i // 2}"] = nn.MaxPool2d(2)
+        if i % 2 == 1:
+            layers[f"pool{i // 2 + 1}"] = nn.MaxPool2d(2)
         channels = out
     layers["flatten"] = nn.Flatten()
     layers["fc1"] = nn.Linear(4 * width * (high // 8) * (wide // 8), 4 * width)

@@ -46,6 +46,8 @@ class Choice:
     alpha: float = 0.5
     server_lr: float = 1.0
     server_momentum: float = 0.0
+    server_decay: bool = False
+    tuning_lr: float = 0.05  # of the further local steps
     options: Mapping[str, float] = field(default_factory=dict)  # of the model
     clip: float | None = None  # in place of the task's bound
 
@@ -53,7 +55,11 @@ class Choice:
         return {"lr": self.lr, "momentum": self.momentum}
 
     def server(self) -> dict[str, Any]:
-        return {"server_lr": self.server_lr, "server_momentum": self.server_momentum}
+        return {
+            "server_lr": self.server_lr,
+            "server_momentum": self.server_momentum,
+            "server_decay": self.server_decay,
+        }
 
 
 def read_choices(path: Path = CHOICES) -> dict[str, Choice]:
@@ -138,11 +144,12 @@ def spec_of(cell: Cell, choice: Choice, agent: str | None) -> MethodSpec:
     agent_of: dict[str, Any] = {"agent_seed": cell.seed}
     match cell.method:
         case "pfsd":
-            return Pfsd(**choice.local(), **distilling)
+            return Pfsd(**choice.local(), **choice.server(), **distilling)
         case "pfedsd":
-            return PFedSd(**choice.local(), **distilling)
+            return PFedSd(**choice.local(), **choice.server(), **distilling)
         case "fedper":
-            return FedPer(personal="3" if cell.network == "mlp" else "fc1,stage4_1,head", **choice.local())
+            personal = "3" if cell.network == "mlp" else "fc1,stage4_1,head"
+            return FedPer(personal=personal, **choice.local(), **choice.server())
         case "fedavg":
             return FedAvg(**choice.local(), batch=64, steps=5, aggregation="mean")
         case "dp-fedsam":

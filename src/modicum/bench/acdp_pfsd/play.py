@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from modicum.bench.acdp_pfsd.cells import BUDGET, CLEAR, TASKS, Cell, Choice, spec_of
 from modicum.bench.acdp_pfsd.small import with_components, with_features
+from modicum.bench.acdp_pfsd.together import rounds_together
 from modicum.data import Arrays, Dataset, FederatedData, Shards, federate, load
+from modicum.federation.evaluation import accuracy_by_client, own_model
 from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
-from modicum.federation.rehearsal import Rehearsal
+from modicum.federation.fine_tuning import fine_tune
+from modicum.federation.rehearsal import Rehearsal, Rehearsed
 from modicum.privacy.budgets import plan_guarantee
 from modicum.privacy.plan import Guard
+from modicum.training.optimisers import Sgd
 
 VALIDATION, TEST, PROXY = 0.1, 0.2, 0.05
+KEPT = 6  # partitions in memory
+TUNING = 50  # further local steps, which cost no privacy
 
 
 @dataclass
@@ -45,8 +54,9 @@ class Bench:
     def federated(self, cell: Cell) -> FederatedData:
         key = (cell.task, cell.shards, cell.clients, cell.seed, cell.model)
         if key not in self._data:
-            self._data.clear()  # one partition at a time is enough
-            self._prepared.clear()
+            if len(self._data) >= KEPT:
+                self._data.clear()
+                self._prepared.clear()
             data = federate(
                 self.dataset(cell.task),
                 clients=cell.clients,
@@ -65,10 +75,9 @@ class Bench:
 
     def experiment(self, cell: Cell, choice: Choice) -> Experiment:
         budget = BUDGET if cell.epsilon is None else cell.epsilon
-        data = self.federated(cell)
         agent = None if self.agent is None else str(self.agent)
         return Experiment(
-            federation=Federation(data, (budget,) * cell.clients),
+            federation=Federation(self.federated(cell), (budget,) * cell.clients),
             method=spec_of(cell, choice, agent),
             model=cell.network,
             rounds=cell.rounds,
@@ -79,38 +88,65 @@ class Bench:
             model_options=dict(choice.options),
         )
 
-    def play(self, cell: Cell, choice: Choice) -> dict[str, Any]:
-        begun = time.monotonic()
-        experiment = self.experiment(cell, choice)
-        key = (id(experiment.federation.data), experiment.model, tuple(sorted(choice.options.items())))
+    def rehearsal(self, experiment: Experiment) -> Rehearsal:
+        options = tuple(sorted(experiment.model_options.items()))
+        key = (id(experiment.federation.data), experiment.model, options)
         if key not in self._prepared:
             self._prepared[key] = prepare(experiment, experiment.method.build(experiment.setting))
-        run = Rehearsal(experiment, self._prepared[key])
-        rounds = list(run.rounds())
-        last = rounds[-1].simulated
-        return {
-            "cell": cell.to_dict(),
-            "name": cell.name,
-            "personalised": last["personalised_accuracy"],
-            "global": last["test_accuracy"],
-            "validation": last["validation_accuracy"],
-            "public": rounds[-1].public["accuracy"],
-            "epsilon": guarantee(run, cell),
-            "parameters": int(run.frame.shared.sum()),
-            "note": experiment.federation.data.note,
-            "seconds": round(time.monotonic() - begun, 2),
-            "bounds": [round(r.bound, 5) for r in rounds],
-            "norms": [round(r.norm, 5) for r in rounds],
-            "public_curve": [round(r.public["accuracy"], 4) for r in rounds],
-            "curve": {
-                r.round + 1: [
-                    round(r.simulated["personalised_accuracy"], 4),
-                    round(r.simulated["test_accuracy"], 4),
-                ]
-                for r in rounds
-                if r.simulated
-            },
-        }
+        return Rehearsal(experiment, self._prepared[key])
+
+    def play(self, cell: Cell, choice: Choice) -> dict[str, Any]:
+        return next(self.play_together([(cell, choice)]))
+
+    def play_together(self, items: Sequence[tuple[Cell, Choice]]) -> Iterator[dict[str, Any]]:
+        """Cells whose clients train alike, as one stack."""
+        begun = time.monotonic()
+        runs = [self.rehearsal(self.experiment(cell, choice)) for cell, choice in items]
+        rounds = list(zip(*rounds_together(runs), strict=True))
+        tuned = [fine_tuned(run, choice) for run, (_, choice) in zip(runs, items, strict=True)]
+        seconds = (time.monotonic() - begun) / len(runs)
+        for (cell, _), run, own, extra in zip(items, runs, rounds, tuned, strict=True):
+            yield {**told(cell, run, own), **extra, "seconds": round(seconds, 2)}
+
+
+def told(cell: Cell, run: Rehearsal, rounds: Sequence[Rehearsed]) -> dict[str, Any]:
+    """What came out of a run."""
+    last = rounds[-1].simulated
+    return {
+        "cell": cell.to_dict(),
+        "name": cell.name,
+        "personalised": last["personalised_accuracy"],
+        "global": last["test_accuracy"],
+        "validation": last["validation_accuracy"],
+        "public": rounds[-1].public["accuracy"],
+        "epsilon": guarantee(run, cell),
+        "parameters": int(run.frame.shared.sum()),
+        "note": run.experiment.federation.data.note,
+        "bounds": [round(r.bound, 5) for r in rounds],
+        "norms": [round(r.norm, 5) for r in rounds],
+        "public_curve": [round(r.public["accuracy"], 4) for r in rounds],
+        "curve": {
+            r.round + 1: [
+                round(r.simulated["personalised_accuracy"], 4),
+                round(r.simulated["test_accuracy"], 4),
+            ]
+            for r in rounds
+            if r.simulated
+        },
+    }
+
+
+def fine_tuned(run: Rehearsal, choice: Choice) -> dict[str, float]:
+    """Accuracy of the clients' own models after further local steps, on test and on validation records."""
+    model = run.model
+    first = torch.stack([own_model(model, run.frame.shared, state) for state in run.states.values()])
+    optimiser = Sgd(choice.tuning_lr, 0.9)
+    tuned = fine_tune(run.backend, first, run.data.records, optimiser, steps=TUNING, seed=run.experiment.seed)
+    models = dict(zip(run.states, tuned, strict=True))
+    return {
+        name: statistics.fmean(accuracy_by_client(run.backend, models, held_out).values())
+        for name, held_out in (("tuned", run.data.client_test), ("tuned_validation", run.data.validation))
+    }
 
 
 def guarantee(run: Rehearsal, cell: Cell) -> float | None:
