@@ -12,6 +12,7 @@ from modicum.clipping import Flat
 from modicum.clipping.problem import check_losses, sum_dtype
 from modicum.core.parts import Batch, ClipRule, Losses
 from modicum.core.stack import PooledBatches, padded, real_rows
+from modicum.engines import fixed_shape
 from modicum.engines.factors import clip_factors
 from modicum.engines.loop import LoopBackend
 from modicum.engines.sums import write_client_sums
@@ -56,6 +57,7 @@ class StackedEngine:
         self.loop, self.layout = loop, loop.layout
         self._twin = Twin(model)  # raises CannotStackError
         self._slices = self.layout.slices()
+        self._fixed = fixed_shape.FixedShapeSteps(self._twin, self.layout.named, self._sums)
 
     def _forward(self, theta: Tensor, stack: _Stack, losses: Losses, *, measure: bool) -> tuple[Run, Tensor]:
         run = Run(self.layout.named(theta.detach()), len(theta), stack.size, measure=measure)
@@ -67,13 +69,18 @@ class StackedEngine:
         return run, check_losses(values, sum(stack.sizes))
 
     def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
+        if fixed_shape.fits(batches, theta):
+            found, fine = self._fixed.gradients(theta, fixed_shape.Stack.of(batches, theta), losses)
+            for i in (~fine).nonzero().flatten().tolist():  # a filled-up row may hold 0 · ∞
+                found[i] = self.loop.gradients(theta[i : i + 1], [batches[i]], losses)[0]
+            return found
         stack = _Stack.of(batches)
         if not stack.size:
             return torch.zeros_like(theta)
         run, values = self._forward(theta, stack, losses, measure=False)
         shares = torch.tensor([1 / n for n in stack.sizes for _ in range(n)], dtype=values.dtype)
         with torch.no_grad():
-            _backward(values, run, shares.to(values.device))
+            fixed_shape.backward(values, run, shares.to(values.device))
             total = self._sums(theta, run, None)
         if not stack.full:  # a filled-up row may hold 0 · ∞
             for i in (~torch.isfinite(total).all(1)).nonzero().flatten().tolist():
@@ -84,31 +91,43 @@ class StackedEngine:
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
     ) -> tuple[Tensor, list[Tensor]]:
         clips = [Flat(bound) for bound in bounds]  # refuses bounds that are not positive and finite
+        column = torch.tensor([clip.C for clip in clips], dtype=sum_dtype(theta), device=theta.device)[:, None]
+        if fixed_shape.fits(batches, theta):
+            fixed = fixed_shape.Stack.of(batches, theta)
+            total, norms, fine = self._fixed.clipped_sums(theta, fixed, losses, column, rule)
+            answer = [row[: len(batch)] for row, batch in zip(norms, batches.chosen, strict=True)]
+            return self._mended(total, answer, ~fine, theta, batches, losses, bounds, rule)
         stack = _Stack.of(batches)
         if not stack.size:
             return torch.zeros_like(theta), [theta.new_zeros(0) for _ in batches]
         run, values = self._forward(theta, stack, losses, measure=True)
         with torch.no_grad():
-            _backward(values, run, torch.ones_like(values))
-            squares = self._squares(run, theta)
-            norms = squares.sqrt()
-            column = torch.tensor([clip.C for clip in clips], dtype=norms.dtype, device=norms.device)[:, None]
+            fixed_shape.backward(values, run, torch.ones_like(values))
+            norms = fixed_shape.square_norms(run, theta).sqrt()
             factors = clip_factors(norms, column, rule)
             if not stack.full:
                 factors = torch.where(stack.mask(norms), factors, 0.0)
             total = self._sums(theta, run, factors)
-            wrong = ~torch.isfinite(squares).all(1)
+            wrong = ~torch.isfinite(norms).all(1)
         answer = [row[:n] for row, n in zip(norms, stack.sizes, strict=True)]
-        for i in wrong.nonzero().flatten().tolist():  # the loop leaves out examples that are not finite
-            one = slice(i, i + 1)
-            total[one], (answer[i],) = self.loop.clipped_sums(theta[one], [batches[i]], losses, bounds[one], rule)
-        return total, answer
+        return self._mended(total, answer, wrong, theta, batches, losses, bounds, rule)
 
-    def _squares(self, run: Run, theta: Tensor) -> Tensor:
-        """(clients, size) squared norms over all parameters."""
-        found = list(run.squares.values())
-        total = torch.stack(found).sum(0) if found else theta.new_zeros(run.rows, dtype=sum_dtype(theta))
-        return total.view(run.clients, run.size)
+    def _mended(
+        self,
+        total: Tensor,
+        norms: list[Tensor],
+        wrong: Tensor,
+        theta: Tensor,
+        batches: Sequence[Batch],
+        losses: Losses,
+        bounds: Sequence[float],
+        rule: ClipRule,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Clients with an example that is not finite once more by the loop, which leaves it out."""
+        for i in wrong.nonzero().flatten().tolist():
+            one = slice(i, i + 1)
+            total[one], (norms[i],) = self.loop.clipped_sums(theta[one], [batches[i]], losses, bounds[one], rule)
+        return total, norms
 
     def _sums(self, theta: Tensor, run: Run, factors: Tensor | None) -> Tensor:
         total = torch.empty_like(theta, dtype=sum_dtype(theta))
@@ -121,8 +140,3 @@ class StackedEngine:
                 where_to = part.view(-1, *run.weights[name].shape[1:])
                 write_client_sums(where_to, kept, factors, run.size)
         return total
-
-
-def _backward(values: Tensor, run: Run, seeds: Tensor) -> None:
-    if values.requires_grad:
-        torch.autograd.grad(values, run.anchor, seeds, allow_unused=True)

@@ -244,6 +244,11 @@ class Twin:
         self.model = _twin(model)
         self.layers = [m for m in self.model.modules() if isinstance(m, StackedLayer)]
 
+    def state(self) -> tuple[bool, tuple[int, ...]]:
+        """What outputs depend on besides inputs and trained weights: the mode, and where frozen weights lie."""
+        frozen = tuple(p.data_ptr() for p in self.original.parameters() if not p.requires_grad)
+        return self.original.training, frozen
+
     def outputs(self, x: Tensor, run: Run) -> Tensor:
         if self.model.training != self.original.training:
             self.model.train(self.original.training)

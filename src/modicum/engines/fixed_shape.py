@@ -1,0 +1,147 @@
+"""A stack's step as a function of tensors of fixed shape, so that a GPU can replay it as one CUDA graph.
+
+Batches are filled up to a size that few steps exceed, each client with a record of its own; rows that were filled
+up get weight 0. Everything that differs between steps of equal shape is a tensor: parameters, records, which rows
+are real, and bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from modicum.clipping.capture import Graphs
+from modicum.clipping.problem import check_losses, sum_dtype
+from modicum.core.parts import Batch, ClipRule, Losses
+from modicum.core.stack import PooledBatches, real_rows
+from modicum.engines.factors import clip_factors
+from modicum.engines.twin import CannotStackError, Run, Twin
+
+Sums = Callable[[Tensor, Run, Tensor | None], Tensor]
+
+
+def use_graphs(theta: Tensor) -> bool:
+    return theta.is_cuda
+
+
+def fits(batches: Sequence[Batch], theta: Tensor) -> TypeGuard[PooledBatches]:
+    """Whether the batches can be gathered on the device with one index, and nobody's records are none."""
+    if not (use_graphs(theta) and isinstance(batches, PooledBatches) and batches.pool.worth_joining):
+        return False
+    return any(batches.sizes) and all(len(r) for r in batches.pool.records[: len(batches)])
+
+
+def rounded(sizes: Sequence[int]) -> int:
+    """The size that batches are filled up to: their own if it is one, else the next of few (at most ⅛ more)."""
+    largest = max(sizes)
+    if min(sizes) == largest:
+        return largest
+    step = max(8, (1 << largest.bit_length()) >> 4)
+    return -(-largest // step) * step
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The rows of a step, on the device: inputs and targets of every row, and which rows are records."""
+
+    x: Tensor
+    targets: dict[str, Tensor]
+    real: Tensor  # (clients, size), 1 or 0
+
+    @classmethod
+    def of(cls, batches: PooledBatches, like: Tensor) -> Stack:
+        joined, sizes = batches.pool.joined, batches.sizes
+        size = rounded(sizes)
+        rows = torch.tensor(batches.pool.starts[: len(sizes)])[:, None].repeat(1, size)
+        counts = torch.tensor(sizes)
+        chosen = torch.cat(batches.chosen) + rows[:, 0].repeat_interleave(counts)
+        rows.view(-1)[real_rows(sizes, size)] = chosen
+        device = joined.x.device
+        index = rows.view(-1).to(device, non_blocking=True)
+        counts = counts.to(device, non_blocking=True)
+        real = (torch.arange(size, device=device) < counts[:, None]).to(like.dtype)
+        targets = {name: t.index_select(0, index) for name, t in joined.targets.items()}
+        return cls(joined.x.index_select(0, index), targets, real)
+
+
+class FixedShapeSteps:
+    """Gradients and clipped sums of stacks, replayed where a shape repeats."""
+
+    def __init__(self, twin: Twin, named: Callable[[Tensor], dict[str, Tensor]], sums: Sums) -> None:
+        self._twin, self._named, self._sums = twin, named, sums
+        self.graphs = Graphs()
+
+    def gradients(self, theta: Tensor, stack: Stack, losses: Losses) -> tuple[Tensor, Tensor]:
+        """Gradients of the mean losses, and which clients' are finite."""
+
+        def work(theta: Tensor, x: Tensor, shares: Tensor, *targets: Tensor) -> tuple[Tensor, ...]:
+            run = self._pass(theta, x, shares, dict(zip(stack.targets, targets, strict=True)), losses, False)
+            with torch.no_grad():
+                total = self._sums(theta, run, None)
+                return total, torch.isfinite(total).all(1)
+
+        shares = stack.real / stack.real.sum(1, keepdim=True).clamp(min=1)
+        total, fine = self._run("gradients", losses, work, theta, stack, shares)
+        return total, fine
+
+    def clipped_sums(
+        self, theta: Tensor, stack: Stack, losses: Losses, bounds: Tensor, rule: ClipRule
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums of clipped gradients, (clients, size) norms, and which clients' are finite."""
+
+        def work(theta: Tensor, x: Tensor, real: Tensor, bounds: Tensor, *targets: Tensor) -> tuple[Tensor, ...]:
+            run = self._pass(theta, x, real, dict(zip(stack.targets, targets, strict=True)), losses, True)
+            with torch.no_grad():
+                norms = square_norms(run, theta).sqrt()
+                factors = torch.where(real > 0, clip_factors(norms, bounds, rule), 0.0)
+                return self._sums(theta, run, factors), norms, torch.isfinite(norms).all(1)
+
+        total, norms, fine = self._run(rule, losses, work, theta, stack, stack.real, bounds)
+        return total, norms, fine
+
+    def _run(
+        self,
+        kind: str,
+        losses: Losses,
+        work: Callable[..., tuple[Tensor, ...]],
+        theta: Tensor,
+        stack: Stack,
+        *more: Tensor,
+    ) -> tuple[Tensor, ...]:
+        key = (kind, losses, tuple(stack.targets), *self._twin.state())
+        return self.graphs.run(key, work, (theta, stack.x, *more, *stack.targets.values()))
+
+    def _pass(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        seeds: Tensor,
+        targets: dict[str, Tensor],
+        losses: Losses,
+        measure: bool,
+    ) -> Run:
+        run = Run(self._named(theta.detach()), *seeds.shape, measure=measure)
+        outputs = self._twin.outputs(x, run)
+        if outputs.shape[0] != run.rows:
+            raise CannotStackError("an output whose first dimension is not the batch")
+        with torch.enable_grad():
+            values = check_losses(losses(outputs, targets), run.rows)
+        with torch.no_grad():
+            backward(values, run, seeds.reshape(-1).to(values.dtype))
+        return run
+
+
+def backward(values: Tensor, run: Run, seeds: Tensor) -> None:
+    if values.requires_grad:
+        torch.autograd.grad(values, run.anchor, seeds, allow_unused=True)
+
+
+def square_norms(run: Run, theta: Tensor) -> Tensor:
+    """(clients, size) squared norms over all parameters."""
+    found = list(run.squares.values())
+    total = torch.stack(found).sum(0) if found else theta.new_zeros(run.rows, dtype=sum_dtype(theta))
+    return total.view(run.clients, run.size)
