@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from modicum.core.parts import Batch, ClipRule, Signal, SignalName
-from modicum.mechanisms.client_level import ClientLevel, _clipped
+from modicum.mechanisms.client_level import ClientLevel, _clip
+from modicum.mechanisms.common import contributions
 from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.policies import Fixed
@@ -90,16 +91,17 @@ def test_the_bound_is_reached_so_the_check_has_teeth() -> None:
 def test_a_client_contributes_at_most_its_bound(
     seed: int, size: int, scale: float, bound: float, dtype: torch.dtype
 ) -> None:
-    """Also in single precision, where rounding could lift a clipped norm above the bound."""
-    backend, _ = loop(double_model("linear", 0))
-    frame = Stage(ClientLevel(), backend, policy=Fixed(1.0, signals=SIGNALS)).frame()
+    """Also in single precision, where rounding could lift a clipped norm above the bound, and beside anyone."""
     generator = torch.Generator().manual_seed(seed)
     update = (torch.randn(size, generator=generator, dtype=torch.float64) * scale).to(dtype)
-    parts = _clipped(update, bound, frame)
-    assert parts["update"].dtype == dtype
-    assert parts["update"].double().norm() <= bound
-    for signal in SIGNALS:
-        assert parts[signal.name].abs().max() <= 0.5
+    other = torch.full_like(update, 0.5 / size)
+    rows = torch.stack([other, update])
+    norms = _clip(rows, [1.0, bound])
+    assert torch.equal(rows[0], other)
+    assert rows.dtype == dtype
+    assert rows[1].double().norm() <= bound
+    for value in contributions(norms[1:], bound, SIGNALS).values():
+        assert value.abs().max() <= 0.5
 
 
 @pytest.mark.parametrize("local", [LocalSteps(batch=2, steps=3), LocalSteps(batch=4, epochs=2)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,8 +14,6 @@ from modicum.errors import UserError
 from modicum.privacy.events import Block, NoSampling, Poisson, Release
 from modicum.privacy.noise import DType, NoiseKey, NoiseSource, SimulatedNoise
 from modicum.privacy.token import Token
-
-PARALLEL = 1 << 17  # numbers of noise from which threads pay for themselves
 
 SERVER = "(server)"  # no client's name: parentheses are not allowed in one
 
@@ -132,31 +129,27 @@ class Ask:
     sums: Mapping[str, Tensor]
 
 
-def release_together(asks: Sequence[Ask]) -> list[dict[str, Tensor]]:
+def release_together(asks: Sequence[Ask], block: str, rows: Tensor) -> tuple[Tensor, list[dict[str, Tensor]]]:
     """As if each door were asked in turn: each makes its own checks, and each draw has a key of its own.
 
-    Only the drawing is shared out, to threads, since noise on a CPU can cost more than the training before it.
+    Row i of `rows` is ask i's sum for `block`. Gives the noised rows, which may take the place of `rows`, and the
+    other blocks of each ask.
     """
-    total = sum(value.numel() for ask in asks for value in ask.sums.values() if value.device.type == "cpu")
-    threads = torch.get_num_threads()
-    plain = [ask.door for ask in asks if type(ask.door) is ReservedDoor]
-    if total < PARALLEL or threads < 2 or len(plain) < len(asks):
-        return [ask.door.release(ask.release, ask.step, ask.sums) for ask in asks]
-    sources = [door.admit(ask.release, ask.step, ask.sums) for door, ask in zip(plain, asks, strict=True)]
-    with ThreadPoolExecutor(threads) as pool:
-        noises = list(pool.map(_draw, sources, asks))
-    return [
-        {name: ask.sums[name] + noise for name, noise in drawn.items()}
-        for ask, drawn in zip(asks, noises, strict=True)
-    ]
-
-
-def _draw(source: NoiseSource, ask: Ask) -> dict[str, Tensor]:
-    release = ask.release
-    return {
-        block.name: noise_like(source, _key(release, ask.step, block), ask.sums[block.name], block.noise_std)
-        for block in release.blocks
-    }
+    doors = [ask.door for ask in asks if type(ask.door) is ReservedDoor]
+    if len(doors) < len(asks):  # a door that is watched is asked by itself
+        answers = [ask.door.release(ask.release, ask.step, ask.sums) for ask in asks]
+        return torch.stack([answer.pop(block) for answer in answers]), answers
+    sources = [door.admit(ask.release, ask.step, ask.sums) for door, ask in zip(doors, asks, strict=True)]
+    others: list[dict[str, Tensor]] = []
+    for row, source, ask in zip(rows.unbind(), sources, asks, strict=True):
+        others.append({})
+        for b in ask.release.blocks:
+            key = _key(ask.release, ask.step, b)
+            if b.name == block:
+                row += noise_like(source, key, row, b.noise_std)
+            else:
+                others[-1][b.name] = add_noise(source, key, ask.sums[b.name], b.noise_std)
+    return rows, others
 
 
 def _key(release: Release, step: int, block: Block) -> NoiseKey:

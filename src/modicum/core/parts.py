@@ -187,7 +187,7 @@ class LocalTraining(Protocol):
     def losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor: ...
 
     def finish(self, state: State, trained: Tensor) -> State:
-        """The client's own state after the round; `trained` is its full local model."""
+        """The client's own state after the round; `trained` is its full local model: copy what is kept."""
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from modicum.core.messages import Broadcast, Decision, Message, NoiseFacts, Opened, Released
 from modicum.core.parts import ClientFacts, Frame, Job, Opening, State
 from modicum.mechanisms import common
@@ -53,7 +51,7 @@ class Clear:
         return (update, *common.metric_events(self.spec, broadcast, frame.metrics))
 
     def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
-        first = torch.stack([common.start(job, frame) for job in jobs])
+        first = common.starts(jobs, frame)
         results: list[tuple[Message, State]] = []
         for job, initial, last in zip(jobs, first, train_locally(jobs, first, frame, self.local), strict=True):
             event = self.events(job.facts, job.plan, frame, job.broadcast, 0)[0]

@@ -136,43 +136,52 @@ class ClientLevel:
         )
 
     def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
-        first = torch.stack([common.start(job, frame) for job in jobs])
+        first = common.starts(jobs, frame)
         trained = train_locally(jobs, first, frame, self.local)
-        private = [
-            self._private(job, frame, common.shared_part(last - initial, job, frame))
-            for job, initial, last in zip(jobs, first, trained, strict=True)
-        ]
         states = [common.keep_personal(job, frame, last) for job, last in zip(jobs, trained, strict=True)]
+        updates = common.shared_part(trained.sub_(first), jobs[0], frame)
+        asks = self._asks(jobs, frame, updates)
+        metrics = [self._metric_asks(job, frame) for job in jobs]
         if isinstance(self.view, TrustedServer):
-            return [(_sealed(job, parts), state) for job, parts, state in zip(jobs, private, states, strict=True)]
-        asks = [
-            Ask(job.door, release, 0, part)
-            for job, parts in zip(jobs, private, strict=True)
-            for release, part in parts.items()
+            sealed = [_sealed([ask, *more]) for ask, more in zip(asks, metrics, strict=True)]
+            return list(zip(sealed, states, strict=True))
+        noised, others = release_together(asks, UPDATE, updates)
+        for values, more in zip(others, metrics, strict=True):
+            for ask in more:
+                values |= ask.door.release(ask.release, ask.step, ask.sums)
+        messages = [
+            self._message(ask.release, update, _scalars(values))
+            for ask, update, values in zip(asks, noised.unbind(), others, strict=True)
         ]
-        answers = iter(release_together(asks))
-        noised = [{name: v for _ in parts for name, v in next(answers).items()} for parts in private]
+        return list(zip(messages, states, strict=True))
+
+    def _asks(self, jobs: Sequence[Job], frame: Frame, updates: Tensor) -> list[Ask]:
+        """Each client's clipped update and signals; not to be seen before they have passed the door."""
+        bounds = [job.broadcast.decision.bound for job in jobs]
+        norms = _clip(updates, bounds).cpu().unbind()
         return [
-            (self._message(job, next(iter(parts)), values), state)
-            for job, parts, values, state in zip(jobs, private, noised, states, strict=True)
+            Ask(
+                job.door,
+                self._event(job.plan, frame, job.broadcast),
+                0,
+                {UPDATE: update, **common.contributions(norm.reshape(1), bound, frame.policy.signals)},
+            )
+            for job, update, norm, bound in zip(jobs, updates.unbind(), norms, bounds, strict=True)
         ]
 
-    def _private(self, job: Job, frame: Frame, update: Tensor) -> dict[Release, dict[str, Tensor]]:
-        """What the client would release, the update first; not to be seen before it has passed the door."""
-        event = self._event(job.plan, frame, job.broadcast)
-        private = {event: _clipped(update, job.broadcast.decision.bound, frame)}
-        for metric in common.metric_events(self.spec, job.broadcast, frame.metrics):
-            private[metric] = {metric.blocks[0].name: common.metric_value(job, frame, Unit.CLIENT)}
-        return private
+    def _metric_asks(self, job: Job, frame: Frame) -> list[Ask]:
+        return [
+            Ask(job.door, event, 0, {event.blocks[0].name: common.metric_value(job, frame, Unit.CLIENT)})
+            for event in common.metric_events(self.spec, job.broadcast, frame.metrics)
+        ]
 
-    def _message(self, job: Job, event: Release, noised: Mapping[str, Tensor]) -> Message:
-        name, round = job.facts.name, job.broadcast.round
+    def _message(self, event: Release, update: Tensor, scalars: Mapping[str, float]) -> Message:
         if isinstance(self.view, SecureAggregation):
-            return Share(name, round, noised[UPDATE], _scalars(noised))
-        signals, metrics = _tell_apart(_scalars(noised))
+            return Share(event.client, event.round, update, scalars)
+        signals, metrics = _tell_apart(scalars)
         blocks = {b.name: b.noise_std**2 for b in event.blocks}
         facts = NoiseFacts(blocks.pop(UPDATE), 1.0, blocks)
-        return Released(name, round, noised[UPDATE], signals, facts, metrics)
+        return Released(event.client, event.round, update, signals, facts, metrics)
 
     def open(self, messages: Sequence[Message], context: Opening) -> Opened | None:
         if self.individuals:
@@ -201,20 +210,27 @@ class ClientLevel:
         return invited - answered <= self.view.tolerated
 
 
-def _clipped(update: Tensor, bound: float, frame: Frame) -> dict[str, Tensor]:
-    """The client's bounded contribution to each block. A model that diverged contributes zero."""
-    norm = torch.linalg.vector_norm(update, dtype=torch.float64)
-    if not torch.isfinite(norm):
-        update, norm = torch.zeros_like(update), norm.new_zeros(())
-    scale = min(1.0, bound / max(norm.item(), 1e-300) * (1 - 1e-6))  # rounding must not exceed the bound
-    # A factor below single precision's normal range would itself be rounded too coarsely.
-    clipped = update * scale if scale > 1e-30 else (update.double() * scale).to(update.dtype)
-    return {UPDATE: clipped, **common.contributions(norm.reshape(1), bound, frame.policy.signals)}
+def _clip(updates: Tensor, bounds: Sequence[float]) -> Tensor:
+    """Clip each row to its bound, where it stands; gives the norms before. A model that diverged becomes zero."""
+    norms: Tensor = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
+    finite = torch.isfinite(norms)
+    if not bool(finite.all()):
+        updates[~finite] = 0.0
+        norms = torch.where(finite, norms, 0.0)
+    # Rounding must not exceed the bound.
+    scales = norms.new_tensor(bounds) / norms.clamp(min=1e-300) * (1 - 1e-6)
+    tiny = scales <= 1e-30
+    if bool(tiny.any()):  # a factor below single precision's normal range would itself be rounded too coarsely
+        updates[tiny] = (updates[tiny].double() * scales[tiny, None]).to(updates.dtype)
+        scales[tiny] = 1.0
+    updates.mul_(scales.clamp(max=1.0).to(updates.dtype)[:, None])
+    return norms
 
 
-def _sealed(job: Job, private: Mapping[Release, Mapping[str, Tensor]]) -> Sealed:
-    sums = {block: value for part in private.values() for block, value in part.items()}
-    return Sealed(job.facts.name, job.broadcast.round, sums[UPDATE], _scalars(sums))
+def _sealed(asks: Sequence[Ask]) -> Sealed:
+    sums = {block: value for ask in asks for block, value in ask.sums.items()}
+    event = asks[0].release
+    return Sealed(event.client, event.round, sums[UPDATE], _scalars(sums))
 
 
 def _scalars(values: Mapping[str, Tensor]) -> dict[str, float]:

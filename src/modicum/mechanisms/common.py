@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from modicum.core.messages import Broadcast
@@ -30,6 +31,13 @@ def query(
         Block(name, bound, main),
         *(Block(s.name, SIGNAL_BOUND, s.ratio * max(multiplier, shared or 0.0) * (1 + 1e-14)) for s in signals),
     )
+
+
+def on_cpu(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Small tensors of one device, fetched with a single question to it."""
+    if not parts or not parts[0].is_cuda:
+        return list(parts)
+    return list(torch.cat(list(parts)).cpu().split([len(part) for part in parts]))
 
 
 def contributions(norms: Tensor, bound: float, signals: Sequence[Signal]) -> dict[str, Tensor]:
@@ -58,9 +66,17 @@ def start(job: Job, frame: Frame) -> Tensor:
     return theta
 
 
+def starts(jobs: Sequence[Job], frame: Frame) -> Tensor:
+    """The local models before training, one row a client; where they are all the server's, that one many times."""
+    model = jobs[0].broadcast.model
+    if all(job.broadcast.model is model and _all_shared(job, frame) for job in jobs):
+        return model.expand(len(jobs), -1)
+    return torch.stack([start(job, frame) for job in jobs])
+
+
 def shared_part(values: Tensor, job: Job, frame: Frame) -> Tensor:
-    """What a message carries of a parameter vector."""
-    return values if _all_shared(job, frame) else values[frame.shared]
+    """What a message carries of a parameter vector, or of many as rows."""
+    return values if _all_shared(job, frame) else values[..., frame.shared]
 
 
 def _all_shared(job: Job, frame: Frame) -> bool:
@@ -72,7 +88,7 @@ def keep_personal(job: Job, frame: Frame, trained: Tensor) -> dict[str, object]:
     """The client's state after the round, with its personal parameters in it."""
     # A policy's state holds releases only, so training neither sees nor writes it.
     own = {key: value for key, value in job.state.items() if key != "policy"}
-    state = frame.training.finish(own, trained.clone())
+    state = frame.training.finish(own, trained)
     state.pop("policy", None)
     if not _all_shared(job, frame):
         state["personal"] = trained[~frame.shared].clone()

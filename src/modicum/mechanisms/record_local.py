@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from modicum.core.door import Ask, release_together
 from modicum.core.messages import Broadcast, Decision, Message, NoiseFacts, Opened, Released
 from modicum.core.parts import Batch, ClientFacts, ClipRule, Frame, Job, Opening, Place, Scope, State, View
 from modicum.core.stack import Pool
@@ -159,13 +160,13 @@ class RecordLocal:
         return self.steps_in(job.facts, job.participation)
 
     def _run_sorted(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
-        first = torch.stack([common.start(job, frame) for job in jobs])
+        first = common.starts(jobs, frame)
         walks = [_Walk(self, job, frame) for job in jobs]
         pool = Pool([walk.records for walk in walks])
-        theta, optimiser = first.clone(), frame.training.optimiser
+        theta, optimiser = first.clone(memory_format=torch.contiguous_format), frame.training.optimiser
         buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
-        for step in range(self._steps(jobs[0])):
-            active = [walk for walk, job in zip(walks, jobs, strict=True) if step < self._steps(job)]
+        for step in range(walks[0].steps):
+            active = [walk for walk in walks if step < walk.steps]
             rows = slice(0, len(active))
             for walk, row in zip(active, theta, strict=False):
                 walk.decide(step, row)
@@ -183,7 +184,13 @@ class RecordLocal:
             [walk.decision.bound for walk in walks],
             self.rule,
         )
-        return torch.stack([w.release(step, s, n) for w, s, n in zip(walks, sums, norms, strict=True)])
+        live = [i for i, walk in enumerate(walks) if walk.stopped is None]
+        if len(live) == len(walks):
+            return _release(walks, step, sums, norms)
+        gradients = torch.zeros_like(sums)
+        if live:
+            gradients[live] = _release([walks[i] for i in live], step, sums[live], [norms[i] for i in live])
+        return gradients
 
     def open(self, messages: Sequence[Message], context: Opening) -> Opened | None:  # noqa: ARG002
         return tuple(m for m in messages if isinstance(m, Released))
@@ -238,23 +245,18 @@ class _Walk:
             return torch.arange(0)
         return self.job.door.sample(self.event, step, len(self.records))
 
-    def release(self, step: int, total: Tensor, norms: Tensor) -> Tensor:
-        """The noised mean gradient over the *expected* batch size (R4)."""
-        if self.stopped is not None:
-            return torch.zeros_like(total)
-        private = {
-            GRADIENT: total,
-            **common.contributions(norms, self.decision.bound, self.frame.policy.signals),
-        }
-        noised = self.job.door.release(self.event, step, private)
+    def ask(self, step: int, total: Tensor, norms: Tensor) -> Ask:
+        signals = common.contributions(norms, self.decision.bound, self.frame.policy.signals)
+        return Ask(self.job.door, self.event, step, {GRADIENT: total, **signals})
+
+    def note(self, step: int, gradient: Tensor, noised: Mapping[str, Tensor]) -> None:
+        """Keep what was released of this step."""
         self.released += 1
-        gradient = noised[GRADIENT] / self.expected
         seen = {name: noised[name].item() / self.expected + 0.5 for name in self.signals}
         for name, value in seen.items():
             self.signals[name] += value
         self.variance += (self.event.blocks[0].noise_std / self.expected) ** 2
         self._observe(step, gradient, seen)
-        return gradient
 
     def _observe(self, step: int, gradient: Tensor, seen: dict[str, float]) -> None:
         if self._own_policy:
@@ -283,3 +285,15 @@ class _Walk:
         if self.policy_state:
             state["policy"] = self.policy_state
         return message, state
+
+
+def _release(walks: Sequence[_Walk], step: int, sums: Tensor, norms: Sequence[Tensor]) -> Tensor:
+    """The noised mean gradients over the *expected* batch sizes (R4)."""
+    if walks[0].signals:
+        norms = common.on_cpu(norms)
+    asks = [walk.ask(step, *own) for walk, *own in zip(walks, sums.unbind(), norms, strict=True)]
+    noised, others = release_together(asks, GRADIENT, sums)
+    gradients = noised.div_(noised.new_tensor([walk.expected for walk in walks])[:, None])
+    for walk, gradient, other in zip(walks, gradients.unbind(), others, strict=True):
+        walk.note(step, gradient, other)
+    return gradients

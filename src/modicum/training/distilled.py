@@ -66,7 +66,7 @@ class Distilled:
         return scale * (self.target * tkd + weight * nckd)
 
     def finish(self, state: State, trained: Tensor) -> State:
-        return {**state, PERSONALISED: trained}
+        return {**state, PERSONALISED: trained.clone()}
 
 
 def decoupled(student: Tensor, teacher: Tensor, y: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
