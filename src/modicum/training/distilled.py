@@ -30,7 +30,7 @@ class Distilled:
         0.25  # 𝒩; None: 1 − p_target of the teacher, which is ordinary distillation, Eq. (5)
     )
     target: float = 1.0  # w_T, for ablations
-    rescale: bool = True  # times KT², so that gradients keep their size (Hinton et al. 2015; Zhao et al. 2022)
+    rescale: bool = False  # times KT², which keeps the gradients' size (Hinton et al. 2015); not in Eq. (8)
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
