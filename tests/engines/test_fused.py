@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.parts import Batch, ClipRule
-from modicum.core.stack import Pool
+from modicum.core.stack import Pool, SideBySide
 from modicum.engines import twin
 from modicum.engines.fused import FusedBackend, SlowEngineWarning
 from modicum.engines.loop import LoopBackend
@@ -243,6 +243,17 @@ def test_pooled_batches_are_the_batches_they_stand_for(join: int, monkeypatch: p
     found, _ = fused.clipped_sums(theta, pooled, losses, BOUNDS[:3], ClipRule.FLAT)
     expected, _ = LoopBackend(model).clipped_sums(theta, plain, losses, BOUNDS[:3], ClipRule.FLAT)
     assert error(found, expected) <= 1e-8
+
+
+def test_steps_laid_out_side_by_side_are_the_batches_they_stand_for() -> None:
+    model = build("mlp", (4,), 3, seed=0).double()
+    theta, records = stack(model, (4,), (6, 6, 6), 3)
+    fused = stacked(model)
+    for step, batches in enumerate(SideBySide.steps(records, 3)):
+        plain = [r.take(torch.tensor([2 * step, 2 * step + 1])) for r in records]
+        assert all(torch.equal(own.x, other.x) for own, other in zip(batches, plain, strict=True))
+        expected = LoopBackend(model).gradients(theta, plain, losses)
+        assert error(fused.gradients(theta, batches, losses), expected) <= 1e-8
 
 
 def test_errors_after_the_first_batches_are_not_swallowed() -> None:

@@ -114,10 +114,40 @@ def test_kinds_of_draws_are_separated() -> None:
 
 def test_the_stream_of_a_seed_never_changes() -> None:
     """Pinned: results of old runs stay reproducible."""
-    assert SimulatedNoise(0).uniform(NoiseKey("a", 0, 0, "u"), 2) == pytest.approx(PINNED, rel=0, abs=0)
+    source, key = SimulatedNoise(0), NoiseKey("a", 0, 0, "u")
+    assert source.uniform(key, 2) == pytest.approx(PINNED, rel=0, abs=0)
+    assert source.normal(key, 2) == pytest.approx(PINNED_NORMALS, rel=1e-12)
+    assert source.normal(key, 2, 2.0, "float32") == pytest.approx(PINNED_SINGLE, rel=1e-5)
 
 
 PINNED = [0.363264333307346, 0.518910595306862]
+PINNED_NORMALS = [0.8190534525071611, 0.7059558928026882]
+PINNED_SINGLE = [-0.875968, -2.1795173]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, noise_module.SINGLE, noise_module.SINGLE + 3])
+def test_single_precision_normals_of_any_size(size: int) -> None:
+    x = SimulatedNoise(3).normal(KEY, size, 1.0, "float32")
+    assert x.shape == (size,)
+    assert np.isfinite(x).all()
+    assert len(np.unique(x)) > 0.99 * size
+
+
+def test_extreme_words_give_finite_single_normals() -> None:
+    """All bits zero, all one, and the smallest and largest signed halves."""
+
+    class Words:
+        def __init__(self, word: int) -> None:
+            self.word = word
+
+        def random_raw(self, size: int) -> np.ndarray:
+            return np.full(size, self.word, dtype=np.uint64)
+
+    for word in (0, 2**64 - 1, 0x8000000080000000, 0x7FFFFFFF7FFFFFFF):
+        out = np.empty(5, np.float32)
+        noise_module._single_normals(out, Words(word), 1.0)  # type: ignore[arg-type]
+        assert np.isfinite(out).all()
+        assert np.abs(out).max() < 6.7
 
 
 def test_a_seeded_source_says_that_it_is_a_simulation() -> None:

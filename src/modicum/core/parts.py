@@ -143,7 +143,10 @@ class Batch:
         return len(self.x)
 
     def take(self, index: Tensor) -> Batch:
-        return Batch(self.x[index], {name: t[index] for name, t in self.targets.items()})
+        index = index.to(self.x.device)
+        return Batch(
+            self.x.index_select(0, index), {name: t.index_select(0, index) for name, t in self.targets.items()}
+        )
 
 
 class Losses(Protocol):

@@ -80,6 +80,40 @@ class PooledBatches(Sequence[Batch]):
         return joined.x.index_select(0, rows), {n: t.index_select(0, real) for n, t in joined.targets.items()}
 
 
+class SideBySide(Sequence[Batch]):
+    """Equal batches that already lie side by side in memory: x and every target are (clients, size, …)."""
+
+    def __init__(self, x: Tensor, targets: Mapping[str, Tensor]) -> None:
+        self.x, self.targets = x, targets
+        self.sizes = [x.shape[1]] * x.shape[0]
+
+    @classmethod
+    def steps(cls, records: Sequence[Batch], steps: int) -> list[SideBySide]:
+        """Records that each client's steps use in order, laid out so that a step's rows are one run of memory."""
+        x = _by_step([batch.x for batch in records], steps)
+        targets = {n: _by_step([batch.targets[n] for batch in records], steps) for n in records[0].targets}
+        return [cls(x[step], {n: t[step] for n, t in targets.items()}) for step in range(steps)]
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @overload
+    def __getitem__(self, i: int) -> Batch: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[Batch]: ...
+    def __getitem__(self, i: int | slice) -> Batch | list[Batch]:
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        return Batch(self.x[i], {n: t[i] for n, t in self.targets.items()})
+
+    def padded(self, size: int) -> tuple[Tensor, dict[str, Tensor]]:  # noqa: ARG002
+        return self.x.flatten(0, 1), {n: t.flatten(0, 1) for n, t in self.targets.items()}
+
+
+def _by_step(parts: Sequence[Tensor], steps: int) -> Tensor:
+    return torch.stack([part.unflatten(0, (steps, -1)) for part in parts], dim=1)
+
+
 def padded(batches: Sequence[Batch], size: int) -> tuple[Tensor, dict[str, Tensor]]:
     """Inputs (clients · size, …), short batches filled up with zeros, and the targets of the real rows alone."""
     targets = _joined_targets([b.targets for b in batches])

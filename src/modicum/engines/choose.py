@@ -12,8 +12,8 @@ from modicum.core.parts import Backend
 from modicum.engines.fused import FusedBackend
 from modicum.engines.loop import LoopBackend
 
-CPU_STACK = 1 << 19
-"""Parameters of a stack on a CPU: with their gradients they stay in a core's own cache, step after step."""
+CPU_STACK = 5 << 18
+"""Parameters of a stack on a CPU: with their gradients they stay in the last-level cache, step after step."""
 
 GPU_STACK = 1 << 24
 """Parameters of a stack on a GPU, where what counts is launches; activations take the memory."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from modicum.clipping import Flat
 from modicum.clipping.problem import check_losses, sum_dtype
 from modicum.core.parts import Batch, ClipRule, Losses
-from modicum.core.stack import PooledBatches, padded, real_rows
+from modicum.core.stack import PooledBatches, SideBySide, padded, real_rows
 from modicum.engines import fixed_shape
 from modicum.engines.factors import clip_factors
 from modicum.engines.loop import LoopBackend
@@ -30,11 +30,12 @@ class _Stack:
 
     @classmethod
     def of(cls, batches: Sequence[Batch]) -> _Stack:
-        pooled = isinstance(batches, PooledBatches)
-        sizes = batches.sizes if isinstance(batches, PooledBatches) else [len(b) for b in batches]
+        if isinstance(batches, PooledBatches | SideBySide):
+            size = max(batches.sizes, default=0)
+            return cls(*batches.padded(size), batches.sizes, size)
+        sizes = [len(b) for b in batches]
         size = max(sizes, default=0)
-        x, targets = batches.padded(size) if pooled else padded(list(batches), size)  # type: ignore[attr-defined]
-        return cls(x, targets, sizes, size)
+        return cls(*padded(list(batches), size), sizes, size)
 
     @property
     def full(self) -> bool:
@@ -43,6 +44,13 @@ class _Stack:
     def real(self, outputs: Tensor) -> Tensor:
         """The rows of the outputs that belong to a record."""
         return outputs if self.full else outputs[real_rows(self.sizes, self.size).to(outputs.device)]
+
+    def shares(self, values: Tensor) -> Tensor:
+        """What each record counts in its client's mean."""
+        if self.full:
+            return torch.full_like(values, 1 / self.size)
+        shares = torch.tensor([1 / n for n in self.sizes for _ in range(n)], dtype=values.dtype)
+        return shares.to(values.device)
 
     def mask(self, like: Tensor) -> Tensor:
         """(clients, size): which rows belong to a record."""
@@ -78,9 +86,8 @@ class StackedEngine:
         if not stack.size:
             return torch.zeros_like(theta)
         run, values = self._forward(theta, stack, losses, measure=False)
-        shares = torch.tensor([1 / n for n in stack.sizes for _ in range(n)], dtype=values.dtype)
         with torch.no_grad():
-            fixed_shape.backward(values, run, shares.to(values.device))
+            fixed_shape.backward(values, run, stack.shares(values))
             total = self._sums(theta, run, None)
         if not stack.full:  # a filled-up row may hold 0 · ∞
             for i in (~torch.isfinite(total).all(1)).nonzero().flatten().tolist():

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from modicum.core.parts import Batch, Frame, Job
-from modicum.core.stack import Pool
+from modicum.core.stack import Pool, SideBySide
 from modicum.errors import UserError
 
 
@@ -38,16 +37,13 @@ class LocalSteps:
 def train_locally(jobs: Sequence[Job], first: Tensor, frame: Frame, local: LocalSteps) -> Tensor:
     """The local models after training, one row a client; private, since no noise was added."""
     order = sorted(range(len(jobs)), key=lambda i: -local.count(len(jobs[i].records)))
-    counts = [local.count(len(jobs[i].records)) for i in order]
     taken = [_taken(jobs[i], frame, local) for i in order]
-    pool = Pool([records for records, _ in taken])
     in_order = order == list(range(len(jobs)))  # then two copies of every model are saved
-    theta, optimiser = first.clone() if in_order else first[order], frame.training.optimiser
+    theta = first.clone(memory_format=torch.contiguous_format) if in_order else first[order]
+    optimiser = frame.training.optimiser
     buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
-    for step in range(counts[0]):
-        active = sum(step < n for n in counts)
-        rows = slice(0, active)
-        batches = pool.batches([minibatches[step] for _, minibatches in taken[rows]])
+    for step, batches in enumerate(_batches(taken)):
+        rows = slice(0, len(batches))
         gradient = _gradients(theta[rows], batches, frame, local.ascent)
         optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
     if in_order:
@@ -55,6 +51,27 @@ def train_locally(jobs: Sequence[Job], first: Tensor, frame: Frame, local: Local
     back = torch.empty_like(theta)
     back[order] = theta
     return back
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What one client's round needs: records with their targets, and (steps, size) their rows in each step."""
+
+    records: Batch
+    rows: Tensor
+    in_order: bool  # the rows are 0, 1, 2, …
+
+
+def _batches(taken: Sequence[_Taken]) -> Iterator[Sequence[Batch]]:
+    """Each step's batches, of the clients that are still at work: always the first ones."""
+    records = [t.records for t in taken]
+    shapes = {t.rows.shape for t in taken}
+    if len(shapes) == 1 and all(t.in_order for t in taken) and not records[0].x.is_cuda:
+        yield from SideBySide.steps(records, len(taken[0].rows))
+        return
+    pool = Pool(records)
+    for step in range(len(taken[0].rows)):
+        yield pool.batches([t.rows[step] for t in taken if step < len(t.rows)])
 
 
 def _gradients(theta: Tensor, batches: Sequence[Batch], frame: Frame, ascent: float) -> Tensor:
@@ -65,25 +82,21 @@ def _gradients(theta: Tensor, batches: Sequence[Batch], frame: Frame, ascent: fl
     return frame.backend.gradients(theta + ascent * gradient / norms, batches, frame.training.losses)
 
 
-def _taken(job: Job, frame: Frame, local: LocalSteps) -> tuple[Batch, list[Tensor]]:
-    """The records that a round's minibatches need, with their targets, and each minibatch's rows among them.
-
-    Targets may be costly (a teacher's outputs), so a round of less than a pass has them for what it takes only.
-    """
-    records, size = job.records, min(local.batch, len(job.records))
-    stream = _minibatches(len(records), local.batch, job.seed)
-    minibatches = list(islice(stream, local.count(len(records))))
-    if len(minibatches) * size < len(records):
-        records = records.take(torch.cat(minibatches).to(records.x.device))
-        minibatches = list(torch.split(torch.arange(len(records)), size))
-    return Batch(records.x, frame.training.targets(records, job.state, frame.backend)), minibatches
+def _taken(job: Job, frame: Frame, local: LocalSteps) -> _Taken:
+    """Targets may be costly (a teacher's outputs), so a round of less than a pass has them for its own records."""
+    records = job.records
+    rows = _minibatches(len(records), local.batch, job.seed, local.count(len(records)))
+    less = rows.numel() < len(records)
+    if less:
+        records = records.take(rows.flatten())
+        rows = torch.arange(len(records)).view(rows.shape)
+    return _Taken(Batch(records.x, frame.training.targets(records, job.state, frame.backend)), rows, less)
 
 
-def _minibatches(records: int, batch: int, seed: int) -> Iterator[Tensor]:
-    """Shuffled passes cut into batches; a new pass begins when fewer than a batch are left."""
+def _minibatches(records: int, batch: int, seed: int, steps: int) -> Tensor:
+    """(steps, size) rows: shuffled passes cut into batches; a new pass begins when fewer than a batch are left."""
     rng = np.random.Generator(np.random.Philox(key=seed))
     size = min(batch, records)
-    while True:
-        order = torch.from_numpy(rng.permutation(records))
-        for i in range(math.floor(records / size)):
-            yield order[i * size : (i + 1) * size]
+    used = records // size * size
+    passes = [rng.permutation(records)[:used] for _ in range(math.ceil(steps * size / used))]
+    return torch.from_numpy(np.concatenate(passes)[: steps * size].reshape(steps, size))

@@ -1,0 +1,93 @@
+"""Many clients' doors asked at once: the same checks and the same numbers as one after another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from modicum.core.door import Ask, ReservedDoor, release_together
+from modicum.errors import UserError
+from modicum.privacy.events import Block, NoSampling, Release
+from modicum.privacy.ledger import Ledger
+from modicum.privacy.noise import SimulatedNoise
+from modicum.privacy.plan import PlannedRelease, PrivacyPlan
+from modicum.privacy.spec import Adjacency, PrivacySpec, ServerSeesMessages, Unit
+
+SPEC = PrivacySpec(unit=Unit.CLIENT, adjacency=Adjacency.ZERO_OUT, view=ServerSeesMessages(), delta=1e-5)
+CLIENTS = ("a", "b", "c")
+
+
+def _release(client: str) -> Release:
+    blocks = (Block("update", 1.0, 2.0), Block("bit", 0.5, 20.0))
+    return Release(client=client, round=0, spec=SPEC, blocks=blocks, sampler=NoSampling(), count=2)
+
+
+def _asks(folder: Path, rows: Tensor, step: int = 0) -> list[Ask]:
+    noise = SimulatedNoise(1)
+    ledger = Ledger.create(folder / "ledger.sqlite", "run", noise)
+    planned = (PlannedRelease("update", 1.9, NoSampling(), 2),)
+    ledger.declare([PrivacyPlan(client=c, spec=SPEC, budget=50.0, releases=planned) for c in CLIENTS])
+    tokens = ledger.reserve([_release(c) for c in CLIENTS])
+    return [
+        Ask(ReservedDoor(noise, [token]), token.release, step, {"update": row, "bit": torch.zeros(1)})
+        for token, row in zip(tokens, rows, strict=True)
+    ]
+
+
+def test_together_is_as_in_turn(tmp_path: Path) -> None:
+    rows = torch.arange(12.0).view(3, 4)
+    for name in ("turn", "together"):
+        (tmp_path / name).mkdir()
+    in_turn = [a.door.release(a.release, a.step, a.sums) for a in _asks(tmp_path / "turn", rows.clone())]
+    mine = rows.clone()
+    noised, others = release_together(_asks(tmp_path / "together", mine), "update", mine)
+    assert torch.equal(noised, torch.stack([answer["update"] for answer in in_turn]))
+    assert [other["bit"] for other in others] == [answer["bit"] for answer in in_turn]
+    assert not torch.isclose(noised, rows).any()
+
+
+def test_each_step_passes_each_door_once(tmp_path: Path) -> None:
+    rows = torch.zeros(3, 4)
+    asks = _asks(tmp_path, rows)
+    release_together(asks, "update", rows)
+    with pytest.raises(UserError, match="not open"):
+        release_together(asks, "update", rows)
+
+
+def test_nobody_passes_on_another_clients_reservation(tmp_path: Path) -> None:
+    rows = torch.zeros(3, 4)
+    asks = _asks(tmp_path, rows)
+    stranger = Ask(asks[0].door, asks[1].release, 0, asks[1].sums)
+    before = rows.clone()
+    with pytest.raises(UserError, match="nothing is reserved"):
+        release_together([asks[0], stranger, asks[2]], "update", rows)
+    assert torch.equal(rows, before)  # all doors are asked before any noise is drawn
+
+
+def test_every_reserved_block_must_be_there(tmp_path: Path) -> None:
+    rows = torch.zeros(3, 4)
+    asks = _asks(tmp_path, rows)
+    bare = Ask(asks[0].door, asks[0].release, 0, {"update": rows[0]})
+    with pytest.raises(UserError, match="reserved blocks"):
+        release_together([bare, *asks[1:]], "update", rows)
+
+
+def test_a_watched_door_sees_its_own_release(tmp_path: Path) -> None:
+    class Watched(ReservedDoor):
+        seen = 0
+
+        def release(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+            Watched.seen += 1
+            return super().release(*args, **kwargs)
+
+    rows = torch.zeros(3, 4)
+    asks = _asks(tmp_path, rows)
+    door = asks[0].door
+    assert isinstance(door, ReservedDoor)
+    watched = Ask(Watched(door._noise, door.tokens), asks[0].release, 0, asks[0].sums)
+    noised, _ = release_together([watched, *asks[1:]], "update", rows)
+    assert Watched.seen == 1
+    assert noised.abs().min() > 0
