@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from modicum.clipping.capture import CannotCaptureWarning, Graphs
+from modicum.clipping.capture import Graphs
 from modicum.core.parts import ClipRule
 from modicum.core.stack import Pool
 from modicum.engines import fixed_shape, twin
@@ -17,23 +14,11 @@ from modicum.engines.fixed_shape import Stack, rounded
 from modicum.engines.loop import LoopBackend
 from modicum.engines.stacked import StackedEngine
 from modicum.models import build
+from tests.clipping.replays import Replayed
 from tests.engines.helpers import BOUNDS, error, losses, stack
 
 SHAPES = {"mlp": (4,), "cnn-small": (1, 8, 8), "cnn8": (1, 8, 8)}
 OPTIONS: dict[str, dict[str, int]] = {"cnn8": {"width": 8}}
-
-
-class Replayed:
-    """What a graph does: the same work, on its own copies of the inputs."""
-
-    def __init__(self, work: Callable[..., Any], inputs: Sequence[Tensor], _pool: object) -> None:
-        self.work, self.inputs, self.calls = work, [t.clone() for t in inputs], 0
-
-    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        self.calls += 1
-        for mine, given in zip(self.inputs, inputs, strict=True):
-            mine.copy_(given)
-        return tuple(self.work(*self.inputs))
 
 
 @pytest.fixture
@@ -100,43 +85,3 @@ def test_filled_up_rows_are_the_clients_own() -> None:
     assert made.real.tolist() == [[1.0] + [0.0] * 7, [1.0, 1.0] + [0.0] * 6]
     torch.testing.assert_close(made.x.view(2, 8, 4)[0], records[0].x[[2] + [0] * 7])
     torch.testing.assert_close(made.targets["y"].view(2, 8)[1], records[1].targets["y"][[3, 1] + [0] * 6])
-
-
-def test_work_that_reads_more_than_its_inputs_is_not_replayed() -> None:
-    """A graph would repeat what a counter was at the capture."""
-    state = [0.0]
-
-    def work(x: Tensor) -> tuple[Tensor, ...]:
-        state[0] += 1
-        return (x * state[0],)
-
-    graphs, x = Graphs(Replayed), torch.ones(2)
-    found = [float(graphs.run("work", work, [x])[0][0]) for _ in range(2)]
-    with pytest.warns(CannotCaptureWarning, match="other numbers"):
-        found.append(float(graphs.run("work", work, [x])[0][0]))
-    found += [float(graphs.run("work", work, [x])[0][0]) for _ in range(2)]
-    assert found == [1.0, 2.0, 3.0, 5.0, 6.0]  # 4 was what the refused replay gave
-
-
-def test_work_that_cannot_be_captured_is_told_once_and_runs_as_it_is() -> None:
-    class Fails:
-        def __init__(self, *_: object) -> None:
-            raise RuntimeError("operation not permitted when stream is capturing")
-
-        def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            raise NotImplementedError
-
-    graphs = Graphs(Fails)
-    with pytest.warns(CannotCaptureWarning) as told:
-        found = [float(graphs.run("work", lambda x: (2 * x,), [torch.ones(1)])[0]) for _ in range(6)]
-    assert found == [2.0] * 6
-    assert len(told) == 1
-
-
-def test_only_so_many_graphs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modicum.clipping.capture.KEPT", 2)
-    graphs = Graphs(Replayed)
-    for size in (1, 2, 3):
-        for _ in range(4):
-            graphs.run("work", lambda x: (2 * x,), [torch.ones(size)])
-    assert len(graphs._kept) == 2

@@ -2,6 +2,7 @@
 
 from modicum.clipping.bounds import Auto, Clip, Flat, PerLayer
 from modicum.clipping.clipped_sum import SlowClippingWarning, clipped_sum
+from modicum.clipping.flat import Way
 from modicum.clipping.problem import ClippedSum, Loss, Targets
 from modicum.clipping.reference import reference_clipped_sum
 
@@ -14,6 +15,7 @@ __all__ = [
     "PerLayer",
     "SlowClippingWarning",
     "Targets",
+    "Way",
     "clipped_sum",
     "reference_clipped_sum",
 ]

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from modicum.clipping.bounds import Clip
 from modicum.clipping.pieces import Dense, Kept
@@ -67,11 +68,13 @@ class Books:
         # With every parameter frozen nothing would require a gradient: the anchor makes each tap's output do so.
         self.anchor = torch.zeros((), requires_grad=True)
 
-    def forward(self, loss: Loss, x: Any, y: Any) -> Tensor:
+    def forward(self, loss: Loss, x: Any, y: Any, state: dict[str, Tensor] | None = None) -> Tensor:
+        """The losses; with `state`, of a model whose parameters and buffers are those."""
         handles = [layer.register_forward_hook(self._record) for layer in self.owned]
         try:
             with torch.enable_grad():
-                return check_losses(loss(self.model(x), y), self.examples)
+                outputs = self.model(x) if state is None else functional_call(self.model, state, (x,))
+                return check_losses(loss(outputs, y), self.examples)
         finally:
             for handle in handles:
                 handle.remove()
@@ -131,12 +134,24 @@ class Books:
                 return ClippedSum(nothing(self.trained).total, norms)
             # Zero times an infinite activation is not zero, so the poisoned examples are left out altogether.
             kept, factors = {name: k.rows(finite) for name, k in kept.items()}, factors[finite]
+        return ClippedSum(self._weighted(kept, names, factors), norms)
+
+    def settle_blindly(self, clip: Clip, weights: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """The weighted sum, the norms, and whether all examples were finite: if not, the sum is worth nothing."""
+        names = list(self.squares)
+        if not names:
+            raise CannotKeepBooksError("a loss that no trained parameter reaches")
+        squares = torch.stack([self.squares[name] for name in names], dim=1)
+        factors, norms, finite = example_factors(clip, names, squares, weights)
+        kept, self.kept = self.kept, {}
+        return self._weighted(kept, names, factors), norms, finite.all()
+
+    def _weighted(self, kept: dict[str, Kept], names: list[str], factors: Tensor) -> dict[str, Tensor]:
         column = {name: j for j, name in enumerate(names)}
-        total = {
+        return {
             name: kept.pop(name).weighted_sum(factors[:, column[name]]) if name in kept else zero_like(p)
             for name, p in self.trained.items()
         }
-        return ClippedSum(total, norms)
 
 
 def _owned(model: nn.Module, trained: dict[str, nn.Parameter]) -> dict[nn.Module, dict[str, str]]:

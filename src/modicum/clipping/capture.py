@@ -28,8 +28,23 @@ KEPT = 12
 """Graphs that are kept; the one that was not used for longest goes first."""
 
 
+WATCHED = 64
+"""Shapes whose calls are counted."""
+
+
 class CannotCaptureWarning(UserWarning):
-    """Work that asks the device for an answer midway runs launch by launch; said once, with the reason."""
+    """Work that can be neither replayed nor compiled runs launch by launch; said once, with the reason."""
+
+
+def rounded_up(size: int) -> int:
+    """The next of few sizes, at most 7 or an eighth larger: batches are filled up to it, so that shapes repeat."""
+    step = max(8, (1 << size.bit_length()) >> 4)
+    return -(-size // step) * step
+
+
+def filled_up(rows: Tensor, size: int) -> Tensor:
+    """`size` rows, of which the further ones repeat the first."""
+    return rows if len(rows) == size else torch.cat([rows, rows[:1].expand(size - len(rows), *rows.shape[1:])])
 
 
 class Captured:
@@ -42,6 +57,8 @@ class Captured:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # libraries choose kernels and take workspaces on their first calls
             work(*self.inputs)
+            if not _agree(self.inputs, inputs, 0.0):
+                raise RuntimeError("it changes its inputs")
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool=pool):
@@ -69,50 +86,58 @@ def _without_cast_cache(work: Work) -> Work:
 class Graphs:
     """Runs work as it is until it repeats itself, then as a graph."""
 
-    def __init__(self, make: Callable[[Work, Sequence[Tensor], Any], Replay] = Captured) -> None:
-        self._make = make
-        self._seen: dict[Hashable, int] = {}
+    def __init__(
+        self,
+        make: Callable[[Work, Sequence[Tensor], Any], Replay] = Captured,
+        after: int = REPEATED,
+        tolerance: float = 1e-3,
+    ) -> None:
+        self._make, self._after, self._tolerance = make, after, tolerance
+        self._seen: OrderedDict[Hashable, int] = OrderedDict()
         self._kept: OrderedDict[Hashable, Replay] = OrderedDict()
-        self._refused = False
+        self.refused = False
         self._pool: Any = None  # memory that all graphs share: answers are copied before the next replay
 
-    def run(self, key: Hashable, work: Work, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """`key` names everything but the inputs' values that the work depends on."""
-        if self._refused:
+    def run(self, key: Hashable, work: Work, inputs: Sequence[Tensor], *, now: bool = False) -> tuple[Tensor, ...]:
+        """`key` names everything but the inputs' values that the work depends on; `now` does not wait."""
+        if self.refused:
             return work(*inputs)
         key = (key, _surroundings(inputs))
         found = self._kept.get(key)
         if found is None:
-            self._seen[key] = self._seen.get(key, 0) + 1
-            if self._seen[key] <= REPEATED:
+            if not (self._repeats(key) or now):
                 return work(*inputs)
             truth = work(*inputs)
-            found = self._capture(work, inputs)
-            if found is None or not self._agrees(found(inputs), truth):
+            found = self._captured(work, inputs, truth)
+            if found is None:
                 return truth
             self._keep(key, found)
         self._kept.move_to_end(key)
         return found(inputs)
 
-    def _capture(self, work: Work, inputs: Sequence[Tensor]) -> Replay | None:
+    def _repeats(self, key: Hashable) -> bool:
+        self._seen[key] = self._seen.pop(key, 0) + 1
+        if len(self._seen) > WATCHED:  # a loss that is made anew for each call would otherwise be kept for ever
+            self._seen.popitem(last=False)
+        return self._seen[key] > self._after
+
+    def _captured(self, work: Work, inputs: Sequence[Tensor], truth: Sequence[Tensor]) -> Replay | None:
         if self._pool is None and inputs[0].is_cuda:
             self._pool = torch.cuda.graph_pool_handle()
         try:
-            return self._make(work, inputs, self._pool)
-        except RuntimeError as reason:
-            self._refuse(" ".join(str(reason).split())[:160])
+            found = self._make(work, inputs, self._pool)
+            again = found(inputs)
+        except Exception as reason:  # compilers fail in many ways, and the work itself has just succeeded
+            self._refuse(f"{type(reason).__name__}: {' '.join(str(reason).split())[:160]}")
             return None
-
-    def _agrees(self, found: Sequence[Tensor], truth: Sequence[Tensor]) -> bool:
-        """Whether the first replay gives what the work itself gives: else it reads more than its inputs."""
-        if all(_close(one, other) for one, other in zip(found, truth, strict=True)):
-            return True
-        self._refuse("its replay gives other numbers")
-        return False
+        if _agree(again, truth, self._tolerance):
+            return found
+        self._refuse("a replay gives other numbers, so it reads more than its inputs")
+        return None
 
     def _refuse(self, reason: str) -> None:
-        self._refused = True
-        warnings.warn(f"no CUDA graph of this work: {reason}", CannotCaptureWarning, stacklevel=5)
+        self.refused = True
+        warnings.warn(f"this work runs launch by launch: {reason}", CannotCaptureWarning, stacklevel=5)
 
     def _keep(self, key: Hashable, found: Replay) -> None:
         self._kept[key] = found
@@ -120,13 +145,12 @@ class Graphs:
             self._kept.popitem(last=False)
 
 
-def _close(found: Tensor, truth: Tensor) -> bool:
-    """The order of additions may differ from call to call, nothing else."""
-    if not truth.is_floating_point():
-        return torch.equal(found, truth)
-    found, truth = found.nan_to_num().double(), truth.nan_to_num().double()
-    off = torch.linalg.vector_norm(found - truth)
-    return bool(off <= 1e-3 * torch.linalg.vector_norm(truth))
+def _agree(found: Sequence[Tensor], truth: Sequence[Tensor], tolerance: float) -> bool:
+    """Each answer, up to the rounding of its own numbers and a little of everybody's, where terms cancel."""
+    pairs = [(f.double().nan_to_num(), t.double().nan_to_num()) for f, t in zip(found, truth, strict=True)]
+    sizes = torch.stack([torch.linalg.vector_norm(t) for _, t in pairs])
+    off = torch.stack([torch.linalg.vector_norm(f - t) for f, t in pairs])
+    return bool((off <= tolerance * (sizes + 1e-3 * torch.linalg.vector_norm(sizes))).all())
 
 
 def _surroundings(inputs: Sequence[Tensor]) -> Hashable:

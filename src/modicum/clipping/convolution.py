@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from modicum.clipping.pieces import KEEP, WRITE, Kept, Sliced, gram_square_norms
-from modicum.clipping.rounding import full_precision
+from modicum.clipping.rounding import exact_product, product_rounding
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,12 @@ class ConvWeight:
 
     def measure(self) -> tuple[Tensor, Kept]:
         if self._gram_is_cheaper():
-            with full_precision(self.a.device):
-                return self._gram(), self
+            return self._gram(), self
+        geo = self.geometry
+        if has_kernel(self.a) and geo.groups == 1:
+            coarse = product_rounding(self.a.device, self.a.dtype) > 0
+            moves = (list(geo.kernel), list(geo.stride), list(geo.padding), list(geo.dilation))
+            return conv_square_norms(self.a, self.g, *moves, coarse), self
         batch, size = self.a.shape[0], self.shape.numel()
         step = max(1, KEEP // size)
         if step >= batch:
@@ -47,12 +52,23 @@ class ConvWeight:
         return self._weight_gradient(self.a, self.g * weights[:, None, None, None], self.geometry.groups)
 
     def spread(self) -> Tensor:
-        geo = self.geometry
-        pixels = self.a.square().sum(1, keepdim=True)
-        window = pixels.new_ones(1, 1, *geo.kernel)
-        patches = functional.conv2d(pixels, window, None, geo.stride, geo.padding, geo.dilation)
+        pixels: Tensor = torch.linalg.vector_norm(self.a, dim=1).square()
         outputs: Tensor = torch.linalg.vector_norm(self.g, dim=1)
-        return (patches.squeeze(1).clamp(min=0.0).sqrt() * outputs).sum((1, 2))
+        return (self._windows(pixels).sqrt() * outputs).sum((1, 2))
+
+    def _windows(self, pixels: Tensor) -> Tensor:
+        """The sum over each patch's pixels, by additions: a convolution with ones might be rounded."""
+        geo, (h, w) = self.geometry, self.g.shape[2:]
+        padded = functional.pad(pixels, (geo.padding[1], geo.padding[1], geo.padding[0], geo.padding[0]))
+        if max(geo.dilation) == 1:
+            return functional.avg_pool2d(padded, geo.kernel, geo.stride, divisor_override=1)
+        total = torch.zeros_like(self.g[:, 0])
+        for i in range(geo.kernel[0]):
+            down = slice(i * geo.dilation[0], i * geo.dilation[0] + geo.stride[0] * (h - 1) + 1, geo.stride[0])
+            for j in range(geo.kernel[1]):
+                start = j * geo.dilation[1]
+                total += padded[:, down, start : start + geo.stride[1] * (w - 1) + 1 : geo.stride[1]]
+        return total
 
     def rows(self, index: Tensor) -> ConvWeight:
         return ConvWeight(self.a[index], self.g[index], self.geometry, self.shape)
@@ -77,7 +93,7 @@ class ConvWeight:
         blocks, pixels, places = self.a.shape[0] * geo.groups, height * width, h * w
         x = padded.reshape(blocks, -1, pixels)
         g = self.g.reshape(blocks, -1, places)
-        by_pixel = x.transpose(1, 2) @ x
+        by_pixel = exact_product(x.transpose(1, 2), x)
         down, right = geo.stride[0] * width, geo.stride[1]
         by_patch = by_pixel.new_zeros(blocks, h, w, h, w)
         for i in range(geo.kernel[0]):
@@ -85,7 +101,7 @@ class ConvWeight:
                 shift = i * geo.dilation[0] * width + j * geo.dilation[1]
                 strides = (pixels * pixels, down * pixels, right * pixels, down, right)
                 by_patch += by_pixel.as_strided(by_patch.shape, strides, shift * (pixels + 1))
-        norms = gram_square_norms(by_patch.view(blocks, places, places), g.transpose(1, 2) @ g)
+        norms = gram_square_norms(by_patch.view(blocks, places, places), exact_product(g.transpose(1, 2), g))
         return norms.view(-1, geo.groups).sum(1)
 
     def _slices(self, a: Tensor, g: Tensor) -> tuple[Tensor, ...]:
@@ -136,6 +152,32 @@ class ConvWeight:
             g, a, weight, None, geo.stride, geo.padding, geo.dilation, False, (0, 0), groups, (False, True, False)
         )[1]
         return gradient
+
+
+def has_kernel(inputs: Tensor) -> bool:
+    """Whether norms on this device can be found by a kernel of their own, without gradients or patches."""
+    return inputs.is_cuda and inputs.dtype == torch.float32 and find_spec("triton") is not None
+
+
+@torch.library.custom_op("modicum::conv_square_norms", mutates_args=())
+def conv_square_norms(
+    a: Tensor,
+    g: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    coarse: bool,
+) -> Tensor:
+    """(B,) squared norms of Σ_t δ_t patch_tᵀ; `coarse` allows tf32. An operator, so that compilers let it be."""
+    from modicum.clipping.kernels import launch
+
+    return launch(a, g, kernel, stride, padding, dilation, coarse)
+
+
+@conv_square_norms.register_fake
+def _(a: Tensor, *_: object) -> Tensor:
+    return a.new_empty(a.shape[0])
 
 
 def _only_what_is_seen(inputs: Tensor, outputs: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:

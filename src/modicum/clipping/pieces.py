@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from modicum.clipping.rounding import full_precision
+from modicum.clipping.rounding import exact_product
 
 KEEP = 1 << 24
 """At most this many numbers of per-example gradients exist at a time for one parameter."""
@@ -104,8 +104,8 @@ class LinearWeight:
             return self.a.square().sum((1, 2)) * self.g.square().sum((1, 2)), self
         products = places * d * p
         if 2 * places**2 * (d + p) + products < 1.3 * products + WRITE * d * p:
-            with full_precision(self.a.device):
-                return gram_square_norms(self.a @ self.a.transpose(1, 2), self.g @ self.g.transpose(1, 2)), self
+            by_input, by_output = (exact_product(t, t.transpose(1, 2)) for t in (self.a, self.g))
+            return gram_square_norms(by_input, by_output), self
         step = max(1, KEEP // (d * p))
         if step >= batch:
             return Dense(self.dense()).measure()

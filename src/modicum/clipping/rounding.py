@@ -28,7 +28,7 @@ class Factored(Protocol):
     """Per-example gradients that are kept as the factors of a product."""
 
     def spread(self) -> Tensor:
-        """(B,) Σ_t ‖a_t‖‖δ_t‖, or more."""
+        """(B,) Σ_t ‖a_t‖‖δ_t‖, or more; found without products that the device may round."""
 
 
 def product_rounding(device: torch.device, dtype: torch.dtype) -> float:
@@ -60,8 +60,7 @@ def safe_squares(squares: Tensor, kept: object) -> Tensor:
         return squares
     norms = squares.sqrt()
     kept = getattr(kept, "kept", kept)  # a view of another shape
-    with full_precision(squares.device):
-        off = 4 * u * kept.spread() if isinstance(kept, Factored) else 2 * u * (1 + u) * norms
+    off = 4 * u * kept.spread() if isinstance(kept, Factored) else 2 * u * (1 + u) * norms
     return (norms + off).square()
 
 
@@ -78,3 +77,22 @@ def full_precision(device: torch.device) -> Iterator[None]:
         for place, name, value in before:
             if value not in FULL:
                 setattr(place, name, value)
+
+
+@torch.library.custom_op("modicum::exact_product", mutates_args=())
+def _exact_product(a: Tensor, b: Tensor) -> Tensor:
+    with full_precision(a.device):
+        return a @ b
+
+
+@_exact_product.register_fake
+def _(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty(*a.shape[:-1], b.shape[-1])
+
+
+def exact_product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in float32 itself; an operator of its own where the device rounds, since compilers see no switches."""
+    if product_rounding(a.device, a.dtype) == 0:
+        return a @ b
+    found: Tensor = _exact_product(a, b)
+    return found

@@ -14,7 +14,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from modicum.clipping.capture import Graphs
+from modicum.clipping.capture import Graphs, rounded_up
 from modicum.clipping.problem import check_losses, sum_dtype
 from modicum.core.parts import Batch, ClipRule, Losses
 from modicum.core.stack import PooledBatches, real_rows
@@ -36,12 +36,8 @@ def fits(batches: Sequence[Batch], theta: Tensor) -> TypeGuard[PooledBatches]:
 
 
 def rounded(sizes: Sequence[int]) -> int:
-    """The size that batches are filled up to: their own if it is one, else the next of few (at most ⅛ more)."""
-    largest = max(sizes)
-    if min(sizes) == largest:
-        return largest
-    step = max(8, (1 << largest.bit_length()) >> 4)
-    return -(-largest // step) * step
+    """The size that batches are filled up to: their own if it is one, else the next of few."""
+    return max(sizes) if min(sizes) == max(sizes) else rounded_up(max(sizes))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,143 @@
+"""A clipped sum as a function of tensors alone, so that a GPU can replay or a compiler fuse it.
+
+The books of one batch are kept as always, but the model's parameters and buffers, the bounds, the weights and the
+batch all come in as tensors of fixed shape. Batches are filled up with their first example, at weight 0.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from modicum.clipping.bookkeeping import Books
+from modicum.clipping.bounds import Clip, PerLayer
+from modicum.clipping.capture import Graphs, Replay, Work, filled_up, rounded_up
+from modicum.clipping.problem import ClippedSum, Loss, sum_dtype
+
+LARGE = 1 << 20
+"""A model of more parameters gains by fused kernels; a smaller one by fewer launches."""
+
+COMPILE_AFTER = 20
+"""Calls of equal shape before a large model is compiled, which takes about a minute."""
+
+FLIPS = 5e-2
+"""How far a compiled sum may be off on its first batch: other tf32 rounding flips some ReLUs."""
+
+
+class Way(StrEnum):
+    """How a clipped sum is run. The sums are the same."""
+
+    AUTO = "auto"  # on a GPU, what repeats itself is replayed (small models) or compiled (large ones)
+    EAGER = "eager"  # launch by launch
+    COMPILED = "compiled"  # compiled at once
+
+
+def applies(way: Way, device: str) -> bool:
+    return way is Way.COMPILED or (way is Way.AUTO and device == "cuda")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is asked of one batch."""
+
+    model: nn.Module
+    trained: dict[str, nn.Parameter]
+    loss: Loss
+    x: Any
+    y: Any
+    clip: Clip
+    weights: Tensor | None
+    examples: int
+
+    def key(self) -> Hashable:
+        """All that the function below depends on besides its inputs and their shapes."""
+        bounds = tuple(self.clip.bounds) if isinstance(self.clip, PerLayer) else ()
+        shape = (type(self.clip), getattr(self.clip, "gamma", None), bounds)
+        _, tree = tree_flatten((self.x, self.y))
+        return self.loss, shape, tuple(self.trained), self.model.training, str(tree)
+
+    def inputs(self, size: int) -> list[Tensor]:
+        first = next(iter(self.trained.values()))
+        real = (torch.arange(size, device=first.device) < self.examples).to(sum_dtype(first))
+        if self.weights is not None:
+            real[: self.examples] *= self.weights.to(real)
+        clip = self.clip
+        values = list(clip.bounds.values()) if isinstance(clip, PerLayer) else [clip.C]
+        bounds = torch.tensor(values, dtype=real.dtype).to(first.device, non_blocking=True)
+        batch, _ = tree_flatten(tree_map(lambda leaf: filled_up(leaf, size), (self.x, self.y)))
+        return [*self.state().values(), bounds, real, *batch]
+
+    def state(self) -> dict[str, Tensor]:
+        named = (*self.model.named_parameters(), *self.model.named_buffers())
+        return {name: t.detach() for name, t in named}
+
+    def work(self, size: int) -> Work:
+        names = list(self.state())
+        _, tree = tree_flatten((self.x, self.y))
+
+        def clipped(*inputs: Tensor) -> tuple[Tensor, ...]:
+            state, (bounds, weights, *batch) = inputs[: len(names)], inputs[len(names) :]
+            x, y = tree_unflatten(batch, tree)
+            books = Books(self.model, self.trained, size)
+            books.backward(books.forward(self.loss, x, y, dict(zip(names, state, strict=True))))
+            with torch.no_grad(), torch.autocast(weights.device.type, enabled=False):
+                total, norms, fine = books.settle_blindly(_with_bounds(self.clip, bounds), weights)
+            return (*total.values(), norms, fine)
+
+        return clipped
+
+
+def _with_bounds(clip: Clip, bounds: Tensor) -> Clip:
+    """The same clip with tensors for numbers: a bound that changes must not ask for a new graph."""
+    same = copy.copy(clip)
+    if isinstance(clip, PerLayer):
+        object.__setattr__(same, "bounds", dict(zip(clip.bounds, bounds.unbind(), strict=True)))
+    else:
+        object.__setattr__(same, "C", bounds[0])
+    return same
+
+
+class FlatSums:
+    """The clipped sums of one model, replayed or compiled where a shape repeats."""
+
+    def __init__(self) -> None:
+        self.replayed = Graphs()
+        self.compiled = Graphs(compile_work, COMPILE_AFTER, FLIPS)
+
+    def run(self, problem: Problem, way: Way) -> ClippedSum | None:
+        """None where this cannot be done, or an example is not finite and has to be left out."""
+        large = sum(p.numel() for p in problem.trained.values()) > LARGE
+        graphs = self.compiled if large or way is Way.COMPILED else self.replayed
+        if graphs.refused:
+            return None
+        size = rounded_up(problem.examples)
+        work, inputs = problem.work(size), problem.inputs(size)
+        *sums, norms, fine = graphs.run(problem.key(), work, inputs, now=way is Way.COMPILED)
+        if not bool(fine):
+            return None
+        return ClippedSum(dict(zip(problem.trained, sums, strict=True)), norms[: problem.examples])
+
+
+def compile_work(work: Work, inputs: Sequence[Tensor], _pool: object) -> Replay:
+    """One graph of forward pass, backward pass to the layers' outputs, norms and sums, for torch's compiler."""
+    with torch.autograd.set_multithreading_enabled(False):  # the tracer listens on this thread alone
+        graph = make_fx(work, tracing_mode="fake")(*inputs)
+    fused = fuse(graph)
+
+    def replay(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):  # its casts are in the graph
+            return tuple(fused(*inputs))
+
+    return replay
+
+
+def fuse(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    return torch.compile(graph, fullgraph=True, dynamic=False)

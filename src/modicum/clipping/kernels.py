@@ -1,0 +1,109 @@
+"""A Triton kernel for squared norms of per-example convolution gradients: neither gradients nor patches exist.
+
+The gradient of one example's weight is the product of its output gradients (out × places) with its patches (places
+× inner). One program computes one tile of it, reading the patches straight from the input, squares it and adds it
+up. Only that number is written.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def square_norms(  # type: ignore[no-untyped-def]
+    a, g, out,
+    a_b, a_c, a_y, a_x,
+    g_b, g_c, g_y, g_x,
+    channels, height, width, outs, wide, places, inner,
+    kernel_x: tl.constexpr, down: tl.constexpr, right: tl.constexpr,
+    top: tl.constexpr, left: tl.constexpr, dilate_y: tl.constexpr, dilate_x: tl.constexpr,
+    one_tap: tl.constexpr, precision: tl.constexpr,
+    OUT: tl.constexpr, INNER: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    example = tl.program_id(1).to(tl.int64)
+    tiles = tl.cdiv(inner, INNER)
+    o = (tl.program_id(0) // tiles) * OUT + tl.arange(0, OUT)
+    start = (tl.program_id(0) % tiles) * INNER
+    n = start + tl.arange(0, INNER)  # a column is a tap of the kernel, then a channel
+    if one_tap:
+        tap = start // channels
+        c = n - tap * channels
+    else:
+        tap = n // channels
+        c = n % channels
+    from_y = (tap // kernel_x) * dilate_y - top
+    from_x = (tap % kernel_x) * dilate_x - left
+    g_row = g + example * g_b + o[:, None] * g_c
+    a_column = a + example * a_b + c[None, :] * a_c
+    total = tl.zeros((OUT, INNER), dtype=tl.float32)
+    for first in range(0, places, PLACES):
+        p = first + tl.arange(0, PLACES)
+        y = p // wide
+        x = p % wide
+        delta = tl.load(
+            g_row + (y * g_y + x * g_x)[None, :], mask=(o[:, None] < outs) & (p[None, :] < places), other=0.0
+        )
+        if one_tap:
+            at_y = y * down + from_y
+            at_x = x * right + from_x
+            inside = (at_y >= 0) & (at_y < height) & (at_x >= 0) & (at_x < width) & (p < places)
+            patch = tl.load(a_column + (at_y * a_y + at_x * a_x)[:, None], mask=inside[:, None], other=0.0)
+        else:
+            at_y = (y * down)[:, None] + from_y[None, :]
+            at_x = (x * right)[:, None] + from_x[None, :]
+            inside = (at_y >= 0) & (at_y < height) & (at_x >= 0) & (at_x < width)
+            inside = inside & (p < places)[:, None] & (n < inner)[None, :]
+            patch = tl.load(a_column + at_y * a_y + at_x * a_x, mask=inside, other=0.0)
+        total = tl.dot(delta, patch, total, input_precision=precision)
+    tl.store(out + example * tl.num_programs(0) + tl.program_id(0), tl.sum(total * total))
+
+
+def _power(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+def tile_sizes(outs: int, channels: int, inner: int, places: int) -> dict[str, int]:
+    """Tiles that stay in registers. A tile within one tap of the kernel needs no division for each place."""
+    rows = min(128, max(16, _power(outs)))
+    columns = next((n for n in (128, 64, 32) if channels % n == 0), min(64, max(16, _power(inner))))
+    depth = min(32, max(16, _power(places)))
+    return {
+        "OUT": rows,
+        "INNER": columns,
+        "PLACES": depth,
+        "num_warps": 8 if rows * columns > 8192 else 4,
+        "num_stages": 3,
+    }
+
+
+def launch(
+    a: Tensor,
+    g: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    coarse: bool,
+    tiles: dict[str, int] | None = None,
+) -> Tensor:
+    """(B,) squared norms of Σ_t δ_t patch_tᵀ for inputs (B, c, H, W) and output gradients (B, p, h, w).
+
+    `coarse` allows tf32 for the products.
+    """
+    a, g = a.contiguous(), g.contiguous()  # places must follow one another for the matrix units' tf32 mode
+    batch, channels, height, width = a.shape
+    outs, high, wide = g.shape[1:]
+    inner, places = channels * kernel[0] * kernel[1], high * wide
+    tiles = tiles or tile_sizes(outs, channels, inner, places)
+    programs = -(-outs // tiles["OUT"]) * -(-inner // tiles["INNER"])
+    partial = a.new_empty(batch, programs)  # added up in a fixed order, unlike atomic additions
+    square_norms[(programs, batch)](
+        a, g, partial,
+        *a.stride(), *g.stride(),
+        channels, height, width, outs, wide, places, inner,
+        kernel[1], stride[0], stride[1], padding[0], padding[1], dilation[0], dilation[1],
+        channels % tiles["INNER"] == 0, "tf32" if coarse else "ieee",
+        **tiles,
+    )  # fmt: skip
+    return partial.sum(1)

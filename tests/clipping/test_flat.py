@@ -1,0 +1,177 @@
+"""Clipped sums as functions of tensors, replayed or traced, are the reference's; the GPU is played on a CPU."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from modicum.clipping import Auto, Clip, Flat, PerLayer, Way, clipped_sum, flat, reference_clipped_sum, rounding
+from modicum.clipping.capture import CannotCaptureWarning, Graphs
+from modicum.clipping.clipped_sum import _FLAT
+from tests.clipping.helpers import assert_same, cross_entropy
+from tests.clipping.replays import Replayed
+
+CLIPS: tuple[Clip, ...] = (Flat(0.3), Auto(0.3), PerLayer({"0": 0.1, "2": 0.2, "4": 0.3, "6": 0.1}))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs as on a GPU; the compiler only traces."""
+    monkeypatch.setattr(flat, "applies", lambda way, _: way is not Way.EAGER)
+    monkeypatch.setattr(flat, "Graphs", lambda make=Replayed, *rest: Graphs(make, *rest))
+    monkeypatch.setattr(flat, "fuse", lambda graph: graph)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.Tanh(),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(8, 4, 3, stride=2, bias=False),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    )
+
+
+def batch(examples: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(examples, 1, 6, 6, generator=generator, dtype=torch.float64)
+    return x, torch.randint(3, (examples,), generator=generator)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("way", [Way.AUTO, Way.COMPILED])
+@pytest.mark.parametrize("clip", CLIPS)
+def test_sums_and_norms_are_the_references(way: Way, clip: Clip) -> None:
+    model = network().double()
+    clipped_sum(model, cross_entropy, *batch(4, 0), clip)
+    for seed, examples in enumerate((5, 8, 3, 7, 8)):  # all filled up to 8
+        with torch.no_grad():
+            for p in model.parameters():
+                p += 0.01
+        weights = torch.rand(examples) if seed % 2 else None
+        truth = reference_clipped_sum(model, cross_entropy, *batch(examples, seed), clip, weights=weights)
+        found = clipped_sum(model, cross_entropy, *batch(examples, seed), clip, weights=weights, way=way)
+        assert_same(found, truth, torch.float64)
+    graphs = _FLAT[model].compiled if way is Way.COMPILED else _FLAT[model].replayed
+    assert len(graphs._kept) == 1
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_bound_that_changes_needs_no_new_graph() -> None:
+    model = network().double()
+    for seed in range(6):
+        clip = Flat(0.1 + 0.1 * seed)
+        truth = reference_clipped_sum(model, cross_entropy, *batch(8, seed), clip)
+        assert_same(clipped_sum(model, cross_entropy, *batch(8, seed), clip), truth, torch.float64)
+    assert len(_FLAT[model].replayed._kept) == 1
+
+
+@pytest.mark.usefixtures("gpu")
+def test_an_example_that_is_not_finite_is_left_out() -> None:
+    model = network().double()
+    for seed in range(6):
+        x, y = batch(8, seed)
+        if seed > 3:
+            x[2, 0, 0, 0] = torch.nan
+        found = clipped_sum(model, cross_entropy, x, y, Flat(0.3))
+        assert_same(found, reference_clipped_sum(model, cross_entropy, x, y, Flat(0.3)), torch.float64)
+    assert found.norms[2] == 0
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_model_is_not_kept_alive_by_its_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forgets(Replayed):
+        """A real graph holds tensors, not the work."""
+
+        def __init__(self, *given: object) -> None:
+            super().__init__(*given)  # type: ignore[arg-type]
+            self.answer = self.work(*self.inputs)
+            del self.work
+
+        def __call__(self, _: object) -> tuple[Tensor, ...]:
+            return tuple(self.answer)
+
+    monkeypatch.setattr(flat, "Graphs", lambda make=Forgets, *rest: Graphs(make, *rest))
+    model = network().double()
+    for _ in range(4):
+        clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3))
+    assert len(_FLAT[model].replayed._kept) == 1
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+class Counts(nn.Module):
+    """Keeps a count in a buffer, which a replay would change in its own copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        found: Tensor = self.head(x * self.calls)
+        return found
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_model_that_remembers_is_not_replayed() -> None:
+    model = Counts().double()
+    x, y = torch.randn(8, 4, dtype=torch.float64), torch.randint(3, (8,))
+    for _ in range(3):
+        clipped_sum(model, cross_entropy, x, y, Flat(100.0))
+    with pytest.warns(CannotCaptureWarning):
+        clipped_sum(model, cross_entropy, x, y, Flat(100.0))
+    assert _FLAT[model].replayed.refused
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_compiler_that_fails_leaves_the_eager_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> object:
+        raise ValueError("no compiler here")
+
+    monkeypatch.setattr(flat, "fuse", broken)
+    model = network().double()
+    truth = reference_clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3))
+    clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3))
+    with pytest.warns(CannotCaptureWarning, match="no compiler here"):
+        found = clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3), way=Way.COMPILED)
+    assert_same(found, truth, torch.float64)
+    assert_same(clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3), way=Way.COMPILED), truth, torch.float64)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("way", [Way.AUTO, Way.COMPILED])
+@pytest.mark.parametrize("u", [rounding.TF32, 0.0])
+def test_traced_sums_have_the_same_allowance(way: Way, u: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms are as much larger under tf32 as they are launch by launch."""
+    for place in ("rounding", "convolution", "capture"):
+        monkeypatch.setattr(f"modicum.clipping.{place}.product_rounding", lambda *_: u)
+    model = network()
+    x, y = (t.float() if t.is_floating_point() else t for t in batch(8, 0))
+    eager = clipped_sum(model, cross_entropy, x, y, Flat(0.3), way=Way.EAGER)
+    for _ in range(4):
+        found = clipped_sum(model, cross_entropy, x, y, Flat(0.3), way=way)
+        torch.testing.assert_close(found.norms, eager.norms)
+    exact = reference_clipped_sum(model, cross_entropy, x, y, Flat(0.3)).norms
+    assert bool((found.norms > exact * (1 + 1e-4)).all()) is (u > 0)
+
+
+@pytest.mark.soak
+def test_a_compiled_sum_is_the_references() -> None:
+    """The real compiler, which takes a minute or two on a CPU."""
+    model = network().double()
+    clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3))
+    truth = reference_clipped_sum(model, cross_entropy, *batch(7, 1), Flat(0.3))
+    found = clipped_sum(model, cross_entropy, *batch(7, 1), Flat(0.3), way=Way.COMPILED)
+    assert not _FLAT[model].compiled.refused
+    assert_same(found, truth, torch.float64)
