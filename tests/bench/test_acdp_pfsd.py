@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from modicum.bench.acdp_pfsd import choose
-from modicum.bench.acdp_pfsd.cells import GROUPS, METHODS, SEEDS, Cell, read_choices, spec_of
+from modicum.bench.acdp_pfsd.cells import GROUPS, METHODS, SEEDS, Cell, Choice, read_choices, spec_of
 from modicum.bench.acdp_pfsd.play import Bench
-from modicum.bench.acdp_pfsd.report import both, gap_ratio, report, small
+from modicum.bench.acdp_pfsd.report import best_constant, both, gap_ratio, network_constants, report
+from modicum.bench.acdp_pfsd.workers import stacks
 from modicum.errors import UserError
 
 
@@ -22,20 +24,25 @@ def test_cells_can_be_told_apart_and_built() -> None:
     choices = read_choices()
     for cell in cells:
         if cell.method != "acdp-pfsd-pretrained":
-            spec_of(cell, choices[cell.chooses], None)
+            spec_of(cell, choices.of(cell), None)
     with pytest.raises(UserError, match="unknown method"):
-        spec_of(replace(cells[0], method="magic"), choices["emnist"], None)
+        spec_of(replace(cells[0], method="magic"), Choice(), None)
+    with pytest.raises(UserError, match="no settings were chosen for mars/pfsd"):
+        choices.of(Cell("mars", "pfsd"))
 
 
-def test_settings_come_from_a_seed_that_no_table_reports() -> None:
+@pytest.mark.parametrize("setting", choose.STARTS)
+def test_settings_come_from_a_seed_that_no_table_reports_with_equal_effort(setting: str) -> None:
     assert choose.SEED not in SEEDS
-    for stage in choose.STAGES:
-        assert {cell.seed for cell, _ in choose.candidates(stage, choose.START)} == {choose.SEED}
+    trials = list(choose.candidates(setting))
+    assert {cell.seed for cell, _ in trials} == {choose.SEED}
+    assert set(Counter(cell.method for cell, _ in trials).values()) == {choose.TRIALS}
+    assert len({(cell, repr(choice)) for cell, choice in trials}) == len(trials)
 
 
 def test_plays_a_cell() -> None:
     cell = Cell("digits", "acdp-pfsd", clients=5, per_round=5, rounds=4)
-    result = Bench().play(cell, read_choices()["digits"])
+    result = Bench().play(cell, read_choices().of(cell))
     assert result["name"] == cell.name
     assert 0 < result["epsilon"] < 50
     assert len(result["bounds"]) == 4
@@ -43,18 +50,37 @@ def test_plays_a_cell() -> None:
     json.dumps(result, allow_nan=False)
 
 
+def test_cells_played_together_are_what_they_are_alone() -> None:
+    """Runs of other seeds and bounds share the clients' training; one that trains otherwise is kept apart."""
+    first = Cell("digits", "dp-pfsd", clients=5, per_round=5, rounds=3)
+    cells = [first, replace(first, seed=1), replace(first, clip=2.0), replace(first, method="bandit", sigma=2.0)]
+    bench, choice = Bench(), Choice(momentum=0.9)
+    for cell, result in zip(cells, bench.play_together([(c, choice) for c in cells]), strict=True):
+        alone = bench.play(cell, choice)
+        assert result["bounds"] == alone["bounds"]
+        assert result["norms"] == pytest.approx(alone["norms"], rel=1e-3)
+        assert result["public_curve"] == pytest.approx(alone["public_curve"], abs=0.08)
+    other = (first, replace(choice, lr=0.2))
+    with pytest.raises(ValueError, match="not alike"):
+        list(bench.play_together([(first, choice), other]))
+    assert [len(w.items) for w in stacks([(c, choice) for c in cells] + [other], "cuda")] == [4, 1]
+
+
 def made(method: str, value: float, seed: int = 0, **settings: Any) -> dict[str, Any]:
-    cell = Cell("emnist", method, seed=seed, model="components", epsilon=8.0, **settings)
-    figures = dict.fromkeys(("personalised", "global", "validation", "public"), value)
+    cell = Cell("emnist", method, seed=seed, **settings)
+    figures = dict.fromkeys(("personalised", "tuned", "global", "validation", "public"), value)
     return {"cell": cell.to_dict(), "name": cell.name, "epsilon": 8.0, **figures}
 
 
+HEAD: dict[str, Any] = {"model": "components", "epsilon": 8.0}
+
+
 def test_tables_say_what_was_not_run(tmp_path: Path) -> None:
-    (tmp_path / "results.jsonl").write_text(json.dumps(made("dp-pfsd", 0.4)) + "\n")
+    (tmp_path / "results.jsonl").write_text(json.dumps(made("dp-pfsd", 0.4, **HEAD)) + "\n")
     text = report(tmp_path)
     assert text == (tmp_path / "results.md").read_text()
-    (row,) = [line for line in text.splitlines() if line.startswith("| dp-pfsd | 40.00 / 40.00 (1 seed)")]
-    assert row.endswith("| 8.00 |")
+    (row,) = [line for line in text.splitlines() if line.startswith("| dp-pfsd | 40.00")]
+    assert row == "| dp-pfsd | 40.00 | 40.00 | 40.00 | 8.00 | 1 |"
     for method in set(METHODS) - {"dp-pfsd"}:
         assert all("not run" in line for line in text.splitlines() if line.startswith(f"| {method} |"))
     assert both([]) == "not run"
@@ -62,7 +88,13 @@ def test_tables_say_what_was_not_run(tmp_path: Path) -> None:
 
 
 def test_the_gap_of_ppo_over_that_of_the_best_constant() -> None:
-    results = [made("pfsd", 0.9), made("acdp-pfsd", 0.6), made("dp-pfsd", 0.5), made("dp-pfsd", 0.7, factor=3.0)]
-    ratio = gap_ratio(results, "global", lambda f: small(results, factor=f))
-    assert ratio == pytest.approx((1.5, 3.0, 0.2))
-    assert gap_ratio(results[1:], "global", lambda f: small(results, factor=f)) is None
+    """The bound is judged on validation and public records, the gap on test records."""
+    results = [made("dp-pfsd", 0.5), made("dp-pfsd", 0.7, clip=2.0), made("dp-pfsd", 0.9, clip=2.0, clients=100)]
+    results[0] |= {"personalised": 0.8}
+    constants = network_constants(results)
+    assert {C for C, rows in constants.items() if rows} == {0.5, 2.0}
+    assert best_constant(constants, "personalised") == best_constant(constants, "global") == 2.0
+    free, agent = [made("pfsd", 0.9)], [made("acdp-pfsd", 0.6)]
+    assert gap_ratio(free, agent, constants[2.0], "global") == pytest.approx(1.5)
+    assert gap_ratio([made("pfsd", 0.6)], agent, constants[2.0], "global") is None
+    assert best_constant({1.0: []}, "global") is None

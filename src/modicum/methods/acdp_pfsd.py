@@ -36,7 +36,7 @@ class AcdpPfsd:
     passes: int = option(10, "M: passes of an update")
     sample: int = option(10, "U: experiences of a pass")
     agent_lr: float = option(3e-3, "learning rate of the agent")
-    agent_std: float = option(0.5, "the agent's first spread, before tanh; a pretrained one brings its own")
+    agent_std: float = option(0.25, "the agent's first spread, before tanh; a pretrained one brings its own")
     discount: float = option(0.9, "γ of the agent's return")
     trace: float = option(0.95, "λ of the agent's advantages (GAE); 0 gives the one-step target as printed")
     alpha: float = option(0.5, "weight α of the cross-entropy; 1 − α is that of the distillation")
@@ -50,7 +50,6 @@ class AcdpPfsd:
     local_epochs: float = option(1.0, "passes over a client's records in a round, where steps is none")
     server_lr: float = option(1.0, "how far the server moves along the mean update")
     server_momentum: float = option(0.0, "momentum of the server, from 0 up to 1")
-    server_decay: bool = option(False, "let the server's step fall to zero along a cosine")
     view: ViewName = option("secure-aggregation", "who must not learn, in sound mode")
     tolerated: int = option(1, "clients that may collude or drop out of a round behind secure aggregation")
     rate: float | None = option(None, "rate of a trusted server's secret Poisson cohort; none: public cohorts")
@@ -71,7 +70,7 @@ class AcdpPfsd:
             training=distilled(self),
             policy=self._policy(),
             mechanism=self._published(setting) if faithful else client_level(self, setting),
-            aggregation=server_step(self.server_lr, self.server_momentum, self.server_decay),
+            aggregation=server_step(self.server_lr, self.server_momentum),
             notes=(self._claim(setting),) if faithful else (),
         )
 

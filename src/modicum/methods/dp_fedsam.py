@@ -30,7 +30,6 @@ class DpFedSam:
     local_epochs: float = option(1.0, "passes over a client's records in a round, where steps is none")
     server_lr: float = option(1.0, "how far the server moves along the mean update")
     server_momentum: float = option(0.0, "momentum of the server, from 0 up to 1")
-    server_decay: bool = option(False, "let the server's step fall to zero along a cosine")
     view: ViewName = option("secure-aggregation", "who must not learn")
     tolerated: int = option(1, "clients that may collude or drop out of a round behind secure aggregation")
     rate: float | None = option(None, "rate of a trusted server's secret Poisson cohort; none: public cohorts")
@@ -47,5 +46,5 @@ class DpFedSam:
             training=Distilled(Sgd(self.lr, self.momentum), alpha=1.0),
             policy=Fixed(self.clip),
             mechanism=client_level(self, setting, self.ascent),
-            aggregation=server_step(self.server_lr, self.server_momentum, self.server_decay),
+            aggregation=server_step(self.server_lr, self.server_momentum),
         )

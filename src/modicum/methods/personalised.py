@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from modicum.aggregation import Decay, Mean, Momentum
+from modicum.aggregation import Mean, Momentum
 from modicum.core.parts import Aggregation
 from modicum.errors import UserError
 from modicum.mechanisms.client_level import ClientLevel
@@ -65,12 +65,11 @@ def distilled(spec: Distilling) -> Distilled:
     return Distilled(Sgd(spec.lr, spec.momentum), spec.alpha, spec.temperature, spec.non_target, spec.target)
 
 
-def server_step(lr: float, momentum: float = 0.0, decay: bool = False) -> Aggregation:
-    """θ ← θ + lr · mean update, Alg. 1, line 5; momentum and a falling step are post-processing."""
+def server_step(lr: float, momentum: float = 0.0) -> Aggregation:
+    """θ ← θ + lr · mean update, Alg. 1, line 5."""
     if not 0 < lr < float("inf"):
         raise UserError(f"the server's learning rate must be positive and finite, got {lr}")
-    step: Aggregation = Momentum(Mean(lr), momentum) if momentum else Mean(lr)
-    return Decay(step) if decay else step
+    return Momentum(Mean(lr), momentum) if momentum else Mean(lr)
 
 
 def published_delta(setting: Setting) -> float:

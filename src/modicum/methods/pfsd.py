@@ -30,7 +30,6 @@ class Pfsd:
     local_epochs: float = option(1.0, "passes over a client's records in a round, where steps is none")
     server_lr: float = option(1.0, "how far the server moves along the mean update")
     server_momentum: float = option(0.0, "momentum of the server, from 0 up to 1")
-    server_decay: bool = option(False, "let the server's step fall to zero along a cosine")
 
     def build(self, setting: Setting) -> Method:  # noqa: ARG002
         return Method(
@@ -38,5 +37,5 @@ class Pfsd:
             training=distilled(self),
             policy=Fixed(),
             mechanism=Clear(local=local_steps(self)),
-            aggregation=server_step(self.server_lr, self.server_momentum, self.server_decay),
+            aggregation=server_step(self.server_lr, self.server_momentum),
         )

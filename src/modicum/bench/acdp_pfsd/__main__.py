@@ -1,6 +1,7 @@
-"""Runs the experiments, a line of JSON for each cell as it finishes.
+"""Runs the experiments, a line of JSON for each cell as it finishes; a cell that is there is not run again.
 
-python -m modicum.bench.acdp_pfsd --stage all --teach network --device cuda --workers 10 --out FOLDER --seconds 500
+python -m modicum.bench.acdp_pfsd --stage choose --device cuda --workers 4 --out FOLDER
+python -m modicum.bench.acdp_pfsd --groups first,sigmas --device cuda --workers 4 --out FOLDER --seconds 500
 """
 
 from __future__ import annotations
@@ -10,17 +11,15 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from modicum.bench.acdp_pfsd import choose
-from modicum.bench.acdp_pfsd.cells import CHOICES, GROUPS, Cell, Choice, read_choices
+from modicum.bench.acdp_pfsd.cells import CHOICES, GROUPS, TAUGHT, Cell, Choice, Choices, read_choices
 from modicum.bench.acdp_pfsd.play import Bench
-from modicum.bench.acdp_pfsd.workers import Work, Workers, say
+from modicum.bench.acdp_pfsd.workers import Work, Workers, stacks
 from modicum.errors import UserError
-
-AGENT = CHOICES.with_name("agent.json")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,15 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = Path(given.out)
     out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + given.seconds
-    agent = out / AGENT.name if given.teach else AGENT
-    bench = Bench(given.device, given.data_dir, agent, given.evaluate_every, given.records)
+    bench = Bench(given.device, given.data_dir, out, given.evaluate_every, given.records)
     try:
         with Workers(bench, given.workers, deadline) as workers:
-            choosing = given.stage in ("choose", "all")
-            choices = read_choices()
-            if choosing:
-                choices |= _choose(workers, out / CHOICES.name, given.search.split(","))
-            return 0 if given.stage == "choose" else _run(workers, out, given, choices)
+            if given.stage == "choose":
+                return _choose(workers, out / CHOICES.name, given.settings.split(","))
+            return _run(workers, out, given.groups.split(","), read_choices(Path(given.choices)))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -46,54 +42,57 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m modicum.bench.acdp_pfsd", description="The experiments of ACDP-pFSD."
     )
-    parser.add_argument("--stage", choices=("choose", "run", "all"), default="run")
+    parser.add_argument("--stage", choices=("choose", "run"), default="run")
     parser.add_argument("--groups", default="first,sigmas,small,views,others", help="which cells, in this order")
+    parser.add_argument("--settings", default=",".join(choose.STARTS), help="what to choose settings for")
+    parser.add_argument("--choices", default=str(CHOICES), help="file of the settings to run with")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-dir", default=None, help="the data folder (default: MODICUM_DATA)")
-    parser.add_argument("--out", required=True, help="folder of results.jsonl")
+    parser.add_argument("--out", required=True, help="folder of results.jsonl, or of choices.json")
     parser.add_argument("--seconds", type=float, default=3600.0, help="stop in time")
     parser.add_argument("--records", type=int, default=None, help="at most so many training records")
     parser.add_argument("--evaluate-every", type=int, default=10, help="rounds between evaluations")
-    parser.add_argument("--search", default=",".join(choose.STAGES), help="stages of the search for settings")
-    parser.add_argument("--teach", choices=("network", "head"), help="pretrain the agent on public records")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the device")
     return parser
 
 
-def _choose(workers: Workers, path: Path, stages: Sequence[str]) -> dict[str, Choice]:
-    """Coordinate search on validation records. The published bound stays what the tables' fixed bound is."""
-    best = dict(choose.START)
-    top = dict.fromkeys(best, float("-inf"))
-    log: list[dict[str, Any]] = []
-    for stage in stages:
-        work = [Work("play", cell, choice) for cell, choice in choose.candidates(stage, best)]
-        for item, result in workers.do(work):
-            kept = {k: result[k] for k in ("validation", "public", "seconds", "parameters")}
-            log.append({"stage": stage, "key": item.cell.chooses, "choice": asdict(item.choice), **kept})
-            if choose.score(result) > top[item.cell.chooses]:
-                top[item.cell.chooses], best[item.cell.chooses] = choose.score(result), item.choice
-            _write(path, {"choices": {key: asdict(choice) for key, choice in best.items()}, "log": log})
-        say(f"after {stage}: {best} with scores {top}")
-    network = best[choose.NETWORK]
-    best[choose.NETWORK] = replace(network, clip=None)
-    _write(path, {"choices": {k: asdict(c) for k, c in best.items()}, "searched": network.clip, "log": log})
-    return best
-
-
-def _run(workers: Workers, out: Path, given: argparse.Namespace, choices: dict[str, Choice]) -> int:
-    done = _done(out / "results.jsonl")
-    cells = [cell for group in given.groups.split(",") for cell in GROUPS[group]()]
-    work = [Work("play", cell, choices[cell.chooses]) for cell in cells if cell.name not in done]
-    if given.teach:
-        small = given.teach == "head"
-        cell = Cell("emnist", "acdp-pfsd", seed=choose.SEED)
-        cell = replace(cell, model="components", epsilon=8.0) if small else cell
-        work.insert(0, Work("teach", cell, choices[cell.chooses], str(out / AGENT.name)))
-    with open(out / "results.jsonl", "a", encoding="utf-8") as file:
-        for _, result in workers.do(work):
-            file.write(json.dumps(result, ensure_ascii=False) + "\n")
-            file.flush()
+def _choose(workers: Workers, path: Path, settings: Sequence[str]) -> int:
+    """The best trial of each method, beside those that were there before, and all trials."""
+    kept: dict[str, Any] = json.loads(CHOICES.read_text(encoding="utf-8")) if CHOICES.exists() else {}
+    best, trials = dict(kept.get("choices", {})), dict(kept.get("trials", {}))
+    wanted = [item for setting in settings for item in choose.candidates(setting)]
+    for cell, _ in wanted:
+        trials[cell.chooses] = []
+    for (cell, choice), result in workers.play(wanted):
+        figures = {k: round(result[k], 4) for k in ("validation", "public", "tuned_validation")}
+        trial = {**asdict(choice), "score": round(choose.score(result), 4), **figures}
+        trials[cell.chooses].append(trial)
+        top = max(trials[cell.chooses], key=lambda t: t["score"])
+        best[cell.chooses] = {f.name: top[f.name] for f in fields(Choice)}
+        _write(path, {"choices": best, "trials": trials})
     return 0
+
+
+def _run(workers: Workers, out: Path, groups: Sequence[str], choices: Choices) -> int:
+    """Agents are taught first; the cells that need one come last."""
+    done = _done(out / "results.jsonl")
+    items = [(c, choices.of(c)) for group in groups for c in GROUPS[group]() if c.name not in done]
+    pupils = {cell.setting: (cell, choice) for cell, choice in items if cell.method == TAUGHT}
+    missing = [p for p in pupils.values() if not workers.bench.agent(p[0]).exists()]
+    lessons = [Work((_lesson(*p),), str(workers.bench.agent(p[0]))) for p in missing]
+    device = workers.bench.device
+    first = stacks([i for i in items if i[0].method != TAUGHT], device)
+    last = stacks([i for i in items if i[0].method == TAUGHT], device)
+    with open(out / "results.jsonl", "a", encoding="utf-8") as file:
+        for work in ([*lessons, *first], last):
+            for _, results in workers.do(work):
+                file.writelines(json.dumps(r, ensure_ascii=False) + "\n" for r in results if "cell" in r)
+                file.flush()
+    return 0
+
+
+def _lesson(cell: Cell, choice: Choice) -> tuple[Cell, Choice]:
+    return replace(cell, method="acdp-pfsd", seed=choose.SEED), choice
 
 
 def _done(path: Path) -> set[str]:

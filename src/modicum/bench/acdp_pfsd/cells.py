@@ -46,7 +46,6 @@ class Choice:
     alpha: float = 0.5
     server_lr: float = 1.0
     server_momentum: float = 0.0
-    server_decay: bool = False
     tuning_lr: float = 0.05  # of the further local steps
     options: Mapping[str, float] = field(default_factory=dict)  # of the model
     clip: float | None = None  # in place of the task's bound
@@ -55,17 +54,26 @@ class Choice:
         return {"lr": self.lr, "momentum": self.momentum}
 
     def server(self) -> dict[str, Any]:
-        return {
-            "server_lr": self.server_lr,
-            "server_momentum": self.server_momentum,
-            "server_decay": self.server_decay,
-        }
+        return {"server_lr": self.server_lr, "server_momentum": self.server_momentum}
 
 
-def read_choices(path: Path = CHOICES) -> dict[str, Choice]:
+@dataclass(frozen=True)
+class Choices:
+    """For each method of a setting, or for all methods of a setting that was not searched."""
+
+    found: Mapping[str, Choice]
+
+    def of(self, cell: Cell) -> Choice:
+        for key in (cell.chooses, cell.setting):
+            if key in self.found:
+                return self.found[key]
+        raise UserError(f"no settings were chosen for {cell.chooses}: make them with --stage choose")
+
+
+def read_choices(path: Path = CHOICES) -> Choices:
     if not path.exists():
         raise UserError(f"no choices at {path}: make them with --stage choose")
-    return {key: Choice(**c) for key, c in json.loads(path.read_text())["choices"].items()}
+    return Choices({key: Choice(**c) for key, c in json.loads(path.read_text())["choices"].items()})
 
 
 @dataclass(frozen=True)
@@ -103,9 +111,13 @@ class Cell:
         return "logistic" if self.model else TASKS[self.task].model
 
     @property
+    def setting(self) -> str:
+        return f"{self.task}-{self.model}" if self.model else self.task
+
+    @property
     def chooses(self) -> str:
         """Under which key its choice stands."""
-        return f"{self.task}-{self.model}" if self.model else self.task
+        return f"{self.setting}/{SAME.get(self.method, self.method)}"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -127,10 +139,23 @@ METHODS = (
     "acdp-pfsd-faithful",
     "acdp-pfsd-pretrained",
 )
+TAUGHT = "acdp-pfsd-pretrained"
 PARTS = ("dp-pfsd-target-only", "dp-pfsd-non-target-only")
+SAME = {  # whose settings they use: variants and ablations, and the other methods without privacy
+    **dict.fromkeys(("acdp-pfsd-faithful", TAUGHT), "acdp-pfsd"),
+    **dict.fromkeys((*PARTS, "dp-pfsd-no-distillation"), "dp-pfsd"),
+    **dict.fromkeys(("fedavg", "fedper", "pfedsd"), "pfsd"),
+}
 CLEAR = ("pfsd", "fedavg", "fedper", "pfedsd")  # no noise: σ and the bound mean nothing to them
-CONSTANTS = (0.1, 0.2, 0.3, 1.0, 2.0)  # beside the published bound, to find the best constant one
+CONSTANTS = (0.1, 0.25, 1.0, 2.0)  # beside the published bound, to find the best constant one
 FACTORS = (0.1, 0.3, 3.0, 10.0)  # the same where a bound was chosen
+
+
+def cells_methods(setting: str) -> tuple[str, ...]:
+    """The methods that have a meaning for a setting: a head has no layers to keep personal."""
+    if setting.endswith("-components"):
+        return tuple(m for m in METHODS if m not in ("fedper", "acdp-pfsd-faithful"))
+    return METHODS
 
 
 def spec_of(cell: Cell, choice: Choice, agent: str | None) -> MethodSpec:
@@ -151,7 +176,7 @@ def spec_of(cell: Cell, choice: Choice, agent: str | None) -> MethodSpec:
             personal = "3" if cell.network == "mlp" else "fc1,stage4_1,head"
             return FedPer(personal=personal, **choice.local(), **choice.server())
         case "fedavg":
-            return FedAvg(**choice.local(), batch=64, steps=5, aggregation="mean")
+            return FedAvg(**choice.local(), **choice.server(), batch=64, steps=5, aggregation="mean")
         case "dp-fedsam":
             return DpFedSam(**{"delta": None, **hidden})
         case "dp-pfsd":
@@ -209,12 +234,11 @@ def view_cells() -> Iterator[Cell]:
 def small_cells() -> Iterator[Cell]:
     """ε = 8 at δ = 1e-5, with a model that is small enough: every method that has a meaning for it."""
     small = Cell("emnist", "dp-pfsd", model="components", epsilon=8.0)
-    for method in ("pfsd", "dp-pfsd", "acdp-pfsd", "aqc", "bandit"):
-        yield from (replace(small, method=method, seed=seed) for seed in SEEDS)
-    for factor in FACTORS:
-        yield from (replace(small, factor=factor, seed=seed) for seed in SEEDS)
-    for method in ("acdp-pfsd-pretrained", "dp-pfsd-no-distillation", "fedavg", "dp-fedsam", "pfedsd", *PARTS):
-        yield from (replace(small, method=method, seed=seed) for seed in SEEDS)
+    for seed in SEEDS:
+        for method in cells_methods(small.setting):
+            yield replace(small, method=method, seed=seed)
+        for factor in FACTORS:
+            yield replace(small, factor=factor, seed=seed)
 
 
 def other_cells() -> Iterator[Cell]:

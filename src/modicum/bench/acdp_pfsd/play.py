@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from modicum.bench.acdp_pfsd.cells import BUDGET, CLEAR, TASKS, Cell, Choice, spec_of
 from modicum.bench.acdp_pfsd.small import with_components, with_features
@@ -27,7 +28,7 @@ from modicum.training.optimisers import Sgd
 
 VALIDATION, TEST, PROXY = 0.1, 0.2, 0.05
 KEPT = 6  # partitions in memory
-TUNING = 50  # further local steps, which cost no privacy
+TUNING, TUNING_MOMENTUM = 50, 0.9  # further local steps, which cost no privacy
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Bench:
 
     device: str = "cpu"
     data_dir: str | None = None
-    agent: Path | None = None
+    agents: Path | None = None  # folder of pretrained agents
     evaluate_every: int = 10
     records: int | None = None  # at most so many training records: for a quick look
     _datasets: dict[str, Dataset] = field(default_factory=dict)
@@ -75,10 +76,9 @@ class Bench:
 
     def experiment(self, cell: Cell, choice: Choice) -> Experiment:
         budget = BUDGET if cell.epsilon is None else cell.epsilon
-        agent = None if self.agent is None else str(self.agent)
         return Experiment(
             federation=Federation(self.federated(cell), (budget,) * cell.clients),
-            method=spec_of(cell, choice, agent),
+            method=spec_of(cell, choice, str(self.agent(cell))),
             model=cell.network,
             rounds=cell.rounds,
             per_round=cell.per_round,
@@ -87,6 +87,10 @@ class Bench:
             device=self.device,
             model_options=dict(choice.options),
         )
+
+    def agent(self, cell: Cell) -> Path:
+        """Where the agent stands that was taught for a cell's setting."""
+        return (self.agents or Path()) / f"agent-{cell.setting}.json"
 
     def rehearsal(self, experiment: Experiment) -> Rehearsal:
         options = tuple(sorted(experiment.model_options.items()))
@@ -103,7 +107,7 @@ class Bench:
         begun = time.monotonic()
         runs = [self.rehearsal(self.experiment(cell, choice)) for cell, choice in items]
         rounds = list(zip(*rounds_together(runs), strict=True))
-        tuned = [fine_tuned(run, choice) for run, (_, choice) in zip(runs, items, strict=True)]
+        tuned = fine_tuned(runs, [choice for _, choice in items])
         seconds = (time.monotonic() - begun) / len(runs)
         for (cell, _), run, own, extra in zip(items, runs, rounds, tuned, strict=True):
             yield {**told(cell, run, own), **extra, "seconds": round(seconds, 2)}
@@ -136,13 +140,17 @@ def told(cell: Cell, run: Rehearsal, rounds: Sequence[Rehearsed]) -> dict[str, A
     }
 
 
-def fine_tuned(run: Rehearsal, choice: Choice) -> dict[str, float]:
+def fine_tuned(runs: Sequence[Rehearsal], choices: Sequence[Choice]) -> list[dict[str, float]]:
     """Accuracy of the clients' own models after further local steps, on test and on validation records."""
-    model = run.model
-    first = torch.stack([own_model(model, run.frame.shared, state) for state in run.states.values()])
-    optimiser = Sgd(choice.tuning_lr, 0.9)
-    tuned = fine_tune(run.backend, first, run.data.records, optimiser, steps=TUNING, seed=run.experiment.seed)
-    models = dict(zip(run.states, tuned, strict=True))
+    own = [own_model(run.model, run.frame.shared, state) for run in runs for state in run.states.values()]
+    records = [batch for run in runs for batch in run.data.records]
+    rate = {choice.tuning_lr for choice in choices}.pop()  # the same for all that are played together
+    optimiser = Sgd(rate, TUNING_MOMENTUM)
+    tuned = iter(fine_tune(runs[0].backend, torch.stack(own), records, optimiser, steps=TUNING))
+    return [_accuracies(run, {name: next(tuned) for name in run.states}) for run in runs]
+
+
+def _accuracies(run: Rehearsal, models: Mapping[str, Tensor]) -> dict[str, float]:
     return {
         name: statistics.fmean(accuracy_by_client(run.backend, models, held_out).values())
         for name, held_out in (("tuned", run.data.client_test), ("tuned_validation", run.data.validation))

@@ -13,10 +13,9 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from modicum.core.parts import Batch, ClipRule, Job, Losses
+from modicum.core.parts import Batch, ClipRule, Job, Losses, Method
 from modicum.engines.fused import FusedBackend
 from modicum.engines.twin import Run, Twin
-from modicum.federation.experiment import Experiment
 from modicum.federation.rehearsal import Rehearsal, Rehearsed
 from modicum.mechanisms.clear import Clear
 from modicum.mechanisms.client_level import ClientLevel
@@ -27,7 +26,7 @@ ROWS = 1 << 15  # records of a teacher's pass
 
 def rounds_together(runs: Sequence[Rehearsal]) -> Iterator[list[Rehearsed]]:
     """All rounds of runs that are `alike`, as lists in the order of the runs."""
-    if len({alike(run.experiment) for run in runs}) != 1:
+    if len({(alike(run.method), run.backend.layout, run.experiment.rounds) for run in runs}) != 1:
         raise ValueError("runs that are not alike cannot be played together")
     leader = runs[0]
     frame = leader.frame
@@ -45,18 +44,15 @@ def rounds_together(runs: Sequence[Rehearsal]) -> Iterator[list[Rehearsed]]:
         ]
 
 
-def alike(experiment: Experiment) -> object:
-    """Experiments with equal values here differ in their data and in what servers decide alone."""
-    method = experiment.method.build(experiment.setting)
-    data = experiment.federation.data
-    model = (experiment.model, tuple(sorted(experiment.model_options.items())), data.input_shape, data.classes)
-    own = (method.training, method.policy.signals, method.wrapper, model, experiment.rounds, experiment.device)
+def alike(method: Method) -> object:
+    """Methods with equal values here differ in what their servers decide alone."""
+    own = (method.training, method.policy.signals, method.wrapper)
     match method.mechanism:
         case ClientLevel():
             return (replace(method.mechanism, noise_multiplier=None), *own)
         case Clear():
             return (method.mechanism.local, *own)
-    return id(experiment)  # a mechanism that looks at outputs itself cannot wait for them
+    return id(method)  # a mechanism that looks at outputs itself cannot wait for them
 
 
 class Classroom:
@@ -98,5 +94,5 @@ class Classroom:
         run = Run(self.layout.named(theta), len(waiting), size, measure=False)
         run.anchor = run.anchor.detach()  # no backward pass: nothing needs to be kept
         found = self._twin.outputs(torch.cat([x for _, x, _ in waiting]), run).detach()
-        for (_, _, place), answer in zip(waiting, found.split(size), strict=True):
+        for (_, _, place), answer in zip(waiting, torch.split(found, size), strict=True):
             place.copy_(answer)

@@ -1,4 +1,4 @@
-"""Several processes that share one device: small models leave most of it idle."""
+"""Several processes that share one device, each playing stacks of cells: one computes while another prepares."""
 
 from __future__ import annotations
 
@@ -12,53 +12,79 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from modicum.bench.acdp_pfsd.cells import Cell, Choice
+from modicum.bench.acdp_pfsd.cells import Cell, Choice, spec_of
 from modicum.bench.acdp_pfsd.choose import SEED
 from modicum.bench.acdp_pfsd.play import Bench
+from modicum.bench.acdp_pfsd.together import AT_ONCE, alike
+from modicum.federation.experiment import Setting
 
 SLACK = 5.0  # seconds before the deadline at which nothing new begins
+Item = tuple[Cell, Choice]
+Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Work:
-    kind: str  # "play" a cell, or "teach" an agent and write it to `path`
-    cell: Cell
-    choice: Choice
+    """Cells to play as one stack; or, with a path, one cell whose agent is taught and written there."""
+
+    items: tuple[Item, ...]
     path: str = ""
+
+    @property
+    def kind(self) -> str:
+        return f"{self.items[0][0].setting} × {len(self.items)}{self.path}"
 
 
 def say(text: str) -> None:
     print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
 
 
-def perform(bench: Bench, work: Work) -> dict[str, Any]:
-    if work.kind == "play":
-        return bench.play(work.cell, work.choice)
+def stacks(items: Sequence[Item], device: str) -> list[Work]:
+    """Cells that can be played together, in the order of their first; on a CPU each network alone."""
+    groups: dict[object, list[Item]] = {}
+    for cell, choice in items:
+        if device == "cpu" and not cell.model:
+            groups[cell] = [(cell, choice)]
+            continue
+        method = spec_of(cell, choice, None).build(Setting(cell.clients, cell.per_round, cell.rounds))
+        options = tuple(sorted(choice.options.items()))
+        key = (alike(method), cell.setting, cell.rounds, options, choice.tuning_lr)
+        groups.setdefault(key, []).append((cell, choice))
+    found = []
+    for group in groups.values():
+        size = max(1, AT_ONCE // group[0][0].per_round)
+        found += [Work(tuple(group[i : i + size])) for i in range(0, len(group), size)]
+    return found
+
+
+def perform(bench: Bench, work: Work) -> list[Result]:
+    if not work.path:
+        return list(bench.play_together(work.items))
     from modicum.bench.acdp_pfsd.public import episodes
     from modicum.federation.pretraining import pretrain
     from modicum.policies.agents import save_agent
     from modicum.policies.ppo import Ppo
 
     begun = time.monotonic()
-    experiments = list(episodes(bench, work.cell, work.choice))
+    (cell, choice) = work.items[0]
+    experiments = list(episodes(bench, cell, choice))
     taught = pretrain(experiments)
     policy = experiments[0].method.build(experiments[0].setting).policy
     assert isinstance(policy, Ppo)
-    about = {"task": work.cell.task, "sigma": work.cell.sigma, "episodes": len(experiments)}
+    about = {"task": cell.task, "sigma": cell.sigma, "episodes": len(experiments)}
     save_agent(work.path, taught.theta, policy.networks, about)
-    return {"name": "agent", "taught": taught.accuracies, "seconds": time.monotonic() - begun}
+    return [{"name": "agent", "taught": taught.accuracies, "seconds": time.monotonic() - begun}]
 
 
 def _serve(bench: Bench, asked: Any, answers: Any, deadline: float) -> None:
     _prepare(bench.device)
-    longest: dict[tuple[str, str], float] = {}
+    longest: dict[str, float] = {}
     while True:
         item = asked.get()
         if item is None:
             return
         number, work = item
-        kind = (work.kind, work.cell.chooses)
-        expected = longest.get(kind, 0.0)
+        expected = longest.get(work.kind, 0.0)
         if time.monotonic() + expected > deadline - SLACK:
             answers.put((number, None, "no time left"))
             continue
@@ -67,7 +93,7 @@ def _serve(bench: Bench, asked: Any, answers: Any, deadline: float) -> None:
             answers.put((number, perform(bench, work), ""))
         except Exception:
             answers.put((number, None, traceback.format_exc(limit=4)))
-        longest[kind] = max(expected, time.monotonic() - begun)
+        longest[work.kind] = max(expected, time.monotonic() - begun)
 
 
 def _prepare(device: str) -> None:
@@ -105,24 +131,29 @@ class Workers:
             if process.is_alive():
                 process.terminate()
 
-    def do(self, work: Sequence[Work]) -> Iterator[tuple[Work, dict[str, Any]]]:
+    def play(self, items: Sequence[Item]) -> Iterator[tuple[Item, Result]]:
+        for work, results in self.do(stacks(items, self.bench.device)):
+            yield from zip(work.items, results, strict=True)
+
+    def do(self, work: Sequence[Work]) -> Iterator[tuple[Work, list[Result]]]:
         for item in enumerate(work):
             self._asked.put(item)
         for _ in work:
             try:
                 left = self.deadline - time.monotonic()
-                number, result, problem = self._answers.get(timeout=max(0.1, left))
+                number, results, problem = self._answers.get(timeout=max(0.1, left))
             except queue.Empty:
                 say("time is up")
                 return
-            if result is None:
-                say(f"{work[number].cell.name}: {problem}")
+            if results is None:
+                say(f"{work[number].items[0][0].name}: {problem}")
                 continue
-            say(f"{result['name']} in {result['seconds']:.1f} s{_figures(result)}")
-            yield work[number], result
+            for result in results:
+                say(f"{result['name']} in {result['seconds']:.1f} s{_figures(result)}")
+            yield work[number], results
 
 
-def _figures(result: dict[str, Any]) -> str:
+def _figures(result: Result) -> str:
     """What may be looked at: where settings are chosen, test figures may not."""
     if "personalised" not in result or result["cell"]["seed"] == SEED:
         return ""
