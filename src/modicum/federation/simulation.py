@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from modicum.core.door import SERVER, DoorWatch
+from modicum.core.memory import keep_pages
 from modicum.core.messages import Broadcast, Opened, Released, ReleasedSum, encode
 from modicum.core.parts import Backend, ClientFacts, Frame, Mechanism, PublicFacts
 from modicum.core.store import load_state, save_state
@@ -54,6 +55,8 @@ class Simulation:
         self.transcript: Transcript = transcript or Forget()
         self.method = experiment.method.build(experiment.setting)
         self.data = prepare(experiment, self.method)
+        if experiment.device == "cpu":
+            keep_pages()
         engine = choose(self.data.model, experiment.device)
         self.backend: Backend = engine.backend
         self.cohorts = make_cohorts(experiment, self.method.mechanism, self.noise)
