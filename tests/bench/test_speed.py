@@ -12,6 +12,7 @@ from modicum.bench import rounds, speed
 from modicum.bench.cohort import Cohort, records
 from modicum.bench.steps import Step, disagreement, our_ways, ours, peers
 from modicum.bench.timing import Timing, measure
+from modicum.clipping import Way
 from modicum.engines.fused import FusedBackend
 from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook", "ignore:Sec
 def test_every_library_gives_the_same_clipped_sum() -> None:
     step = Step.make(build("cnn-small", (1, 12, 12), 10, seed=0), (1, 12, 12), 4, "cpu")
     truth = ours(step)()
-    for name, peer in (*our_ways(step), *peers(step)):
+    for name, peer in (*our_ways(step, [Way.AUTO, Way.EAGER]), *peers(step)):
         assert peer is not None, name
         assert disagreement(peer(), truth) < 1e-4, name
 
@@ -113,3 +114,16 @@ def test_a_step_in_either_precision(precision: str, monkeypatch: pytest.MonkeyPa
     with pytest.raises(UserError, match="no precision 'fp8'"):
         speed.measure_all("cpu", threads=threads + 1, precision="fp8")
     assert torch.get_num_threads() == threads
+
+
+def test_rows_of_cohorts_time_both_kinds_of_client_by_client() -> None:
+    found = speed.record_level_row("cpu", clients=2, steps=1, batch=8)
+    assert {name for name, time in found.times.items() if time} == {
+        "ours",
+        "client by client",
+        "client by client, replayed",
+    }
+    assert found.value is not None
+    grid = speed.grid_row("cpu", configurations=2, steps=1, batch=8)
+    assert grid.value is not None
+    assert any("one run that is replayed" in note for note in grid.notes)

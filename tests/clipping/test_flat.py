@@ -54,7 +54,7 @@ def test_sums_and_norms_are_the_references(way: Way, clip: Clip) -> None:
     for seed, examples in enumerate((5, 8, 3, 7, 8)):  # all filled up to 8
         with torch.no_grad():
             for p in model.parameters():
-                p += 0.01
+                p.add_(0.01)
         weights = torch.rand(examples) if seed % 2 else None
         truth = reference_clipped_sum(model, cross_entropy, *batch(examples, seed), clip, weights=weights)
         found = clipped_sum(model, cross_entropy, *batch(examples, seed), clip, weights=weights, way=way)
@@ -115,10 +115,11 @@ class Counts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.head = nn.Linear(4, 3)
+        self.calls: Tensor
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
+        self.calls.add_(1)
         found: Tensor = self.head(x * self.calls)
         return found
 

@@ -22,8 +22,11 @@ import torch
 from modicum.bench.cohort import Cohort, records
 from modicum.bench.rounds import Round, peer_rounds
 from modicum.bench.steps import Step, disagreement, our_ways, ours, peers, plain_ways
-from modicum.bench.timing import Clock, Timing, measure, peak_memory
+from modicum.bench.timing import Clock, Timing, kernels, measure, peak_memory
+from modicum.clipping import Way
+from modicum.clipping.capture import REPEATED
 from modicum.core.parts import Backend, Batch, ClipRule
+from modicum.core.stack import Pool
 from modicum.engines.choose import choose
 from modicum.engines.fused import FusedBackend
 from modicum.engines.loop import LoopBackend
@@ -35,6 +38,7 @@ from modicum.models import build
 
 PRECISIONS = ("float32", "bf16")
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
+WARM_UP = 4  # rounds: kernels are compiled and graphs captured in the first ones
 
 
 @dataclass
@@ -47,19 +51,23 @@ class Row:
     value: float | None = None
     target: str = ""
     notes: list[str] = field(default_factory=list)
+    memory: dict[str, float] = field(default_factory=dict)  # GiB that a way takes at its worst moment, on a GPU
+    kernels: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # where the time of the fastest ways goes, on a GPU
 
 
 def step_row(name: str, model: str, shape: tuple[int, ...], batch: int, device: str, target: float) -> Row:
     """One clipped sum of one model against one plain gradient."""
     row = Row(f"{name}, B={batch}, {device}", ratio="fastest ours / fastest plain", target=f"≤ {target}")
     step = Step.make(build(model, shape, 10, seed=0), shape, batch, device)
-    truth = ours(step)()
-    ways: dict[str, Callable[[], object]] = {
-        label: way for label, way in plain_ways(step, compiled=device == "cuda") if _works(label, way, row)
-    }
-    for label, clipping in (*our_ways(step), *peers(step)):
+    large, on_gpu = model.startswith("resnet"), device == "cuda"
+    truth = ours(step, Way.EAGER)()
+    plain = plain_ways(step, compiled=on_gpu, replayed=on_gpu and not large)
+    ways: dict[str, Callable[[], object]] = {label: way for label, way in plain if _works(label, way, row, device)}
+    for label, clipping in (*our_ways(step, _our_ways(device, large)), *peers(step)):
         row.times[label] = None
-        if clipping is None or not _works(label, clipping, row):
+        if clipping is None or not _works(label, clipping, row, device):
             continue
         error = disagreement(clipping(), truth)
         row.notes.append(f"{label}: clipped sum differs by {error:.1e}")
@@ -67,34 +75,36 @@ def step_row(name: str, model: str, shape: tuple[int, ...], batch: int, device: 
             row.notes.append(f"{label} is not timed: its clipped sum is another one")
             continue
         ways[label] = clipping
-    row.times.update(measure(ways, device, repeats=15 if batch * shape[1] < 8000 else 7))
+    row.times.update(measure(ways, device, repeats=15 if batch * shape[1] < 8000 else 7, warm_up=4))
     row.value = _fastest(row, "ours", "median") / _fastest(row, "plain", "median")
     for kind in ("best", "processor") if device == "cpu" else ("best",):
         ratio = _fastest(row, "ours", kind) / _fastest(row, "plain", kind)
         row.notes.append(f"the same ratio of {kind} times: {ratio:.2f}")
+    if on_gpu:
+        _look_closer(row, ways)
     return row
+
+
+def _our_ways(device: str, large: bool) -> tuple[Way, ...]:
+    """On a GPU large models are compiled and small ones replayed; on a CPU there is one way."""
+    if device == "cpu":
+        return (Way.AUTO,)
+    return (Way.EAGER, Way.COMPILED) if large else (Way.EAGER, Way.AUTO)
+
+
+def _look_closer(row: Row, ways: dict[str, Callable[[], object]]) -> None:
+    """The kernels of the fastest ways, and memory against plain training."""
+    for start in ("plain", "ours"):
+        fastest = _fastest(row, start, "median")
+        label = next(n for n, t in row.times.items() if t and n.startswith(start) and t.median == fastest)
+        row.kernels[label] = kernels(ways[label])
+    plain = row.memory["plain, eager, contiguous"]
+    for label, peak in row.memory.items():
+        row.notes.append(f"{label}: {peak:.2f} GiB beyond the model and its batch, {peak / plain:.2f} × plain")
 
 
 def _fastest(row: Row, start: str, kind: str) -> float:
     return min(float(getattr(t, kind)) for n, t in row.times.items() if t and n.startswith(start))
-
-
-def memory_row(batch: int) -> Row:
-    """Peak memory of one step, against plain training."""
-    row = Row(f"peak memory, ResNet-18-GN, B={batch}, cuda", ratio="ours / plain", target="≤ 1.5")
-    step = Step.make(build("resnet18", CIFAR, 10, seed=0), CIFAR, batch, "cuda")
-    ways: dict[str, Callable[[], object]] = {"plain": next(iter(plain_ways(step, compiled=False)))[1]}
-    ways["ours"] = ours(step)
-    ways |= {label: way for label, way in peers(step) if way is not None and label.startswith("opacus")}
-    found = {}
-    for label, way in ways.items():
-        if not _works(label, way, row):
-            continue
-        torch.cuda.empty_cache()
-        found[label] = peak_memory(way)
-        row.notes.append(f"{label}: {found[label] / 2**30:.2f} GiB")
-    row.value = found["ours"] / found["plain"]
-    return row
 
 
 def client_level_row(device: str) -> Row:
@@ -109,7 +119,7 @@ def client_level_row(device: str) -> Row:
         "ours": Cohort.make(model, FusedBackend(model), mechanism, data),
         "client by client": Cohort.make(model, LoopBackend(model), mechanism, data),
     }
-    at_once = {"ours": choose(model, device).at_once, "client by client": 1}
+    at_once = {"ours": choose(model, device).at_once}
     _rounds(row, cohorts, at_once, device, clients, repeats=15)
     row.value = row.times["ours"].median  # type: ignore[union-attr]
     for name, timing, note in peer_rounds(Round(clients)):
@@ -127,11 +137,21 @@ def record_level_row(device: str, clients: int = 25, steps: int = 10, batch: int
     mechanism = RecordLocal(batch=batch, steps=steps, noise_multiplier=1.0)
     cohorts = {
         "ours": Cohort.make(model, FusedBackend(model), mechanism, data),
-        "client by client": Cohort.make(model, LoopBackend(model), mechanism, data),
+        "client by client, replayed": Cohort.make(model, LoopBackend(model), mechanism, data),
+        "client by client": Cohort.make(model, LoopBackend(model, Way.EAGER), mechanism, data),
     }
-    _rounds(row, cohorts, {"ours": clients, "client by client": 1}, device, clients, repeats=5)
+    _rounds(row, cohorts, {"ours": clients}, device, clients, repeats=5)
     row.value = row.times["client by client"].median / row.times["ours"].median  # type: ignore[union-attr]
+    row.notes.append(
+        f"against clients replayed one by one: {_ratio(row, 'client by client, replayed', 'ours'):.2f}"
+    )
     return row
+
+
+def _ratio(row: Row, slower: str, faster: str) -> float:
+    times = [row.times[name] for name in (slower, faster)]
+    one, other = (t.median for t in times if t is not None)
+    return one / other
 
 
 def grid_row(device: str, configurations: int = 80, steps: int = 20, batch: int = 128) -> Row:
@@ -143,35 +163,46 @@ def grid_row(device: str, configurations: int = 80, steps: int = 20, batch: int 
     mechanism = RecordLocal(batch=batch, steps=steps, noise_multiplier=1.0)
     bounds = [0.1 * 1.06**i for i in range(configurations)]
     grid = Cohort.make(model, FusedBackend(model), mechanism, [proxy] * configurations, bounds)
-    one = Cohort.make(model, LoopBackend(model), mechanism, [proxy], bounds[:1])
-    at_once = {"whole grid": configurations, "one run": 1}
-    _rounds(row, {"whole grid": grid, "one run": one}, at_once, device, 1, repeats=5)
-    row.value = row.times["whole grid"].median / row.times["one run"].median  # type: ignore[union-attr]
+    cohorts = {
+        "whole grid": grid,
+        "one run, replayed": Cohort.make(model, LoopBackend(model), mechanism, [proxy], bounds[:1]),
+        "one run": Cohort.make(model, LoopBackend(model, Way.EAGER), mechanism, [proxy], bounds[:1]),
+    }
+    _rounds(row, cohorts, {"whole grid": configurations}, device, 1, repeats=5)
+    row.value = _ratio(row, "whole grid", "one run")
+    row.notes.append(f"against one run that is replayed: {_ratio(row, 'whole grid', 'one run, replayed'):.2f}")
     return row
 
 
 def _rounds(
     row: Row, cohorts: dict[str, Cohort], at_once: dict[str, int], device: str, share: int, repeats: int
 ) -> None:
-    """Time whole rounds in turns; permission and settlement, which are the ledger's, are timed apart."""
+    """Time whole rounds in turns; permission and settlement, which are the ledger's, are timed apart.
+
+    `at_once` says how many clients a cohort takes together, where it is not one.
+    """
     _agree(row, cohorts, device)
     stages: dict[str, list[list[tuple[float, float]]]] = {name: [[], [], []] for name in cohorts}
     clock = Clock(device)
-    for _ in range(repeats + 2):
+    for _ in range(repeats + WARM_UP):
         for name, cohort in cohorts.items():
             before, running, after = stages[name]
             clock.lap()
             jobs = cohort.reserve()
             before.append(clock.lap())
-            results = cohort.run(jobs, at_once[name])
+            results = cohort.run(jobs, at_once.get(name, 1))
             running.append(clock.lap())
             cohort.settle(jobs, results)
             after.append(clock.lap())
     for name, found in stages.items():
-        before, running, after = ([(w / share, p / share) for w, p in stage[2:]] for stage in found)
+        before, running, after = ([(w / share, p / share) for w, p in stage[WARM_UP:]] for stage in found)
         row.times[name] = Timing.of(*map(list, zip(*running, strict=True)))
         ledger = [1e3 * statistics.median(wall for wall, _ in stage) for stage in (before, after)]
         row.notes.append(f"{name}: ledger {ledger[0]:.2f} ms before, {ledger[1]:.2f} ms after")
+    if device == "cuda":
+        name, cohort = next(iter(cohorts.items()))
+        jobs = cohort.reserve()
+        row.kernels[name] = kernels(lambda: cohort.run(jobs, at_once.get(name, 1)))
 
 
 def _agree(row: Row, cohorts: dict[str, Cohort], device: str) -> None:
@@ -180,9 +211,10 @@ def _agree(row: Row, cohorts: dict[str, Cohort], device: str) -> None:
     for name, cohort in cohorts.items():
         backend: Backend = cohort.frame.backend
         theta = cohort.first.expand(3, -1).contiguous()
-        batches = [cohort.data[i % len(cohort.data)].take(torch.arange(4 + i)) for i in range(3)]
+        pool = Pool([cohort.data[i % len(cohort.data)] for i in range(3)])
+        batches = pool.batches([torch.arange(4 + i) for i in range(3)])
         losses, bounds = cohort.frame.training.losses, [0.5, 1.0, 2.0]
-        for _ in range(2):  # the first call is compared with the loop, and would hide an error
+        for _ in range(REPEATED + 2):  # the first call is compared with the loop, and would hide an error
             few[name] = backend.clipped_sums(theta, batches, losses, bounds, ClipRule.FLAT)[0]
     first, *rest = few.values()
     for other in rest:
@@ -192,9 +224,14 @@ def _agree(row: Row, cohorts: dict[str, Cohort], device: str) -> None:
             raise RuntimeError(f"the engines disagree by {error:.1e}: nothing to time")
 
 
-def _works(label: str, way: Callable[[], object], row: Row) -> bool:
+def _works(label: str, way: Callable[[], object], row: Row, device: str) -> bool:
+    """Whether a way runs at all; on a GPU its memory is noted, with what compiling and capturing take."""
     try:
-        way()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+            row.memory[label] = peak_memory(way) / 2**30
+        else:
+            way()
     except Exception as error:
         row.notes.append(f"{label} failed: {' '.join(str(error).split())[:120]}")
         return False
@@ -206,11 +243,10 @@ def rows(device: str) -> list[tuple[str, Callable[[], Row]]]:
     if device == "cuda":
         return [
             ("resnet18", lambda: step_row("ResNet-18-GN", "resnet18", CIFAR, 512, device, 1.6)),
-            ("memory", lambda: memory_row(512)),
-            ("cnn", lambda: step_row("PAC-DP CNN", "cnn-small", MNIST, 128, device, 1.25)),
-            ("client-level", lambda: client_level_row(device)),
             ("record-level", lambda: record_level_row(device)),
             ("grid", lambda: grid_row(device)),
+            ("cnn", lambda: step_row("PAC-DP CNN", "cnn-small", MNIST, 128, device, 1.25)),
+            ("client-level", lambda: client_level_row(device)),
         ]
     return [
         ("cnn", lambda: step_row("PAC-DP CNN", "cnn-small", MNIST, 128, device, 1.25)),
@@ -226,8 +262,10 @@ def agreement(device: str) -> float:
     return 3e-2 if device == "cuda" else 1e-4
 
 
-def run(device: str, only: Sequence[str], tell: Callable[[str], None]) -> dict[str, Any]:
-    """Measure; a row that fails says so and the others go on."""
+def run(
+    device: str, only: Sequence[str], tell: Callable[[str], None], keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Measure; a row that fails says so and the others go on. `keep` gets all figures after each row."""
     if device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     done: list[dict[str, Any]] = []
@@ -243,6 +281,7 @@ def run(device: str, only: Sequence[str], tell: Callable[[str], None]) -> dict[s
             row = asdict(Row(name, notes=[f"failed: {type(error).__name__}: {reason}"]))
         done.append({"name": name, **row, "seconds": time.perf_counter() - start})
         tell(table([done[-1]]))
+        keep({"machine": machine(device), "rows": done})
         if device == "cuda":
             torch.cuda.empty_cache()
     return {"machine": machine(device), "rows": done}
@@ -267,6 +306,8 @@ def table(found: list[dict[str, Any]]) -> str:
         for name, t in row["times"].items():
             lines.append(f"    {name:<32} {'missing' if t is None else _times(t)}")
         lines += [f"    · {note}" for note in row["notes"]]
+        for name, found_kernels in row["kernels"].items():
+            lines += [f"    {name}: {found_kernels[0]}", *(f"        {line}" for line in found_kernels[1:])]
     return "\n".join(lines)
 
 
@@ -298,12 +339,23 @@ def measure_all(
     if device == "cpu":
         torch.set_num_threads(threads)
     with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
-        found = run(device, only, lambda text: print(text, file=sys.stderr, flush=True))
-    text = json.dumps(found, indent=2, ensure_ascii=False)
+        found = run(
+            device,
+            only,
+            lambda text: print(text, file=sys.stderr, flush=True),
+            lambda figures: _write(figures, out, device),
+        )
+    return _text(found) if as_json else table(found["rows"])
+
+
+def _text(figures: dict[str, Any]) -> str:
+    return json.dumps(figures, indent=2, ensure_ascii=False)
+
+
+def _write(figures: dict[str, Any], out: Path | None, device: str) -> None:
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / f"speed-{device}.json").write_text(text + "\n", encoding="utf-8")
-    return text if as_json else table(found["rows"])
+        (out / f"speed-{device}.json").write_text(_text(figures) + "\n", encoding="utf-8")
 
 
 def main() -> None:

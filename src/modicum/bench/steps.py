@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from modicum.clipping import Flat, clipped_sum
+from modicum.clipping import Flat, Way, clipped_sum
 
 Sums = Callable[[], dict[str, Tensor]]
 BOUND = 1.0
@@ -47,13 +47,16 @@ def each_loss(outputs: Tensor, y: Tensor) -> Tensor:
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
 
 
-def plain_ways(step: Step, *, compiled: bool) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Training without privacy: eager or compiled, contiguous or channels last."""
+def plain_ways(step: Step, *, compiled: bool, replayed: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Training without privacy: eager, compiled or also replayed as a CUDA graph; contiguous or channels last."""
     for layout in LAYOUTS:
         one = step.laid_out(layout)
         yield f"plain, eager, {layout}", _plain(one.model, one)
         if compiled:
             yield f"plain, compiled, {layout}", _plain(torch.compile(one.model), one)
+    if replayed:  # pays where launches take longer than the work
+        one = step.laid_out("contiguous")
+        yield "plain, compiled and replayed", _replayed(one)
 
 
 def _plain(forward: Any, step: Step) -> Callable[[], object]:
@@ -65,15 +68,34 @@ def _plain(forward: Any, step: Step) -> Callable[[], object]:
     return work
 
 
-def our_ways(step: Step) -> Iterator[tuple[str, Sums]]:
-    """Both layouts: as for plain training, the faster one counts."""
-    for layout in LAYOUTS:
-        yield f"ours, {layout}", ours(step.laid_out(layout))
+def _replayed(step: Step) -> Callable[[], object]:
+    """Forward pass, loss and gradients as one compiled function and one CUDA graph."""
+    gradients = torch.func.grad(_mean_loss, argnums=1)
+    fused: Any = torch.compile(
+        lambda values: gradients(step.model, values, step.x, step.y), mode="reduce-overhead"
+    )
+    values = {name: p.detach() for name, p in step.model.named_parameters()}
+    return lambda: fused(values)
 
 
-def ours(step: Step) -> Sums:
+def _mean_loss(model: nn.Module, values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(torch.func.functional_call(model, values, (x,)), y)
+
+
+def our_ways(step: Step, ways: Sequence[Way]) -> Iterator[tuple[str, Sums]]:
+    """As for plain training, the fastest counts. Compiling takes a minute, so it is done for one layout."""
+    for way in ways:
+        for layout in LAYOUTS if way is not Way.COMPILED else ("contiguous",):
+            yield f"ours, {LABELS[way]}{layout}", ours(step.laid_out(layout), way)
+
+
+LABELS = {Way.EAGER: "eager, ", Way.AUTO: "", Way.COMPILED: "compiled, "}
+
+
+def ours(step: Step, way: Way = Way.AUTO) -> Sums:
     clip = Flat(BOUND)
-    return lambda: clipped_sum(step.model, each_loss, step.x, step.y, clip).total
+    clipped_sum(step.model, each_loss, step.x, step.y, clip, way=Way.EAGER)  # a model's first batch is probed
+    return lambda: clipped_sum(step.model, each_loss, step.x, step.y, clip, way=way).total
 
 
 def torch_func(step: Step) -> Sums:

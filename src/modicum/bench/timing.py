@@ -67,9 +67,23 @@ def measure(ways: Mapping[str, Work], device: str, repeats: int, warm_up: int = 
 
 
 def peak_memory(work: Work) -> int:
-    """Bytes of GPU memory at the worst moment of the work, what was there before included."""
+    """Bytes of GPU memory that the work takes at its worst moment, beyond what was there before."""
     torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     work()
     torch.cuda.synchronize()
-    return int(torch.cuda.max_memory_allocated())
+    return int(torch.cuda.max_memory_allocated()) - before
+
+
+def kernels(work: Work, most: int = 10) -> list[str]:
+    """Where a GPU's time goes: the kernels of one call that take longest, and their sum."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        work()
+        torch.cuda.synchronize()
+    found = [(e.self_device_time_total / 1e3, e.count, e.key) for e in seen.key_averages()]
+    busy = sorted((f for f in found if f[0] > 0), reverse=True)
+    lines = [f"{ms:.2f} ms in {count} × {key[:90]}" for ms, count, key in busy[:most]]
+    return [f"{sum(ms for ms, _, _ in busy):.2f} ms in {sum(n for _, n, _ in busy)} kernels", *lines]

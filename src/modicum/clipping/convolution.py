@@ -40,7 +40,8 @@ class ConvWeight:
         if has_kernel(self.a) and geo.groups == 1:
             coarse = product_rounding(self.a.device, self.a.dtype) > 0
             moves = (list(geo.kernel), list(geo.stride), list(geo.padding), list(geo.dilation))
-            return conv_square_norms(self.a, self.g, *moves, coarse), self
+            # Places must follow one another for the matrix units' tf32 mode.
+            return conv_square_norms(self.a.contiguous(), self.g.contiguous(), *moves, coarse), self
         batch, size = self.a.shape[0], self.shape.numel()
         step = max(1, KEEP // size)
         if step >= batch:
@@ -87,13 +88,15 @@ class ConvWeight:
 
     def _gram(self) -> Tensor:
         """The patches' Gram matrix is the pixels', summed over the kernel's shifts: k² times fewer products."""
-        geo = self.geometry
-        padded = functional.pad(self.a, (geo.padding[1], geo.padding[1], geo.padding[0], geo.padding[0]))
-        (height, width), (h, w) = padded.shape[2:], self.g.shape[2:]
-        blocks, pixels, places = self.a.shape[0] * geo.groups, height * width, h * w
-        x = padded.reshape(blocks, -1, pixels)
+        geo, (height, width), (h, w) = self.geometry, self.a.shape[2:], self.g.shape[2:]
+        blocks, places = self.a.shape[0] * geo.groups, h * w
+        x = self.a.reshape(blocks, -1, height * width)
         g = self.g.reshape(blocks, -1, places)
-        by_pixel = exact_product(x.transpose(1, 2), x)
+        by_pixel = exact_product(x.transpose(1, 2), x).view(blocks, height, width, height, width)
+        around = (geo.padding[1], geo.padding[1], geo.padding[0], geo.padding[0])
+        by_pixel = functional.pad(by_pixel, (*around, *around)).contiguous()
+        width += 2 * geo.padding[1]
+        pixels = (height + 2 * geo.padding[0]) * width
         down, right = geo.stride[0] * width, geo.stride[1]
         by_patch = by_pixel.new_zeros(blocks, h, w, h, w)
         for i in range(geo.kernel[0]):
@@ -112,7 +115,7 @@ class ConvWeight:
         by_groups = on_cpu and self.shape[1] >= 8 and spread > 1
         route = self._dense_by_groups if by_groups else self._dense_by_patches
         scratch = self.shape.numel() if by_groups else a.shape[1] * spread * math.prod(g.shape[2:])
-        step = max(1, (1 << 19 if on_cpu else 1 << 26) // scratch)
+        step = _even_slices(len(a), (1 << 19 if on_cpu else 1 << 26) // scratch)
         parts = zip(torch.split(a, step), torch.split(g, step), strict=True)
         return tuple(route(part_a, part_g) for part_a, part_g in parts)
 
@@ -178,6 +181,13 @@ def conv_square_norms(
 @conv_square_norms.register_fake
 def _(a: Tensor, *_: object) -> Tensor:
     return a.new_empty(a.shape[0])
+
+
+def _even_slices(batch: int, most: int) -> int:
+    """The size of slices of about `most` examples, alike and a multiple of the threads that share them."""
+    slices = -(-batch // max(1, most))
+    threads = torch.get_num_threads()
+    return -(-batch // (slices * threads)) * threads
 
 
 def _only_what_is_seen(inputs: Tensor, outputs: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from modicum.clipping import Auto, Flat, clipped_sum
+from modicum.clipping import Auto, Flat, Way, clipped_sum
 from modicum.clipping.capture import Graphs, filled_up, rounded_up
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch, ClipRule, Losses
@@ -18,14 +18,14 @@ EVALUATION_BATCH = 2048
 class LoopBackend:
     """Loads each row of the stack into one resident model. Works for every model; the reference for the others."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, way: Way = Way.AUTO) -> None:
+        self.model, self.way = model, way
         self.layout = Layout.of(model)
         self._graphs = Graphs()
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         size = rounded_up(len(x))
-        if not theta.is_cuda or not 0 < size <= EVALUATION_BATCH:
+        if self.way is Way.EAGER or not theta.is_cuda or not 0 < size <= EVALUATION_BATCH:
             return self._outputs(theta, x)
         frozen = (*(p for p in self.model.parameters() if not p.requires_grad), *self.model.buffers())
         key = tuple(t.data_ptr() for t in frozen)
@@ -64,7 +64,7 @@ class LoopBackend:
         for row, batch, bound in zip(theta, batches, bounds, strict=True):
             self.layout.load(self.model, row)
             clip = Flat(bound) if rule is ClipRule.FLAT else Auto(bound)
-            clipped = clipped_sum(self.model, losses, batch.x, dict(batch.targets), clip)
+            clipped = clipped_sum(self.model, losses, batch.x, dict(batch.targets), clip, way=self.way)
             sums.append(self.layout.flatten(clipped.total))
             norms.append(clipped.norms)
         return torch.stack(sums), norms

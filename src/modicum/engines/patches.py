@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from modicum.clipping.convolution import has_kernel
 from modicum.clipping.pieces import Dense, Kept
 from modicum.clipping.problem import sum_dtype
 
@@ -63,6 +64,8 @@ class PatchConvolution:
         """The gradient of the input: each patch's gradient, added where the patch was taken from."""
         columns = torch.bmm(self.outputs(gradient), self._matrix(weight).transpose(1, 2))
         columns = columns.view(self.shape[0], self.h, self.w, self.high, self.wide, -1)
+        if has_kernel(columns):
+            return self._folded(columns).permute(0, 3, 1, 2)
         total = columns.new_zeros(self.padded)
         for i in range(self.high):
             for j in range(self.wide):
@@ -73,6 +76,12 @@ class PatchConvolution:
         height, width = self.shape[2:]
         seen = total[:, self.top : self.top + height, self.left : self.left + width]
         return seen.permute(0, 3, 1, 2)
+
+    def _folded(self, columns: Tensor) -> Tensor:
+        from modicum.engines.kernels import folded
+
+        size = (self.shape[2], self.shape[3])
+        return folded(columns, size, (self.down, self.right), (self.top, self.left), self.dilation)
 
     def outputs(self, gradient: Tensor) -> Tensor:
         """Output gradients as (clients, rows · places, channels)."""

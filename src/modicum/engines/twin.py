@@ -18,7 +18,6 @@ from modicum.clipping.pieces import Dense, Kept
 from modicum.clipping.rounding import safe_squares
 from modicum.clipping.rules import known, pieces
 from modicum.core.layout import Layout
-from modicum.engines.implicit import ImplicitConvolution
 from modicum.engines.patches import PatchConvolution, patch_pieces
 
 
@@ -151,17 +150,11 @@ def use_patches(x: Tensor) -> bool:
 
 
 class StackedConv(StackedLayer):
-    """Client after client on a CPU, where each convolution is worth a call; on a GPU all at once.
-
-    There it is a kernel of our own, or where that does not fit products of patches.
-    """
+    """Client after client on a CPU, where each convolution is worth a call; as products of patches on a GPU."""
 
     def compute(self, x: Tensor, run: Run) -> tuple[Tensor, Any]:
         weight, bias = self.own("weight", run), self.own("bias", run)
         assert weight is not None
-        if ImplicitConvolution.fits(self.layer, x):
-            implicit = ImplicitConvolution(self.layer, run.clients)
-            return implicit.forward(x, weight, bias), implicit
         if use_patches(x) and PatchConvolution.fits(self.layer):
             convolution = PatchConvolution(self.layer, x, run.clients)
             return convolution.forward(weight, bias), convolution
@@ -175,8 +168,6 @@ class StackedConv(StackedLayer):
     def back(self, x: Tensor, gradient: Tensor, run: Run, extra: Any) -> Tensor:
         weight = self.own("weight", run)
         assert weight is not None
-        if isinstance(extra, ImplicitConvolution):
-            return extra.back(gradient, weight)
         if isinstance(extra, PatchConvolution):
             return extra.back(weight, gradient)
         parts = gradient.view(run.clients, run.size, *gradient.shape[1:])
@@ -184,8 +175,6 @@ class StackedConv(StackedLayer):
         return torch.cat([_input_gradient(self.layer, shape, weight[i], parts[i]) for i in range(run.clients)])
 
     def pieces(self, x: Tensor, gradient: Tensor, extra: Any) -> dict[str, Any]:
-        if isinstance(extra, ImplicitConvolution):
-            return extra.pieces(x, gradient)
         if isinstance(extra, PatchConvolution):
             return patch_pieces(extra, gradient, self.layer.bias is not None)
         return super().pieces(x, gradient, extra)
