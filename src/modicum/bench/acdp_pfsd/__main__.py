@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from modicum.bench.acdp_pfsd import choose
-from modicum.bench.acdp_pfsd.cells import CHOICES, GROUPS, TAUGHT, Cell, Choice, Choices, read_choices
+from modicum.bench.acdp_pfsd.cells import CHOICES, GROUPS, TAUGHT, Choice, Choices, read_choices
 from modicum.bench.acdp_pfsd.play import Bench
-from modicum.bench.acdp_pfsd.workers import Work, Workers, stacks
+from modicum.bench.acdp_pfsd.workers import Item, Work, Workers, stacks
 from modicum.errors import UserError
 
 
@@ -74,25 +74,29 @@ def _choose(workers: Workers, path: Path, settings: Sequence[str]) -> int:
 
 
 def _run(workers: Workers, out: Path, groups: Sequence[str], choices: Choices) -> int:
-    """Agents are taught first; the cells that need one come last."""
-    done = _done(out / "results.jsonl")
-    items = [(c, choices.of(c)) for group in groups for c in GROUPS[group]() if c.name not in done]
-    pupils = {cell.setting: (cell, choice) for cell, choice in items if cell.method == TAUGHT}
-    missing = [p for p in pupils.values() if not workers.bench.agent(p[0]).exists()]
-    lessons = [Work((_lesson(*p),), str(workers.bench.agent(p[0]))) for p in missing]
-    device = workers.bench.device
-    first = stacks([i for i in items if i[0].method != TAUGHT], device)
-    last = stacks([i for i in items if i[0].method == TAUGHT], device)
+    """Group after group; the cells that need a taught agent come after the first group, and its lessons before."""
+    done, device = _done(out / "results.jsonl"), workers.bench.device
+    parts = [[(c, choices.of(c)) for c in GROUPS[group]() if c.name not in done] for group in groups]
+    pupils = [item for part in parts for item in part if item[0].method == TAUGHT]
+    parts = [[item for item in part if item[0].method != TAUGHT] for part in parts]
+    waiting = [work for part in (pupils, *parts[1:]) for work in stacks(part, device)]
     with open(out / "results.jsonl", "a", encoding="utf-8") as file:
-        for work in ([*lessons, *first], last):
+        for work in ([*_lessons(workers, pupils), *stacks(parts[0], device)], waiting):
             for _, results in workers.do(work):
                 file.writelines(json.dumps(r, ensure_ascii=False) + "\n" for r in results if "cell" in r)
                 file.flush()
     return 0
 
 
-def _lesson(cell: Cell, choice: Choice) -> tuple[Cell, Choice]:
-    return replace(cell, method="acdp-pfsd", seed=choose.SEED), choice
+def _lessons(workers: Workers, pupils: Sequence[Item]) -> list[Work]:
+    """One for each setting whose agent is not there yet, on the data of a seed that is not reported."""
+    by_setting = {cell.setting: (cell, choice) for cell, choice in pupils}
+    wanted = [(workers.bench.agent(cell), cell, choice) for cell, choice in by_setting.values()]
+    return [
+        Work(((replace(cell, method="acdp-pfsd", seed=choose.SEED), choice),), str(path))
+        for path, cell, choice in wanted
+        if not path.exists()
+    ]
 
 
 def _done(path: Path) -> set[str]:

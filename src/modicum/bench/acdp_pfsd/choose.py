@@ -1,8 +1,8 @@
 """Settings that the paper leaves open, chosen on validation records of a seed that no table reports.
 
-Every method that has settings of its own gets the same number of trials: learning rates of clients and server, and
-α where it distils. Ablations use what was found for DP-pFSD, variants of the agent what was found for ACDP-pFSD, and
-the other methods without privacy what was found for pFSD.
+Every method that has settings of its own gets the same number of trials: learning rates of clients and server,
+and α where it distils. Ablations use what was found for DP-pFSD, variants of the agent what was found for
+ACDP-pFSD, and the other methods without privacy what was found for pFSD.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def rounds_together(runs: Sequence[Rehearsal]) -> Iterator[list[Rehearsed]]:
         raise ValueError("runs that are not alike cannot be played together")
     leader = runs[0]
     frame = leader.frame
-    if len(runs) > 1 and isinstance(leader.backend, FusedBackend):
+    if len(runs) > 1 and isinstance(leader.backend, FusedBackend) and leader.model.is_cuda:
         classes = leader.backend.outputs(leader.model, leader.data.test.x[:1]).shape[-1]
         frame = replace(frame, backend=Classroom(leader.backend, classes))
     while not leader.server.finished:
@@ -58,7 +58,8 @@ def alike(method: Method) -> object:
 class Classroom:
     """A backend whose single outputs, those of the clients' teachers, are computed together when first needed.
 
-    Gradients are the first to need them: `outputs` hands out tensors that are filled then.
+    Gradients are the first to need them: `outputs` hands out tensors that are filled then. It is for GPUs alone,
+    where records are gathered when gradients ask for them; whoever reads an answer earlier finds it not a number.
     """
 
     def __init__(self, inner: FusedBackend, classes: int) -> None:
@@ -67,7 +68,7 @@ class Classroom:
         self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
-        found = x.new_empty(len(x), self.classes)
+        found = x.new_full((len(x), self.classes), torch.nan)
         self._waiting.append((theta, x, found))
         return found
 

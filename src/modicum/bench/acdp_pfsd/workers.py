@@ -52,8 +52,9 @@ def stacks(items: Sequence[Item], device: str) -> list[Work]:
         groups.setdefault(key, []).append((cell, choice))
     found = []
     for group in groups.values():
-        size = max(1, AT_ONCE // group[0][0].per_round)
-        found += [Work(tuple(group[i : i + size])) for i in range(0, len(group), size)]
+        most = max(1, AT_ONCE // group[0][0].per_round)
+        parts = -(-len(group) // most)
+        found += [Work(tuple(group[i::parts])) for i in range(parts)]
     return found
 
 
