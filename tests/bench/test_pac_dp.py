@@ -5,36 +5,44 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from modicum.bench.pac_dp import methods
-from modicum.bench.pac_dp.data import Folders, budgets, divided, without_private
+from modicum.bench.pac_dp import cells, methods
+from modicum.bench.pac_dp.backbones import RECIPES, Recipe, ensure
+from modicum.bench.pac_dp.cells import Cell, Place, judged, runner
+from modicum.bench.pac_dp.data import Folders, budgets, divided, first_model, without_private
 from modicum.bench.pac_dp.play import play
 from modicum.bench.pac_dp.report import report
 from modicum.bench.pac_dp.run import bench
-from modicum.bench.pac_dp.settings import TASKS, Preset, Task
+from modicum.bench.pac_dp.settings import PRESETS, TASKS, Preset, Task
 from modicum.bench.pac_dp.transfer import transfer
 from modicum.bench.pac_dp.tune import tune
 from modicum.errors import UserError
+from modicum.methods import DpSgd
+from modicum.models.backbone import BackboneShape, load_backbone
+from modicum.models.pretrain import Pretraining
 
 TASK = Task(
     name="digits",
     title="Digits",
-    backbone=None,
+    backbones=(),
     clients=3,
     same=2.0,
     personal={1.0: 0.5, 8.0: 0.5},
     proxy=0.2,
-    sizes=(0,),
+    features=("unit", "discriminant-9"),
     rounds=(2,),
     fit_budgets=(1.0, 8.0),
-    lrs=(3.0,),
+    rates=(1.0, 10.0),
+    target=0.05,
     seeds=1,
     paper={"same": 1.0, "personal": 1.0},
 )
-PRESET = Preset("tiny", ("digits",), 1, (0.2, 1.0), 1, None)
+PRESET = Preset("tiny", ("digits",), 4, (0.2, 1.0, 2.0), 3, None, scratch=False)
 
 
 @pytest.fixture
@@ -44,22 +52,76 @@ def folders(tmp_path: Path) -> Folders:
 
 def test_from_public_records_to_tables(folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "digits", TASK)
-    few = [r for r in methods.rows(TASK, PRESET.bounds) if r.name in ("AUTO-S", "FedAvg (no privacy)")]
+    few = [r for r in methods.rows(TASK, PRESET.bounds) if r.name in ("fixed C=1", "FedAvg (no privacy)")]
     monkeypatch.setattr(methods, "rows", lambda task, bounds: tuple(few))  # noqa: ARG005
-    monkeypatch.setattr("modicum.bench.pac_dp.tune.HOT_EPOCHS", 2)
     said: list[str] = []
-    chosen = tune(TASK, PRESET, folders, tmp_path, "cpu", said.append)
-    assert json.loads((tmp_path / "digits.json").read_text()) == chosen
-    records = play(TASK, PRESET, chosen, folders, tmp_path, "cpu", said.append)
-    (tmp_path / "results-digits.json").write_text(json.dumps(records))
+    place = Place(folders)
+    with runner(place, 1) as run:
+        chosen = tune(TASK, PRESET, place, tmp_path, run, said.append)
+        assert json.loads((tmp_path / "digits.json").read_text()) == chosen
+        assert chosen["starts"]["cold"]["features"] == "unit"  # the other one has seen labels
+        records = play(TASK, PRESET, chosen, tmp_path, run, said.append)
+        assert play(TASK, PRESET, chosen, tmp_path, lambda *_: pytest.fail("known already"), said.append) == (
+            json.loads((tmp_path / "results-digits.json").read_text())
+        )
     for record in records:
         if record["epsilon"] is not None:
             assert record["epsilon"][2] <= max(record["granted"])
+    tried = {p["trials"] for name in ("fixed C=1", "FedAvg (no privacy)") for p in _picked(chosen, name)}
+    assert tried == {PRESET.trials}
     text = report(tmp_path)
     assert "| hot | PAC-DP |" in text
     assert "proxy only" in text
     assert "∞" in next(line for line in text.splitlines() if "FedAvg" in line)
+    assert "| rounds to 5%, cold start | all the same | personalised |\n|---|---|---|\n| PAC-DP | 1 |" in text
+    assert "| clients in a round | everybody: same | 1 of 3, as many rounds: same |" in text
     assert text.count("not run") >= 4  # the other tasks, and every cell without public records
+
+
+def _picked(chosen: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return list(chosen["starts"]["hot"]["methods"][name].values())
+
+
+def test_a_cell_says_the_same_each_time(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "digits", TASK)
+    cell = Cell("digits", DpSgd(lr=3.0), "discriminant-9", hot=True, rounds=2, case="same", seed=1)
+    place = Place(folders)
+    first, again = judged(place, cell), judged(place, cell)
+    assert first == again
+    other = judged(place, replace(cell, seed=2))
+    assert other["accuracy"] != first["accuracy"] or other["loss"] != first["loss"]
+    assert cells.tested(place, cell)["by_round"] == cells.tested(place, cell)["by_round"]
+    assert "refused" in judged(place, replace(cell, method=DpSgd(clip=-1.0)))
+
+
+def test_the_hot_start_knows_the_task_and_the_cold_one_nothing(folders: Folders) -> None:
+    data = divided(TASK, folders)
+    x, y = torch.from_numpy(data.test.scaled()), torch.from_numpy(data.test.y)
+    hot, cold = (first_model(data, "discriminant-9", hot=hot)(x) for hot in (True, False))
+    assert float((hot.argmax(1) == y).float().mean()) > 0.8
+    assert torch.equal(cold, torch.zeros_like(cold))
+
+
+def test_every_method_gets_as_many_trials() -> None:
+    for preset in PRESETS.values():
+        for row in methods.rows(TASK, preset.bounds):
+            assert len(preset.rates(TASK, len(row.options))) * len(row.options) == preset.trials
+
+
+def test_every_backbone_has_a_recipe(tmp_path: Path) -> None:
+    assert {name for t in TASKS.values() for name in t.backbones} == set(RECIPES)
+    (tmp_path / "cifar-10.npz").write_bytes(b"there")
+    ensure("cifar-10.npz", tmp_path, None, "cpu", None, pytest.fail)
+
+
+def test_a_missing_backbone_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = BackboneShape(1, (8, 8), blocks=1, groups=4)
+    recipe = Recipe("digits", shape, Pretraining(epochs=1, batch=600, held_out=10, projection=8))
+    monkeypatch.setitem(RECIPES, "toy.npz", recipe)
+    said: list[str] = []
+    ensure("toy.npz", tmp_path / "new", None, "cpu", None, said.append)
+    assert load_backbone(tmp_path / "new" / "toy.npz").about["proxy"] == "digits"
+    assert "training it on digits" in said[0]
 
 
 def test_whoever_tunes_holds_no_test_record(folders: Folders) -> None:
@@ -83,7 +145,7 @@ def test_hospitals_draw_their_budgets() -> None:
 
 def test_a_test_without_settings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="stage choose first"):
-        bench("quick", ["test"], tmp_path, tmp_path, tmp_path / "c", only=["mnist"])
+        bench("quick", ["test"], tmp_path, tmp_path, tmp_path / "c", only=["heart-disease"])
     with pytest.raises(UserError, match="unknown task"):
         bench("quick", ["report"], tmp_path, tmp_path, tmp_path / "c", only=["mnits"])
 

@@ -79,6 +79,14 @@ def test_the_thirds_of_the_proxy_are_disjoint() -> None:
     assert sum(len(r) for r in rows) == len(set.union(*rows))
 
 
+def test_in_three_successive_seeds_every_public_record_judges_once() -> None:
+    public = Arrays.concatenate([data().proxy, data().proxy_validation])
+    judges = [tuple(map(float, r)) for seed in (3, 4, 5) for r in bootstrap(data(), seed).test.x]
+    assert sorted(judges) == sorted(tuple(map(float, r)) for r in public.x)
+    again = [tuple(map(float, r)) for r in bootstrap(data(), 6).test.x]
+    assert sorted(again) != sorted(tuple(map(float, r)) for r in bootstrap(data(), 3).test.x)  # divided anew
+
+
 def test_bad_grids_are_refused() -> None:
     for budgets, bounds in (((), (1.0,)), ((1.0, 0.5), (1.0,)), ((1.0,), (0.0,))):
         with pytest.raises(UserError, match="grid"):

@@ -13,9 +13,23 @@ from modicum.core.layout import Layout
 from modicum.data.arrays import Arrays, Dataset
 from modicum.errors import UserError
 from modicum.models import check_model, fixed_features
-from modicum.models.backbone import Backbone, BackboneShape, load_backbone, save_backbone
+from modicum.models.augment import View, _rotation, random_view
+from modicum.models.backbone import (
+    Backbone,
+    BackboneShape,
+    load_backbone,
+    save_backbone,
+    settled,
+    with_statistics,
+)
 from modicum.models.features import compute, featured
-from modicum.models.frozen import backbone_linear, fit_whitening, unit_linear, whitened_linear
+from modicum.models.frozen import (
+    backbone_linear,
+    fit_discriminant,
+    fit_whitening,
+    unit_linear,
+    whitened_linear,
+)
 from modicum.models.pretrain import Pretraining, nt_xent, pretrain
 
 SHAPE = BackboneShape(1, (8, 16, 16), blocks=1, groups=4)
@@ -123,3 +137,66 @@ def test_pretraining_learns_something() -> None:
 def test_contrast_is_least_when_partners_agree() -> None:
     z = torch.eye(4)
     assert nt_xent(torch.cat([z, z]), 0.1) < nt_xent(torch.cat([z, z.roll(1, 0)]), 0.1)
+
+
+def test_batch_statistics_of_public_records_become_scales_and_shifts() -> None:
+    shape = replace(SHAPE, norm="affine", mirror=True)
+    model = with_statistics(Backbone(shape))
+    x = torch.rand(32, 1, 8, 8)
+    for _ in range(3):
+        model.train()(x)
+    before = model.eval()(x[:4])
+    assert not torch.allclose(before, Backbone(shape).eval()(x[:4]), atol=1e-3)
+    after = settled(model).eval()
+    assert torch.allclose(after(x[:4]), before, atol=1e-5)
+    assert torch.allclose(after.train()(x[:1]), after(x)[:1], atol=1e-5)  # alone, also in training mode
+    check_model(after)
+
+
+def test_a_recoloured_view_keeps_the_grey_axis_and_lengths() -> None:
+    x = torch.rand(6, 3, 8, 8) * 0.2 + 0.4
+    seen = random_view(x, View(shift=0.0, colour=0.2), torch.Generator().manual_seed(0))
+    assert seen.shape == x.shape
+    assert not torch.allclose(seen, x, atol=1e-3)
+    turned = _rotation(torch.randn(5, 3))
+    assert torch.allclose(turned @ turned.transpose(1, 2), torch.eye(3).expand(5, 3, 3), atol=1e-5)
+    assert torch.allclose(_rotation(torch.zeros(1, 3))[0], torch.eye(3), atol=1e-5)
+
+
+def clusters(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three classes that differ in a direction of little spread, beside directions of large spread."""
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 3
+    x = torch.randn(n, 6, generator=g) * torch.tensor([20.0, 10, 5, 1, 1, 1])
+    x[:, 4] += 4.0 * y
+    x[:, 5] += 4.0 * (y == 1)
+    return x, y
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_discriminant_keeps_the_directions_in_which_classes_differ(scaled: bool) -> None:
+    x, y = clusters(600)
+    new, labels = clusters(300, seed=1)
+    found = fit_discriminant(x, y, 2, shrink=0.0, scaled=scaled)(new)
+    means = torch.stack([found[labels == c].mean(0) for c in range(3)])
+    right = ((found @ means.T).argmax(1) == labels).float().mean()
+    whitened = fit_whitening(x, 2)
+    means = torch.stack([whitened(new)[labels == c].mean(0) for c in range(3)])
+    assert float(right) > 0.9 > 0.6 > float(((whitened(new) @ means.T).argmax(1) == labels).float().mean())
+
+
+def test_scaling_makes_the_discriminant_blind_to_units() -> None:
+    x, y = clusters(300)
+    units = torch.tensor([0.1, 0.3, 1, 0.5, 3, 0.5])
+    first, second = (fit_discriminant(v, y, 2, scaled=True)(v) for v in (x, x * units))
+    assert torch.allclose((first @ first.T), (second @ second.T), atol=0.05)
+    first, second = (fit_discriminant(v, y, 2)(v) for v in (x, x * units))
+    assert not torch.allclose((first @ first.T), (second @ second.T), atol=0.05)
+
+
+def test_a_discriminant_refuses_what_it_cannot_do() -> None:
+    x, y = clusters(30)
+    with pytest.raises(UserError, match="between 1 and 2"):
+        fit_discriminant(x, y, 3)
+    with pytest.raises(UserError, match="more public records than classes"):
+        fit_discriminant(x[:3], y[:3], 2)

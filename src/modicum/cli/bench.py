@@ -43,13 +43,18 @@ class Preset(StrEnum):
 @app.command("pac-dp")
 def pac_dp(
     preset: Preset = typer.Option(Preset.QUICK, "--preset", help="quick: minutes on 2 cores; paper: everything."),
-    stages: str = typer.Option("choose,test,report", "--stages", help="choose, test, report, scratch, by commas."),
+    stages: str = typer.Option(
+        "choose,test,scratch,report", "--stages", help="Some of choose, test, scratch, report, by commas."
+    ),
     only: list[str] = typer.Option([], "--only", help="A task, e.g. mnist; may be repeated [default: all]."),
-    backbones: Path = typer.Option(Path("backbones"), "--backbones", help="Folder of backbones' weights."),
+    backbones: Path = typer.Option(
+        Path("backbones"), "--backbones", help="Folder of backbones' weights; a missing one is trained."
+    ),
     out: Path = typer.Option(Path("runs/pac-dp"), "--out", help="Folder for settings and results."),
     cache: Path = typer.Option(Path("runs/pac-dp-cache"), "--cache", help="Folder for features and cells."),
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder of dataset files."),
     device: Device = typer.Option(Device.CPU, "--device", help="Where to compute."),
+    workers: int = typer.Option(1, "--workers", help="Processes that share the cells."),
 ) -> None:
     """PAC-DP's tables at true budgets. Settings come from public records and are stored before any test."""
     from modicum.bench.pac_dp.run import STAGES
@@ -69,6 +74,7 @@ def pac_dp(
         only=only,
         data_dir=None if data_dir is None else str(data_dir),
         device=str(device),
+        workers=workers,
         say=typer.echo,
     )
     typer.echo(text)

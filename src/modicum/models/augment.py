@@ -79,10 +79,20 @@ def _recoloured(x: Tensor, view: View, generator: torch.Generator) -> Tensor:
     middle = x.mean((1, 2, 3), keepdim=True)
     x = (x - middle) * contrast + middle
     grey = x.mean(1, keepdim=True)
-    tint = 0.25 * s * torch.randn(n, 3, 3, device=x.device, generator=generator)
-    turned = torch.linalg.matrix_exp(tint - tint.transpose(1, 2)) @ (x - grey).flatten(2)
+    turned = _rotation(0.35 * s * torch.randn(n, 3, device=x.device, generator=generator)) @ (x - grey).flatten(2)
     recoloured: Tensor = (grey + saturation * turned.view_as(x)).clamp(0, 1)
     return recoloured
+
+
+def _rotation(axis: Tensor) -> Tensor:
+    """Rotations about these axes by their lengths (Rodrigues)."""
+    angle = axis.norm(dim=1).clamp_min(1e-6)[:, None, None]
+    x, y, z = (axis / angle[:, 0]).unbind(1)
+    o = torch.zeros_like(x)
+    cross = torch.stack([o, -z, y, z, o, -x, -y, x, o], 1).view(-1, 3, 3)
+    eye = torch.eye(3, device=axis.device)
+    turn: Tensor = eye + angle.sin() * cross + (1 - angle.cos()) * (cross @ cross)
+    return turn
 
 
 def _erased(x: Tensor, side: float, generator: torch.Generator) -> Tensor:

@@ -1,7 +1,8 @@
 """A convolutional network that is trained on public data and then only computes features.
 
-A narrow wide-ResNet (Zagoruyko & Komodakis 2016) with GroupNorm and weight standardisation (Qiao et al. 2019),
-which together train as well as batch statistics do and treat each example alone (De et al. 2022 use the pair).
+A narrow wide-ResNet (Zagoruyko & Komodakis 2016). Its norms are GroupNorm with weight standardisation (Qiao et al.
+2019; De et al. 2022 use the pair), or plain scales and shifts that stand for batch statistics of public records:
+either way each example is treated alone.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch.nn import functional
 from modicum.errors import UserError
 
 FORMAT = "modicum-backbone-1"
+Part = TypeVar("Part", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class BackboneShape:
     groups: int = 16
     taps: int = 2  # features are the averages over the last `taps` stages
     mirror: bool = False  # average the features of an image and its mirror image
+    norm: Literal["group", "affine"] = "group"
 
     @property
     def features(self) -> int:
@@ -46,19 +49,38 @@ class StandardisedConv(nn.Conv2d):
         return functional.conv2d(x, w.to(x.dtype), None, self.stride, self.padding)
 
 
+class Affine(nn.Module):
+    """A scale and a shift for each channel: what is left of a BatchNorm once its statistics stand still."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight[:, None, None] + self.bias[:, None, None]
+
+
+def _conv(shape: BackboneShape, inner: int, out: int, size: int, stride: int) -> nn.Conv2d:
+    kind = StandardisedConv if shape.norm == "group" else nn.Conv2d
+    return kind(inner, out, size, stride, size // 2, bias=False)
+
+
+def _norm(shape: BackboneShape, channels: int) -> nn.Module:
+    return nn.GroupNorm(shape.groups, channels) if shape.norm == "group" else Affine(channels)
+
+
 class PreActBlock(nn.Module):
     """Norm, ReLU, convolution, twice; the shortcut is plain, or a 1×1 convolution where the shape changes."""
 
-    def __init__(self, inner: int, out: int, stride: int, groups: int) -> None:
+    def __init__(self, inner: int, out: int, stride: int, shape: BackboneShape) -> None:
         super().__init__()
-        self.norm1 = nn.GroupNorm(groups, inner)
-        self.conv1 = StandardisedConv(inner, out, 3, stride, 1, bias=False)
-        self.norm2 = nn.GroupNorm(groups, out)
-        self.conv2 = StandardisedConv(out, out, 3, 1, 1, bias=False)
+        self.norm1 = _norm(shape, inner)
+        self.conv1 = _conv(shape, inner, out, 3, stride)
+        self.norm2 = _norm(shape, out)
+        self.conv2 = _conv(shape, out, out, 3, 1)
         same = stride == 1 and inner == out
-        self.shortcut: nn.Module = (
-            nn.Identity() if same else StandardisedConv(inner, out, 1, stride, 0, bias=False)
-        )
+        self.shortcut: nn.Module = nn.Identity() if same else _conv(shape, inner, out, 1, stride)
         self.scale = nn.Parameter(torch.full((), 0.3))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -76,17 +98,17 @@ class Backbone(nn.Module):
     def __init__(self, shape: BackboneShape) -> None:
         super().__init__()
         self.shape = shape
-        self.stem = StandardisedConv(shape.channels, shape.widths[0], 3, 1, 1, bias=False)
+        self.stem = _conv(shape, shape.channels, shape.widths[0], 3, 1)
         stages, inner = [], shape.widths[0]
         for i, out in enumerate(shape.widths):
             strides = [2 if i else 1] + [1] * (shape.blocks - 1)
             stage = []
             for stride in strides:
-                stage.append(PreActBlock(inner, out, stride, shape.groups))
+                stage.append(PreActBlock(inner, out, stride, shape))
                 inner = out
             stages.append(nn.Sequential(*stage))
         self.stages = nn.ModuleList(stages)
-        self.norms = nn.ModuleList(nn.GroupNorm(shape.groups, w) for w in shape.widths[-shape.taps :])
+        self.norms = nn.ModuleList(_norm(shape, w) for w in shape.widths[-shape.taps :])
 
     def forward(self, x: Tensor) -> Tensor:
         if self.shape.mirror and not self.training:
@@ -102,6 +124,31 @@ class Backbone(nn.Module):
             if i >= first_tap:
                 pooled.append(functional.relu(self.norms[i - first_tap](y)).mean((2, 3)))
         return torch.cat(pooled, 1)
+
+
+def with_statistics(model: Backbone) -> Backbone:
+    """The same network with a BatchNorm in place of every scale and shift, for training on public records."""
+    for parent, name, part in _parts(model, Affine):
+        norm = nn.BatchNorm2d(len(part.weight))
+        norm.load_state_dict({**norm.state_dict(), "weight": part.weight, "bias": part.bias})
+        setattr(parent, name, norm)
+    return model
+
+
+def settled(model: Backbone) -> Backbone:
+    """The inverse: each BatchNorm's running statistics become a scale and a shift."""
+    for parent, name, norm in _parts(model, nn.BatchNorm2d):
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        affine = Affine(norm.num_features)
+        scale = norm.weight.detach() / torch.sqrt(norm.running_var + norm.eps)
+        affine.load_state_dict({"weight": scale, "bias": norm.bias.detach() - scale * norm.running_mean})
+        setattr(parent, name, affine)
+    return model
+
+
+def _parts(model: nn.Module, kind: type[Part]) -> list[tuple[nn.Module, str, Part]]:
+    return [(p, n, c) for p in model.modules() for n, c in p.named_children() if isinstance(c, kind)]
 
 
 @dataclass(frozen=True)

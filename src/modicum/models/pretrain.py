@@ -13,7 +13,7 @@ import argparse
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from modicum.data.arrays import Arrays
 from modicum.data.catalogue import load
 from modicum.errors import UserError
 from modicum.models.augment import LETTER_STRONG, LETTER_WEAK, PHOTO_STRONG, PHOTO_WEAK, random_view
-from modicum.models.backbone import Backbone, BackboneShape, save_backbone
+from modicum.models.backbone import Backbone, BackboneShape, save_backbone, settled, with_statistics
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Pretraining:
 
     epochs: float = 120
     seconds: float = math.inf  # the schedule ends here at the latest
-    batch: int = 512
-    learning_rate: float = 0.2
+    batch: int = 1024
+    learning_rate: float = 0.4
     weight_decay: float = 5e-4
     contrast: float = 1.0  # weight of NT-Xent against the cross-entropy
     temperature: float = 0.3
@@ -49,7 +49,7 @@ def default_shape(channels: int) -> BackboneShape:
     """Small enough to compute 60,000 images' features on two cores in minutes."""
     if channels == 1:
         return BackboneShape(1, (32, 64, 128), blocks=1)
-    return BackboneShape(channels, (64, 128, 256), blocks=2, mirror=True)
+    return BackboneShape(channels, (64, 128, 256, 384), blocks=2, mirror=True, norm="affine")
 
 
 def pretrain(
@@ -73,7 +73,7 @@ def pretrain(
         flush=True,
     )
     about = {"classes": classes, "records": len(proxy), "steps": step, "held_out_accuracy": accuracy}
-    return run.averaged.to("cpu"), {
+    return settled(run.averaged.to("cpu")), {
         **about,
         "pretraining": {k: v for k, v in asdict(how).items() if v != math.inf},
     }
@@ -93,8 +93,8 @@ class _Run:
         self.weak, self.strong = (
             (LETTER_WEAK, LETTER_STRONG) if shape.channels == 1 else (PHOTO_WEAK, PHOTO_STRONG)
         )
-        self.backbone = Backbone(shape).to(device)
-        self.averaged = Backbone(shape).to(device)
+        self.backbone = with_statistics(Backbone(shape)).to(device)
+        self.averaged = with_statistics(Backbone(shape)).to(device)
         self.averaged.load_state_dict(self.backbone.state_dict())
         self.head = nn.Linear(shape.features, classes).to(device)
         self.averaged_head = nn.Linear(shape.features, classes).to(device)
@@ -103,7 +103,8 @@ class _Run:
         ).to(device)
         if device.type == "cuda":
             torch.backends.cudnn.benchmark = True
-            self.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            for part in (self.backbone, self.averaged):
+                part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         parts = (self.backbone, self.head, self.projector)
         decayed = [p for part in parts for p in part.parameters() if p.ndim > 1]
         plain = [p for part in parts for p in part.parameters() if p.ndim <= 1]
@@ -144,8 +145,8 @@ class _Run:
         self.done += 1
         share = min(self.how.average, (1 + self.done) / (10 + self.done))
         pairs = ((self.averaged, self.backbone), (self.averaged_head, self.head))
-        mean: list[Tensor] = [p for a, _ in pairs for p in a.parameters()]
-        new: list[Tensor] = [p for _, b in pairs for p in b.parameters()]
+        mean = [t for a, _ in pairs for t in a.state_dict().values() if t.is_floating_point()]
+        new = [t for _, b in pairs for t in b.state_dict().values() if t.is_floating_point()]
         torch._foreach_lerp_(mean, new, 1 - share)
 
     @torch.no_grad()
@@ -181,7 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name, kind in (("epochs", float), ("seconds", float), ("batch", int), ("contrast", float), ("seed", int)):
         parser.add_argument(f"--{name}", type=kind, default=getattr(Pretraining, name))
     parser.add_argument("--learning-rate", type=float, default=Pretraining.learning_rate)
-    parser.add_argument("--width", type=int, default=None, help="channels of the first stage")
+    parser.add_argument("--widths", type=int, nargs="+", default=None, help="channels of each stage")
     parser.add_argument("--blocks", type=int, default=None, help="blocks of a stage")
     given = parser.parse_args(arguments)
     try:
@@ -190,8 +191,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise UserError(f"a backbone is trained on images, and {given.proxy} has none")
         proxy = Arrays.concatenate([dataset.train, dataset.test])  # all of a proxy is public
         shape = default_shape(proxy.shape[0])
-        widths = shape.widths if given.width is None else tuple(given.width * 2**i for i in range(3))
-        shape = BackboneShape(shape.channels, widths, given.blocks or shape.blocks, mirror=shape.mirror)
+        shape = replace(shape, widths=tuple(given.widths or shape.widths), blocks=given.blocks or shape.blocks)
         how = Pretraining(
             given.epochs, given.seconds, given.batch, given.learning_rate, contrast=given.contrast, seed=given.seed
         )

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from modicum.bench.pac_dp.settings import Case, Task
 from modicum.data import assign_budgets, federate, load
 from modicum.data.arrays import Arrays, Dataset, FederatedData
-from modicum.errors import UserError
-from modicum.federation.experiment import Federation
-from modicum.models.frozen import FixedFeatures, unit_linear, whitened_linear
+from modicum.models.frozen import FixedFeatures, UnitNorm, fit_discriminant, fit_whitening
+from modicum.models.public_head import public_head
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,23 @@ class Folders:
 
 
 @lru_cache(maxsize=1)
-def dataset(name: str, backbone: str | None, folders: Folders) -> Dataset:
-    """The task's records, or their features in one file: once made, the images are not needed any more."""
-    if backbone is None:
+def dataset(name: str, backbones: tuple[str, ...], folders: Folders) -> Dataset:
+    """The task's records, or their features: once these are in files, the images are not needed any more."""
+    if not backbones:
         return load(name, folders.data)
-    weights = folders.backbones / backbone
-    if not weights.is_file():
-        raise UserError(
-            f"there is no {weights}: train it with python -m modicum.models.pretrain, or leave {name} out"
-        )
+    parts = [_featured(name, folders.backbones / backbone, folders) for backbone in backbones]
+    train, test = (np.concatenate([p[k] for p in parts], 1).astype(np.float32) for k in ("train_x", "test_x"))
+    first = parts[0]
+    return Dataset(
+        name,
+        Arrays(train, first["train_y"]),
+        Arrays(test, first["test_y"]),
+        int(first["classes"]),
+        note=str(first["note"]),
+    )
+
+
+def _featured(name: str, weights: Path, folders: Folders) -> dict[str, np.ndarray]:
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()[:12]
     path = folders.cache / f"{name}-by-{weights.stem}-{digest}.npz"
     if not path.is_file():
@@ -46,15 +55,11 @@ def dataset(name: str, backbone: str | None, folders: Folders) -> Dataset:
         half = {"train_x": made.train.x.astype(np.float16), "test_x": made.test.x.astype(np.float16)}
         labels = {"train_y": made.train.y.astype(np.int16), "test_y": made.test.y.astype(np.int16)}
         about = {"classes": np.array(made.classes), "note": np.array(made.note)}
-        np.savez(path, **half, **labels, **about)  # type: ignore[arg-type]
+        part = path.with_suffix(f".{os.getpid()}.npz")
+        np.savez(part, **half, **labels, **about)  # type: ignore[arg-type]
+        part.replace(path)  # never a half-written file: several processes may ask
     with np.load(path, allow_pickle=False) as found:
-        return Dataset(
-            name,
-            Arrays(found["train_x"].astype(np.float32), found["train_y"]),
-            Arrays(found["test_x"].astype(np.float32), found["test_y"]),
-            int(found["classes"]),
-            note=str(found["note"]),
-        )
+        return dict(found)
 
 
 def divided(task: Task, folders: Folders, draw: int = 0) -> FederatedData:
@@ -63,7 +68,7 @@ def divided(task: Task, folders: Folders, draw: int = 0) -> FederatedData:
     With `redraw`, each draw divides a client's records into training and test anew; otherwise draws differ in
     budgets and noise.
     """
-    data = federate(dataset(task.name, task.backbone, folders), clients=task.clients, proxy=task.proxy, seed=0)
+    data = federate(dataset(task.name, task.backbones, folders), clients=task.clients, proxy=task.proxy, seed=0)
     if not task.redraw:
         return data
     clients = []
@@ -81,8 +86,10 @@ def without_private(data: FederatedData) -> FederatedData:
     return replace(data, test=Arrays.empty(data.test))
 
 
-def budgets(task: Task, case: Case, clients: int, seed: int) -> tuple[float, ...]:
-    """Shares as exact counts; with a handful of hospitals each draws for itself."""
+def budgets(task: Task, case: Case | float, clients: int, seed: int) -> tuple[float, ...]:
+    """Shares as exact counts; with a handful of hospitals each draws for itself. A number: everyone's budget."""
+    if isinstance(case, float):
+        return (case,) * clients
     if case == "same":
         return assign_budgets(task.same, clients)
     if clients >= 10:
@@ -92,13 +99,23 @@ def budgets(task: Task, case: Case, clients: int, seed: int) -> tuple[float, ...
     return tuple(float(v) for v in drawn)
 
 
-def federation(task: Task, case: Case, data: FederatedData, seed: int) -> Federation:
-    return Federation(data, budgets(task, case, len(data.clients), seed))
+def features(name: str, x: Tensor, y: Tensor) -> nn.Module:
+    """`unit`, `whitened-SIZE`, `discriminant-SIZE` or `scaled-discriminant-SIZE`, fitted to public records."""
+    kind, _, size = name.rpartition("-")
+    if uses_labels(name):
+        return fit_discriminant(x, y, int(size), scaled=kind == "scaled-discriminant")
+    return fit_whitening(x, int(size)) if kind == "whitened" else UnitNorm()
 
 
-def head(data: FederatedData, size: int) -> FixedFeatures:
-    """A linear head on features whitened by the public records, or on records cut to length 1 (size 0)."""
-    if not size:
-        return unit_linear(data.input_shape, data.classes)
-    public = [data.proxy.x, data.proxy_validation.x] if len(data.proxy_validation) else [data.proxy.x]
-    return whitened_linear(torch.from_numpy(np.concatenate(public)), size, data.classes)
+def uses_labels(name: str) -> bool:
+    return "discriminant" in name
+
+
+def first_model(data: FederatedData, name: str, *, hot: bool) -> FixedFeatures:
+    """A linear head on these features: fitted to the public records (hot start), or zero."""
+    public = Arrays.concatenate([data.proxy, data.proxy_validation]) if len(data.proxy_validation) else data.proxy
+    x, y = torch.from_numpy(public.scaled()), torch.from_numpy(public.y).long()
+    if hot:
+        return public_head(x, y, data.classes, partial(features, name))
+    made = features(name, x, y)
+    return FixedFeatures(made, made(x[:1]).shape[1], data.classes)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from modicum.bench.pac_dp.data import Folders, divided, head, without_private
+from modicum.bench.pac_dp.data import Folders, divided, first_model, without_private
 from modicum.bench.pac_dp.report import results
 from modicum.bench.pac_dp.settings import TASKS, Task
 from modicum.errors import MissingExtraError
@@ -41,7 +41,9 @@ def draw_task(task: Task, out: Path, folders: Folders, to: Path) -> list[Path]:
     if "accuracy" in curve.about:  # else it was not fitted on the task's own public records
         made.append(_fit_figure(task, curve, start, folders, to / f"pac-dp-{task.name}-fit.png"))
     if results(task, out):
-        made.append(_rounds_figure(task, out, to / f"pac-dp-{task.name}-rounds.png"))
+        made.append(_rounds_figure(task, out, "hot", to / f"pac-dp-{task.name}-rounds.png"))
+        made.append(_rounds_figure(task, out, "cold", to / f"pac-dp-{task.name}-cold.png"))
+        made.append(_budgets_figure(task, out, to / f"pac-dp-{task.name}-budgets.png"))
     return made
 
 
@@ -94,9 +96,8 @@ def public_surrogate(
     experiment = Experiment(
         federation=Federation(stand_in, (budget,) * len(stand_in.clients)),
         method=PacDp(),
-        model=head(stand_in, start["size"]),
+        model=first_model(stand_in, start["features"], hot=True),
         rounds=start["rounds"],
-        hot_start=start["hot"],
     )
     data = prepare(experiment, experiment.method.build(experiment.setting))
     assert isinstance(data.model, torch.nn.Linear)
@@ -111,19 +112,42 @@ def public_surrogate(
     return surrogate(gradients, bounds, z, records, len(stand_in.clients))
 
 
-def _rounds_figure(task: Task, out: Path, path: Path) -> Path:
+def _rounds_figure(task: Task, out: Path, start: str, path: Path) -> Path:
     figure, axes = _figure(2)
     for axis, case in zip(axes, ("same", "personal"), strict=True):
         curves: dict[str, list[list[float]]] = defaultdict(list)
         for r in results(task, out):
-            if r["case"] == case and r["start"] == "hot" and r.get("accuracy") is not None:
+            whole = r["case"] == case and r["start"] == start and not r["row"].startswith("half")
+            if whole and r.get("accuracy") is not None:
                 curves[r["row"]].append([r["first"], *r["by_round"]])
         for i, (row, values) in enumerate(sorted(curves.items())):
             mean = [100 * statistics.fmean(v[t] for v in values) for t in range(len(values[0]))]
             axis.plot(mean, label=row, color=COLOURS[i % len(COLOURS)], linestyle="-" if i < len(COLOURS) else ":")
-        axis.set(xlabel="round", ylabel="test accuracy (%)", title=f"{task.title}, {case}")
+        if start == "cold" and task.target is not None:
+            axis.axhline(100 * task.target, color="black", linewidth=0.8, linestyle="--")
+        axis.set(xlabel="round", ylabel="test accuracy (%)", title=f"{task.title}, {start} start, {case}")
         axis.grid(alpha=0.25)
     axes[1].legend(frameon=False, fontsize=6)
+    figure.savefig(path, dpi=90)
+    return path
+
+
+def _budgets_figure(task: Task, out: Path, path: Path) -> Path:
+    """Accuracy by ε: PAC-DP against fixed bounds with its schedule, and against other methods."""
+    figure, axes = _figure(2)
+    for axis, kind in zip(axes, ("search ", "sweep "), strict=True):
+        points: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for r in results(task, out):
+            ours = r["row"] == "sweep PAC-DP"
+            if (ours or r["row"].startswith(kind)) and r.get("accuracy") is not None:
+                points["PAC-DP" if ours else r["row"].removeprefix(kind)][float(r["case"])].append(r["accuracy"])
+        for i, (row, by_budget) in enumerate(points.items()):
+            means = [100 * statistics.fmean(by_budget[e]) for e in sorted(by_budget)]
+            width = 2.2 if row == "PAC-DP" else 1.0
+            axis.plot(sorted(by_budget), means, "-o", markersize=3, label=row, color=COLOURS[i], linewidth=width)
+        axis.set(xlabel="ε of everyone", ylabel="test accuracy (%)", xscale="log", title=task.title)
+        axis.grid(alpha=0.25)
+        axis.legend(frameon=False, fontsize=6)
     figure.savefig(path, dpi=90)
     return path
 

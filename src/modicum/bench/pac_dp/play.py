@@ -2,140 +2,123 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import json
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from modicum.bench.pac_dp import methods
-from modicum.bench.pac_dp.data import Folders, divided, federation, head
-from modicum.bench.pac_dp.settings import CASES, Case, Preset, Task
-from modicum.errors import UserError
-from modicum.federation.evaluation import evaluate
-from modicum.federation.experiment import Experiment, MethodSpec, Prepared, prepare
-from modicum.federation.rehearsal import Rehearsal
+from modicum.bench.pac_dp.cells import Cell, Run, tested
+from modicum.bench.pac_dp.settings import CASES, Preset, Task
+from modicum.federation.experiment import MethodSpec
 from modicum.methods import PacDp
-from modicum.privacy.accounting import epsilon
 
 Say = Callable[[str], None]
+Key = tuple[str, str, str, int]
 SEARCH_SEEDS = 3
-
-
-class Bench:
-    """One task. Data, features and hot start of a draw are shared by all methods."""
-
-    def __init__(self, task: Task, folders: Folders, device: str) -> None:
-        self.task, self.folders, self.device = task, folders, device
-        self._key: tuple[int, int, int] | None = None
-        self._prepared: Prepared | None = None
-
-    def run(
-        self, method: MethodSpec, start: dict[str, Any], case: Case, seed: int, budget: float | None = None
-    ) -> dict[str, Any]:
-        """Accuracy by rounds, and the true ε of the clients; `budget` instead of the task's own."""
-        data = divided(self.task, self.folders, seed)
-        experiment = Experiment(
-            federation=federation(
-                self.task if budget is None else replace(self.task, same=budget), case, data, seed
-            ),
-            method=method,
-            model=head(data, start["size"]),
-            rounds=start["rounds"],
-            hot_start=start["hot"],
-            seed=1000 + seed,  # none of the seeds that settings were chosen with
-            device=self.device,
-        )
-        key = (start["size"], start["hot"], seed)
-        if key != self._key:
-            self._key, self._prepared = key, prepare(experiment, method.build(experiment.setting))
-        run = Rehearsal(experiment, self._prepared)
-        first = evaluate(run.backend, run.data.first, run.data.test)["accuracy"]
-        rounds = list(run.rounds())
-        true = sorted(epsilon(list(p.releases), p.spec).epsilon for p in _different(run).values() if p.releases)
-        groups = sorted({f.budget for f in run.facts.values()})
-        return {
-            "accuracy": rounds[-1].simulated["test_accuracy"],
-            "first": first,
-            "by_round": [r.simulated["test_accuracy"] for r in rounds],
-            "bound": rounds[0].bound,
-            "granted": groups,
-            "epsilon": [true[0], statistics.median(true), true[-1]] if true else None,
-        }
-
-
-def _different(run: Rehearsal) -> dict[Any, Any]:
-    """One plan for each kind of client: those with equal budgets and sizes cost the same."""
-    return {(p.budget, tuple(p.releases)): p for p in run.plans.values()}
-
-
-def specs(
-    task: Task, preset: Preset, chosen: dict[str, Any], out: Path
-) -> Iterator[tuple[str, str, Case, MethodSpec]]:
-    """(start, row, case, method) of every cell that settings were chosen for."""
-    table = {row.name: row for row in methods.rows(task, preset.bounds)}
-    for start, found in chosen["starts"].items():
-        for name, cases in found["methods"].items():
-            for case in CASES:
-                if case not in cases:
-                    continue
-                picked = cases[case]
-                if name == "PAC-DP":
-                    curve = str(out / "curves" / picked["curve"])
-                    yield start, name, case, methods.pac_dp(picked["lr"], curve)
-                    if start == "hot":
-                        yield (
-                            start,
-                            "PAC-DP, weights by records",
-                            case,
-                            methods.pac_dp(picked["lr"], curve, weights="weighted"),
-                        )
-                else:
-                    yield start, name, case, table[name].make(picked["lr"], picked["option"])
+SWEPT = ("AUTO-S", "AQC", "CGM_Median", "rPDP-FL", "NbAFL")  # beside PAC-DP, at every budget that F was fitted at
+SAMPLED = ("PAC-DP", "fixed C=1", "AUTO-S", "AQC")
 
 
 def play(
-    task: Task, preset: Preset, chosen: dict[str, Any], folders: Folders, out: Path, device: str, say: Say
+    task: Task, preset: Preset, chosen: dict[str, Any], out: Path, run: Run, say: Say
 ) -> list[dict[str, Any]]:
-    """All cells of a task, one record each."""
-    bench, records = Bench(task, folders, device), []
-    cells = list(specs(task, preset, chosen, out))
+    """All cells of a task, one record each; those in the results' file are kept: a stopped test goes on."""
+    path = out / f"results-{task.name}.json"
+    records: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    known = {_key(r) for r in records}
     for seed in range(preset.seeds or task.seeds):
-        for start in chosen["starts"]:
-            for s, name, case, method in cells:
-                if s != start:
-                    continue
-                about = {"task": task.name, "start": start, "row": name, "case": case, "seed": seed}
-                try:
-                    records.append({**about, **bench.run(method, chosen["starts"][start], case, seed)})
-                except UserError as error:
-                    records.append({**about, "accuracy": None, "reason": str(error)})
-            if start == "hot" and seed < SEARCH_SEEDS:
-                records += _search(bench, chosen["starts"][start], preset, out, seed)
+        cells = [(key, cell) for key, cell in _cells(task, preset, chosen, out, seed) if key not in known]
+        if not cells:
+            continue
+        for (start, row, case, _), found in zip(
+            [key for key, _ in cells], run(tested, [cell for _, cell in cells]), strict=True
+        ):
+            records.append({"task": task.name, "start": start, "row": row, "case": case, "seed": seed, **found})
+        path.write_text(as_lines(records), encoding="utf-8")
         say(f"{task.name} seed {seed}: {len(records)} cells")
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
     return records
 
 
-def _search(bench: Bench, start: dict[str, Any], preset: Preset, out: Path, seed: int) -> list[dict[str, Any]]:
-    """What the best fixed bound would have given, on records that no curve was fitted to."""
-    records = []
-    for budget, bound, method in _exhaustive(bench.task, start, preset, out):
-        found = bench.run(method, start, "same", seed, budget=budget)
-        about = {"task": bench.task.name, "start": "hot", "row": f"search C={bound:g}", "case": f"{budget:g}"}
-        records.append({**about, "seed": seed, **found})
-    return records
+def _key(record: dict[str, Any]) -> Key:
+    return record["start"], record["row"], record["case"], record["seed"]
 
 
-def _exhaustive(
-    task: Task, start: dict[str, Any], preset: Preset, out: Path
-) -> list[tuple[float, float, MethodSpec]]:
-    """Every fixed bound at every fitted budget, beside PAC-DP with its curve (bound 0), same rate and schedule."""
-    picked = start["methods"]["PAC-DP"]["same"]
-    lr, curve = picked["lr"], str(out / "curves" / picked["curve"])
-    fixed = [(bound, PacDp(lr=lr, clip=bound)) for bound in preset.bounds]
-    tried = [(0.0, methods.pac_dp(lr, curve)), *fixed]
-    return [(budget, bound, method) for budget in task.fit_budgets for bound, method in tried]
+def _cells(task: Task, preset: Preset, chosen: dict[str, Any], out: Path, seed: int) -> Iterator[tuple[Key, Cell]]:
+    for start, found in chosen["starts"].items():
+        about = found["features"], found["hot"], found["rounds"]
+        specs = _specs(task, preset, found, out)
+        for row, by_case in specs.items():
+            for case in CASES:
+                if case in by_case:
+                    yield (start, row, case, seed), Cell(task.name, by_case[case], *about, case, seed)
+        if start != "hot" or seed >= SEARCH_SEEDS:
+            continue
+        for row, budget, method in _sweep(task, preset, found, specs, out):
+            yield (start, row, f"{budget:g}", seed), Cell(task.name, method, *about, budget, seed)
+        if task.clients is not None:
+            for row, half, cell in _sampled(task, found, specs, seed):
+                yield (start, row, half, seed), cell
+
+
+def _specs(task: Task, preset: Preset, found: dict[str, Any], out: Path) -> dict[str, dict[str, MethodSpec]]:
+    """The methods by row and case, as they were chosen."""
+    table = {row.name: row for row in methods.rows(task, preset.bounds)}
+    made: dict[str, dict[str, MethodSpec]] = {}
+    for name, cases in found["methods"].items():
+        made[name] = {
+            case: _pac_dp(found, out, case) if name == "PAC-DP" else table[name].make(p["lr"], p["option"])
+            for case, p in cases.items()
+        }
+    if found["hot"]:
+        made["PAC-DP, weights by records"] = {
+            case: _pac_dp(found, out, case, weights="weighted") for case in found["methods"]["PAC-DP"]
+        }
+    return made
+
+
+def _pac_dp(found: dict[str, Any], out: Path, case: str, weights: str | None = None) -> PacDp:
+    picked = found["methods"]["PAC-DP"][case]
+    return methods.pac_dp(picked["lr"], str(out / "curves" / picked["curve"]), weights=weights)
+
+
+def _sweep(
+    task: Task, preset: Preset, found: dict[str, Any], specs: dict[str, dict[str, MethodSpec]], out: Path
+) -> Iterator[tuple[str, float, MethodSpec]]:
+    """Everyone with each fitted budget: PAC-DP, every fixed bound at its rate and schedule, and other methods."""
+    lr = found["methods"]["PAC-DP"]["same"]["lr"]
+    for budget in task.fit_budgets:
+        yield "sweep PAC-DP", budget, _pac_dp(found, out, "same")
+        for bound in preset.bounds:
+            yield f"search C={bound:g}", budget, PacDp(lr=lr, clip=bound)
+        for name in SWEPT:
+            if "same" in specs.get(name, {}):
+                yield f"sweep {name}", budget, specs[name]["same"]
+
+
+def _sampled(
+    task: Task, found: dict[str, Any], specs: dict[str, dict[str, MethodSpec]], seed: int
+) -> Iterator[tuple[str, str, Cell]]:
+    """Half of the clients in each round, by a public balanced schedule: as many rounds, and twice as many."""
+    assert task.clients is not None
+    for name in SAMPLED:
+        for case in CASES:
+            if case in specs.get(name, {}):
+                for times in (1, 2):
+                    shape = found["features"], found["hot"], times * found["rounds"]
+                    cell = Cell(task.name, specs[name][case], *shape, case, seed, task.clients // 2)
+                    yield f"half ×{times} {name}", case, cell
+
+
+def as_lines(records: Sequence[dict[str, Any]]) -> str:
+    """One cell a line, so that results can be compared as text."""
+    rows = [json.dumps(_rounded(r), ensure_ascii=False, allow_nan=False) for r in records]
+    return "[\n" + ",\n".join(rows) + "\n]\n"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, list):
+        return [_rounded(v) for v in value]
+    return {k: _rounded(v) for k, v in value.items()} if isinstance(value, dict) else value

@@ -40,14 +40,33 @@ def _task(task: Task, out: Path) -> list[str]:
         return ["", f"## {task.title}", "", "not run"]
     shares = ", ".join(f"{e:g} ({w:.0%})" for e, w in task.personal.items())
     lines = ["", f"## {task.title}", "", f"Everyone ε = {task.same:g}; personalised: {shares}. δ = 1e-5."]
-    lines += ["", *_main_table(task, records), "", *_search_table(records), "", *_rounds_table(records)]
+    parts = [_chosen(task, out), _main_table(task, records), _search_table(records), _sweep_table(records)]
+    parts += [_rounds_table(records), _target_table(task, records), _sampled_table(task, records)]
+    for part in parts:
+        lines += ["", *part] if part else []
     return lines
+
+
+def _chosen(task: Task, out: Path) -> list[str]:
+    """What was chosen on public records, and how good it looked there."""
+    path = out / f"{task.name}.json"
+    if not path.is_file():
+        return []
+    lines = []
+    for start, found in json.loads(path.read_text(encoding="utf-8"))["starts"].items():
+        tried = ", ".join(f"{name} {100 * v:.1f}" for name, v in found["by_features"].items())
+        rates = ", ".join(f"{case} {p['lr']:g}" for case, p in found["methods"]["PAC-DP"].items())
+        lines.append(
+            f"Chosen on public records, {start} start: {found['features']} (public accuracy of the candidates: "
+            f"{tried}), {found['rounds']} rounds; PAC-DP's learning rate: {rates}."
+        )
+    return [line for pair in zip(lines, [""] * len(lines), strict=True) for line in pair][:-1]
 
 
 def _main_table(task: Task, records: Sequence[Record]) -> list[str]:
     cells: dict[tuple[str, str], dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for r in records:
-        if not r["row"].startswith("search"):
+        if not r["row"].startswith(("search", "sweep", "half")):
             cells[r["start"], r["row"]][r["case"]].append(r)
     lines = [
         "| start | method | all the same | personalised | true ε of clients (min / median / max), personalised |",
@@ -89,32 +108,101 @@ def _epsilon(records: Sequence[Record]) -> str:
     return f"{low:.3g} / {statistics.median(middle):.3g} / {high:.3g}"
 
 
-def _search_table(records: Sequence[Record]) -> list[str]:
-    """PAC-DP's bound against every fixed one, on records that no curve was fitted to."""
+def _by_budget(records: Sequence[Record], kind: str) -> dict[str, dict[str, list[Record]]]:
+    """Row, then budget."""
     found: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for r in records:
-        if r["row"].startswith("search") and r.get("accuracy") is not None:
-            found[r["case"]][r["row"].removeprefix("search C=")].append(r)
-    if not found:
+        if r["row"].startswith(kind) and r.get("accuracy") is not None:
+            found[r["row"].removeprefix(kind)][r["case"]].append(r)
+    return found
+
+
+def _average(records: Sequence[Record]) -> float:
+    return statistics.fmean(r["accuracy"] for r in records)
+
+
+def _search_table(records: Sequence[Record]) -> list[str]:
+    """PAC-DP's bound against every fixed one, on records that no curve was fitted to."""
+    ours, fixed = _by_budget(records, "sweep ").get("PAC-DP", {}), _by_budget(records, "search C=")
+    if not ours or not fixed:
         return ["Exhaustive search over fixed bounds: not run"]
     lines = [
         "| ε of everyone | PAC-DP | its C | best fixed C on the test | its accuracy | gap |",
         "|---|---|---|---|---|---|",
     ]
-    for budget, rows in found.items():
-        means = {bound: statistics.fmean(r["accuracy"] for r in rs) for bound, rs in rows.items()}
-        ours = means.pop("0")
+    for budget, own in ours.items():
+        means = {bound: _average(rows[budget]) for bound, rows in fixed.items() if budget in rows}
         best = max(means, key=lambda b: means[b])
-        bound = rows["0"][0]["bound"]
-        gap = 100 * (means[best] - ours)
+        bound, mean = own[0]["bound"], _average(own)
+        gap = 100 * (means[best] - mean)
         lines.append(
-            f"| {budget} | {100 * ours:.1f} | {bound:.3g} | {best} | {100 * means[best]:.1f} | {gap:+.1f} |"
+            f"| {budget} | {100 * mean:.1f} | {bound:.3g} | {best} | {100 * means[best]:.1f} | {gap:+.1f} |"
         )
     return lines
 
 
+def _sweep_table(records: Sequence[Record]) -> list[str]:
+    """Accuracy by ε, with the settings that were chosen for the task's own budget."""
+    rows = _by_budget(records, "sweep ")
+    if not rows:
+        return []
+    columns = list(rows["PAC-DP"])
+    lines = ["| accuracy by ε of everyone | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
+    fixed = {f"PAC-DP's schedule, C={c}": by for c, by in _by_budget(records, "search C=").items()}
+    for row, by_budget in {**rows, **fixed}.items():
+        shown = [f"{100 * _average(by_budget[c]):.1f}" if c in by_budget else "not run" for c in columns]
+        lines.append(f"| {row} | " + " | ".join(shown) + " |")
+    return lines
+
+
+def _target_table(task: Task, records: Sequence[Record]) -> list[str]:
+    """Rounds until the mean accuracy first reaches the target, from a cold start: a hot one is past it at once."""
+    if task.target is None:
+        return []
+    curves: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    for r in records:
+        if r["start"] == "cold" and r.get("accuracy") is not None:
+            curves[r["row"], r["case"]].append(r["by_round"])
+    names = list(dict.fromkeys(row for row, _ in curves))
+    lines = [f"| rounds to {task.target:.0%}, cold start | all the same | personalised |", "|---|---|---|"]
+    for name in names:
+        shown = [_first_above(curves.get((name, case), []), task.target) for case in ("same", "personal")]
+        lines.append(f"| {name} | {shown[0]} | {shown[1]} |")
+    return lines if names else []
+
+
+def _first_above(curves: Sequence[Sequence[float]], target: float) -> str:
+    if not curves:
+        return "not run"
+    means = [statistics.fmean(values) for values in zip(*curves, strict=True)]
+    reached = [t for t, value in enumerate(means, start=1) if value >= target]
+    return str(reached[0]) if reached else f"not in {len(means)}"
+
+
+def _sampled_table(task: Task, records: Sequence[Record]) -> list[str]:
+    """Half of the clients in a round, beside everybody."""
+    found: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for r in records:
+        if r["start"] == "hot":
+            found[r["row"], r["case"]].append(r)
+    names = [row.removeprefix("half ×1 ") for row, case in found if row.startswith("half ×1") and case == "same"]
+    if not names or task.clients is None:
+        return []
+    some = f"{task.clients // 2} of {task.clients}"
+    heads = ["everybody", f"{some}, as many rounds", f"{some}, twice as many"]
+    lines = [
+        "| clients in a round | " + " | ".join(f"{h}: {c}" for c in ("same", "personal") for h in heads) + " |"
+    ]
+    lines.append("|---" * 7 + "|")
+    for name in names:
+        rows = (name, f"half ×1 {name}", f"half ×2 {name}")
+        shown = [_spread(found.get((row, case), [])) for case in ("same", "personal") for row in rows]
+        lines.append(f"| {name} | " + " | ".join(shown) + " |")
+    return lines
+
+
 def _rounds_table(records: Sequence[Record]) -> list[str]:
-    """Mean accuracy by rounds, cold start: how fast, not only how far."""
+    """Mean accuracy by rounds: how fast, not only how far."""
     rows = [r for r in records if r["row"] == "PAC-DP" and r.get("accuracy") is not None]
     lines = ["| PAC-DP by rounds | " + " | ".join(str(k) for k in _marks(rows)) + " |"]
     lines.append("|---" * (1 + len(_marks(rows))) + "|")

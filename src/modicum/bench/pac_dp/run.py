@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from modicum.bench.pac_dp.backbones import ensure
+from modicum.bench.pac_dp.cells import Place, runner
 from modicum.bench.pac_dp.data import Folders
 from modicum.bench.pac_dp.play import play
 from modicum.bench.pac_dp.scratch import CELLS, play_scratch
@@ -15,7 +17,7 @@ from modicum.bench.pac_dp.tune import tune
 from modicum.errors import UserError
 
 Say = Callable[[str], None]
-STAGES = ("choose", "test", "report", "scratch")
+STAGES = ("choose", "test", "scratch", "report")
 
 
 def bench(
@@ -28,45 +30,38 @@ def bench(
     only: Sequence[str] = (),
     data_dir: str | None = None,
     device: str = "cpu",
+    workers: int = 1,
     say: Say = print,
 ) -> str:
     """The tables as text. A task whose settings or results are there already keeps them."""
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}: use {' or '.join(PRESETS)}")
+    if workers < 1:
+        raise UserError(f"the number of workers must be at least 1, got {workers}")
+    for name in only:
+        if name not in TASKS and name not in CELLS:
+            raise UserError(f"unknown task {name!r}: use one of {', '.join([*TASKS, *CELLS])}")
     chosen = PRESETS[preset]
-    names = list(only) or list(chosen.tasks)
-    if "scratch" in stages:
-        play_scratch([cell for cell in only if cell in CELLS] or list(CELLS), out, data_dir, device)
-    names = [name for name in names if name not in CELLS]
-    for name in names:
-        if name not in TASKS:
-            raise UserError(f"unknown task {name!r}: use one of {', '.join(TASKS)}")
-    folders = Folders(backbones, cache, data_dir)
+    names = [name for name in only if name in TASKS] if only else list(chosen.tasks)
+    cells = [name for name in only if name in CELLS] if only else list(CELLS) if chosen.scratch else []
+    place = Place(Folders(backbones, cache, data_dir), device)
+    out.mkdir(parents=True, exist_ok=True)
     cache.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        task, settings, results = TASKS[name], out / f"{name}.json", out / f"results-{name}.json"
-        if "choose" in stages and not settings.is_file():
-            tune(task, chosen, folders, out, device, say)
-        if "test" in stages and not results.is_file():
-            if not settings.is_file():
-                raise UserError(f"there are no settings in {settings}: run the stage choose first")
-            found: dict[str, Any] = json.loads(settings.read_text(encoding="utf-8"))
-            records = play(task, PRESETS[found["preset"]], found, folders, out, device, say)
-            results.write_text(_lines(records), encoding="utf-8")
+    with runner(place, workers) as run:
+        for name in names:
+            task, settings = TASKS[name], out / f"{name}.json"
+            if {"choose", "test"} & set(stages):
+                for backbone in task.backbones:
+                    ensure(backbone, backbones, data_dir, device, chosen.pretraining, say)
+            if "choose" in stages and not settings.is_file():
+                tune(task, chosen, place, out, run, say)
+            if "test" in stages:
+                if not settings.is_file():
+                    raise UserError(f"there are no settings in {settings}: run the stage choose first")
+                found: dict[str, Any] = json.loads(settings.read_text(encoding="utf-8"))
+                play(task, PRESETS[found["preset"]], found, out, run, say)
+    if "scratch" in stages:
+        play_scratch(cells, out, data_dir, device, say)
     from modicum.bench.pac_dp.report import report
 
     return report(out) if "report" in stages else ""
-
-
-def _lines(records: Sequence[dict[str, Any]]) -> str:
-    """One cell a line, so that results can be compared as text."""
-    rows = [json.dumps(_rounded(r), ensure_ascii=False, allow_nan=False) for r in records]
-    return "[\n" + ",\n".join(rows) + "\n]\n"
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, list):
-        return [_rounded(v) for v in value]
-    return {k: _rounded(v) for k, v in value.items()} if isinstance(value, dict) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from modicum.federation.experiment import Experiment, Federation, prepare
 from modicum.federation.rehearsal import Rehearsal
 from modicum.methods import DpSgd, PacDp
 from modicum.models.frozen import unit_linear
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Cell:
     rounds: int
     seeds: int = 3
     batch: int | None = None
+    steps: int | None = None
 
 
 CELLS = {
@@ -36,7 +40,7 @@ CELLS = {
         Cell("mnist-scattering", "mnist", "scattering", 1.0, 20),
         Cell("cifar-10-pixels", "cifar-10", "pixels", 10.0, 20),
         Cell("cifar-10-scattering", "cifar-10", "scattering", 1.0, 20),
-        Cell("cifar-10-resnet18", "cifar-10", "resnet18", 0.5, 20, seeds=1, batch=128),
+        Cell("cifar-10-resnet18", "cifar-10", "resnet18", 0.5, 20, seeds=1, batch=128, steps=1),
     )
 }
 
@@ -51,8 +55,8 @@ def play_cell(cell: Cell, data_dir: str | None, device: str) -> list[dict[str, A
         for case in CASES:
             federation = Federation(data, budgets(task, case, len(data.clients), seed))
             for row, method in (
-                ("AUTO-S", DpSgd(rule="auto", lr=cell.lr, batch=cell.batch)),
-                ("PAC-DP, C=1", PacDp(clip=1.0, lr=cell.lr, batch=cell.batch)),
+                ("AUTO-S", DpSgd(rule="auto", lr=cell.lr, batch=cell.batch, steps=cell.steps)),
+                ("PAC-DP, C=1", PacDp(clip=1.0, lr=cell.lr, batch=cell.batch, steps=cell.steps)),
             ):
                 experiment = Experiment(
                     federation=federation,
@@ -71,7 +75,7 @@ def play_cell(cell: Cell, data_dir: str | None, device: str) -> list[dict[str, A
     return records
 
 
-def play_scratch(names: list[str], out: Path, data_dir: str | None, device: str) -> None:
+def play_scratch(names: list[str], out: Path, data_dir: str | None, device: str, say: Say) -> None:
     """Results are added to results-scratch.json; cells that are there already are kept."""
     path = out / "results-scratch.json"
     known: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
@@ -81,3 +85,4 @@ def play_scratch(names: list[str], out: Path, data_dir: str | None, device: str)
         known += play_cell(CELLS[name], data_dir, device)
         rows = [json.dumps(r, ensure_ascii=False) for r in known]
         path.write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
+        say(f"{name}: {len(known)} cells")

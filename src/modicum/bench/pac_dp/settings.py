@@ -15,17 +15,18 @@ class Task:
 
     name: str
     title: str
-    backbone: str | None  # weights file of the feature proxy's backbone; None: the records as they are
+    backbones: tuple[str, ...]  # weights of backbones whose features are put side by side; none: plain records
     clients: int | None  # None: natural clients
     same: float  # everyone's ε in the paper's uniform row
     personal: dict[float, float]  # ε: share of clients
     proxy: float  # share of the training records that is declared public
     redraw: bool = False  # divide each client's records into training and test anew in every draw
-    sizes: tuple[int, ...] = (64, 128)  # of the whitened features; 0: the records cut to length 1
+    features: tuple[str, ...] = ("whitened-64", "whitened-128", "discriminant-9")  # see data.features
     rounds: tuple[int, ...] = (10, 20)
     fit_budgets: tuple[float, ...] = ()
-    lrs: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0, 100.0)
+    rates: tuple[float, float] = (1.0, 100.0)  # learning rates are tried from the one to the other
     tuning: int = 1  # times as many seeds for the choice of settings as the preset says
+    target: float | None = None  # accuracy whose first round is reported
     seeds: int = 3
     paper: dict[str, float]  # what it reports, in percent
 
@@ -36,50 +37,53 @@ TASKS: dict[str, Task] = {
         Task(
             name="mnist",
             title="MNIST",
-            backbone="emnist-letters.npz",
+            backbones=("emnist-letters.npz",),
             clients=50,
             same=0.1,
             personal={0.05: 0.6, 0.1: 0.3, 1.0: 0.1},
             proxy=0.05,
             fit_budgets=(0.05, 0.1, 0.2, 0.5, 1.0),
+            target=0.9,
             paper={"same": 94.3, "personal": 90.2},
         ),
         Task(
             name="cifar-10",
             title="CIFAR-10",
-            backbone="cifar-100.npz",
+            backbones=("cifar-100.npz",),
             clients=50,
             same=1.0,
             personal={0.5: 0.6, 1.0: 0.3, 5.0: 0.1},
             proxy=0.05,
             fit_budgets=(0.5, 1.0, 2.0, 3.0, 5.0),
+            target=0.3,
             paper={"same": 44.2, "personal": 55.0},
         ),
         Task(
             name="cifar-100",
             title="CIFAR-100",
-            backbone="cifar-10.npz",
+            backbones=("cifar-10.npz", "cifar-10-group.npz"),
             clients=100,
             same=5.0,
             personal={3.0: 0.6, 5.0: 0.3, 10.0: 0.1},
             proxy=0.05,
             fit_budgets=(3.0, 4.0, 5.0, 7.0, 10.0),
-            lrs=(10.0, 30.0, 100.0, 300.0, 1000.0),
+            features=("whitened-64", "discriminant-99", "scaled-discriminant-99"),
+            rates=(10.0, 1000.0),
             paper={"same": 35.6, "personal": 27.9},
         ),
         Task(
             name="heart-disease",
             title="Heart Disease",
-            backbone=None,
+            backbones=(),
             clients=None,
             same=0.1,
             personal={0.01: 0.6, 0.05: 0.3, 0.5: 0.1},
             proxy=0.10,
             redraw=True,
-            sizes=(0,),
+            features=("unit",),
             rounds=(2, 5, 10),
-            lrs=(0.03, 0.1, 0.3, 1.0, 3.0),
-            tuning=10,
+            rates=(0.03, 3.0),
+            tuning=5,
             fit_budgets=(0.01, 0.05, 0.1, 0.5, 1.0),
             seeds=20,
             paper={"same": 74.4, "personal": 75.6},
@@ -89,7 +93,7 @@ TASKS: dict[str, Task] = {
 
 BOUNDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 FIXED = (0.1, 1.0, 5.0, 10.0)  # the paper's fixed bounds
-HOT_EPOCHS = 60
+TRIALS = 12  # settings that are tried for each method and case
 
 
 @dataclass(frozen=True)
@@ -98,19 +102,26 @@ class Preset:
 
     name: str
     tasks: tuple[str, ...]
-    every: int  # of a task's learning rates, each `every`-th is tried
+    trials: int
     bounds: tuple[float, ...]
-    tuning_seeds: int
+    tuning_seeds: int  # a multiple of 3: every public record judges equally often
     seeds: int | None  # None: the task's own
+    scratch: bool  # whether the block without public records belongs to it
+    pretraining: float | None = None  # seconds for a missing backbone; None: those of its recipe
 
-    def lrs(self, task: Task) -> tuple[float, ...]:
-        return task.lrs[:: self.every]
+    def rates(self, task: Task, options: int = 2) -> tuple[float, ...]:
+        """Learning rates so that rates × options are as many trials for every method."""
+        low, high = task.rates
+        count = max(2, self.trials // options)
+        return tuple(float(f"{low * (high / low) ** (i / (count - 1)):.3g}") for i in range(count))
 
     def tuning(self, task: Task) -> tuple[int, ...]:
         return tuple(range(self.tuning_seeds * task.tuning))
 
 
 PRESETS = {
-    "quick": Preset("quick", ("mnist", "heart-disease"), 2, (0.1, 0.5, 2.0), 1, 3),
-    "paper": Preset("paper", tuple(TASKS), 1, BOUNDS, 2, None),
+    "quick": Preset(
+        "quick", ("mnist", "heart-disease"), 4, (0.1, 0.5, 2.0), 3, 3, scratch=False, pretraining=120.0
+    ),
+    "paper": Preset("paper", tuple(TASKS), TRIALS, BOUNDS, 3, None, scratch=True),
 }

@@ -3,139 +3,144 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from modicum.bench.pac_dp import methods
-from modicum.bench.pac_dp.data import Folders, budgets, divided, head, without_private
-from modicum.bench.pac_dp.settings import CASES, HOT_EPOCHS, Case, Preset, Task
-from modicum.data.arrays import FederatedData
-from modicum.errors import UserError
-from modicum.federation.experiment import Experiment, Federation, MethodSpec, Prepared, prepare
+from modicum.bench.pac_dp.cells import Cell, Place, Run, judged, scale
+from modicum.bench.pac_dp.data import divided, uses_labels
+from modicum.bench.pac_dp.settings import CASES, Case, Preset, Task
+from modicum.federation.experiment import MethodSpec
 from modicum.fitting.curves import fit_curve
-from modicum.fitting.grid import Grid, run_cell, simulate
-from modicum.fitting.proxy import bootstrap
+from modicum.fitting.grid import Grid, Matrix
 from modicum.methods import PacDp
 from modicum.policies.curve import Curve
 
 Say = Callable[[str], None]
+FIRST_BOUND = 0.5  # while features, rounds and the neighbourhood of the learning rate are sought
 
 
 class Judge:
-    """Accuracy of a method on stand-in federations of public records, averaged over seeds."""
+    """Accuracy of methods on stand-in federations of public records, averaged over seeds."""
 
-    def __init__(self, task: Task, folders: Folders, seeds: tuple[int, ...], device: str) -> None:
-        self.task, self.folders, self.seeds, self.device = task, folders, seeds, device
-        self.data: FederatedData = without_private(divided(task, folders))
-        self._stand_ins = {seed: bootstrap(self.data, seed) for seed in seeds}
-        self._prepared: dict[tuple[int, int, int], Prepared] = {}
+    def __init__(self, task: Task, seeds: tuple[int, ...], place: Place, run: Run, *, hot: bool) -> None:
+        self.task, self.seeds, self.place, self.run, self.hot = task, seeds, place, run, hot
 
-    def experiment(
-        self, method: MethodSpec, size: int, rounds: int, hot: int, case: Case, seed: int
-    ) -> Experiment:
-        stand_in = self._stand_ins[seed]
-        granted = budgets(self.task, case, len(stand_in.clients), seed)
-        return Experiment(
-            federation=Federation(stand_in, granted),
-            method=method,
-            model=head(stand_in, size),
-            rounds=rounds,
-            hot_start=hot,
-            seed=seed,
-            evaluate_every=rounds,
-            device=self.device,
+    def cells(self, method: MethodSpec, features: str, rounds: int, case: Case | float) -> list[Cell]:
+        return [Cell(self.task.name, method, features, self.hot, rounds, case, seed) for seed in self.seeds]
+
+    def accuracies(self, trials: Sequence[tuple[MethodSpec, str, int, Case]]) -> list[float]:
+        """One mean for each trial; -1 where a budget cannot be met."""
+        found = self._found([self.cells(*trial) for trial in trials])
+        return [float(np.mean([f.get("accuracy", -1.0) for f in seeds])) for seeds in found]
+
+    def _found(self, groups: Sequence[list[Cell]]) -> list[list[dict[str, Any]]]:
+        """Cells of one seed follow each other, so that a process prepares few federations."""
+        order = sorted((s, g) for g, cells in enumerate(groups) for s in range(len(cells)))
+        results = dict(zip(order, self.run(judged, [groups[g][s] for s, g in order]), strict=True))
+        return [[results[s, g] for s in range(len(cells))] for g, cells in enumerate(groups)]
+
+    def curves(self, rates: Sequence[float], features: str, rounds: int, grid: Grid) -> list[Curve]:
+        """F for each learning rate, from budgets × bounds × seeds."""
+        wanted = [(lr, budget, bound) for lr in rates for budget in grid.budgets for bound in grid.bounds]
+        groups = [self.cells(PacDp(lr=lr, clip=c), features, rounds, budget) for lr, budget, c in wanted]
+        found = dict(zip(wanted, self._found(groups), strict=True))
+        unit = scale(self.place, groups[0][0])
+        return [self._curve(lr, grid, found, unit) for lr in rates]
+
+    def _curve(
+        self, lr: float, grid: Grid, found: dict[tuple[float, float, float], list[dict[str, Any]]], unit: float
+    ) -> Curve:
+        def values(key: str) -> np.ndarray:
+            return np.array([[[f[key] for f in found[lr, e, c]] for c in grid.bounds] for e in grid.budgets])
+
+        first = [found[lr, budget, grid.bounds[0]][0] for budget in grid.budgets]
+        matrix = Matrix(
+            grid,
+            values("accuracy"),
+            values("loss"),
+            tuple(f["quietness"] for f in first),
+            unit,
+            float(np.median(divided(self.task, self.place.folders).sizes)),
+            int(first[0]["dimension"]),
+            tuple(f["multiplier"] for f in first),
         )
-
-    def accuracy(self, method: MethodSpec, size: int, rounds: int, hot: int, case: Case) -> float:
-        found = []
-        for seed in self.seeds:
-            cell = self.experiment(method, size, rounds, hot, case, seed)
-            key = (size, hot, seed)
-            if key not in self._prepared:
-                self._prepared[key] = prepare(cell, method.build(cell.setting))
-            found.append(run_cell(cell, self._prepared[key], self.folders.cache / "cells")["accuracy"])
-        return float(np.mean(found))
-
-    def curve(self, lr: float, size: int, rounds: int, hot: int, grid: Grid, scale_free: bool = False) -> Curve:
-        """F for this learning rate."""
-        public = Experiment(
-            federation=Federation(self.data, (1.0,) * len(self.data.clients)),
-            method=PacDp(lr=lr),
-            model=head(self.data, size),
-            rounds=rounds,
-            hot_start=hot,
-            device=self.device,
-        )
-        return fit_curve(simulate(public, grid, self.folders.cache / "cells"), scale_free).curve
+        return fit_curve(matrix).curve
 
 
-def tune(task: Task, preset: Preset, folders: Folders, out: Path, device: str, say: Say) -> dict[str, Any]:
-    """Size, rounds, learning rates, curves and every method's own setting; stored as <task>.json in `out`."""
-    judge = Judge(task, folders, preset.tuning(task), device)
+def tune(task: Task, preset: Preset, place: Place, out: Path, run: Run, say: Say) -> dict[str, Any]:
+    """Features, rounds, learning rates, curves and every method's own setting; stored as <task>.json in `out`."""
     chosen: dict[str, Any] = {"task": task.name, "preset": preset.name, "starts": {}}
-    for start, hot in (("hot", HOT_EPOCHS), ("cold", 0)):
-        chosen["starts"][start] = _tune_start(judge, preset, hot, out, say, full=start == "hot")
-    out.mkdir(parents=True, exist_ok=True)
+    (out / "curves").mkdir(parents=True, exist_ok=True)
+    for start in ("hot", "cold"):
+        judge = Judge(task, preset.tuning(task), place, run, hot=start == "hot")
+        chosen["starts"][start] = _tune_start(judge, preset, out, say)
     path = out / f"{task.name}.json"
     path.write_text(json.dumps(chosen, ensure_ascii=False, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return chosen
 
 
-def _tune_start(judge: Judge, preset: Preset, hot: int, out: Path, say: Say, *, full: bool) -> dict[str, Any]:
+def _tune_start(judge: Judge, preset: Preset, out: Path, say: Say) -> dict[str, Any]:
     task = judge.task
-    shapes = [
-        (judge.accuracy(PacDp(lr=lr, clip=0.5), size, rounds, hot, "same"), size, rounds, lr)
-        for size in task.sizes
-        for rounds in task.rounds
-        for lr in preset.lrs(task)
-    ]
-    best, size, rounds, _ = max(shapes, key=lambda s: s[0])
-    say(f"{task.name} hot={hot}: size {size}, {rounds} rounds, public accuracy {best:.4f}")
-    found: dict[str, Any] = {"hot": hot, "size": size, "rounds": rounds, "methods": {}}
-    found["methods"]["PAC-DP"] = _tune_pac_dp(judge, preset, size, rounds, hot, out, say)
-    for row in methods.rows(task, preset.bounds) if full else ():
-        picked = {}
-        for case in CASES:
-            trials = []
-            for lr in preset.lrs(task):
-                for option in row.options:
-                    try:
-                        trials.append((judge.accuracy(row.make(lr, option), size, rounds, hot, case), lr, option))
-                    except UserError as error:
-                        say(f"{task.name} {row.name} {case}: {error}")
-            if trials:
-                accuracy, lr, option = max(trials, key=lambda t: t[0])
-                picked[case] = {"lr": lr, "option": option, "public_accuracy": accuracy, "trials": len(trials)}
-        found["methods"][row.name] = picked
-        say(f"{task.name} {row.name}: {picked}")
+    rates = preset.rates(task)
+    # A cold start has seen no public label, so its features have not either.
+    names = [name for name in task.features if judge.hot or not uses_labels(name)]
+    shapes = [(name, rounds, lr) for name in names for rounds in task.rounds for lr in rates]
+    seen = judge.accuracies(
+        [(PacDp(lr=lr, clip=FIRST_BOUND), name, rounds, "same") for name, rounds, lr in shapes]
+    )
+    features, rounds, lr = shapes[int(np.argmax(seen))]
+    say(f"{task.name} hot={judge.hot}: {features}, {rounds} rounds, rate {lr:g}: {max(seen):.4f}")
+    best = {name: max(a for a, s in zip(seen, shapes, strict=True) if s[0] == name) for name in names}
+    found: dict[str, Any] = {"hot": judge.hot, "features": features, "rounds": rounds, "by_features": best}
+    near = rates.index(lr)
+    near_rates = rates[max(0, near - 1) : near + 2]
+    found["methods"] = {"PAC-DP": _tune_pac_dp(judge, preset, features, rounds, near_rates, out, say)}
+    # From a cold start, the others only show how many rounds they take to the target.
+    wanted = None if judge.hot else methods.COLD if task.target else ()
+    rows = [row for row in methods.rows(task, preset.bounds) if wanted is None or row.name in wanted]
+    for row in rows:
+        found["methods"][row.name] = _tune_row(judge, preset, row, features, rounds)
+        say(f"{task.name} {row.name}: {found['methods'][row.name]}")
     return found
 
 
+def _tune_row(judge: Judge, preset: Preset, row: methods.Row, features: str, rounds: int) -> dict[str, Any]:
+    rates = preset.rates(judge.task, len(row.options))
+    tried = [(lr, option) for lr in rates for option in row.options]
+    cases = CASES if judge.hot else CASES[:1]
+    trials = [(row.make(lr, option), features, rounds, case) for case in cases for lr, option in tried]
+    seen = np.reshape(judge.accuracies(trials), (len(cases), len(tried)))
+    picked: dict[str, Any] = {}
+    for case, accuracies in zip(cases, seen, strict=True):
+        best = int(np.argmax(accuracies))
+        if accuracies[best] >= 0:  # else no trial met the budgets
+            lr, option = tried[best]
+            found = {"public_accuracy": float(accuracies[best]), "trials": len(tried)}
+            picked[case] = {"lr": lr, "option": option, **found}
+    return picked
+
+
 def _tune_pac_dp(
-    judge: Judge, preset: Preset, size: int, rounds: int, hot: int, out: Path, say: Say
+    judge: Judge, preset: Preset, features: str, rounds: int, rates: Sequence[float], out: Path, say: Say
 ) -> dict[str, Any]:
     """One curve for each learning rate; the rate is then chosen for each case like any other method's."""
     grid = Grid(judge.task.fit_budgets, preset.bounds, judge.seeds)
-    kind = "hot" if hot else "cold"
-    (out / "curves").mkdir(parents=True, exist_ok=True)
-    trials: dict[Case, list[tuple[float, float, str]]] = {case: [] for case in CASES}
-    for lr in preset.lrs(judge.task):
-        curve = judge.curve(lr, size, rounds, hot, grid)
-        path = out / "curves" / f"{judge.task.name}-{kind}-lr{lr:g}.json"
-        curve.write(path)
-        for case in CASES:
-            accuracy = judge.accuracy(methods.pac_dp(lr, str(path)), size, rounds, hot, case)
-            trials[case].append((accuracy, lr, path.name))
-        say(f"{judge.task.name} {kind} PAC-DP lr {lr:g}: {[t[-1][0] for t in trials.values()]}")
-    picked = {case: max(tried, key=lambda t: t[0]) for case, tried in trials.items()}
-    kept = {name for _, _, name in picked.values()}
-    for _, _, name in (t for tried in trials.values() for t in tried):
-        if name not in kept:
-            (out / "curves" / name).unlink(missing_ok=True)
-    return {
-        case: {"lr": lr, "curve": name, "public_accuracy": accuracy, "trials": len(trials[case])}
-        for case, (accuracy, lr, name) in picked.items()
-    }
+    kind = "hot" if judge.hot else "cold"
+    names = {lr: f"{judge.task.name}-{kind}-lr{lr:g}.json" for lr in rates}
+    for lr, curve in zip(rates, judge.curves(rates, features, rounds, grid), strict=True):
+        curve.write(out / "curves" / names[lr])
+    specs = [methods.pac_dp(lr, str(out / "curves" / names[lr])) for lr in rates]
+    picked: dict[str, Any] = {}
+    for case in CASES:
+        seen = judge.accuracies([(spec, features, rounds, case) for spec in specs])
+        lr = rates[int(np.argmax(seen))]
+        picked[case] = {"lr": lr, "curve": names[lr], "public_accuracy": max(seen), "trials": len(rates)}
+    kept = {p["curve"] for p in picked.values()}
+    for name in set(names.values()) - kept:
+        (out / "curves" / name).unlink()
+    say(f"{judge.task.name} {kind} PAC-DP: {picked}")
+    return picked

@@ -1,0 +1,67 @@
+"""A linear head fitted to public records: the first model of a run whose features are fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from modicum.models.frozen import FixedFeatures
+
+DECAYS = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
+FOLDS = 5
+STEPS = 50
+
+Transform = Callable[[Tensor, Tensor], nn.Module]
+
+
+def public_head(x: Tensor, y: Tensor, classes: int, fit: Transform, seed: int = 0) -> FixedFeatures:
+    """Features by `fit(x, y)` and a logistic head on them, both from public records.
+
+    The weight decay is the one with the least loss in cross-validation. Features that use the labels are fitted
+    anew in each fold, since records that they were fitted to look better separated than others.
+    """
+    losses = torch.zeros(len(DECAYS), dtype=torch.double)
+    for held in _folds(y, seed):
+        kept = torch.ones(len(y), dtype=torch.bool)
+        kept[held] = False
+        features = fit(x[kept], y[kept])
+        inside, outside = features(x[kept]).double(), features(x[held]).double()
+        for i, (weight, bias) in enumerate(_path(inside, y[kept], classes)):
+            losses[i] += cross_entropy(outside @ weight.T + bias, y[held], reduction="sum")
+    features = fit(x, y)
+    weight, bias = _path(features(x).double(), y, classes)[int(losses.argmin())]
+    model = FixedFeatures(features, weight.shape[1], classes)
+    with torch.no_grad():
+        model.head.weight.copy_(weight)
+        model.head.bias.copy_(bias)
+    return model
+
+
+def _folds(y: Tensor, seed: int) -> list[Tensor]:
+    """Each class is spread evenly over the folds."""
+    order = np.random.default_rng([seed, 0xF01D]).permutation(len(y))
+    ranked = order[np.argsort(y.numpy()[order], kind="stable")]
+    return [torch.from_numpy(np.sort(ranked[i::FOLDS])) for i in range(FOLDS)]
+
+
+def _path(x: Tensor, y: Tensor, classes: int) -> list[tuple[Tensor, Tensor]]:
+    """Logistic heads for all decays, each started at the one before it."""
+    weight = torch.zeros(classes, x.shape[1], dtype=torch.double, requires_grad=True)
+    bias = torch.zeros(classes, dtype=torch.double, requires_grad=True)
+    found = []
+    for decay in DECAYS:
+        optimiser = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe")
+
+        def loss(optimiser: torch.optim.LBFGS = optimiser, decay: float = decay) -> Tensor:
+            optimiser.zero_grad()
+            value = cross_entropy(x @ weight.T + bias, y) + decay / 2 * weight.square().sum()
+            value.backward()  # type: ignore[no-untyped-call]
+            return value
+
+        optimiser.step(loss)  # type: ignore[no-untyped-call]
+        found.append((weight.detach().clone(), bias.detach().clone()))
+    return found
