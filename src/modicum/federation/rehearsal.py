@@ -17,10 +17,8 @@ from torch import Tensor
 
 from modicum.core.door import SERVER
 from modicum.core.messages import Broadcast, Message, ReleasedSum
-from modicum.core.parts import Backend, Batch, Frame, Job, Opening, PublicFacts, State
-from modicum.engines.fused import FusedBackend
-from modicum.engines.loop import LoopBackend
-from modicum.engines.twin import CannotStackError
+from modicum.core.parts import Batch, Frame, Job, Opening, PublicFacts, State
+from modicum.engines.choose import choose
 from modicum.federation.evaluation import accuracy_by_client, evaluate, own_model
 from modicum.federation.experiment import Experiment, Prepared, prepare
 from modicum.federation.server import Proposal, Server
@@ -96,7 +94,7 @@ class Rehearsal:
         self.experiment = experiment
         self.method = experiment.method.build(experiment.setting)
         self.data = prepared or prepare(experiment, self.method)
-        self.backend = _backend(self.data)
+        self.backend = choose(self.data.model, self.data.first.device).backend
         noise = SimulatedNoise(experiment.seed)
         cohorts = make_cohorts(experiment, self.method.mechanism, noise)
         self.facts = {f.name: f for f in make_facts(experiment, cohorts)}
@@ -197,13 +195,6 @@ class Rehearsal:
             if own := self.accuracies(held_out):
                 found[f"{name}_accuracy"] = statistics.fmean(own.values())
         return found
-
-
-def _backend(data: Prepared) -> Backend:
-    try:
-        return FusedBackend(data.model)
-    except CannotStackError:
-        return LoopBackend(data.model)
 
 
 def rehearse(experiment: Experiment, prepared: Prepared | None = None) -> tuple[Rehearsed, ...]:

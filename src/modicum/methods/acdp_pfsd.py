@@ -35,7 +35,7 @@ class AcdpPfsd:
     memory: int = option(10, "|D_P|: rounds between updates of the agent")
     passes: int = option(10, "M: passes of an update")
     sample: int = option(10, "U: experiences of a pass")
-    agent_lr: float = option(3e-3, "learning rate of the agent")
+    agent_lr: float = option(5e-4, "learning rate of the agent")
     agent_std: float = option(0.25, "the agent's first spread, before tanh; a pretrained one brings its own")
     discount: float = option(0.9, "γ of the agent's return")
     trace: float = option(0.95, "λ of the agent's advantages (GAE); 0 gives the one-step target as printed")

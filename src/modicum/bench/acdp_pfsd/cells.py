@@ -136,13 +136,15 @@ METHODS = (
     "dp-pfsd-no-distillation",
     "dp-pfsd-target-only",
     "dp-pfsd-non-target-only",
+    "acdp-pfsd-bold",
     "acdp-pfsd-faithful",
     "acdp-pfsd-pretrained",
 )
+BOLD = 3e-3  # an agent that learns six times as fast, to see whether it should
 TAUGHT = "acdp-pfsd-pretrained"
 PARTS = ("dp-pfsd-target-only", "dp-pfsd-non-target-only")
 SAME = {  # whose settings they use: variants and ablations, and the other methods without privacy
-    **dict.fromkeys(("acdp-pfsd-faithful", TAUGHT), "acdp-pfsd"),
+    **dict.fromkeys(("acdp-pfsd-bold", "acdp-pfsd-faithful", TAUGHT), "acdp-pfsd"),
     **dict.fromkeys((*PARTS, "dp-pfsd-no-distillation"), "dp-pfsd"),
     **dict.fromkeys(("fedavg", "fedper", "pfedsd"), "pfsd"),
 }
@@ -193,11 +195,13 @@ def spec_of(cell: Cell, choice: Choice, agent: str | None) -> MethodSpec:
             return AcdpPfsd(**hidden, **distilling, **agent_of, clipping="bandit")
         case "acdp-pfsd":
             return AcdpPfsd(**hidden, **distilling, **agent_of)
+        case "acdp-pfsd-bold":
+            return AcdpPfsd(**hidden, **distilling, **agent_of, agent_lr=BOLD)
         case "acdp-pfsd-pretrained":
             return AcdpPfsd(**hidden, **distilling, **agent_of, agent=agent)
         case "acdp-pfsd-faithful":
             del hidden["view"]
-            return AcdpPfsd(**hidden, **distilling, **agent_of, mode="faithful")
+            return AcdpPfsd(**hidden, **distilling, **agent_of, agent_lr=BOLD, mode="faithful")
     raise UserError(f"unknown method {cell.method!r}: use one of {', '.join(METHODS)}")
 
 

@@ -107,10 +107,10 @@ class Bench:
         begun = time.monotonic()
         runs = [self.rehearsal(self.experiment(cell, choice)) for cell, choice in items]
         rounds = list(zip(*rounds_together(runs), strict=True))
-        tuned = fine_tuned(runs, [choice for _, choice in items])
+        extras = zip(fine_tuned(runs, [choice for _, choice in items]), map(shared, runs), strict=True)
         seconds = (time.monotonic() - begun) / len(runs)
-        for (cell, _), run, own, extra in zip(items, runs, rounds, tuned, strict=True):
-            yield {**told(cell, run, own), **extra, "seconds": round(seconds, 2)}
+        for (cell, _), run, own, (tuned, on_own) in zip(items, runs, rounds, extras, strict=True):
+            yield {**told(cell, run, own), **tuned, "global_own": on_own, "seconds": round(seconds, 2)}
 
 
 def told(cell: Cell, run: Rehearsal, rounds: Sequence[Rehearsed]) -> dict[str, Any]:
@@ -138,6 +138,12 @@ def told(cell: Cell, run: Rehearsal, rounds: Sequence[Rehearsed]) -> dict[str, A
             if r.simulated
         },
     }
+
+
+def shared(run: Rehearsal) -> float:
+    """The server's model on each client's own test records, whose classes come as often as in training."""
+    models = dict.fromkeys(run.states, run.model)
+    return statistics.fmean(accuracy_by_client(run.backend, models, run.data.client_test).values())
 
 
 def fine_tuned(runs: Sequence[Rehearsal], choices: Sequence[Choice]) -> list[dict[str, float]]:

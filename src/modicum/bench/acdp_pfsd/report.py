@@ -57,6 +57,8 @@ def shown(results: Sequence[Result], key: str) -> str:
     """In percent: the mean and, of several seeds, the standard deviation."""
     if not results:
         return NOT_RUN
+    if not all(key in r for r in results):
+        return "not recorded"
     values = [100 * r[key] for r in results]
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.2f}{spread}"
@@ -99,11 +101,11 @@ def _noise(method: str, sigma: float) -> dict[str, float]:
 
 def _rows(rows: Mapping[str, list[Result]]) -> list[str]:
     lines = [
-        f"| method | personalised | + {TUNING} local steps | global | clients' ε | seeds |",
-        "|---|---|---|---|---|---|",
+        f"| method | personalised | + {TUNING} local steps | global | global, own records | clients' ε | seeds |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, found in rows.items():
-        figures = " | ".join(shown(found, key) for key in ("personalised", "tuned", "global"))
+        figures = " | ".join(shown(found, key) for key in ("personalised", "tuned", "global", "global_own"))
         lines.append(f"| {name} | {figures} | {_epsilon(found)} | {len(found)} |")
     return lines
 
