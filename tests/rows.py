@@ -159,6 +159,7 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "nbafl": NbAfl(batch=4),
     "nbafl-faithful": NbAfl(mode="faithful", batch=4),
     "rpdp-fl": RpdpFl(full_budget=2.0),
+    "rpdp-fl-faithful": RpdpFl(full_budget=2.0, mode="faithful"),
 }
 
 

@@ -60,6 +60,18 @@ def test_rpdp_draws_strict_budgets_less_often() -> None:
     assert max(noises) == pytest.approx(min(noises), rel=0.01)
 
 
+def test_rpdp_as_published_is_certified_at_what_its_curve_gives() -> None:
+    """Rényi accounting is not tight, and a curve is off on either side: the plan holds the ε that follows."""
+    mechanism = RpdpFl(full_budget=2.0, mode="faithful").build(SETTING).mechanism
+    plans = {b: mechanism.plan(facts(b), ()) for b in (0.2, 0.8, 2.0)}
+    true = {b: epsilon(list(p.releases), p.spec).epsilon for b, p in plans.items()}
+    assert true[0.2] < true[0.8] < true[2.0] < 2.0
+    for budget, plan in plans.items():
+        assert true[budget] <= plan.budget == pytest.approx(true[budget], rel=1e-5)
+        assert true[budget] == pytest.approx(budget, rel=0.2)
+    assert len({p.releases[0].noise_multiplier for p in plans.values()}) == 1
+
+
 def test_rpdp_refuses_a_batch_of_its_own() -> None:
     with pytest.raises(UserError, match="set steps"):
         SampledByBudget(batch=3, steps=1)
