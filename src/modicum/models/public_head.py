@@ -21,17 +21,9 @@ Transform = Callable[[Tensor, Tensor], nn.Module]
 def public_head(x: Tensor, y: Tensor, classes: int, fit: Transform, seed: int = 0) -> FixedFeatures:
     """Features by `fit(x, y)` and a logistic head on them, both from public records.
 
-    The weight decay is the one with the least loss in cross-validation. Features that use the labels are fitted
-    anew in each fold, since records that they were fitted to look better separated than others.
+    The weight decay is the one with the least loss in cross-validation.
     """
-    losses = torch.zeros(len(DECAYS), dtype=torch.double)
-    for held in _folds(y, seed):
-        kept = torch.ones(len(y), dtype=torch.bool)
-        kept[held] = False
-        features = fit(x[kept], y[kept])
-        inside, outside = features(x[kept]).double(), features(x[held]).double()
-        for i, (weight, bias) in enumerate(_path(inside, y[kept], classes)):
-            losses[i] += cross_entropy(outside @ weight.T + bias, y[held], reduction="sum")
+    losses, _ = cross_validate(x, y, classes, fit, seed)
     features = fit(x, y)
     weight, bias = _path(features(x).double(), y, classes)[int(losses.argmin())]
     model = FixedFeatures(features, weight.shape[1], classes)
@@ -39,6 +31,25 @@ def public_head(x: Tensor, y: Tensor, classes: int, fit: Transform, seed: int = 
         model.head.weight.copy_(weight)
         model.head.bias.copy_(bias)
     return model
+
+
+def cross_validate(x: Tensor, y: Tensor, classes: int, fit: Transform, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Mean loss and accuracy for each decay, each record judged once by a model that has not seen it.
+
+    Features that use the labels are fitted anew in each fold, since records that they were fitted to look better
+    separated than others.
+    """
+    losses, right = torch.zeros(2, len(DECAYS), dtype=torch.double)
+    for held in _folds(y, seed):
+        kept = torch.ones(len(y), dtype=torch.bool)
+        kept[held] = False
+        features = fit(x[kept], y[kept])
+        inside, outside = features(x[kept]).double(), features(x[held]).double()
+        for i, (weight, bias) in enumerate(_path(inside, y[kept], classes)):
+            outputs = outside @ weight.T + bias
+            losses[i] += cross_entropy(outputs, y[held], reduction="sum")
+            right[i] += (outputs.argmax(1) == y[held]).sum()
+    return losses / len(y), right / len(y)
 
 
 def _folds(y: Tensor, seed: int) -> list[Tensor]:

@@ -16,7 +16,7 @@ from modicum.bench.pac_dp.settings import Case, Task
 from modicum.data import assign_budgets, federate, load
 from modicum.data.arrays import Arrays, Dataset, FederatedData
 from modicum.models.frozen import FixedFeatures, UnitNorm, fit_discriminant, fit_whitening
-from modicum.models.public_head import public_head
+from modicum.models.public_head import cross_validate, public_head
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,20 @@ def uses_labels(name: str) -> bool:
 
 def first_model(data: FederatedData, name: str, *, hot: bool) -> FixedFeatures:
     """A linear head on these features: fitted to the public records (hot start), or zero."""
-    public = Arrays.concatenate([data.proxy, data.proxy_validation]) if len(data.proxy_validation) else data.proxy
-    x, y = torch.from_numpy(public.scaled()), torch.from_numpy(public.y).long()
+    x, y = _public(data)
     if hot:
         return public_head(x, y, data.classes, partial(features, name))
     made = features(name, x, y)
     return FixedFeatures(made, made(x[:1]).shape[1], data.classes)
+
+
+def cross_validated(data: FederatedData, name: str) -> float:
+    """Accuracy of the hot start on public records that it was not fitted to: every one is judged once."""
+    x, y = _public(data)
+    losses, right = cross_validate(x, y, data.classes, partial(features, name))
+    return float(right[losses.argmin()])
+
+
+def _public(data: FederatedData) -> tuple[Tensor, Tensor]:
+    public = Arrays.concatenate([data.proxy, data.proxy_validation]) if len(data.proxy_validation) else data.proxy
+    return torch.from_numpy(public.scaled()), torch.from_numpy(public.y).long()

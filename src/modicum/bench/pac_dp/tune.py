@@ -11,7 +11,7 @@ import numpy as np
 
 from modicum.bench.pac_dp import methods
 from modicum.bench.pac_dp.cells import Cell, Place, Run, judged, scale
-from modicum.bench.pac_dp.data import divided, uses_labels
+from modicum.bench.pac_dp.data import cross_validated, divided, uses_labels, without_private
 from modicum.bench.pac_dp.settings import CASES, Case, Preset, Task
 from modicum.federation.experiment import MethodSpec
 from modicum.fitting.curves import fit_curve
@@ -86,16 +86,16 @@ def tune(task: Task, preset: Preset, place: Place, out: Path, run: Run, say: Say
 def _tune_start(judge: Judge, preset: Preset, out: Path, say: Say) -> dict[str, Any]:
     task = judge.task
     rates = preset.rates(task)
-    # A cold start has seen no public label, so its features have not either.
-    names = [name for name in task.features if judge.hot or not uses_labels(name)]
+    names, valued = _features(judge)
     shapes = [(name, rounds, lr) for name in names for rounds in task.rounds for lr in rates]
     seen = judge.accuracies(
         [(PacDp(lr=lr, clip=FIRST_BOUND), name, rounds, "same") for name, rounds, lr in shapes]
     )
     features, rounds, lr = shapes[int(np.argmax(seen))]
     say(f"{task.name} hot={judge.hot}: {features}, {rounds} rounds, rate {lr:g}: {max(seen):.4f}")
-    best = {name: max(a for a, s in zip(seen, shapes, strict=True) if s[0] == name) for name in names}
-    found: dict[str, Any] = {"hot": judge.hot, "features": features, "rounds": rounds, "by_features": best}
+    for name in names:
+        valued.setdefault(name, max(a for a, s in zip(seen, shapes, strict=True) if s[0] == name))
+    found: dict[str, Any] = {"hot": judge.hot, "features": features, "rounds": rounds, "by_features": valued}
     near = rates.index(lr)
     near_rates = rates[max(0, near - 1) : near + 2]
     found["methods"] = {"PAC-DP": _tune_pac_dp(judge, preset, features, rounds, near_rates, out, say)}
@@ -106,6 +106,20 @@ def _tune_start(judge: Judge, preset: Preset, out: Path, say: Say) -> dict[str, 
         found["methods"][row.name] = _tune_row(judge, preset, row, features, rounds)
         say(f"{task.name} {row.name}: {found['methods'][row.name]}")
     return found
+
+
+def _features(judge: Judge) -> tuple[list[str], dict[str, float]]:
+    """The candidates, and what the hot start's cross-validation says of them.
+
+    A hot start takes the best of them: the whole proxy speaks, while a stand-in's start has a third of it. A cold
+    start has seen no public label, so its features have not either; simulation chooses among them.
+    """
+    task = judge.task
+    if not judge.hot:
+        return [name for name in task.features if not uses_labels(name)], {}
+    data = without_private(divided(task, judge.place.folders))
+    valued = {name: cross_validated(data, name) for name in task.features}
+    return [max(valued, key=lambda name: valued[name])], valued
 
 
 def _tune_row(judge: Judge, preset: Preset, row: methods.Row, features: str, rounds: int) -> dict[str, Any]:
