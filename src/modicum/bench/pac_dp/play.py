@@ -15,7 +15,7 @@ from modicum.methods import PacDp
 
 Say = Callable[[str], None]
 Key = tuple[str, str, str, int]
-SEARCH_SEEDS = 3
+SEARCH_SEEDS = 2
 SWEPT = ("AUTO-S", "AQC", "CGM_Median", "rPDP-FL", "NbAFL")  # beside PAC-DP, at every budget that F was fitted at
 SAMPLED = ("PAC-DP", "fixed C=1", "AUTO-S", "AQC")
 
