@@ -52,22 +52,29 @@ class Captured:
 
     def __init__(self, work: Work, inputs: Sequence[Tensor], pool: Any) -> None:
         self.inputs = [t.detach().clone() for t in inputs]
+        self.device = self.inputs[0].device
         work = _without_cast_cache(work)
+        with torch.cuda.device(self.device):  # a stream of another device would record nothing
+            self._warm_up(work, inputs)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, pool=pool):
+                self.outputs = work(*self.inputs)
+
+    def _warm_up(self, work: Work, inputs: Sequence[Tensor]) -> None:
+        """Libraries choose kernels and take workspaces on their first calls."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # libraries choose kernels and take workspaces on their first calls
+        with torch.cuda.stream(stream):
             work(*self.inputs)
             if not _agree(self.inputs, inputs, 0.0):
                 raise RuntimeError("it changes its inputs")
         torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
-            self.outputs = work(*self.inputs)
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        torch._foreach_copy_(self.inputs, list(inputs))
-        self.graph.replay()
-        return tuple(t.clone() for t in self.outputs)
+        with torch.cuda.device(self.device):
+            torch._foreach_copy_(self.inputs, list(inputs))
+            self.graph.replay()
+            return tuple(t.clone() for t in self.outputs)
 
 
 def _without_cast_cache(work: Work) -> Work:

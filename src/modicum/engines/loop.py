@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from modicum.clipping import Auto, Flat, Way, clipped_sum
 from modicum.clipping.capture import Graphs, filled_up, rounded_up
+from modicum.clipping.flat import applies
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch, ClipRule, Losses
 
@@ -25,7 +26,7 @@ class LoopBackend:
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         size = rounded_up(len(x))
-        if self.way is Way.EAGER or not theta.is_cuda or not 0 < size <= EVALUATION_BATCH:
+        if not applies(self.way, theta.device.type) or not 0 < size <= EVALUATION_BATCH:
             return self._outputs(theta, x)
         frozen = (*(p for p in self.model.parameters() if not p.requires_grad), *self.model.buffers())
         key = tuple(t.data_ptr() for t in frozen)
