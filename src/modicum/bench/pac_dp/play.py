@@ -27,16 +27,19 @@ def play(
     path = out / f"results-{task.name}.json"
     records: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     known = {_key(r) for r in records}
-    for seed in range(preset.seeds or task.seeds):
-        cells = [(key, cell) for key, cell in _cells(task, preset, chosen, out, seed) if key not in known]
+    seeds = range(preset.seeds or task.seeds)
+    batches = [_rows(task, preset, chosen, out, seed) for seed in seeds]
+    batches += [_sweeps(task, preset, chosen, out, seed) for seed in seeds[:SEARCH_SEEDS]]
+    for batch in batches:
+        cells = [(key, cell) for key, cell in batch if key not in known]
         if not cells:
             continue
-        for (start, row, case, _), found in zip(
+        for (start, row, case, seed), found in zip(
             [key for key, _ in cells], run(tested, [cell for _, cell in cells]), strict=True
         ):
             records.append({"task": task.name, "start": start, "row": row, "case": case, "seed": seed, **found})
         path.write_text(as_lines(records), encoding="utf-8")
-        say(f"{task.name} seed {seed}: {len(records)} cells")
+        say(f"{task.name}: {len(records)} cells")
     return records
 
 
@@ -44,21 +47,28 @@ def _key(record: dict[str, Any]) -> Key:
     return record["start"], record["row"], record["case"], record["seed"]
 
 
-def _cells(task: Task, preset: Preset, chosen: dict[str, Any], out: Path, seed: int) -> Iterator[tuple[Key, Cell]]:
+def _rows(task: Task, preset: Preset, chosen: dict[str, Any], out: Path, seed: int) -> Iterator[tuple[Key, Cell]]:
+    """The methods of the main table, from both starts."""
     for start, found in chosen["starts"].items():
         about = found["features"], found["hot"], found["rounds"]
-        specs = _specs(task, preset, found, out)
-        for row, by_case in specs.items():
+        for row, by_case in _specs(task, preset, found, out).items():
             for case in CASES:
                 if case in by_case:
                     yield (start, row, case, seed), Cell(task.name, by_case[case], *about, case, seed)
-        if start != "hot" or seed >= SEARCH_SEEDS:
-            continue
-        for row, budget, method in _sweep(task, preset, found, specs, out):
-            yield (start, row, f"{budget:g}", seed), Cell(task.name, method, *about, budget, seed)
-        if task.clients is not None:
-            for row, half, cell in _sampled(task, found, specs, seed):
-                yield (start, row, half, seed), cell
+
+
+def _sweeps(
+    task: Task, preset: Preset, chosen: dict[str, Any], out: Path, seed: int
+) -> Iterator[tuple[Key, Cell]]:
+    """Other budgets, and half of the clients, from the hot start."""
+    found = chosen["starts"]["hot"]
+    about = found["features"], found["hot"], found["rounds"]
+    specs = _specs(task, preset, found, out)
+    for row, budget, method in _budgets(task, preset, found, specs, out):
+        yield ("hot", row, f"{budget:g}", seed), Cell(task.name, method, *about, budget, seed)
+    if task.clients is not None:
+        for row, case, cell in _sampled(task, found, specs, seed):
+            yield ("hot", row, case, seed), cell
 
 
 def _specs(task: Task, preset: Preset, found: dict[str, Any], out: Path) -> dict[str, dict[str, MethodSpec]]:
@@ -82,7 +92,7 @@ def _pac_dp(found: dict[str, Any], out: Path, case: str, weights: str | None = N
     return methods.pac_dp(picked["lr"], str(out / "curves" / picked["curve"]), weights=weights)
 
 
-def _sweep(
+def _budgets(
     task: Task, preset: Preset, found: dict[str, Any], specs: dict[str, dict[str, MethodSpec]], out: Path
 ) -> Iterator[tuple[str, float, MethodSpec]]:
     """Everyone with each fitted budget: PAC-DP, every fixed bound at its rate and schedule, and other methods."""
