@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from modicum.clipping.pieces import LinearWeight
 from modicum.core.parts import Batch, ClipRule
 from modicum.core.stack import Pool, SideBySide
 from modicum.engines import twin
@@ -254,6 +257,30 @@ def test_steps_laid_out_side_by_side_are_the_batches_they_stand_for() -> None:
         assert all(torch.equal(own.x, other.x) for own, other in zip(batches, plain, strict=True))
         expected = LoopBackend(model).gradients(theta, plain, losses)
         assert error(fused.gradients(theta, batches, losses), expected) <= 1e-8
+        stepped = theta.clone()
+        FusedBackend(model).descend(stepped, batches, losses, 0.3)  # the first time, gradients are compared
+        assert error(stepped, theta - 0.3 * expected) <= 1e-8
+        stepped = theta.clone()
+        fused.descend(stepped, batches, losses, 0.3)
+        assert error(stepped, theta - 0.3 * expected) <= 1e-8
+
+
+def test_a_step_leaves_no_memory_behind() -> None:
+    """What a run keeps refers to the autograd graph, which refers to the run: Python cannot see such a circle."""
+    model = build("mlp", (4,), 3, seed=0)
+    theta, records = stack(model, (4,), (6, 6), 3)
+    fused, batches = stacked(model), SideBySide.steps(records, 3)[0]
+    theta = theta.float()
+
+    def left_over() -> int:
+        gc.collect()
+        return sum(type(thing) in (twin.Run, LinearWeight) for thing in gc.get_objects())
+
+    before = left_over()
+    fused.descend(theta, batches, losses, 0.1)
+    fused.gradients(theta, batches, losses)
+    fused.clipped_sums(theta, batches, losses, BOUNDS[:2], ClipRule.FLAT)
+    assert left_over() == before
 
 
 def test_errors_after_the_first_batches_are_not_swallowed() -> None:

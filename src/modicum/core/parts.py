@@ -173,6 +173,14 @@ class Backend(Protocol):
         """Sum of clipped per-example gradients, one row a client, and the norms before clipping (private!)."""
 
 
+@runtime_checkable
+class Descends(Protocol):
+    """A backend that need not store gradients for plain descent."""
+
+    def descend(self, theta: Tensor, batches: Sequence[Batch], losses: Losses, rate: float) -> None:
+        """theta ← theta − rate · gradients, in place."""
+
+
 class ClipRule(StrEnum):
     FLAT = "flat"  # g · min(1, C/‖g‖)
     AUTO = "auto"  # g · C/(‖g‖ + γ): AUTO-S, Bu et al. 2023

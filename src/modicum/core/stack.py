@@ -111,7 +111,7 @@ class SideBySide(Sequence[Batch]):
 
 
 def _by_step(parts: Sequence[Tensor], steps: int) -> Tensor:
-    return torch.stack([part.unflatten(0, (steps, -1)) for part in parts], dim=1)
+    return torch.stack([part.view(steps, len(part) // steps, *part.shape[1:]) for part in parts], dim=1)
 
 
 def padded(batches: Sequence[Batch], size: int) -> tuple[Tensor, dict[str, Tensor]]:

@@ -12,7 +12,7 @@ from modicum.core.parts import Backend
 from modicum.engines.fused import FusedBackend
 from modicum.engines.loop import LoopBackend
 
-CPU_STACK = 5 << 18
+CPU_STACK = 5 << 19
 """Parameters of a stack on a CPU: with their gradients they stay in the last-level cache, step after step."""
 
 GPU_STACK = 1 << 24

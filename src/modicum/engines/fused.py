@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from modicum.clipping.rounding import full_precision
 from modicum.core.parts import Batch, ClipRule, Losses
+from modicum.core.stack import SideBySide
 from modicum.engines.loop import LoopBackend
 from modicum.engines.stacked import StackedEngine
 from modicum.engines.twin import CannotStackError
@@ -60,6 +61,13 @@ class FusedBackend:
             if not self._compare(GRADIENTS, again, truth):
                 return self.loop.gradients(theta, batches, losses)
         return found
+
+    def descend(self, theta: Tensor, batches: Sequence[Batch], losses: Losses, rate: float) -> None:
+        proven = self._proven.get((GRADIENTS, self.model.training), False) and len(batches) > 1
+        if proven and isinstance(self._engine, StackedEngine) and isinstance(batches, SideBySide):
+            self._engine.descend(theta, batches, losses, rate)
+        else:
+            theta.sub_(self.gradients(theta, batches, losses), alpha=rate)
 
     def clipped_sums(
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule

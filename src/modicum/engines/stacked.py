@@ -15,7 +15,7 @@ from modicum.core.stack import PooledBatches, SideBySide, padded, real_rows
 from modicum.engines import fixed_shape
 from modicum.engines.factors import clip_factors
 from modicum.engines.loop import LoopBackend
-from modicum.engines.sums import write_client_sums
+from modicum.engines.sums import client_sums, write_client_sums
 from modicum.engines.twin import CannotStackError, Run, Twin
 
 
@@ -93,6 +93,16 @@ class StackedEngine:
             for i in (~torch.isfinite(total).all(1)).nonzero().flatten().tolist():
                 total[i] = self.loop.gradients(theta[i : i + 1], [batches[i]], losses)[0]
         return total
+
+    def descend(self, theta: Tensor, batches: SideBySide, losses: Losses, rate: float) -> None:
+        """theta ← theta − rate · gradients, each parameter's as soon as it is known."""
+        stack = _Stack.of(batches)
+        run, values = self._forward(theta, stack, losses, measure=False)
+        with torch.no_grad():
+            fixed_shape.backward(values, run, stack.shares(values))
+            while run.kept:  # emptied: what is kept holds the graph, and the graph holds the run
+                name, kept = run.kept.popitem()
+                run.weights[name].sub_(client_sums(kept, None, run.clients, run.size), alpha=rate)
 
     def clipped_sums(
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule

@@ -17,26 +17,27 @@ class SumsByClient(Protocol):
 
 def write_client_sums(out: Tensor, kept: Kept, weights: Tensor | None, size: int) -> None:
     """out[i] = Σ_b weights[i, b] · gradient[i, b]; weights are (clients, size), None for ones."""
-    clients = len(out)
+    if isinstance(kept, LinearWeight) and (out.is_cuda or torch.get_num_threads() == 1):
+        torch.bmm(*_factors(kept, weights, len(out)), out=out)
+    else:  # several threads are slow where their products do not lie side by side, so these are copied
+        out.copy_(client_sums(kept, weights, len(out), size))
+
+
+def client_sums(kept: Kept, weights: Tensor | None, clients: int, size: int) -> Tensor:
+    """The same as a tensor of its own, (clients, *shape)."""
     if isinstance(kept, LinearWeight):
-        _write_linear(out, kept, weights)
-    elif isinstance(kept, Dense):
-        out.copy_(_dense(kept.gradients, weights, clients))
-    elif isinstance(kept, SumsByClient):
-        out.copy_(kept.client_sums(weights, clients))
-    else:
-        out.copy_(_one_by_one(kept, weights, clients, size))
+        return torch.bmm(*_factors(kept, weights, clients))
+    if isinstance(kept, Dense):
+        return _dense(kept.gradients, weights, clients)
+    if isinstance(kept, SumsByClient):
+        return kept.client_sums(weights, clients)
+    return _one_by_one(kept, weights, clients, size)
 
 
-def _write_linear(out: Tensor, kept: LinearWeight, weights: Tensor | None) -> None:
-    """On a CPU the products of several threads are slow where they do not lie side by side, so they are copied."""
+def _factors(kept: LinearWeight, weights: Tensor | None, clients: int) -> tuple[Tensor, Tensor]:
     g = kept.g if weights is None else kept.g * weights.reshape(-1, 1, 1)
-    g = g.reshape(len(out), -1, g.shape[2]).transpose(1, 2)
-    a = kept.a.reshape(len(out), -1, kept.a.shape[2])
-    if out.is_cuda or torch.get_num_threads() == 1:
-        torch.bmm(g, a, out=out)
-    else:
-        out.copy_(torch.bmm(g, a))
+    g = g.reshape(clients, -1, g.shape[2]).transpose(1, 2)
+    return g, kept.a.reshape(clients, -1, kept.a.shape[2])
 
 
 def _dense(gradients: Tensor, weights: Tensor | None, clients: int) -> Tensor:

@@ -46,6 +46,7 @@ from modicum.privacy.spec import (
 )
 
 UPDATE = "update"
+DOUBLES = 1 << 18  # numbers in double precision at a time: they stay in the cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +213,7 @@ class ClientLevel:
 
 def _clip(updates: Tensor, bounds: Sequence[float]) -> Tensor:
     """Clip each row to its bound, where it stands; gives the norms before. A model that diverged becomes zero."""
-    norms: Tensor = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
+    norms = torch.cat([_norms(some) for some in torch.split(updates, max(1, DOUBLES // updates.shape[1]))])
     finite = torch.isfinite(norms)
     if not bool(finite.all()):
         updates[~finite] = 0.0
@@ -224,6 +225,11 @@ def _clip(updates: Tensor, bounds: Sequence[float]) -> Tensor:
         updates[tiny] = (updates[tiny].double() * scales[tiny, None]).to(updates.dtype)
         scales[tiny] = 1.0
     updates.mul_(scales.clamp(max=1.0).to(updates.dtype)[:, None])
+    return norms
+
+
+def _norms(updates: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
     return norms
 
 

@@ -37,7 +37,7 @@ def on_cpu(parts: Sequence[Tensor]) -> list[Tensor]:
     """Small tensors of one device, fetched with a single question to it."""
     if not parts or not parts[0].is_cuda:
         return list(parts)
-    return list(torch.cat(list(parts)).cpu().split([len(part) for part in parts]))
+    return list(torch.split(torch.cat(list(parts)).cpu(), [len(part) for part in parts]))
 
 
 def contributions(norms: Tensor, bound: float, signals: Sequence[Signal]) -> dict[str, Tensor]:

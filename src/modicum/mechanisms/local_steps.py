@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modicum.core.parts import Batch, Frame, Job
+from modicum.core.parts import Batch, Descends, Frame, Job
 from modicum.core.stack import Pool, SideBySide
 from modicum.errors import UserError
+from modicum.training.optimisers import Sgd
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,15 @@ def train_locally(jobs: Sequence[Job], first: Tensor, frame: Frame, local: Local
     in_order = order == list(range(len(jobs)))  # then two copies of every model are saved
     theta = first.clone(memory_format=torch.contiguous_format) if in_order else first[order]
     optimiser = frame.training.optimiser
+    rate = optimiser.lr if isinstance(optimiser, Sgd) and not (optimiser.momentum or local.ascent) else None
     buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
     for step, batches in enumerate(_batches(taken)):
         rows = slice(0, len(batches))
-        gradient = _gradients(theta[rows], batches, frame, local.ascent)
-        optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
+        if rate is not None and isinstance(frame.backend, Descends):
+            frame.backend.descend(theta[rows], batches, frame.training.losses, rate)
+        else:
+            gradient = _gradients(theta[rows], batches, frame, local.ascent)
+            optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
     if in_order:
         return theta
     back = torch.empty_like(theta)
