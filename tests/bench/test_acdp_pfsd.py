@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from modicum.bench.acdp_pfsd import choose
 from modicum.bench.acdp_pfsd.cells import GROUPS, METHODS, SEEDS, Cell, Choice, read_choices, spec_of
 from modicum.bench.acdp_pfsd.play import Bench
 from modicum.bench.acdp_pfsd.report import best_constant, both, gap_ratio, network_constants, report
+from modicum.bench.acdp_pfsd.together import Classroom
 from modicum.bench.acdp_pfsd.workers import stacks
+from modicum.core.parts import Batch
+from modicum.engines.fused import FusedBackend
 from modicum.errors import UserError
+from modicum.training.plain import Supervised
 
 
 def test_cells_can_be_told_apart_and_built() -> None:
@@ -98,3 +104,18 @@ def test_the_gap_of_ppo_over_that_of_the_best_constant() -> None:
     assert gap_ratio(free, agent, constants[2.0], "global") == pytest.approx(1.5)
     assert gap_ratio([made("pfsd", 0.6)], agent, constants[2.0], "global") is None
     assert best_constant({1.0: []}, "global") is None
+
+
+def test_a_classroom_answers_when_gradients_are_asked_for() -> None:
+    """Teachers' outputs, all at once, are what each would have given alone; read too early they are no numbers."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(18, 3))
+    backend = FusedBackend(model)
+    room, thetas = Classroom(backend, 3), torch.randn(4, backend.layout.dimension)
+    records = [Batch(torch.randn(n, 1, 5, 5), {"y": torch.zeros(n, dtype=torch.int64)}) for n in (6, 6, 4, 6)]
+    answers = [room.outputs(theta, batch.x) for theta, batch in zip(thetas, records, strict=True)]
+    assert all(answer.isnan().all() for answer in answers)
+    losses = Supervised().losses
+    torch.testing.assert_close(room.gradients(thetas, records, losses), backend.gradients(thetas, records, losses))
+    for theta, batch, answer in zip(thetas, records, answers, strict=True):
+        torch.testing.assert_close(answer, backend.outputs(theta, batch.x))

@@ -50,6 +50,27 @@ def test_agents_find_a_better_bound(name: str) -> None:
     assert distance(bounds[-60:]) < 0.6 * BLIND
 
 
+def carried(lr: float, rounds: int = 100) -> float:
+    """By what factor, in the worst of some runs, an agent ends away from the middle where rewards are noise."""
+    found = []
+    for seed in range(4):
+        policy, noise = Ppo(1.0, lr=lr, log_std=-1.4, seed=seed), np.random.default_rng(seed)
+        state, bounds = policy.init(replace(PUBLIC, rounds=rounds)), []
+        for round in range(rounds):
+            decisions = policy.decide(state, round, ["a"])
+            bounds.append(decisions["a"].bound)
+            opened = ReleasedSum(round, torch.ones(4), {}, NoiseFacts(0.1, 1.0, {}), 1.0)
+            public = {"accuracy": 0.5 + 0.02 * noise.standard_normal(), "loss": 2 + 0.1 * noise.standard_normal()}
+            state = policy.observe(state, View(round, opened, decisions, public))
+        found.append(math.exp(abs(np.mean(np.log(bounds[-20:])))))
+    return max(found)
+
+
+def test_noise_alone_does_not_carry_the_bound_far() -> None:
+    assert carried(Ppo().lr) < 2.5
+    assert carried(6 * Ppo().lr) > 3.5
+
+
 @pytest.mark.parametrize("name", AGENTS)
 def test_an_agent_that_is_told_the_opposite_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = Outcome.gain_over
