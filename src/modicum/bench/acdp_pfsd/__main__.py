@@ -23,19 +23,26 @@ from modicum.errors import UserError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        work(arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def work(arguments: Sequence[str] | None = None) -> None:
+    """What `main` does, with errors for whoever calls it from Python."""
     given = _parser().parse_args(arguments)
     out = Path(given.out)
     out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + given.seconds
     bench = Bench(given.device, given.data_dir, out, given.evaluate_every, given.records)
-    try:
-        with Workers(bench, given.workers, deadline) as workers:
-            if given.stage == "choose":
-                return _choose(workers, out / CHOICES.name, given.settings.split(","))
-            return _run(workers, out, given.groups.split(","), read_choices(Path(given.choices)))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    with Workers(bench, given.workers, deadline) as workers:
+        if given.stage == "choose":
+            _choose(workers, out / CHOICES.name, given.settings.split(","))
+        else:
+            _run(workers, out, given.groups.split(","), read_choices(Path(given.choices)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _choose(workers: Workers, path: Path, settings: Sequence[str]) -> int:
+def _choose(workers: Workers, path: Path, settings: Sequence[str]) -> None:
     """The best trial of each method, beside those that were there before, and all trials."""
     kept: dict[str, Any] = json.loads(CHOICES.read_text(encoding="utf-8")) if CHOICES.exists() else {}
     best, trials = dict(kept.get("choices", {})), dict(kept.get("trials", {}))
@@ -70,10 +77,9 @@ def _choose(workers: Workers, path: Path, settings: Sequence[str]) -> int:
         top = max(trials[cell.chooses], key=lambda t: t["score"])
         best[cell.chooses] = {f.name: top[f.name] for f in fields(Choice)}
         _write(path, {"choices": best, "trials": trials})
-    return 0
 
 
-def _run(workers: Workers, out: Path, groups: Sequence[str], choices: Choices) -> int:
+def _run(workers: Workers, out: Path, groups: Sequence[str], choices: Choices) -> None:
     """Group after group; the cells that need a taught agent come after the first group, and its lessons before."""
     done, device = _done(out / "results.jsonl"), workers.bench.device
     parts = [[(c, choices.of(c)) for c in GROUPS[group]() if c.name not in done] for group in groups]
@@ -85,7 +91,6 @@ def _run(workers: Workers, out: Path, groups: Sequence[str], choices: Choices) -
             for _, results in workers.do(work):
                 file.writelines(json.dumps(r, ensure_ascii=False) + "\n" for r in results if "cell" in r)
                 file.flush()
-    return 0
 
 
 def _lessons(workers: Workers, pupils: Sequence[Item]) -> list[Work]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from modicum.bench.acdp_pfsd.__main__ import main
+from modicum.bench.acdp_pfsd.__main__ import work
 from modicum.bench.acdp_pfsd.figures import draw_all
 from modicum.bench.acdp_pfsd.report import report
 from modicum.bench.acdp_pfsd.workers import say
@@ -20,7 +20,7 @@ def bench(preset: str, out: Path, *, device: str, data_dir: Path | None, seconds
     arguments = ["--groups", PRESETS[preset], "--device", device, "--out", str(out)]
     arguments += ["--seconds", str(seconds), "--workers", str(workers)]
     arguments += [] if data_dir is None else ["--data-dir", str(data_dir)]
-    main(arguments)
+    work(arguments)
     try:
         draw_all(out, out)
     except MissingExtraError as missing:
