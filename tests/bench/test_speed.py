@@ -102,7 +102,7 @@ def test_a_library_is_timed_only_if_its_round_agrees(off: float, monkeypatch: py
 @pytest.mark.parametrize("precision", speed.PRECISIONS)
 def test_a_step_in_either_precision(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def row() -> speed.Row:
-        return speed.step_row("tiny", "cnn-small", (1, 12, 12), 4, "cpu", 1.0)
+        return speed.step_row("tiny", "cnn-small", (1, 12, 12), 4, "cpu", 1.0, compiled=False)
 
     monkeypatch.setattr(speed, "rows", lambda _: [("tiny", row)])
     threads = torch.get_num_threads()

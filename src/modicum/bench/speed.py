@@ -25,6 +25,7 @@ from modicum.bench.steps import Step, disagreement, our_ways, ours, peers, plain
 from modicum.bench.timing import Clock, Timing, kernels, measure, peak_memory
 from modicum.clipping import Way
 from modicum.clipping.capture import REPEATED
+from modicum.core.memory import keep_pages
 from modicum.core.parts import Backend, Batch, ClipRule
 from modicum.core.stack import Pool
 from modicum.engines.choose import choose
@@ -57,13 +58,22 @@ class Row:
     )  # where the time of the fastest ways goes, on a GPU
 
 
-def step_row(name: str, model: str, shape: tuple[int, ...], batch: int, device: str, target: float) -> Row:
-    """One clipped sum of one model against one plain gradient."""
+def step_row(
+    name: str,
+    model: str,
+    shape: tuple[int, ...],
+    batch: int,
+    device: str,
+    target: float,
+    *,
+    compiled: bool = True,
+) -> Row:
+    """One clipped sum of one model against one plain gradient, compiled or not."""
     row = Row(f"{name}, B={batch}, {device}", ratio="fastest ours / fastest plain", target=f"≤ {target}")
     step = Step.make(build(model, shape, 10, seed=0), shape, batch, device)
     large, on_gpu = model.startswith("resnet"), device == "cuda"
     truth = ours(step, Way.EAGER)()
-    plain = plain_ways(step, compiled=on_gpu, replayed=on_gpu and not large)
+    plain = plain_ways(step, compiled=compiled, replayed=on_gpu and not large)
     ways: dict[str, Callable[[], object]] = {label: way for label, way in plain if _works(label, way, row, device)}
     for label, clipping in (*our_ways(step, _our_ways(device, large)), *peers(step)):
         row.times[label] = None
@@ -338,6 +348,7 @@ def measure_all(
         raise UserError(f"no precision {precision!r}: use one of {', '.join(PRECISIONS)}")
     if device == "cpu":
         torch.set_num_threads(threads)
+        keep_pages()  # for all ways alike: page faults would hide what is compared
     with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
         found = run(
             device,
