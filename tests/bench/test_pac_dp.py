@@ -42,7 +42,7 @@ TASK = Task(
     seeds=1,
     paper={"same": 1.0, "personal": 1.0},
 )
-PRESET = Preset("tiny", ("digits",), 4, (0.2, 1.0, 2.0), 3, None, scratch=False)
+PRESET = Preset("tiny", ("digits",), 4, (0.2, 1.0, 2.0), 1, None, scratch=False)
 
 
 @pytest.fixture
