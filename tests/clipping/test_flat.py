@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -148,6 +150,28 @@ def test_a_compiler_that_fails_leaves_the_eager_sum(monkeypatch: pytest.MonkeyPa
         found = clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3), way=Way.COMPILED)
     assert_same(found, truth, torch.float64)
     assert_same(clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3), way=Way.COMPILED), truth, torch.float64)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_compiler_that_loses_part_of_one_norm_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One example of eight with a norm too small by a tenth would exceed its bound by as much."""
+
+    def lossy(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+        def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+            *sums, norms, fine = graph(*inputs)
+            norms = norms.clone()
+            norms[3] *= 0.9
+            return (*sums, norms, fine)
+
+        return run
+
+    monkeypatch.setattr(flat, "fuse", lossy)
+    model = network().double()
+    truth = reference_clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3))
+    clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3))
+    with pytest.warns(CannotCaptureWarning, match="other numbers"):
+        found = clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3), way=Way.COMPILED)
+    assert_same(found, truth, torch.float64)
 
 
 @pytest.mark.usefixtures("gpu")

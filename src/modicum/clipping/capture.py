@@ -21,6 +21,9 @@ Work = Callable[..., tuple[Tensor, ...]]
 Replay = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
 """The same work on other inputs of the same shapes."""
 
+Agrees = Callable[[Sequence[Tensor], Sequence[Tensor]], bool]
+"""Whether a first replay gives what the work itself gave."""
+
 REPEATED = 2
 """Calls of equal shape that run as they are before one is captured."""
 
@@ -66,7 +69,7 @@ class Captured:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             work(*self.inputs)
-            if not _agree(self.inputs, inputs, 0.0):
+            if not agree(self.inputs, inputs, 0.0):
                 raise RuntimeError("it changes its inputs")
         torch.cuda.current_stream().wait_stream(stream)
 
@@ -97,9 +100,9 @@ class Graphs:
         self,
         make: Callable[[Work, Sequence[Tensor], Any], Replay] = Captured,
         after: int = REPEATED,
-        tolerance: float = 1e-3,
+        agrees: Agrees | None = None,
     ) -> None:
-        self._make, self._after, self._tolerance = make, after, tolerance
+        self._make, self._after, self._agrees = make, after, agrees or agree
         self._seen: OrderedDict[Hashable, int] = OrderedDict()
         self._kept: OrderedDict[Hashable, Replay] = OrderedDict()
         self.refused = False
@@ -137,7 +140,7 @@ class Graphs:
         except Exception as reason:  # compilers fail in many ways, and the work itself has just succeeded
             self._refuse(f"{type(reason).__name__}: {' '.join(str(reason).split())[:160]}")
             return None
-        if _agree(again, truth, self._tolerance):
+        if self._agrees(again, truth):
             return found
         self._refuse("a replay gives other numbers, so it reads more than its inputs")
         return None
@@ -152,7 +155,7 @@ class Graphs:
             self._kept.popitem(last=False)
 
 
-def _agree(found: Sequence[Tensor], truth: Sequence[Tensor], tolerance: float) -> bool:
+def agree(found: Sequence[Tensor], truth: Sequence[Tensor], tolerance: float = 1e-3) -> bool:
     """Each answer, up to the rounding of its own numbers and a little of everybody's, where terms cancel."""
     pairs = [(f.double().nan_to_num(), t.double().nan_to_num()) for f, t in zip(found, truth, strict=True)]
     sizes = torch.stack([torch.linalg.vector_norm(t) for _, t in pairs])
