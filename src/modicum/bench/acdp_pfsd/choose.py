@@ -27,10 +27,10 @@ STARTS = {
 }
 RATES = {  # without privacy, with it, and for DP-FedSAM, which has no α to search
     NETWORK.setting: ((0.05, 0.1), (0.02, 0.05), (0.01, 0.02, 0.05, 0.1)),
-    HEAD.setting: ((2.0, 8.0), (2.0, 8.0), (1.0, 2.0, 4.0, 8.0)),
+    HEAD.setting: ((0.5, 2.0), (0.5, 2.0), (0.2, 0.5, 1.0, 2.0)),
 }
 ALPHAS = (0.5, 0.8)
-SERVER = {NETWORK.setting: ((1.0, 1.5), (1.0, 2.0)), HEAD.setting: ((1.0, 1.5), (0.3, 1.0))}
+SERVER = {NETWORK.setting: ((1.0, 1.5), (1.0, 2.0)), HEAD.setting: ((1.0, 1.5), (0.2, 1.0))}
 
 
 def candidates(setting: str) -> Iterator[tuple[Cell, Choice]]:
