@@ -15,6 +15,7 @@ from modicum.bench.pac_dp import cells, methods
 from modicum.bench.pac_dp.backbones import RECIPES, Recipe, ensure
 from modicum.bench.pac_dp.cells import Cell, Place, judged, runner
 from modicum.bench.pac_dp.data import Folders, budgets, divided, first_model, without_private
+from modicum.bench.pac_dp.figures import draw_all
 from modicum.bench.pac_dp.play import play
 from modicum.bench.pac_dp.report import report
 from modicum.bench.pac_dp.run import bench
@@ -42,7 +43,7 @@ TASK = Task(
     seeds=1,
     paper={"same": 1.0, "personal": 1.0},
 )
-PRESET = Preset("tiny", ("digits",), 4, (0.2, 1.0, 2.0), 1, None, scratch=False)
+PRESET = Preset("tiny", ("digits",), 4, (0.2, 1.0, 2.0), 1, scratch=False)
 
 
 @pytest.fixture
@@ -76,6 +77,14 @@ def test_from_public_records_to_tables(folders: Folders, tmp_path: Path, monkeyp
     assert "| rounds to 5%, cold start | all the same | personalised |\n|---|---|---|\n| PAC-DP | 1 |" in text
     assert "| clients in a round | everybody: same | 1 of 3, as many rounds: same |" in text
     assert text.count("not run") >= 4  # the other tasks, and every cell without public records
+    drawn = draw_all(tmp_path, folders, tmp_path / "figures", said.append)
+    assert [p.name.removeprefix("pac-dp-digits-") for p in drawn] == [
+        "rounds.png",
+        "cold.png",
+        "budgets.png",
+        "fit.png",
+    ]
+    assert all(p.stat().st_size > 5000 for p in drawn)
 
 
 def _picked(chosen: dict[str, Any], name: str) -> list[dict[str, Any]]:

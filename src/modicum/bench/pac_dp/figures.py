@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from modicum.bench.pac_dp.data import Folders, divided, first_model, without_private
 from modicum.bench.pac_dp.report import results
 from modicum.bench.pac_dp.settings import TASKS, Task
-from modicum.errors import MissingExtraError
+from modicum.errors import MissingExtraError, UserError
 from modicum.federation.experiment import Experiment, Federation, prepare
 from modicum.fitting.proxy import bootstrap
 from modicum.methods import PacDp
@@ -24,27 +25,34 @@ from modicum.privacy.events import NoSampling
 from modicum.privacy.spec import Adjacency, PrivacySpec, ServerSeesMessages, Unit
 from modicum.theory import Surrogate, surrogate
 
+Say = Callable[[str], None]
 COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b83280", "#4a5568", "#b7791f", "#0987a0")
 SPEC = PrivacySpec(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, view=ServerSeesMessages(), delta=1e-5)
 
 
-def draw_task(task: Task, out: Path, folders: Folders, to: Path) -> list[Path]:
-    """Every figure that the files of a task allow."""
+def draw_all(out: Path, folders: Folders, to: Path, say: Say) -> list[Path]:
+    """Every figure that the files allow; the fit's needs the public records too, and says so."""
+    to.mkdir(parents=True, exist_ok=True)
+    made = []
+    for task in TASKS.values():
+        if results(task, out):
+            made.append(_rounds_figure(task, out, "hot", to / f"pac-dp-{task.name}-rounds.png"))
+            made.append(_rounds_figure(task, out, "cold", to / f"pac-dp-{task.name}-cold.png"))
+            made.append(_budgets_figure(task, out, to / f"pac-dp-{task.name}-budgets.png"))
+        try:
+            made += _fit_figures(task, out, folders, to)
+        except (UserError, OSError) as error:
+            say(f"{task.name}: no picture of the fit: {error}")
+    return made
+
+
+def _fit_figures(task: Task, out: Path, folders: Folders, to: Path) -> list[Path]:
     settings = out / f"{task.name}.json"
     if not settings.is_file():
         return []
-    start = json.loads(settings.read_text(encoding="utf-8"))["starts"].get("hot")
-    if start is None:
-        return []
+    start = json.loads(settings.read_text(encoding="utf-8"))["starts"]["hot"]
     curve = read_curve(out / "curves" / start["methods"]["PAC-DP"]["same"]["curve"])
-    made = []
-    if "accuracy" in curve.about:  # else it was not fitted on the task's own public records
-        made.append(_fit_figure(task, curve, start, folders, to / f"pac-dp-{task.name}-fit.png"))
-    if results(task, out):
-        made.append(_rounds_figure(task, out, "hot", to / f"pac-dp-{task.name}-rounds.png"))
-        made.append(_rounds_figure(task, out, "cold", to / f"pac-dp-{task.name}-cold.png"))
-        made.append(_budgets_figure(task, out, to / f"pac-dp-{task.name}-budgets.png"))
-    return made
+    return [_fit_figure(task, curve, start, folders, to / f"pac-dp-{task.name}-fit.png")]
 
 
 def _figure(columns: int) -> tuple[Any, Any]:
@@ -150,8 +158,3 @@ def _budgets_figure(task: Task, out: Path, path: Path) -> Path:
         axis.legend(frameon=False, fontsize=6)
     figure.savefig(path, dpi=90)
     return path
-
-
-def draw_all(out: Path, folders: Folders, to: Path) -> list[Path]:
-    to.mkdir(parents=True, exist_ok=True)
-    return [path for task in TASKS.values() for path in draw_task(task, out, folders, to)]

@@ -27,7 +27,7 @@ def play(
     path = out / f"results-{task.name}.json"
     records: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     known = {_key(r) for r in records}
-    seeds = range(preset.seeds or task.seeds)
+    seeds = range(task.seeds)
     batches = [_rows(task, preset, chosen, out, seed) for seed in seeds]
     batches += [_sweeps(task, preset, chosen, out, seed) for seed in seeds[:SEARCH_SEEDS]]
     for batch in batches:

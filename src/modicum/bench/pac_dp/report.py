@@ -52,15 +52,19 @@ def _chosen(task: Task, out: Path) -> list[str]:
     path = out / f"{task.name}.json"
     if not path.is_file():
         return []
+    chosen = json.loads(path.read_text(encoding="utf-8"))
     lines = []
-    for start, found in json.loads(path.read_text(encoding="utf-8"))["starts"].items():
+    for start, found in chosen["starts"].items():
         tried = ", ".join(f"{name} {100 * v:.1f}" for name, v in found["by_features"].items())
         rates = ", ".join(f"{case} {p['lr']:g}" for case, p in found["methods"]["PAC-DP"].items())
+        others = [p["trials"] for name, by in found["methods"].items() if name != "PAC-DP" for p in by.values()]
+        trials = f"; {others[0]} settings tried for each other method and case" if others else ""
         lines.append(
-            f"Chosen on public records, {start} start: {found['features']} (public accuracy of the candidates: "
-            f"{tried}), {found['rounds']} rounds; PAC-DP's learning rate: {rates}."
+            f"- {start} start, chosen on public records (preset {chosen['preset']}): {found['features']} (public "
+            f"accuracy of the candidates: {tried}), {found['rounds']} rounds; learning rate of PAC-DP: {rates}"
+            f"{trials}. {found.get('note', '')}".rstrip()
         )
-    return [line for pair in zip(lines, [""] * len(lines), strict=True) for line in pair][:-1]
+    return lines
 
 
 def _main_table(task: Task, records: Sequence[Record]) -> list[str]:

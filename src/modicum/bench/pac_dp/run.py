@@ -14,7 +14,7 @@ from modicum.bench.pac_dp.play import play
 from modicum.bench.pac_dp.scratch import CELLS, play_scratch
 from modicum.bench.pac_dp.settings import PRESETS, TASKS
 from modicum.bench.pac_dp.tune import tune
-from modicum.errors import UserError
+from modicum.errors import MissingExtraError, UserError
 
 Say = Callable[[str], None]
 STAGES = ("choose", "test", "scratch", "report")
@@ -62,6 +62,13 @@ def bench(
                 play(task, PRESETS[found["preset"]], found, out, run, say)
     if "scratch" in stages:
         play_scratch(cells, out, data_dir, device, say)
+    if "report" not in stages:
+        return ""
+    from modicum.bench.pac_dp.figures import draw_all
     from modicum.bench.pac_dp.report import report
 
-    return report(out) if "report" in stages else ""
+    try:
+        draw_all(out, place.folders, out / "figures", say)
+    except MissingExtraError as error:
+        say(str(error))  # tables need no picture
+    return report(out)

@@ -98,14 +98,13 @@ TRIALS = 12  # settings that are tried for each method and case
 
 @dataclass(frozen=True)
 class Preset:
-    """How much is run. `quick` looks at fewer settings and seeds; nothing else differs."""
+    """How much is run. `quick` looks at two tasks and fewer settings; nothing else differs."""
 
     name: str
     tasks: tuple[str, ...]
     trials: int
     bounds: tuple[float, ...]
     tuning_seeds: int  # a multiple of 3: every public record judges equally often
-    seeds: int | None  # None: the task's own
     scratch: bool  # whether the block without public records belongs to it
     pretraining: float | None = None  # seconds for a missing backbone; None: those of its recipe
 
@@ -121,7 +120,7 @@ class Preset:
 
 PRESETS = {
     "quick": Preset(
-        "quick", ("mnist", "heart-disease"), 4, (0.1, 0.5, 2.0), 3, 3, scratch=False, pretraining=120.0
+        "quick", ("mnist", "heart-disease"), 4, (0.1, 0.5, 2.0), 3, scratch=False, pretraining=120.0
     ),
-    "paper": Preset("paper", tuple(TASKS), TRIALS, BOUNDS, 3, None, scratch=True),
+    "paper": Preset("paper", tuple(TASKS), TRIALS, BOUNDS, 3, scratch=True),
 }
