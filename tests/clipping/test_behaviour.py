@@ -23,6 +23,7 @@ from modicum.clipping import (
     clipped_sum,
     reference_clipped_sum,
 )
+from modicum.clipping.convolution import _even_slices
 from modicum.clipping.pieces import Dense, gram_square_norms
 from modicum.clipping.rules import RULES
 from modicum.errors import UserError
@@ -381,3 +382,11 @@ def test_mixed_precision_keeps_norms_and_sums_in_float32() -> None:
         torch.testing.assert_close(answer.norms, truth.norms, rtol=0.05, atol=1e-3)
         with pytest.raises(AssertionError):
             assert_same(answer, truth, torch.float32)
+
+
+@pytest.mark.parametrize(("batch", "most"), [(1, 0), (16, 3), (16, 14), (128, 40), (7, 100)])
+def test_slices_are_alike_and_shared_by_all_threads(batch: int, most: int) -> None:
+    step, threads = _even_slices(batch, most), torch.get_num_threads()
+    assert step % threads == 0
+    assert step < max(1, most) + threads
+    assert -(-batch // step) <= -(-batch // max(1, most))

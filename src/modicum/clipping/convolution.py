@@ -115,7 +115,7 @@ class ConvWeight:
         by_groups = on_cpu and self.shape[1] >= 8 and spread > 1
         route = self._dense_by_groups if by_groups else self._dense_by_patches
         scratch = self.shape.numel() if by_groups else a.shape[1] * spread * math.prod(g.shape[2:])
-        step = _even_slices(len(a), (1 << 19 if on_cpu else 1 << 26) // scratch)
+        step = _even_slices(len(a), (1 << 21 if on_cpu else 1 << 26) // scratch)
         parts = zip(torch.split(a, step), torch.split(g, step), strict=True)
         return tuple(route(part_a, part_g) for part_a, part_g in parts)
 

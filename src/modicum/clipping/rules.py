@@ -120,7 +120,7 @@ def _group_norm(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     standard = functional.group_norm(a, layer.num_groups, eps=layer.eps)
     shape = (*a.shape[:2], -1)
     return {
-        "weight": Dense((g * standard).reshape(shape).sum(2)),
+        "weight": Dense(standard.mul_(g).reshape(shape).sum(2)),
         "bias": Dense(g.reshape(shape).sum(2)),
     }
 
