@@ -8,6 +8,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from modicum.errors import UserError
@@ -105,6 +106,18 @@ def test_a_source_that_forgets_the_step_is_caught() -> None:
 
     draws = [Forgetful(1).normal(NoiseKey("a", 0, step, "u"), 100) for step in (1, 2)]
     assert np.corrcoef(draws)[0, 1] > 0.99
+
+
+def test_a_draw_by_torch_depends_on_its_key_alone() -> None:
+    """Whatever the generator has drawn before."""
+    source, generator, keys = SimulatedNoise(5), torch.Generator(), [KEY, NoiseKey("x", 0, 0, "update")]
+    first, again, other = (torch.empty(1000) for _ in range(3))
+    source.fill(first, KEY, 2.0, torch.Generator())
+    for out, key in ((other, keys[1]), (again, keys[0])):
+        source.fill(out, key, 2.0, generator)
+    assert torch.equal(first, again)
+    assert abs(float(np.corrcoef(first, other)[0, 1])) < 0.2
+    assert stats.kstest(first.numpy() / 2, "norm").pvalue > FALSE_ALARM
 
 
 def test_kinds_of_draws_are_separated() -> None:

@@ -140,25 +140,34 @@ def release_together(asks: Sequence[Ask], block: str, rows: Tensor) -> tuple[Ten
         answers = [ask.door.release(ask.release, ask.step, ask.sums) for ask in asks]
         return torch.stack([answer.pop(block) for answer in answers]), answers
     sources = [door.admit(ask.release, ask.step, ask.sums) for door, ask in zip(doors, asks, strict=True)]
-    others: list[dict[str, Tensor]] = []
-    for row, source, ask in zip(rows.unbind(), sources, asks, strict=True):
-        others.append({})
-        for b in ask.release.blocks:
-            key = _key(ask.release, ask.step, b)
-            if b.name == block:
-                _add_in_place(row, noise_like(source, key, row, b.noise_std))
-            else:
-                others[-1][b.name] = add_noise(source, key, ask.sums[b.name], b.noise_std)
-    return rows, others
+    main = [next(b for b in ask.release.blocks if b.name == block) for ask in asks]
+    keys = [_key(ask.release, ask.step, b) for ask, b in zip(asks, main, strict=True)]
+    _add_noise_to_rows(rows, sources, keys, [b.noise_std for b in main])
+    return rows, [_others(source, ask, block) for source, ask in zip(sources, asks, strict=True)]
 
 
-def _add_in_place(row: Tensor, noise: Tensor) -> None:
-    """By numpy on a CPU: waking torch's threads for every row costs more than the addition."""
-    if row.is_cpu:
-        values = row.numpy()
-        values += noise.numpy()
-    else:
-        row += noise
+def _add_noise_to_rows(
+    rows: Tensor, sources: Sequence[NoiseSource], keys: Sequence[NoiseKey], stds: Sequence[float]
+) -> None:
+    """Each row's own draw. On a GPU they are added at once; on a CPU by numpy, since waking torch's threads for
+    every row costs more than the addition."""
+    draws = zip(sources, keys, stds, strict=True)
+    if rows.is_cuda:
+        noise, generator = torch.empty_like(rows), torch.Generator(rows.device)
+        for out, (source, key, std) in zip(noise.unbind(), draws, strict=True):
+            _fill(out, source, key, std, generator)
+        rows += noise
+        return
+    for row, (source, key, std) in zip(rows.numpy(), draws, strict=True):
+        row += source.normal(key, len(row), std, _precision(rows))
+
+
+def _others(source: NoiseSource, ask: Ask, block: str) -> dict[str, Tensor]:
+    return {
+        b.name: add_noise(source, _key(ask.release, ask.step, b), ask.sums[b.name], b.noise_std)
+        for b in ask.release.blocks
+        if b.name != block
+    }
 
 
 def _key(release: Release, step: int, block: Block) -> NoiseKey:
@@ -213,11 +222,22 @@ def add_noise(source: NoiseSource, key: NoiseKey, values: Tensor, std: float) ->
 
 def noise_like(source: NoiseSource, key: NoiseKey, values: Tensor, std: float) -> Tensor:
     """Noise of this key. Simulated noise for a GPU is made there, from a stream of its own; see SimulatedNoise."""
-    dtype: DType = "float64" if values.dtype == torch.float64 else "float32"
-    if values.is_cuda and isinstance(source, SimulatedNoise):
-        return source.normal_on(values.device, key, values.numel(), std, dtype).view(values.shape)
-    noise = torch.from_numpy(source.normal(key, values.numel(), std, dtype))
-    return noise.view(values.shape).to(values.device)
+    if values.is_cuda:
+        noise = torch.empty_like(values)
+        _fill(noise, source, key, std, torch.Generator(values.device))
+        return noise
+    return torch.from_numpy(source.normal(key, values.numel(), std, _precision(values))).view(values.shape)
+
+
+def _fill(out: Tensor, source: NoiseSource, key: NoiseKey, std: float, generator: torch.Generator) -> None:
+    if isinstance(source, SimulatedNoise):
+        source.fill(out, key, std, generator)
+    else:
+        out.copy_(torch.from_numpy(source.normal(key, out.numel(), std, _precision(out))).view(out.shape))
+
+
+def _precision(values: Tensor) -> DType:
+    return "float64" if values.dtype == torch.float64 else "float32"
 
 
 def _name(release: Release) -> str:

@@ -128,7 +128,7 @@ def padded(batches: Sequence[Batch], size: int) -> tuple[Tensor, dict[str, Tenso
 
 def real_rows(sizes: Sequence[int], size: int) -> Tensor:
     """Where the real rows stand in the padded stack."""
-    return torch.cat([torch.arange(n) + i * size for i, n in enumerate(sizes)])
+    return (torch.arange(size) < torch.tensor(sizes)[:, None]).flatten().nonzero().squeeze(1)
 
 
 def _joined_targets(targets: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

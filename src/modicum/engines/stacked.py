@@ -15,7 +15,7 @@ from modicum.core.stack import PooledBatches, SideBySide, padded, real_rows
 from modicum.engines import fixed_shape
 from modicum.engines.factors import clip_factors
 from modicum.engines.loop import LoopBackend
-from modicum.engines.sums import client_sums, write_client_sums
+from modicum.engines.sums import subtract_client_sums, write_client_sums
 from modicum.engines.twin import CannotStackError, Run, Twin
 
 
@@ -102,7 +102,7 @@ class StackedEngine:
             fixed_shape.backward(values, run, stack.shares(values))
             while run.kept:  # emptied: what is kept holds the graph, and the graph holds the run
                 name, kept = run.kept.popitem()
-                run.weights[name].sub_(client_sums(kept, None, run.clients, run.size), alpha=rate)
+                subtract_client_sums(run.weights[name], kept, rate, run.size)
 
     def clipped_sums(
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from modicum.clipping.pieces import Dense, Kept, LinearWeight
 
+CACHED = 1 << 18
+"""Numbers of a product that is used at once and should not leave the cores' caches before."""
+
 
 @runtime_checkable
 class SumsByClient(Protocol):
@@ -21,6 +24,17 @@ def write_client_sums(out: Tensor, kept: Kept, weights: Tensor | None, size: int
         torch.bmm(*_factors(kept, weights, len(out)), out=out)
     else:  # several threads are slow where their products do not lie side by side, so these are copied
         out.copy_(client_sums(kept, weights, len(out), size))
+
+
+def subtract_client_sums(out: Tensor, kept: Kept, rate: float, size: int) -> None:
+    """out[i] −= rate · Σ_b gradient[i, b], for a few clients at a time where the products are large."""
+    if not isinstance(kept, LinearWeight):
+        out.sub_(client_sums(kept, None, len(out), size), alpha=rate)
+        return
+    some = max(1, CACHED // out[0].numel())
+    parts = (torch.split(t, some) for t in (out, *_factors(kept, None, len(out))))
+    for part, g, a in zip(*parts, strict=True):
+        part.sub_(torch.bmm(g, a), alpha=rate)
 
 
 def client_sums(kept: Kept, weights: Tensor | None, clients: int, size: int) -> Tensor:

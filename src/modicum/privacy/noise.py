@@ -110,19 +110,15 @@ class SimulatedNoise:
             _single_normals(out[start : start + SINGLE], words, std)
         return out
 
-    def normal_on(self, device: torch.device, key: NoiseKey, size: int, std: float, dtype: DType) -> torch.Tensor:
-        """The same distribution, made on another device by torch's generator there.
+    def fill(self, out: torch.Tensor, key: NoiseKey, std: float, generator: torch.Generator) -> None:
+        """The same distribution, made on another device by torch's generator there, whatever its state.
 
         The stream is a function of the same key, yet another one than `normal`'s: a run on a GPU is repeated by a
         run on a GPU. The seed is a digest of its own, so that no number depends on the CPU's stream.
         """
-        import torch
-
-        _check(size, std)
-        seed = int.from_bytes(self._digest(key, f"normal on {device.type}")[:8], "little", signed=True)
-        generator = torch.Generator(device).manual_seed(seed)
-        out = torch.empty(size, device=device, dtype=getattr(torch, dtype))
-        return out.normal_(0.0, std, generator=generator)
+        _check(out.numel(), std)
+        seed = self._digest(key, f"normal on {out.device.type}")[:8]
+        out.normal_(0.0, std, generator=generator.manual_seed(int.from_bytes(seed, "little", signed=True)))
 
     def uniform(self, key: NoiseKey, size: int) -> NDArray[np.float64]:
         _check(size)
