@@ -43,7 +43,7 @@ TASK = Task(
     seeds=1,
     paper={"same": 1.0, "personal": 1.0},
 )
-PRESET = Preset("tiny", ("digits",), 4, (0.2, 1.0, 2.0), 1, scratch=False)
+PRESET = Preset("tiny", ("digits",), 4, (0.2, 1.0, 2.0), scratch=False)
 
 
 @pytest.fixture

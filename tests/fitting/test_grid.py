@@ -66,8 +66,9 @@ def test_the_stand_in_has_the_noise_of_the_run_to_come() -> None:
     assert {n: p.releases for n, p in real.plans.items()} == {n: p.releases for n, p in played.plans.items()}
 
 
-def test_the_thirds_of_the_proxy_are_disjoint() -> None:
-    made = bootstrap(data(), 3)
+@pytest.mark.parametrize("parts", [3, 5])
+def test_the_parts_of_the_proxy_are_disjoint(parts: int) -> None:
+    made = bootstrap(data(), 3, parts)
     rows = [
         {tuple(map(float, r)) for r in part.x}
         for part in (
@@ -79,12 +80,16 @@ def test_the_thirds_of_the_proxy_are_disjoint() -> None:
     assert sum(len(r) for r in rows) == len(set.union(*rows))
 
 
-def test_in_three_successive_seeds_every_public_record_judges_once() -> None:
+@pytest.mark.parametrize("parts", [3, 5])
+def test_in_successive_seeds_every_public_record_judges_once(parts: int) -> None:
     public = Arrays.concatenate([data().proxy, data().proxy_validation])
-    judges = [tuple(map(float, r)) for seed in (3, 4, 5) for r in bootstrap(data(), seed).test.x]
+    seeds = range(parts, 2 * parts)
+    judges = [tuple(map(float, r)) for seed in seeds for r in bootstrap(data(), seed, parts).test.x]
     assert sorted(judges) == sorted(tuple(map(float, r)) for r in public.x)
-    again = [tuple(map(float, r)) for r in bootstrap(data(), 6).test.x]
-    assert sorted(again) != sorted(tuple(map(float, r)) for r in bootstrap(data(), 3).test.x)  # divided anew
+    first, again = (bootstrap(data(), seed, parts).test.x.tolist() for seed in (parts, 2 * parts))
+    assert sorted(again) != sorted(first)  # divided anew
+    with pytest.raises(UserError, match="at least 3 parts"):
+        bootstrap(data(), 0, 2)
 
 
 def test_bad_grids_are_refused() -> None:

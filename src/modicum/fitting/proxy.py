@@ -10,25 +10,28 @@ import numpy.typing as npt
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.errors import UserError
 
-ROLES = 3
 
-
-def bootstrap(data: FederatedData, seed: int) -> FederatedData:
+def bootstrap(data: FederatedData, seed: int, parts: int = 3) -> FederatedData:
     """Clients with the names and sizes of the real ones, whose records are public ones drawn with replacement.
 
     Sizes, hence noise multipliers and the noise in every update, are those of the run to come: a smaller
-    federation would be noisier and would ask for smaller bounds. The public records are divided into thirds, for
-    the hot start, for the clients, and for the validation by which settings are chosen: a model is never judged by
-    records it has seen. Seeds 3k, 3k + 1 and 3k + 2 rotate the roles of the same thirds, so that in three
-    successive seeds every public record judges once.
+    federation would be noisier and would ask for smaller bounds. The public records are divided into `parts`: one
+    for the validation by which settings are chosen, one for the clients, and the rest for the hot start, so that a
+    model is never judged by records it has seen. Few public records want more parts: a start from a third of them
+    would be too poor a stand-in for one from all. As many successive seeds rotate the roles of the same parts, so
+    that every public record judges once.
     """
+    if parts < 3:
+        raise UserError(f"public records are divided into at least 3 parts, got {parts}")
     public = Arrays.concatenate([data.proxy, data.proxy_validation]) if len(data.proxy_validation) else data.proxy
     if data.proxy_classes != data.classes:
         raise UserError("settings are chosen on public records with the task's own labels: set proxy to a share")
-    if len(public) < 6:
+    if len(public) < 2 * parts:
         raise UserError(f"{len(public)} public records are too few to simulate with: raise the proxy's share")
-    thirds = _thirds(public, seed // ROLES)
-    start, pool, judge = (public.take(thirds[(seed + role) % ROLES]) for role in range(ROLES))
+    divided = _divided(public, seed // parts, parts)
+    turn = seed % parts
+    *rest, drawn, held = (divided[(turn + i) % parts] for i in range(parts))
+    start, pool, judge = (public.take(np.sort(rows)) for rows in (np.concatenate(rest), drawn, held))
     rng = np.random.default_rng([seed, 0xB007])
     nobody = Arrays.empty(public)
     clients = tuple(
@@ -47,8 +50,8 @@ def bootstrap(data: FederatedData, seed: int) -> FederatedData:
     )
 
 
-def _thirds(public: Arrays, seed: int) -> list[npt.NDArray[np.intp]]:
+def _divided(public: Arrays, seed: int, parts: int) -> list[npt.NDArray[np.intp]]:
     """Each class is spread evenly: with ten records a class, chance would leave some without any."""
     order = np.random.default_rng([seed, 0x7B1D]).permutation(len(public))
     ranked = order[np.argsort(public.y[order], kind="stable")]
-    return [np.sort(ranked[i::ROLES]) for i in range(ROLES)]
+    return [ranked[i::parts] for i in range(parts)]

@@ -116,7 +116,7 @@ def _experiment(place: Place, cell: Cell, data: FederatedData, model: FixedFeatu
 
 @lru_cache(maxsize=64)
 def _stand_in(task: str, folders: Folders, seed: int) -> FederatedData:
-    return bootstrap(without_private(divided(TASKS[task], folders)), seed)
+    return bootstrap(without_private(divided(TASKS[task], folders)), seed, TASKS[task].parts)
 
 
 def _judged_model(task: str, folders: Folders, cell: Cell) -> FixedFeatures:

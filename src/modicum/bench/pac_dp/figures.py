@@ -100,7 +100,7 @@ def public_surrogate(
     task: Task, start: dict[str, Any], folders: Folders, budget: float, bounds: list[float]
 ) -> Surrogate:
     """J from public gradients at the first model of a stand-in federation."""
-    stand_in = bootstrap(without_private(divided(task, folders)), 0)
+    stand_in = bootstrap(without_private(divided(task, folders)), 0, task.parts)
     experiment = Experiment(
         federation=Federation(stand_in, (budget,) * len(stand_in.clients)),
         method=PacDp(),

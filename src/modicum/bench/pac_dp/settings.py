@@ -25,10 +25,15 @@ class Task:
     rounds: tuple[int, ...] = (10, 20)
     fit_budgets: tuple[float, ...] = ()
     rates: tuple[float, float] = (1.0, 100.0)  # learning rates are tried from the one to the other
-    tuning: int = 1  # times as many seeds for the choice of settings as the preset says
+    parts: int = 3  # that the public records are divided into for the choice of settings
+    tuning: int = 1  # times that every public record judges
     target: float | None = None  # accuracy whose first round is reported
     seeds: int = 3
     paper: dict[str, float]  # what it reports, in percent
+
+    @property
+    def tuning_seeds(self) -> tuple[int, ...]:
+        return tuple(range(self.parts * self.tuning))
 
 
 TASKS: dict[str, Task] = {
@@ -83,7 +88,8 @@ TASKS: dict[str, Task] = {
             features=("unit",),
             rounds=(2, 5, 10),
             rates=(0.03, 3.0),
-            tuning=5,
+            parts=5,  # a third of 74 records would be a poor start
+            tuning=3,
             fit_budgets=(0.01, 0.05, 0.1, 0.5, 1.0),
             seeds=20,
             paper={"same": 74.4, "personal": 75.6},
@@ -104,7 +110,6 @@ class Preset:
     tasks: tuple[str, ...]
     trials: int
     bounds: tuple[float, ...]
-    tuning_seeds: int  # a multiple of 3: every public record judges equally often
     scratch: bool  # whether the block without public records belongs to it
     pretraining: float | None = None  # seconds for a missing backbone; None: those of its recipe
 
@@ -114,13 +119,8 @@ class Preset:
         count = max(2, self.trials // options)
         return tuple(float(f"{low * (high / low) ** (i / (count - 1)):.3g}") for i in range(count))
 
-    def tuning(self, task: Task) -> tuple[int, ...]:
-        return tuple(range(self.tuning_seeds * task.tuning))
-
 
 PRESETS = {
-    "quick": Preset(
-        "quick", ("mnist", "heart-disease"), 4, (0.1, 0.5, 2.0), 3, scratch=False, pretraining=120.0
-    ),
-    "paper": Preset("paper", tuple(TASKS), TRIALS, BOUNDS, 3, scratch=True),
+    "quick": Preset("quick", ("mnist", "heart-disease"), 4, (0.1, 0.5, 2.0), scratch=False, pretraining=120.0),
+    "paper": Preset("paper", tuple(TASKS), TRIALS, BOUNDS, scratch=True),
 }

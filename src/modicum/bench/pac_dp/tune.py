@@ -76,7 +76,7 @@ def tune(task: Task, preset: Preset, place: Place, out: Path, run: Run, say: Say
     chosen: dict[str, Any] = {"task": task.name, "preset": preset.name, "starts": {}}
     (out / "curves").mkdir(parents=True, exist_ok=True)
     for start in ("hot", "cold"):
-        judge = Judge(task, preset.tuning(task), place, run, hot=start == "hot")
+        judge = Judge(task, task.tuning_seeds, place, run, hot=start == "hot")
         chosen["starts"][start] = _tune_start(judge, preset, out, say)
     path = out / f"{task.name}.json"
     path.write_text(json.dumps(chosen, ensure_ascii=False, indent=1, allow_nan=False) + "\n", encoding="utf-8")
