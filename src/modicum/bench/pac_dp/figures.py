@@ -35,9 +35,11 @@ def draw_all(out: Path, folders: Folders, to: Path, say: Say) -> list[Path]:
     to.mkdir(parents=True, exist_ok=True)
     made = []
     for task in TASKS.values():
-        if results(task, out):
-            made.append(_rounds_figure(task, out, "hot", to / f"pac-dp-{task.name}-rounds.png"))
-            made.append(_rounds_figure(task, out, "cold", to / f"pac-dp-{task.name}-cold.png"))
+        starts = {r["start"] for r in results(task, out)}
+        for start, name in (("hot", "rounds"), ("cold", "cold")):
+            if start in starts:
+                made.append(_rounds_figure(task, out, start, to / f"pac-dp-{task.name}-{name}.png"))
+        if starts:
             made.append(_budgets_figure(task, out, to / f"pac-dp-{task.name}-budgets.png"))
         try:
             made += _fit_figures(task, out, folders, to)
@@ -135,7 +137,7 @@ def _rounds_figure(task: Task, out: Path, start: str, path: Path) -> Path:
             axis.axhline(100 * task.target, color="black", linewidth=0.8, linestyle="--")
         axis.set(xlabel="round", ylabel="test accuracy (%)", title=f"{task.title}, {start} start, {case}")
         axis.grid(alpha=0.25)
-    axes[1].legend(frameon=False, fontsize=6)
+    axes[0].legend(frameon=False, fontsize=6)
     figure.savefig(path, dpi=90)
     return path
 
