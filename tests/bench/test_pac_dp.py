@@ -35,7 +35,7 @@ TASK = Task(
     same=2.0,
     personal={1.0: 0.5, 8.0: 0.5},
     proxy=0.2,
-    features=("unit", "discriminant-9"),
+    features=("whitened-8", "discriminant-9"),
     rounds=(2,),
     fit_budgets=(1.0, 8.0),
     rates=(1.0, 10.0),
@@ -60,7 +60,7 @@ def test_from_public_records_to_tables(folders: Folders, tmp_path: Path, monkeyp
     with runner(place, 1) as run:
         chosen = tune(TASK, PRESET, place, tmp_path, run, said.append)
         assert json.loads((tmp_path / "digits.json").read_text()) == chosen
-        assert chosen["starts"]["cold"]["features"] == "unit"  # the other one has seen labels
+        assert chosen["starts"]["cold"]["features"] == "whitened-8"  # the other one has seen labels
         records = play(TASK, PRESET, chosen, tmp_path, run, said.append)
         assert play(TASK, PRESET, chosen, tmp_path, lambda *_: pytest.fail("known already"), said.append) == (
             json.loads((tmp_path / "results-digits.json").read_text())
