@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from modicum.bench.acdp_pfsd.cells import CONSTANTS, FACTORS, METHODS, TASKS, cells_methods
+from modicum.bench.acdp_pfsd.cells import BOLD, CONSTANTS, FACTORS, METHODS, TASKS, cells_methods
 from modicum.bench.acdp_pfsd.play import TUNING
 from modicum.privacy.accounting.papers import acdp_pfsd_epsilon
 
@@ -139,7 +139,16 @@ def small_constants(results: Sequence[Result]) -> dict[float, list[Result]]:
 def _network(results: Sequence[Result]) -> list[str]:
     rows = {m: network(results, m) for m in METHODS}
     rows |= {f"dp-pfsd, C = {C:g}": found for C, found in network_constants(results).items()}
-    lines = ["## Every method, EMNIST, s2, σ = 1, 50 clients, 100 rounds", "", *_rows(rows), ""]
+    lines = [
+        "## Every method, EMNIST, s2, σ = 1, 50 clients, 100 rounds",
+        "",
+        "Global: the server's model on balanced test records, and on the clients' own, whose classes come as in",
+        "training (runs from before that was measured say so). The agents of acdp-pfsd-bold and -faithful learn",
+        f"at {BOLD:g}.",
+        "",
+        *_rows(rows),
+        "",
+    ]
     runs = {m: network(results, m) for m in ("pfsd", "acdp-pfsd", "acdp-pfsd-pretrained")}
     return lines + _whether_it_pays(runs, network_constants(results), "C = ")
 
