@@ -71,9 +71,11 @@ def _plain(forward: Any, step: Step) -> Callable[[], object]:
 def _replayed(step: Step) -> Callable[[], object]:
     """Forward pass, loss and gradients as one compiled function and one CUDA graph."""
     gradients = torch.func.grad(_mean_loss, argnums=1)
-    fused: Any = torch.compile(
-        lambda values: gradients(step.model, values, step.x, step.y), mode="reduce-overhead"
-    )
+
+    def work(values: dict[str, Tensor]) -> object:
+        return gradients(step.model, values, step.x, step.y)
+
+    fused: Any = torch.compile(work, mode="reduce-overhead")
     values = {name: p.detach() for name, p in step.model.named_parameters()}
     return lambda: fused(values)
 
