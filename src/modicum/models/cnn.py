@@ -59,7 +59,7 @@ def cnn8(input_shape: tuple[int, ...], classes: int, *, width: int = 32) -> nn.M
     The paper says "a simple 8-layer CNN" and no more. GroupNorm after each convolution makes the few local steps
     of a round count; the two linear layers are the ones that FedPer keeps personal. `width` is that of the first
     pair; the others have twice and four times as many channels. Resolution is halved inside each pair, by a stride
-    in the first and by pooling in the others: a quarter of the work of pooling after them, with as many parameters.
+    in the first and by pooling in the others: a quarter of the work of pooling after them, as many parameters.
     """
     channels, high, wide = _image(input_shape, smallest=8)
     if int(width) != width or width < 8 or width % 8:
