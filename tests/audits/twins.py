@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.core.door import Door, SumDoor
+from modicum.core.door import Ask, Door, SumDoor
 from modicum.core.messages import Decision
 from modicum.core.parts import Place, PublicFacts, Scope, Signal, State, View
 from modicum.mechanisms import record_local
@@ -91,10 +91,12 @@ class RealisedBatchWalk(record_local._Walk):
 
 
 class ExtraStepWalk(record_local._Walk):
-    """Takes every step twice, charged once."""
+    """Has every step released twice, charged once."""
 
-    def release(self, step: int, total: Tensor, norms: Tensor) -> Tensor:
-        return super().release(step, total, norms) + super().release(step, total, norms)
+    def ask(self, step: int, total: Tensor, norms: Tensor) -> Ask:
+        ask = super().ask(step, total, norms)
+        ask.door.release(ask.release, ask.step, ask.sums)
+        return ask
 
 
 @contextmanager
