@@ -67,8 +67,9 @@ def bench(
     from modicum.bench.pac_dp.figures import draw_all
     from modicum.bench.pac_dp.report import report
 
+    text = report(out)
     try:
         draw_all(out, place.folders, out / "figures", say)
     except MissingExtraError as error:
         say(str(error))  # tables need no picture
-    return report(out)
+    return text
