@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import overload
 
@@ -43,15 +44,13 @@ class Pool:
         return PooledBatches(self, chosen)
 
 
-class PooledBatches(Sequence[Batch]):
-    """A batch for each client, taken only when it is looked at; `padded` gathers all of them at once."""
+class Gathered(Sequence[Batch]):
+    """A batch for each client, made only when it is looked at; `padded` gives all of them at once."""
 
-    def __init__(self, pool: Pool, chosen: Sequence[Tensor]) -> None:
-        self.pool, self.chosen = pool, tuple(chosen)
-        self.sizes = [index.shape[0] for index in self.chosen]
+    sizes: list[int]
 
     def __len__(self) -> int:
-        return len(self.chosen)
+        return len(self.sizes)
 
     @overload
     def __getitem__(self, i: int) -> Batch: ...
@@ -59,28 +58,49 @@ class PooledBatches(Sequence[Batch]):
     def __getitem__(self, i: slice) -> list[Batch]: ...
     def __getitem__(self, i: int | slice) -> Batch | list[Batch]:
         if isinstance(i, slice):
-            return [self[j] for j in range(*i.indices(len(self)))]
-        return self.pool.records[i].take(self.chosen[i])
+            return [self.one(j) for j in range(*i.indices(len(self)))]
+        return self.one(i)
 
+    @abstractmethod
+    def one(self, i: int) -> Batch:
+        """Client i's batch."""
+
+    @abstractmethod
     def padded(self, size: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Inputs (clients · size, …), short batches filled up, and the targets of the real rows alone."""
-        if not self.pool.worth_joining:
-            return padded(list(self), size)
+
+
+class PooledBatches(Gathered):
+    """Records chosen from a pool, by index within each client."""
+
+    def __init__(self, pool: Pool, chosen: Sequence[Tensor]) -> None:
+        self.pool, self.chosen = pool, tuple(chosen)
+        self.sizes = [index.shape[0] for index in self.chosen]
+
+    def one(self, i: int) -> Batch:
+        return self.pool.records[i].take(self.chosen[i])
+
+    def rows(self, size: int) -> Tensor:
+        """(clients · size,) rows of the joined records. A client's own first record fills it up: no row of the
+        stack ever mixes two clients."""
         starts = torch.tensor(self.pool.starts[: len(self)])
         real = torch.cat(self.chosen) + starts.repeat_interleave(torch.tensor(self.sizes))
-        joined = self.pool.joined
         if min(self.sizes) == size:
-            rows = real = real.to(joined.x.device, non_blocking=True)
-        else:
-            # A client's own first record fills it up: no row of the stack ever mixes two clients.
-            filled = starts[:, None].repeat(1, size)
-            filled.view(-1)[real_rows(self.sizes, size)] = real
-            rows = filled.view(-1).to(joined.x.device, non_blocking=True)
-            real = real.to(joined.x.device, non_blocking=True)
+            return real
+        filled = starts.repeat_interleave(size)
+        filled[real_rows(self.sizes, size)] = real
+        return filled
+
+    def padded(self, size: int) -> tuple[Tensor, dict[str, Tensor]]:
+        if not self.pool.worth_joining:
+            return padded(list(self), size)
+        joined, rows = self.pool.joined, self.rows(size)
+        real = rows if min(self.sizes) == size else rows[real_rows(self.sizes, size)]
+        rows, real = (index.to(joined.x.device, non_blocking=True) for index in (rows, real))
         return joined.x.index_select(0, rows), {n: t.index_select(0, real) for n, t in joined.targets.items()}
 
 
-class SideBySide(Sequence[Batch]):
+class SideBySide(Gathered):
     """Equal batches that already lie side by side in memory: x and every target are (clients, size, …)."""
 
     def __init__(self, x: Tensor, targets: Mapping[str, Tensor]) -> None:
@@ -94,16 +114,7 @@ class SideBySide(Sequence[Batch]):
         targets = {n: _by_step([batch.targets[n] for batch in records], steps) for n in records[0].targets}
         return [cls(x[step], {n: t[step] for n, t in targets.items()}) for step in range(steps)]
 
-    def __len__(self) -> int:
-        return len(self.x)
-
-    @overload
-    def __getitem__(self, i: int) -> Batch: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[Batch]: ...
-    def __getitem__(self, i: int | slice) -> Batch | list[Batch]:
-        if isinstance(i, slice):
-            return [self[j] for j in range(*i.indices(len(self)))]
+    def one(self, i: int) -> Batch:
         return Batch(self.x[i], {n: t[i] for n, t in self.targets.items()})
 
     def padded(self, size: int) -> tuple[Tensor, dict[str, Tensor]]:  # noqa: ARG002

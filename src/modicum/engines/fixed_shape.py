@@ -17,7 +17,7 @@ from torch import Tensor
 from modicum.clipping.capture import Graphs, rounded_up
 from modicum.clipping.problem import check_losses, sum_dtype
 from modicum.core.parts import Batch, ClipRule, Losses
-from modicum.core.stack import PooledBatches, real_rows
+from modicum.core.stack import PooledBatches
 from modicum.engines.factors import clip_factors
 from modicum.engines.twin import CannotStackError, Run, Twin
 
@@ -52,13 +52,9 @@ class Stack:
     def of(cls, batches: PooledBatches, like: Tensor) -> Stack:
         joined, sizes = batches.pool.joined, batches.sizes
         size = rounded(sizes)
-        rows = torch.tensor(batches.pool.starts[: len(sizes)])[:, None].repeat(1, size)
-        counts = torch.tensor(sizes)
-        chosen = torch.cat(batches.chosen) + rows[:, 0].repeat_interleave(counts)
-        rows.view(-1)[real_rows(sizes, size)] = chosen
         device = joined.x.device
-        index = rows.view(-1).to(device, non_blocking=True)
-        counts = counts.to(device, non_blocking=True)
+        index = batches.rows(size).to(device, non_blocking=True)
+        counts = torch.tensor(sizes).to(device, non_blocking=True)
         real = (torch.arange(size, device=device) < counts[:, None]).to(like.dtype)
         targets = {name: t.index_select(0, index) for name, t in joined.targets.items()}
         return cls(joined.x.index_select(0, index), targets, real)

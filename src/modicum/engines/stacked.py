@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from modicum.clipping import Flat
 from modicum.clipping.problem import check_losses, sum_dtype
 from modicum.core.parts import Batch, ClipRule, Losses
-from modicum.core.stack import PooledBatches, SideBySide, padded, real_rows
+from modicum.core.stack import Gathered, SideBySide, padded, real_rows
 from modicum.engines import fixed_shape
 from modicum.engines.factors import clip_factors
 from modicum.engines.loop import LoopBackend
@@ -30,7 +30,7 @@ class _Stack:
 
     @classmethod
     def of(cls, batches: Sequence[Batch]) -> _Stack:
-        if isinstance(batches, PooledBatches | SideBySide):
+        if isinstance(batches, Gathered):
             size = max(batches.sizes, default=0)
             return cls(*batches.padded(size), batches.sizes, size)
         sizes = [len(b) for b in batches]

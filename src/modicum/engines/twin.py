@@ -17,7 +17,6 @@ from torch.nn import functional
 from modicum.clipping.pieces import Dense, Kept
 from modicum.clipping.rounding import safe_squares
 from modicum.clipping.rules import known, pieces
-from modicum.core.layout import Layout
 from modicum.engines.patches import PatchConvolution, patch_pieces
 
 
@@ -276,11 +275,6 @@ def _twin(model: nn.Module) -> nn.Module:
             raise CannotStackError(f"the hooks of layer {layer_name or '(the model)'}")
         stacked[id(layer)] = KINDS[type(layer)](layer, owned)
     return copy.deepcopy(model, stacked)
-
-
-def stacked_weights(layout: Layout, theta: Tensor) -> dict[str, Tensor]:
-    """Views of the parameter matrix, (clients, *shape) each."""
-    return layout.named(theta)
 
 
 def _input_gradient(layer: Any, shape: tuple[int, ...], weight: Tensor, gradient: Tensor) -> Tensor:
