@@ -22,7 +22,7 @@ from modicum.models.backbone import (
     settled,
     with_statistics,
 )
-from modicum.models.features import compute, featured
+from modicum.models.features import compute, featured, from_backbone, from_scattering
 from modicum.models.frozen import (
     backbone_linear,
     fit_discriminant,
@@ -78,22 +78,35 @@ def test_a_file_that_is_no_backbone_is_refused(tmp_path: Path) -> None:
 
 def test_features_are_computed_once_for_each_content(weights: Path, tmp_path: Path) -> None:
     data = Dataset("toy", images(20), images(5, seed=1), 3)
-    first = featured(data, weights, tmp_path / "cache")
+    first = featured(data, from_backbone(weights), tmp_path / "cache")
     files = sorted((tmp_path / "cache").iterdir())
     assert first.train.shape == (SHAPE.features,)
-    again = featured(data, weights, tmp_path / "cache")
+    again = featured(data, from_backbone(weights), tmp_path / "cache")
     assert sorted((tmp_path / "cache").iterdir()) == files
     assert np.array_equal(first.train.x, again.train.x)
-    featured(replace(data, train=images(20, seed=9)), weights, tmp_path / "cache")
+    featured(replace(data, train=images(20, seed=9)), from_backbone(weights), tmp_path / "cache")
     assert len(list((tmp_path / "cache").iterdir())) == len(files) + 1
-    whole = compute(load_backbone(weights).model, data.test)
+    whole = compute(from_backbone(weights), data.test)
     assert np.allclose(first.test.x, whole, rtol=1e-2, atol=1e-2)
+
+
+def test_scattering_features_are_kept_like_others(tmp_path: Path) -> None:
+    data = Dataset("toy", images(30), images(5, seed=1), 3)
+    made = featured(data, from_scattering(1, 8, 1), tmp_path)
+    assert made.train.shape == (81,)
+    model = from_scattering(1, 8, 1).model
+    assert np.allclose(made.test.x, model(torch.from_numpy(data.test.scaled())).numpy(), rtol=1e-2, atol=1e-2)
+    files = sorted(tmp_path.iterdir())
+    featured(data, from_scattering(1, 8, 1), tmp_path)
+    assert sorted(tmp_path.iterdir()) == files
+    featured(data, from_scattering(1, 8, 2), tmp_path)  # another extractor has files of its own
+    assert len(list(tmp_path.iterdir())) == 2 * len(files)
 
 
 def test_colour_and_grey_are_not_mixed_up(weights: Path, tmp_path: Path) -> None:
     colour = Arrays(np.zeros((2, 3, 8, 8), np.uint8), np.zeros(2, np.int64))
     with pytest.raises(UserError, match="channels"):
-        featured(Dataset("toy", colour, colour, 3), weights, tmp_path)
+        featured(Dataset("toy", colour, colour, 3), from_backbone(weights), tmp_path)
 
 
 def test_whitening_evens_out_public_directions() -> None:

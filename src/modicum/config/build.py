@@ -73,9 +73,9 @@ def _dataset(config: Config) -> Dataset:
     if weights is None:
         return dataset
     from modicum.data.fetch import data_folder
-    from modicum.models.features import featured
+    from modicum.models.features import featured, from_backbone
 
-    return featured(dataset, weights, data_folder(config.data.dir) / "features")
+    return featured(dataset, from_backbone(weights), data_folder(config.data.dir) / "features")
 
 
 def _records(config: Config) -> Dataset:

@@ -1,8 +1,8 @@
-"""Features of a whole dataset from a frozen backbone, computed once and kept on disk.
+"""Features of a whole dataset from a frozen extractor, computed once and kept on disk.
 
     python -m modicum.models.features --backbone cifar-100.npz --data cifar-10 --cache FOLDER --device cuda
 
-A cache file is named by the content of the weights and of the images, so that it can never belong to others.
+A cache file is named by the content of the extractor and of the images, so that it can never belong to others.
 """
 
 from __future__ import annotations
@@ -10,28 +10,63 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from modicum.data.arrays import Arrays, Dataset
 from modicum.data.catalogue import load
 from modicum.errors import UserError
-from modicum.models.backbone import Backbone, load_backbone
+from modicum.models import scattering
+from modicum.models.backbone import load_backbone
 
 CHUNK = 20_000  # records of a cache file
 
 
-def featured(dataset: Dataset, backbone: str | Path, cache: str | Path, device: str = "cpu") -> Dataset:
-    """The dataset with features (float32 vectors) in place of its images."""
-    weights = Path(backbone)
+@dataclass(frozen=True)
+class Extractor:
+    """A module that turns each image into a vector by itself."""
+
+    name: str  # ends in a digest of all that decides the features
+    model: nn.Module
+    channels: int
+    size: int
+    batch: int  # images at a time, for speed alone
+
+
+def from_backbone(weights: str | Path) -> Extractor:
+    """A backbone that was trained on a public proxy."""
     model = load_backbone(weights).model
-    digest = hashlib.sha256(weights.read_bytes()).hexdigest()[:12]
-    if dataset.train.shape[0] != model.shape.channels:
+    return Extractor(backbone_name(weights), model, model.shape.channels, model.shape.features, 500)
+
+
+def backbone_name(weights: str | Path) -> str:
+    return f"{Path(weights).stem}-{_digest(Path(weights).read_bytes())}"
+
+
+def from_scattering(channels: int, pixels: int, side: int) -> Extractor:
+    """Wavelet scattering of square images with maps of side × side: nothing was learned."""
+    model = scattering.Scattering((channels, pixels, pixels), side)
+    return Extractor(scattering_name(side), model, channels, model.size, 20)  # few: the maps stay in a CPU's cache
+
+
+def scattering_name(side: int) -> str:
+    """There are no weights: the code decides the features."""
+    return f"scattering-{side}x{side}-{_digest(Path(scattering.__file__).read_bytes())}"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def featured(dataset: Dataset, extractor: Extractor, cache: str | Path, device: str = "cpu") -> Dataset:
+    """The dataset with features (float32 vectors) in place of its images."""
+    if dataset.train.shape[0] != extractor.channels:
         raise UserError(
-            f"{weights.name} takes images of {model.shape.channels} channels, those of {dataset.name} have "
+            f"{extractor.name} takes images of {extractor.channels} channels, those of {dataset.name} have "
             f"{dataset.train.shape[0]}: choose a backbone that was trained on such images"
         )
     folder = Path(cache)
@@ -39,21 +74,20 @@ def featured(dataset: Dataset, backbone: str | Path, cache: str | Path, device: 
     parts = {}
     for split, arrays in (("train", dataset.train), ("test", dataset.test)):
         pieces = [
-            _piece(model, arrays.take(slice(i, i + CHUNK)), folder, f"{weights.stem}-{digest}", device)
+            _piece(extractor, arrays.take(slice(i, i + CHUNK)), folder, device)
             for i in range(0, len(arrays), CHUNK)
         ]
         parts[split] = Arrays(np.concatenate(pieces), arrays.y) if pieces else arrays
     return replace(dataset, train=parts["train"], test=parts["test"])
 
 
-def _piece(model: Backbone, arrays: Arrays, folder: Path, prefix: str, device: str) -> np.ndarray:
-    digest = hashlib.sha256(np.ascontiguousarray(arrays.x).tobytes()).hexdigest()[:12]
-    path = folder / f"{prefix}-{digest}.npy"
+def _piece(extractor: Extractor, arrays: Arrays, folder: Path, device: str) -> np.ndarray:
+    path = folder / f"{extractor.name}-{_digest(np.ascontiguousarray(arrays.x).tobytes())}.npy"
     if path.exists():
         found: np.ndarray = np.load(path, allow_pickle=False)
-        if found.shape == (len(arrays), model.shape.features):
+        if found.shape == (len(arrays), extractor.size):
             return found.astype(np.float32)
-    computed = compute(model, arrays, device).astype(np.float16)
+    computed = compute(extractor, arrays, device).astype(np.float16)
     whole = path.with_suffix(".partial.npy")
     np.save(whole, computed)
     whole.replace(path)  # never a half-written cache
@@ -61,12 +95,11 @@ def _piece(model: Backbone, arrays: Arrays, folder: Path, prefix: str, device: s
 
 
 @torch.no_grad()
-def compute(model: Backbone, arrays: Arrays, device: str = "cpu", batch: int = 500) -> np.ndarray:
+def compute(extractor: Extractor, arrays: Arrays, device: str = "cpu") -> np.ndarray:
     """Features in the order of the records."""
-    model = model.to(device).eval()
-    out = []
-    for i in range(0, len(arrays), batch):
-        x = torch.from_numpy(arrays.take(slice(i, i + batch)).scaled()).to(device)
+    model, out = extractor.model.to(device).eval(), []
+    for i in range(0, len(arrays), extractor.batch):
+        x = torch.from_numpy(arrays.take(slice(i, i + extractor.batch)).scaled()).to(device)
         out.append(model(x.contiguous(memory_format=torch.channels_last)).float().cpu().numpy())
     return np.concatenate(out)
 
@@ -80,7 +113,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args(arguments)
     try:
-        done = featured(load(given.data, given.data_dir), given.backbone, given.cache, given.device)
+        done = featured(
+            load(given.data, given.data_dir), from_backbone(given.backbone), given.cache, given.device
+        )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -22,35 +22,40 @@ GROUPS = 27
 
 
 class Scattering(nn.Module):
-    """(B, c, H, W) images → (B, 81·c·H/4·W/4) features; H and W must be multiples of 4."""
+    """(B, c, H, W) images → (B, 81·c·H/4·W/4) features; H and W must be multiples of 4.
+
+    `side` averages every map to side × side values: fewer dimensions for the noise to fall on.
+    """
 
     phi: Tensor
     psi: Tensor
     centre: Tensor
 
-    def __init__(self, input_shape: tuple[int, ...]) -> None:
+    def __init__(self, input_shape: tuple[int, ...], side: int | None = None) -> None:
         super().__init__()
         if len(input_shape) != 3 or input_shape[1] != input_shape[2] or input_shape[1] % 4 or input_shape[1] < 8:
             raise UserError(
                 "scattering takes square images (channels, n, n) with n a multiple of 4 and at least 8, got shape "
                 f"{input_shape}"
             )
+        self.side = side or input_shape[1] // 4
+        if not 1 <= self.side <= input_shape[1] // 4:
+            raise UserError(f"maps of {input_shape[1] // 4} × {input_shape[1] // 4} values cannot have side {side}")
         self.input_shape = input_shape
         self.pad = 2**J
-        side = input_shape[1] + 2 * self.pad
-        self.register_buffer("phi", _gaussian(side), persistent=False)
-        self.register_buffer("psi", torch.stack([_bank(side, j) for j in range(J)]), persistent=False)
+        padded = input_shape[1] + 2 * self.pad
+        self.register_buffer("phi", _gaussian(padded), persistent=False)
+        self.register_buffer("psi", torch.stack([_bank(padded, j) for j in range(J)]), persistent=False)
         self.register_buffer("centre", torch.zeros(self.size))
 
     @property
     def size(self) -> int:
         """Features per example."""
-        channels, height, width = self.input_shape
-        return CHANNELS * channels * (height // 4) * (width // 4)
+        return CHANNELS * self.input_shape[0] * self.side**2
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        maps = self.maps(x).flatten(1, 2)
+        maps = functional.adaptive_avg_pool2d(self.maps(x).flatten(1, 2), self.side)
         return functional.group_norm(maps, GROUPS).flatten(1) - self.centre
 
     @torch.no_grad()
