@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field, fields
+from inspect import get_annotations
 from typing import Any
 
 
@@ -26,9 +27,10 @@ class FieldInfo:
 
 
 def describe(cls: type) -> tuple[FieldInfo, ...]:
-    """The settings of a dataclass, in its order."""
+    """The settings of a dataclass: its own in their order, then those of each class that it inherits from."""
     found = []
-    for f in fields(cls):
+    order = [name for base in cls.__mro__ for name in get_annotations(base)]
+    for f in sorted(fields(cls), key=lambda f: order.index(f.name)):
         default = f.default_factory() if f.default_factory is not MISSING else f.default
         type_text = f.type if isinstance(f.type, str) else getattr(f.type, "__name__", str(f.type))
         found.append(FieldInfo(f.name, type_text, default, str(f.metadata.get("help", ""))))

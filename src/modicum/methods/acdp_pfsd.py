@@ -10,8 +10,8 @@ from modicum.core.parts import Mechanism, Method, Policy
 from modicum.errors import UserError
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.raw_metrics import RawMetrics
-from modicum.methods.options import AdjacencyName, ViewName, one_of, option
-from modicum.methods.personalised import client_level, distilled, local_steps, published_delta, server_step
+from modicum.methods.groups import Distillation, HiddenClients, ServerStep
+from modicum.methods.options import one_of, option
 from modicum.policies import AdaptiveQuantile, Bandit, Fixed, Ppo
 from modicum.privacy.accounting.papers import acdp_pfsd_epsilon
 
@@ -22,7 +22,7 @@ Clipping = Literal["ppo", "bandit", "quantile", "fixed"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AcdpPfsd:
+class AcdpPfsd(Distillation, HiddenClients, ServerStep):
     """Self-distilled personalised models under client-level privacy, with a clipping bound chosen by PPO."""
 
     mode: Literal["sound", "faithful"] = option(
@@ -39,26 +39,9 @@ class AcdpPfsd:
     agent_std: float = option(0.25, "the agent's first spread, before tanh; a pretrained one brings its own")
     discount: float = option(0.9, "γ of the agent's return")
     trace: float = option(0.95, "λ of the agent's advantages (GAE); 0 gives the one-step target as printed")
-    alpha: float = option(0.5, "weight α of the cross-entropy; 1 − α is that of the distillation")
-    temperature: float = option(3.0, "distillation temperature KT")
-    non_target: float = option(0.25, "weight 𝒩 of the non-target classes")
-    target: float = option(1.0, "weight of the target term (0 for an ablation)")
-    lr: float = option(0.05, "learning rate of the clients")
-    momentum: float = option(0.9, "momentum of the clients, from 0 up to 1")
-    batch: int = option(64, "records in a minibatch")
-    steps: int | None = option(5, "Q: minibatches of a round; none: local_epochs passes")
-    local_epochs: float = option(1.0, "passes over a client's records in a round, where steps is none")
-    server_lr: float = option(1.0, "how far the server moves along the mean update")
-    server_momentum: float = option(0.0, "momentum of the server, from 0 up to 1")
-    view: ViewName = option("secure-aggregation", "who must not learn, in sound mode")
-    tolerated: int = option(1, "clients that may collude or drop out of a round behind secure aggregation")
-    rate: float | None = option(None, "rate of a trusted server's secret Poisson cohort; none: public cohorts")
-    noise_multiplier: float | None = option(None, "σ: noise over bound in the sum; none: calibrated to the budget")
     tested: Literal["noised", "personalised"] = option(
         "noised", "faithful mode: the model that clients test (Alg. 2 says noised, the text personalised)"
     )
-    adjacency: AdjacencyName = option("zero-out", "how neighbouring datasets differ in one client")
-    delta: float | None = option(None, "δ of the guarantee; none: P^−1.1 as published")
     agent_seed: int = option(0, "seed of the agent's exploration")
 
     def build(self, setting: Setting) -> Method:
@@ -67,10 +50,10 @@ class AcdpPfsd:
         faithful = self.mode == "faithful"
         return Method(
             name="acdp-pfsd",
-            training=distilled(self),
+            training=self.distilled(),
             policy=self._policy(),
-            mechanism=self._published(setting) if faithful else client_level(self, setting),
-            aggregation=server_step(self.server_lr, self.server_momentum),
+            mechanism=self._published(setting) if faithful else self.client_level(setting),
+            aggregation=self.server_step(),
             notes=(self._claim(setting),) if faithful else (),
         )
 
@@ -101,11 +84,8 @@ class AcdpPfsd:
 
     def _published(self, setting: Setting) -> Mechanism:
         """Alg. 2, line 18: each client adds N(0, (σC)²/|P|), and line 20: it tells its accuracy and loss."""
-        inner = ClientLevel(local=local_steps(self), delta=self._delta(setting))
+        inner = ClientLevel(local=self.local_steps(), delta=self.delta_for(setting))
         return RawMetrics(inner, self._sigma() / math.sqrt(setting.per_round), self.tested)
-
-    def _delta(self, setting: Setting) -> float:
-        return published_delta(setting) if self.delta is None else self.delta
 
     def _sigma(self) -> float:
         if self.noise_multiplier is None or not self.noise_multiplier > 0:
@@ -113,7 +93,7 @@ class AcdpPfsd:
         return self.noise_multiplier
 
     def _claim(self, setting: Setting) -> str:
-        claimed = acdp_pfsd_epsilon(self._sigma(), setting.rounds, self._delta(setting))
+        claimed = acdp_pfsd_epsilon(self._sigma(), setting.rounds, self.delta_for(setting))
         return (
             f"faithful mode: the paper's accountant says ε = {claimed:.2f}; the true ε is ∞, because every client "
             "sends its accuracy and loss without noise, and each message holds only a share σC/√P of the noise"

@@ -1,64 +1,55 @@
-"""The mechanism of methods that come at record and at client level."""
+"""Methods that come at record and at client level."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from modicum.core.parts import Mechanism
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
-from modicum.methods.options import AdjacencyName, ViewName, build_view, one_of
+from modicum.methods.groups import Guarantee
+from modicum.methods.options import ViewName, build_view, one_of, option
 from modicum.privacy.spec import Adjacency
 
 if TYPE_CHECKING:
     from modicum.federation.experiment import Setting
 
 Level = Literal["record", "client"]
-
-
-class Levelled(Protocol):
-    """The settings that decide such a mechanism."""
-
-    @property
-    def level(self) -> Level: ...
-    @property
-    def view(self) -> ViewName: ...
-    @property
-    def tolerated(self) -> int: ...
-    @property
-    def batch(self) -> int | None: ...
-    @property
-    def epochs(self) -> float: ...
-    @property
-    def steps(self) -> int | None: ...
-    @property
-    def noise_multiplier(self) -> float | None: ...
-    @property
-    def adjacency(self) -> AdjacencyName: ...
-    @property
-    def delta(self) -> float: ...
-
-
 DEFAULT_BATCH = 32  # of ordinary local training, where a client's whole update is clipped
 
 
-def mechanism_for(spec: Levelled, setting: Setting) -> Mechanism:
-    one_of("level", spec.level, ("record", "client"))
-    adjacency = Adjacency(spec.adjacency)
-    if spec.level == "client":
-        return ClientLevel(
-            view=build_view(spec.view, setting.per_round, spec.tolerated),
-            local=LocalSteps(spec.batch or DEFAULT_BATCH, spec.steps, spec.epochs),
-            adjacency=adjacency,
-            delta=spec.delta,
-            noise_multiplier=spec.noise_multiplier,
-        )
-    return RecordLocal(
-        batch=spec.batch,
-        epochs=spec.epochs,
-        steps=spec.steps,
-        adjacency=adjacency,
-        delta=spec.delta,
-        noise_multiplier=spec.noise_multiplier,
+@dataclass(frozen=True, kw_only=True)
+class RecordOrClient(Guarantee):
+    """The settings that decide such a mechanism."""
+
+    level: Level = option("record", "what is protected and clipped: each record, or each client as a whole")
+    view: ViewName = option("server-sees-messages", "who must not learn, at client level")
+    tolerated: int = option(1, "clients that may collude or drop out of a round behind secure aggregation")
+    lr: float = option(0.5, "learning rate of the clients")
+    batch: int | None = option(
+        None, "record level: expected Poisson batch (none: all records); client level: minibatch (none: 32)"
     )
+    epochs: float = option(1.0, "passes over its records that a client makes in a round")
+    steps: int | None = option(None, "local steps a round; overrides epochs")
+
+    def mechanism(self, setting: Setting) -> Mechanism:
+        one_of("level", self.level, ("record", "client"))
+        adjacency = Adjacency(self.adjacency)
+        if self.level == "client":
+            return ClientLevel(
+                view=build_view(self.view, setting.per_round, self.tolerated),
+                local=LocalSteps(self.batch or DEFAULT_BATCH, self.steps, self.epochs),
+                adjacency=adjacency,
+                delta=self.delta,
+                noise_multiplier=self.noise_multiplier,
+            )
+        return RecordLocal(
+            batch=self.batch,
+            epochs=self.epochs,
+            steps=self.steps,
+            adjacency=adjacency,
+            delta=self.delta,
+            noise_multiplier=self.noise_multiplier,
+        )

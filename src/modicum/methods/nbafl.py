@@ -10,8 +10,8 @@ from modicum.aggregation.downlink import DownlinkNoise
 from modicum.core.parts import Aggregation, ClientFacts, Mechanism, Method, PublicFacts
 from modicum.mechanisms.as_published import AsPublished
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
-from modicum.methods.options import AggregationName, build_aggregation, one_of, option
+from modicum.methods.groups import Aggregated, Minibatches
+from modicum.methods.options import AggregationName, one_of, option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
 from modicum.training.optimisers import Sgd
@@ -27,19 +27,13 @@ FAITHFUL = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class NbAfl:
+class NbAfl(Minibatches, Aggregated):
     """Each client trains as usual, clips what it has learned, and adds noise to it before it is sent."""
 
     mode: Literal["sound", "faithful"] = option(
         "sound", "sound: noise for the true sensitivity 2C; faithful: for 2C/n, with noise on the way down"
     )
     clip: float = option(1.0, "clipping bound C of a client's update")
-    lr: float = option(0.5, "learning rate of the clients")
-    batch: int = option(32, "records in a minibatch")
-    epochs: float = option(1.0, "passes over its records that a client makes in a round")
-    steps: int | None = option(None, "minibatches a client takes in a round; overrides epochs")
-    server_lr: float = option(1.0, "how far the server moves along the mean update")
-    server_momentum: float = option(0.0, "momentum of the server, from 0 up to 1")
     aggregation: AggregationName | None = option("weighted", "mean, weighted (as published) or noise-aware")
     delta: float = option(1e-5, "δ of the guarantee")
 
@@ -48,12 +42,12 @@ class NbAfl:
         # One replaced record can move a trained model anywhere, so what protects it is the bound on the whole
         # update: the guarantee for a replaced client, which holds for each of its records too.
         inner = ClientLevel(
-            local=LocalSteps(self.batch, self.steps, self.epochs),
+            local=self.local_steps(),
             adjacency=Adjacency.REPLACE_ONE,
             delta=self.delta,
         )
         mechanism: Mechanism = inner
-        aggregation: Aggregation = build_aggregation(self.aggregation, self.server_lr, self.server_momentum, inner)
+        aggregation: Aggregation = self.aggregated(inner)
         if self.mode == "faithful":
             mechanism = AsPublished(inner, lambda facts: self._uplink(facts, setting.rounds) / self.clip)
             aggregation = DownlinkNoise(aggregation, self._downlink)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import Field, field
 from typing import Any, Literal
 
 from modicum.aggregation import Mean, Momentum, NoiseAware, Weighted
-from modicum.core.parts import Aggregation, Mechanism
+from modicum.core.parts import Aggregation
 from modicum.errors import UserError
 from modicum.privacy.spec import SecureAggregation, ServerSeesMessages, TrustedServer, View
 
@@ -26,11 +26,6 @@ def help_of(setting: Field[Any]) -> str:
     return str(setting.metadata.get("help", ""))
 
 
-def settings_of(spec: type) -> dict[str, tuple[Any, str]]:
-    """Each setting's default and help, in the order of the spec."""
-    return {f.name: (None if f.default is MISSING else f.default, help_of(f)) for f in fields(spec)}
-
-
 def build_view(name: ViewName, participants: int, tolerated: int) -> View:
     """The adversary's view by its name, for cohorts of this size."""
     match name:
@@ -43,11 +38,8 @@ def build_view(name: ViewName, participants: int, tolerated: int) -> View:
     raise UserError(f"unknown view {name!r}: use server-sees-messages, secure-aggregation or trusted-server")
 
 
-def build_aggregation(
-    name: AggregationName | None, lr: float, momentum: float, mechanism: Mechanism
-) -> Aggregation:
-    """The aggregation by its name; without one, noise-aware wherever each client's message may be seen."""
-    name = name or ("noise-aware" if mechanism.individuals else "mean")
+def build_aggregation(name: AggregationName, lr: float, momentum: float) -> Aggregation:
+    """θ ← θ + lr · mean update, by the name of what the mean weighs."""
     if not 0 < lr < float("inf"):
         raise UserError(f"the server's learning rate must be positive and finite, got {lr}")
     known: Mapping[str, type[Mean] | type[Weighted] | type[NoiseAware]] = {

@@ -23,7 +23,8 @@ from modicum.core.parts import (
 from modicum.errors import UserError
 from modicum.mechanisms.as_published import AsPublished
 from modicum.mechanisms.record_local import RecordLocal
-from modicum.methods.options import AdjacencyName, AggregationName, build_aggregation, one_of, option
+from modicum.methods.groups import Aggregated, Guarantee, RecordSteps
+from modicum.methods.options import one_of, option
 from modicum.policies import Fixed, PlateauCosine
 from modicum.policies.curve import BudgetCurve, ScaleFreeCurve, read_curve
 from modicum.privacy.accounting.papers import classic_noise, pac_dp_noise
@@ -74,7 +75,7 @@ class PublishedQuadratic:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PacDp:
+class PacDp(RecordSteps, Aggregated, Guarantee):
     """Record-level privacy with bounds C_i = F(ε_i)·λ(t), F learned beforehand on public data."""
 
     mode: Literal["sound", "faithful"] = option(
@@ -86,18 +87,7 @@ class PacDp:
     plateau: float = option(0.6, "r_s: share of the rounds before the bounds begin to fall")
     floor: float = option(0.1, "λ_min: the bounds end near this share of their first value")
     optimiser: Literal["sgd", "adam"] = option("sgd", "of the clients")
-    lr: float = option(1.0, "learning rate of the clients")
-    batch: int | None = option(None, "expected size of a client's secret Poisson batches; none: all records")
     epochs: float = option(1.0, "passes over its records that a client makes in a round (the paper: 5)")
-    steps: int | None = option(None, "local steps a round; overrides epochs")
-    server_lr: float = option(1.0, "how far the server moves along the mean update")
-    server_momentum: float = option(0.0, "momentum of the server, from 0 up to 1")
-    aggregation: AggregationName | None = option(
-        None, "mean, weighted (by records, as published) or noise-aware; none: noise-aware"
-    )
-    noise_multiplier: float | None = option(None, "noise over bound in each step; none: calibrated to the budget")
-    adjacency: AdjacencyName = option("zero-out", "how neighbouring datasets differ in one record")
-    delta: float = option(1e-5, "δ of the guarantee")
 
     def build(self, setting: Setting) -> Method:  # noqa: ARG002
         one_of("mode", self.mode, ("sound", "faithful"))
@@ -113,13 +103,13 @@ class PacDp:
         )
         mechanism: Mechanism = AsPublished(inner, self._printed) if faithful else inner
         optimiser: Optimiser = Adam(self.lr) if self.optimiser == "adam" else Sgd(self.lr)
-        aggregation = self.aggregation or ("weighted" if faithful else None)
+        published_weights = faithful and self.aggregation is None
         return Method(
             name="pac-dp",
             training=Supervised(optimiser),
             policy=PlateauCosine(self._base(), self.plateau, self.floor),
             mechanism=mechanism,
-            aggregation=build_aggregation(aggregation, self.server_lr, self.server_momentum, mechanism),
+            aggregation=self.server_step("weighted") if published_weights else self.aggregated(mechanism),
             notes=(FAITHFUL,) if faithful else (),
         )
 

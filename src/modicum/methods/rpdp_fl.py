@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 from modicum.core.parts import Mechanism, Method
 from modicum.mechanisms.as_published import AsPublished
 from modicum.mechanisms.sampled_by_budget import SampledByBudget, published_noise
-from modicum.methods.options import AdjacencyName, AggregationName, build_aggregation, one_of, option
+from modicum.methods.groups import Aggregated, Promise
+from modicum.methods.options import AggregationName, one_of, option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
 from modicum.training.optimisers import Sgd
@@ -24,7 +25,7 @@ FAITHFUL = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RpdpFl:
+class RpdpFl(Aggregated, Promise):
     """Record-level privacy with one noise for all and a sampling rate q(ε) for each budget."""
 
     mode: Literal["sound", "faithful"] = option(
@@ -34,13 +35,9 @@ class RpdpFl:
     full_budget: float = option(1.0, "the ε whose records all take part in each step; it sets the common noise")
     steps: int = option(1, "local steps a round")
     lr: float = option(1.0, "learning rate of the clients")
-    server_lr: float = option(1.0, "how far the server moves along the mean update")
-    server_momentum: float = option(0.0, "momentum of the server, from 0 up to 1")
     aggregation: AggregationName | None = option(
         "weighted", "mean, weighted (by records, as published) or noise-aware"
     )
-    adjacency: AdjacencyName = option("zero-out", "how neighbouring datasets differ in one record")
-    delta: float = option(1e-5, "δ of the guarantee")
 
     def build(self, setting: Setting) -> Method:  # noqa: ARG002
         one_of("mode", self.mode, ("sound", "faithful"))
@@ -62,6 +59,6 @@ class RpdpFl:
             training=Supervised(Sgd(self.lr)),
             policy=Fixed(self.clip),
             mechanism=mechanism,
-            aggregation=build_aggregation(self.aggregation, self.server_lr, self.server_momentum, mechanism),
+            aggregation=self.aggregated(mechanism),
             notes=(FAITHFUL,) if faithful else (),
         )

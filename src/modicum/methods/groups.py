@@ -1,0 +1,147 @@
+"""Settings that methods share, in groups that a method's spec inherits from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from modicum.core.parts import Aggregation, Mechanism
+from modicum.mechanisms.client_level import ClientLevel
+from modicum.mechanisms.local_steps import LocalSteps
+from modicum.methods.options import (
+    AdjacencyName,
+    AggregationName,
+    ViewName,
+    build_aggregation,
+    build_view,
+    option,
+)
+from modicum.privacy.spec import Adjacency
+from modicum.training.distilled import Distilled
+from modicum.training.optimisers import Sgd
+
+if TYPE_CHECKING:
+    from modicum.federation.experiment import Setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerStep:
+    """How the server applies what it receives."""
+
+    server_lr: float = option(1.0, "how far the server moves along the mean update")
+    server_momentum: float = option(0.0, "momentum of the server, from 0 up to 1")
+
+    def server_step(self, name: AggregationName = "mean") -> Aggregation:
+        return build_aggregation(name, self.server_lr, self.server_momentum)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregated(ServerStep):
+    """With a choice of weights, where each client's message may be seen."""
+
+    aggregation: AggregationName | None = option(
+        None, "mean, weighted (by records) or noise-aware; none: noise-aware, and mean where only a sum is seen"
+    )
+
+    def aggregated(self, mechanism: Mechanism) -> Aggregation:
+        return self.server_step(self.aggregation or ("noise-aware" if mechanism.individuals else "mean"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What is guaranteed, but for the budget."""
+
+    adjacency: AdjacencyName = option("zero-out", "how neighbouring datasets differ in one record or client")
+    delta: float = option(1e-5, "δ of the guarantee")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee(Promise):
+    """With noise that may be set rather than calibrated."""
+
+    noise_multiplier: float | None = option(None, "noise over bound as the adversary sees it; none: calibrated")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordSteps:
+    """Local steps on secret Poisson batches, each released."""
+
+    lr: float = option(1.0, "learning rate of the clients")
+    batch: int | None = option(None, "expected size of a client's secret Poisson batches; none: all records")
+    epochs: float = option(1.0, "passes over its records that a client makes in a round")
+    steps: int | None = option(None, "local steps a round; overrides epochs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Minibatches:
+    """Ordinary local training."""
+
+    lr: float = option(0.5, "learning rate of the clients")
+    batch: int = option(32, "records in a minibatch")
+    epochs: float = option(1.0, "passes over its records that a client makes in a round")
+    steps: int | None = option(None, "minibatches a client takes in a round; overrides epochs")
+
+    def local_steps(self) -> LocalSteps:
+        return LocalSteps(self.batch, self.steps, self.epochs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalTraining:
+    """Local training of the personalised methods, Q minibatches a round."""
+
+    lr: float = option(0.05, "learning rate of the clients")
+    momentum: float = option(0.9, "momentum of the clients, from 0 up to 1")
+    batch: int = option(64, "records in a minibatch")
+    steps: int | None = option(5, "Q: minibatches of a round; none: local_epochs passes")
+    local_epochs: float = option(1.0, "passes over a client's records in a round, where steps is none")
+
+    def local_steps(self, ascent: float = 0.0) -> LocalSteps:
+        return LocalSteps(self.batch, self.steps, self.local_epochs, ascent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distillation(PersonalTraining):
+    """Self-decoupled distillation (ACDP-pFSD, Eqs. 5–9)."""
+
+    alpha: float = option(0.5, "weight α of the cross-entropy; 1 − α is that of the distillation")
+    temperature: float = option(3.0, "distillation temperature KT")
+    non_target: float = option(0.25, "weight 𝒩 of the non-target classes")
+    target: float = option(1.0, "weight of the target term (0 for an ablation)")
+
+    def distilled(self) -> Distilled:
+        optimiser = Sgd(self.lr, self.momentum)
+        return Distilled(optimiser, self.alpha, self.temperature, self.non_target, self.target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hidden:
+    """Who must not learn about a client as a whole."""
+
+    view: ViewName = option(
+        "secure-aggregation",
+        "who must not learn: server-sees-messages, secure-aggregation (only sums are seen), or trusted-server",
+    )
+    tolerated: int = option(1, "clients that may collude or drop out of a round behind secure aggregation")
+    rate: float | None = option(None, "rate of a trusted server's secret Poisson cohort; none: public cohorts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenClients(PersonalTraining, Hidden):
+    """Personalised training behind a client-level mechanism."""
+
+    noise_multiplier: float | None = option(None, "σ: noise over bound in the sum; none: calibrated to the budget")
+    adjacency: AdjacencyName = option("zero-out", "how neighbouring datasets differ in one client")
+    delta: float | None = option(None, "δ of the guarantee; none: P^−1.1 with P clients, as ACDP-pFSD has it")
+
+    def delta_for(self, setting: Setting) -> float:
+        return float(max(setting.clients, 2) ** -1.1) if self.delta is None else self.delta
+
+    def client_level(self, setting: Setting, ascent: float = 0.0) -> ClientLevel:
+        return ClientLevel(
+            view=build_view(self.view, setting.per_round, self.tolerated),
+            local=self.local_steps(ascent),
+            adjacency=Adjacency(self.adjacency),
+            delta=self.delta_for(setting),
+            noise_multiplier=self.noise_multiplier,
+            rate=self.rate,
+        )
