@@ -54,6 +54,7 @@ def test_names_and_settings() -> None:
         ("dp-sgd", {"clip": 0.0}),
         ("dp-sgd", {"batch": 0}),
         ("dp-sgd", {"lr": -1.0}),
+        ("nbafl", {"optimiser": "adagrad"}),
         ("dp-sgd", {"server_momentum": 1.0}),
         ("dp-fedavg", {"view": "nobody"}),
         ("dp-fedavg", {"tolerated": 4}),

@@ -10,7 +10,6 @@ from modicum.methods.groups import Aggregated
 from modicum.methods.levels import RecordOrClient
 from modicum.methods.options import option
 from modicum.policies import AdaptiveQuantile
-from modicum.training.optimisers import Sgd
 from modicum.training.plain import Supervised
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class Aqc(RecordOrClient, Aggregated):
         mechanism = self.mechanism(setting)
         return Method(
             name="aqc",
-            training=Supervised(Sgd(self.lr)),
+            training=Supervised(self.local_optimiser()),
             policy=AdaptiveQuantile(self.clip, self.quantile, self.clip_lr, self.bit_ratio),
             mechanism=mechanism,
             aggregation=self.aggregated(mechanism),

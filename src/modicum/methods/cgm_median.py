@@ -10,7 +10,6 @@ from modicum.methods.groups import Aggregated
 from modicum.methods.levels import RecordOrClient
 from modicum.methods.options import one_of, option
 from modicum.policies import MedianNorm, NaiveMedianNorm
-from modicum.training.optimisers import Sgd
 from modicum.training.plain import Supervised
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class CgmMedian(RecordOrClient, Aggregated):
         mechanism = self.mechanism(setting)
         return Method(
             name="cgm-median",
-            training=Supervised(Sgd(self.lr)),
+            training=Supervised(self.local_optimiser()),
             policy=policy,
             mechanism=mechanism,
             aggregation=self.aggregated(mechanism),

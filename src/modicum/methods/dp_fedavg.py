@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from modicum.core.parts import Method
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.methods.groups import Aggregated, Guarantee, Hidden, Minibatches
+from modicum.methods.groups import Aggregated, Guarantee, Hidden, Minibatches, Optimised
 from modicum.methods.options import build_view, option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
-from modicum.training.optimisers import Sgd
 from modicum.training.plain import Supervised
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DpFedAvg(Minibatches, Hidden, Aggregated, Guarantee):
+class DpFedAvg(Minibatches, Optimised, Hidden, Aggregated, Guarantee):
     """Client-level privacy with a fixed clipping bound: whole updates are clipped, averaged and noised."""
 
     clip: float = option(1.0, "clipping bound C of a client's update")
@@ -35,7 +34,7 @@ class DpFedAvg(Minibatches, Hidden, Aggregated, Guarantee):
         )
         return Method(
             name="dp-fedavg",
-            training=Supervised(Sgd(self.lr)),
+            training=Supervised(self.local_optimiser()),
             policy=Fixed(self.clip),
             mechanism=mechanism,
             aggregation=self.aggregated(mechanism),

@@ -11,7 +11,6 @@ from modicum.methods.groups import Aggregated, Guarantee, RecordSteps
 from modicum.methods.options import RuleName, one_of, option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
-from modicum.training.optimisers import Sgd
 from modicum.training.plain import Supervised
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class DpSgd(RecordSteps, Aggregated, Guarantee):
         )
         return Method(
             name="dp-sgd",
-            training=Supervised(Sgd(self.lr)),
+            training=Supervised(self.local_optimiser()),
             policy=Fixed(self.clip),
             mechanism=mechanism,
             aggregation=self.aggregated(mechanism),

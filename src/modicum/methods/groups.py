@@ -11,17 +11,21 @@ from modicum.mechanisms.local_steps import LocalSteps
 from modicum.methods.options import (
     AdjacencyName,
     AggregationName,
+    OptimiserName,
     ViewName,
     build_aggregation,
     build_view,
+    one_of,
     option,
 )
 from modicum.privacy.spec import Adjacency
 from modicum.training.distilled import Distilled
-from modicum.training.optimisers import Sgd
+from modicum.training.optimisers import Adam, Optimiser, Sgd
 
 if TYPE_CHECKING:
     from modicum.federation.experiment import Setting
+
+PRIOR = "weight of a client's own class frequencies, which count in its loss and stay in its own model"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +67,25 @@ class Guarantee(Promise):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordSteps:
-    """Local steps on secret Poisson batches, each released."""
+class Optimised:
+    """What a client makes of its gradients; its memory begins anew in every round and never leaves the client.
+
+    Where each step is released it sees noised gradients alone, so whatever it does is post-processing. Where whole
+    updates are clipped and noised it sees raw ones, and the bound on the update holds for any training.
+    """
 
     lr: float = option(1.0, "learning rate of the clients")
+    optimiser: OptimiserName = option("sgd", "of the clients, begun anew in every round: sgd or adam")
+
+    def local_optimiser(self) -> Optimiser:
+        one_of("optimiser", self.optimiser, ("sgd", "adam"))
+        return Adam(self.lr) if self.optimiser == "adam" else Sgd(self.lr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordSteps(Optimised):
+    """Local steps on secret Poisson batches, each released."""
+
     batch: int | None = option(None, "expected size of a client's secret Poisson batches; none: all records")
     epochs: float = option(1.0, "passes over its records that a client makes in a round")
     steps: int | None = option(None, "local steps a round; overrides epochs")
@@ -107,10 +126,11 @@ class Distillation(PersonalTraining):
     temperature: float = option(3.0, "distillation temperature KT")
     non_target: float = option(0.25, "weight 𝒩 of the non-target classes")
     target: float = option(1.0, "weight of the target term (0 for an ablation)")
+    prior: float = option(0.0, PRIOR)
 
     def distilled(self) -> Distilled:
         optimiser = Sgd(self.lr, self.momentum)
-        return Distilled(optimiser, self.alpha, self.temperature, self.non_target, self.target)
+        return Distilled(optimiser, self.alpha, self.temperature, self.non_target, self.target, self.prior)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from modicum.core.parts import Mechanism
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
-from modicum.methods.groups import Guarantee
+from modicum.methods.groups import Guarantee, Optimised
 from modicum.methods.options import ViewName, build_view, one_of, option
 from modicum.privacy.spec import Adjacency
 
@@ -21,7 +21,7 @@ DEFAULT_BATCH = 32  # of ordinary local training, where a client's whole update 
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordOrClient(Guarantee):
+class RecordOrClient(Optimised, Guarantee):
     """The settings that decide such a mechanism."""
 
     level: Level = option("record", "what is protected and clipped: each record, or each client as a whole")

@@ -10,11 +10,10 @@ from modicum.aggregation.downlink import DownlinkNoise
 from modicum.core.parts import Aggregation, ClientFacts, Mechanism, Method, PublicFacts
 from modicum.mechanisms.as_published import AsPublished
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.methods.groups import Aggregated, Minibatches
+from modicum.methods.groups import Aggregated, Minibatches, Optimised
 from modicum.methods.options import AggregationName, one_of, option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
-from modicum.training.optimisers import Sgd
 from modicum.training.plain import Supervised
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ FAITHFUL = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class NbAfl(Minibatches, Aggregated):
+class NbAfl(Minibatches, Optimised, Aggregated):
     """Each client trains as usual, clips what it has learned, and adds noise to it before it is sent."""
 
     mode: Literal["sound", "faithful"] = option(
@@ -53,7 +52,7 @@ class NbAfl(Minibatches, Aggregated):
             aggregation = DownlinkNoise(aggregation, self._downlink)
         return Method(
             name="nbafl",
-            training=Supervised(Sgd(self.lr)),
+            training=Supervised(self.local_optimiser()),
             policy=Fixed(self.clip),
             mechanism=mechanism,
             aggregation=aggregation,

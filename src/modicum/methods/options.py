@@ -15,6 +15,7 @@ ViewName = Literal["server-sees-messages", "secure-aggregation", "trusted-server
 AggregationName = Literal["mean", "weighted", "noise-aware"]
 AdjacencyName = Literal["zero-out", "add-remove", "replace-one"]
 RuleName = Literal["flat", "auto"]
+OptimiserName = Literal["sgd", "adam"]
 
 
 def option(default: Any, help: str) -> Any:

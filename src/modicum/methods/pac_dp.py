@@ -29,7 +29,6 @@ from modicum.policies import Fixed, PlateauCosine
 from modicum.policies.curve import BudgetCurve, ScaleFreeCurve, read_curve
 from modicum.privacy.accounting.papers import classic_noise, pac_dp_noise
 from modicum.privacy.spec import Adjacency
-from modicum.training.optimisers import Adam, Optimiser, Sgd
 from modicum.training.plain import Supervised
 
 if TYPE_CHECKING:
@@ -86,12 +85,10 @@ class PacDp(RecordSteps, Aggregated, Guarantee):
     published: PublishedName = option("mnist", "faithful mode: whose quadratic")
     plateau: float = option(0.6, "r_s: share of the rounds before the bounds begin to fall")
     floor: float = option(0.1, "λ_min: the bounds end near this share of their first value")
-    optimiser: Literal["sgd", "adam"] = option("sgd", "of the clients")
     epochs: float = option(1.0, "passes over its records that a client makes in a round (the paper: 5)")
 
     def build(self, setting: Setting) -> Method:  # noqa: ARG002
         one_of("mode", self.mode, ("sound", "faithful"))
-        one_of("optimiser", self.optimiser, ("sgd", "adam"))
         faithful = self.mode == "faithful"
         inner = RecordLocal(
             batch=self.batch,
@@ -102,11 +99,10 @@ class PacDp(RecordSteps, Aggregated, Guarantee):
             noise_multiplier=None if faithful else self.noise_multiplier,
         )
         mechanism: Mechanism = AsPublished(inner, self._printed) if faithful else inner
-        optimiser: Optimiser = Adam(self.lr) if self.optimiser == "adam" else Sgd(self.lr)
         published_weights = faithful and self.aggregation is None
         return Method(
             name="pac-dp",
-            training=Supervised(optimiser),
+            training=Supervised(self.local_optimiser()),
             policy=PlateauCosine(self._base(), self.plateau, self.floor),
             mechanism=mechanism,
             aggregation=self.server_step("weighted") if published_weights else self.aggregated(mechanism),

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Literal
 from modicum.core.parts import Mechanism, Method
 from modicum.mechanisms.as_published import AsPublished
 from modicum.mechanisms.sampled_by_budget import SampledByBudget, published_noise
-from modicum.methods.groups import Aggregated, Promise
+from modicum.methods.groups import Aggregated, Optimised, Promise
 from modicum.methods.options import AggregationName, one_of, option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
-from modicum.training.optimisers import Sgd
 from modicum.training.plain import Supervised
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ FAITHFUL = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RpdpFl(Aggregated, Promise):
+class RpdpFl(Optimised, Aggregated, Promise):
     """Record-level privacy with one noise for all and a sampling rate q(ε) for each budget."""
 
     mode: Literal["sound", "faithful"] = option(
@@ -34,7 +33,6 @@ class RpdpFl(Aggregated, Promise):
     clip: float = option(1.0, "clipping bound C of one record's gradient")
     full_budget: float = option(1.0, "the ε whose records all take part in each step; it sets the common noise")
     steps: int = option(1, "local steps a round")
-    lr: float = option(1.0, "learning rate of the clients")
     aggregation: AggregationName | None = option(
         "weighted", "mean, weighted (by records, as published) or noise-aware"
     )
@@ -56,7 +54,7 @@ class RpdpFl(Aggregated, Promise):
             )
         return Method(
             name="rpdp-fl",
-            training=Supervised(Sgd(self.lr)),
+            training=Supervised(self.local_optimiser()),
             policy=Fixed(self.clip),
             mechanism=mechanism,
             aggregation=self.aggregated(mechanism),

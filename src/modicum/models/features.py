@@ -50,7 +50,7 @@ def backbone_name(weights: str | Path) -> str:
 def from_scattering(channels: int, pixels: int, side: int) -> Extractor:
     """Wavelet scattering of square images with maps of side × side: nothing was learned."""
     model = scattering.Scattering((channels, pixels, pixels), side)
-    return Extractor(scattering_name(side), model, channels, model.size, 20)  # few: the maps stay in a CPU's cache
+    return Extractor(scattering_name(side), model, channels, model.size, 5)  # few: the maps stay in a CPU's cache
 
 
 def scattering_name(side: int) -> str:
@@ -113,9 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args(arguments)
     try:
-        done = featured(
-            load(given.data, given.data_dir), from_backbone(given.backbone), given.cache, given.device
-        )
+        done = featured(load(given.data, given.data_dir), from_backbone(given.backbone), given.cache, given.device)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
