@@ -190,7 +190,7 @@ class SmugglingTraining(Supervised):
         state["norm"] = records.x.norm().item()
         return super().targets(records, state, backend)
 
-    def finish(self, state: State, trained: Tensor) -> State:  # noqa: ARG002
+    def finish(self, records: Batch, state: State, trained: Tensor, backend: Backend) -> State:  # noqa: ARG002
         return {**state, "policy": {"bound": 1.0 + state["norm"] / 100, "rounds": 4}}
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from modicum.core.parts import PERSONALISED
+from modicum.core.parts import PERSONALISED, Batch
+from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
 from modicum.training.distilled import Distilled, decoupled
 
 GENERATOR = torch.Generator().manual_seed(0)
 STUDENT, TEACHER = torch.randn(2, 40, 7, generator=GENERATOR, dtype=torch.float64) * 3
 Y = torch.randint(7, (40,), generator=GENERATOR)
+BACKEND = LoopBackend(nn.Linear(2, 7))
+RECORDS = Batch(torch.randn(5, 2, generator=GENERATOR), {"y": torch.tensor([1, 1, 1, 4, 4])})
 
 
 def ordinary(temperature: float) -> torch.Tensor:
@@ -69,11 +73,44 @@ def test_without_a_teacher_only_the_labels_count() -> None:
 
 
 def test_the_trained_model_is_the_next_teacher() -> None:
-    trained = torch.ones(3)
-    assert torch.equal(Distilled().finish({"kept": 1}, trained)[PERSONALISED], trained)
+    trained = torch.ones(BACKEND.layout.dimension)
+    assert torch.equal(Distilled().finish(RECORDS, {"kept": 1}, trained, BACKEND)[PERSONALISED], trained)
 
 
-@pytest.mark.parametrize("wrong", [{"alpha": 1.5}, {"temperature": 0.0}, {"non_target": -1.0}, {"target": -0.1}])
+def frequencies() -> torch.Tensor:
+    """Three records of class 1, two of class 4, and one more of each."""
+    return (torch.tensor([1, 4, 1, 1, 3, 1, 1.0]) / 12).log()
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+@pytest.mark.parametrize("prior", [0.5, 1.0])
+def test_a_clients_class_frequencies_count_in_its_loss(alpha: float, prior: float) -> None:
+    training, plain = Distilled(alpha=alpha, prior=prior), Distilled(alpha=alpha)
+    state = {PERSONALISED: torch.ones(BACKEND.layout.dimension)}
+    targets = training.targets(RECORDS, state, BACKEND)
+    outputs = STUDENT[:5].float()
+    expected = plain.losses(outputs + prior * frequencies(), plain.targets(RECORDS, state, BACKEND))
+    torch.testing.assert_close(training.losses(outputs, targets), expected)
+    assert not torch.allclose(plain.losses(outputs, targets), expected, rtol=1e-2)
+
+
+def test_a_clients_own_model_has_its_class_frequencies_as_a_bias() -> None:
+    trained = torch.randn(BACKEND.layout.dimension, generator=GENERATOR)
+    own = Distilled(prior=1.0).finish(RECORDS, {}, trained, BACKEND)[PERSONALISED]
+    difference = BACKEND.outputs(own, RECORDS.x) - BACKEND.outputs(trained, RECORDS.x)
+    torch.testing.assert_close(difference, frequencies().expand(5, -1), rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_without_a_bias_at_its_end_is_refused() -> None:
+    bare = LoopBackend(nn.Linear(2, 7, bias=False))
+    with pytest.raises(UserError, match="prior = 0"):
+        Distilled(prior=1.0).targets(RECORDS, {}, bare)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"alpha": 1.5}, {"temperature": 0.0}, {"non_target": -1.0}, {"target": -0.1}, {"prior": -1.0}],
+)
 def test_bad_settings(wrong: dict[str, float]) -> None:
     with pytest.raises(UserError):
         Distilled(**wrong)  # type: ignore[arg-type]

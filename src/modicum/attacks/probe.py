@@ -66,5 +66,5 @@ class ProbeTraining:
     def losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
         return outputs.sum(1)
 
-    def finish(self, state: State, trained: Tensor) -> State:  # noqa: ARG002
+    def finish(self, records: Batch, state: State, trained: Tensor, backend: AnyBackend) -> State:  # noqa: ARG002
         return state

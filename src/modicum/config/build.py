@@ -57,6 +57,7 @@ def experiment(config: Config) -> Experiment:
         metrics=tuple(Metric(m.name, m.every, m.noise_multiplier) for m in run.metrics),
         seed=run.seed,
         hot_start=run.hot_start,
+        average=run.average,
         evaluate_every=run.evaluate_every,
         device=run.device,
         model_options=dict(config.model.options),

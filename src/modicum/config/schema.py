@@ -81,6 +81,10 @@ class RunConfig:
     )
     seed: int = setting(0, "decides the division, the first weights and, in simulation, the noise")
     hot_start: int = setting(0, "epochs of the first model on the public proxy, which cost nothing (0: none)")
+    average: float = setting(
+        0.0,
+        "report the average of the models so far, each round's weight β times the next one's (0: the last one)",
+    )
     evaluate_every: int = setting(1, "rounds between looks at the test data (simulated ground truth)")
     device: str = setting("cpu", "cpu, cuda, cuda:1, …")
     simulation: bool = setting(True, "seeded noise that protects nobody; false: cryptographic noise")
@@ -93,6 +97,8 @@ class RunConfig:
                 raise UserError(f"{name} must be at least 1, got {value}")
         if self.hot_start < 0:
             raise UserError(f"hot_start must be 0 or more epochs, got {self.hot_start}")
+        if not 0 <= self.average < 1:
+            raise UserError(f"average must lie in [0, 1), got {self.average}")
         if self.seed < 0:
             raise UserError(f"seed must be 0 or more, got {self.seed}")
 

@@ -41,6 +41,8 @@ def describe_experiment(experiment: Experiment, simulation: bool) -> str:
             "per_round": e.per_round,
             "max_participations": e.max_participations,
             "seed": e.seed,
+            "hot_start": e.hot_start,
+            "average": e.average,
             "evaluate_every": e.evaluate_every,
             "device": e.device,
             "simulation": simulation,

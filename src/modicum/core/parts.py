@@ -197,7 +197,7 @@ class LocalTraining(Protocol):
 
     def losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor: ...
 
-    def finish(self, state: State, trained: Tensor) -> State:
+    def finish(self, records: Batch, state: State, trained: Tensor, backend: Backend) -> State:
         """The client's own state after the round; `trained` is its full local model: copy what is kept."""
 
 

@@ -93,6 +93,7 @@ class Experiment:
     metrics: tuple[Metric, ...] = ()
     seed: int = 0
     hot_start: int = 0  # epochs of the first model on the public proxy; 0: none
+    average: float = 0.0  # β of the average over rounds that is reported in place of the last model; 0: none
     evaluate_every: int = 1
     device: str = "cpu"
     model_options: dict[str, float] = field(default_factory=dict)
@@ -102,6 +103,8 @@ class Experiment:
             raise UserError(
                 f"rounds and evaluate_every must be at least 1, got {self.rounds} and {self.evaluate_every}"
             )
+        if not 0 <= self.average < 1:
+            raise UserError(f"the average over rounds forgets with a factor from 0 up to 1, got {self.average}")
         data = self.federation.data
         if self.hot_start and not (len(data.proxy) and data.proxy_classes == data.classes):
             raise UserError(

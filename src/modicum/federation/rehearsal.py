@@ -105,7 +105,8 @@ class Rehearsal:
         self.frame = Frame(
             self.backend, self.method.training, self.method.policy, shared, experiment.metrics, public
         )
-        self.server = Server(self.method, public, cohorts, "rehearsal", self.frame, self.data.first[shared])
+        first = self.data.first[shared]
+        self.server = Server(self.method, public, cohorts, "rehearsal", self.frame, first, experiment.average)
         self.door = RehearsedNoise(experiment.seed)
         personal = self.data.first[~shared]
         self.states: dict[str, State] = {n: {"personal": personal} if len(personal) else {} for n in self.facts}
@@ -176,7 +177,7 @@ class Rehearsal:
     def model(self) -> Tensor:
         """The whole parameter vector: what the server has, and the initial values of personal parameters."""
         theta = self.data.first.clone()
-        theta[self.frame.shared] = self.server.state.model
+        theta[self.frame.shared] = self.server.reported
         return theta
 
     def accuracies(self, held_out: tuple[Batch, ...]) -> dict[str, float]:

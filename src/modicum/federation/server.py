@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from modicum.core.door import DoorWatch, ReservedSumDoor, SumDoor
@@ -54,6 +55,8 @@ class ServerState:
     policy: State
     aggregation: State
     retired: dict[str, str] = field(default_factory=dict)
+    average: Tensor | None = None  # of the models so far, where one is asked for
+    averaged: int = 0  # how many they were
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -62,6 +65,8 @@ class ServerState:
             "policy": self.policy,
             "aggregation": self.aggregation,
             "retired": self.retired,
+            "average": self.average,
+            "averaged": self.averaged,
         }
 
 
@@ -69,7 +74,14 @@ class Server:
     """Runs the rounds of one method over whatever carries messages to the clients and back."""
 
     def __init__(
-        self, method: Method, public: PublicFacts, cohorts: Cohorts, run: str, frame: Frame, first: Tensor
+        self,
+        method: Method,
+        public: PublicFacts,
+        cohorts: Cohorts,
+        run: str,
+        frame: Frame,
+        first: Tensor,
+        average: float = 0.0,
     ) -> None:
         if method.aggregation.needs_individuals and not method.mechanism.individuals:
             raise UserError(
@@ -78,11 +90,20 @@ class Server:
             )
         _refuse_unequal_noise(method, public)
         self.method, self.public, self.cohorts, self.run, self.frame = method, public, cohorts, run, frame
+        self.average = average
         self.names = tuple(c.name for c in public.clients)
         self.state = ServerState(0, first, method.policy.init(public), method.aggregation.init(public))
 
     def restore(self, saved: dict[str, Any]) -> None:
         self.state = ServerState(**saved)
+
+    @property
+    def reported(self) -> Tensor:
+        """The model that is evaluated and kept: the average of those so far where one is asked for, else the last.
+
+        Both are functions of releases alone. Clients go on from the last one.
+        """
+        return self.state.model if self.state.average is None else self.state.average
 
     @property
     def finished(self) -> bool:
@@ -141,8 +162,19 @@ class Server:
         if opened is not None:
             combine = self.method.aggregation.combine
             state.model, state.aggregation = combine(state.aggregation, state.model, opened)
+            self._remember()
         state.retired = {**state.retired, **refused}
         state.round += 1
+
+    def _remember(self) -> None:
+        """Σ β^(t−s)·θ_s / Σ β^(t−s): an exponential average whose weights add up to one from the start."""
+        state, beta = self.state, self.average
+        if not beta:
+            return
+        state.averaged += 1
+        share = (1 - beta) / (1 - beta**state.averaged)
+        before = state.model if state.average is None else state.average
+        state.average = torch.lerp(before, state.model, share)
 
     def observe(self, proposal: Proposal, opened: Opened | None, public: Mapping[str, float]) -> None:
         """Let the policy see the round: its releases, and the new model's evaluation on public data."""

@@ -70,9 +70,8 @@ class Simulation:
         files = RunFolder(folder)
         self.ledger = files.open_ledger(run_id(experiment), self.noise, records_id(experiment))
         self.ledger.declare(self.plans.values())
-        self.server = Server(
-            self.method, public, self.cohorts, self.ledger.run_id, self.frame, self.data.first[shared]
-        )
+        first, run = self.data.first[shared], self.ledger.run_id
+        self.server = Server(self.method, public, self.cohorts, run, self.frame, first, experiment.average)
         self.clients = Clients(
             self.method,
             self.frame,
@@ -222,7 +221,7 @@ class Simulation:
     def model(self) -> Tensor:
         """The whole parameter vector: what the server has, and the initial values of personal parameters."""
         theta = self.data.first.clone()
-        theta[self.frame.shared] = self.server.state.model
+        theta[self.frame.shared] = self.server.reported
         return theta
 
     def _evaluate_public(self) -> dict[str, float]:

@@ -88,7 +88,7 @@ def keep_personal(job: Job, frame: Frame, trained: Tensor) -> dict[str, object]:
     """The client's state after the round, with its personal parameters in it."""
     # A policy's state holds releases only, so training neither sees nor writes it.
     own = {key: value for key, value in job.state.items() if key != "policy"}
-    state = frame.training.finish(own, trained)
+    state = frame.training.finish(job.records, own, trained, frame.backend)
     state.pop("policy", None)
     if not _all_shared(job, frame):
         state["personal"] = trained[~frame.shared].clone()

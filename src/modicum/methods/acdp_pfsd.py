@@ -37,6 +37,9 @@ class AcdpPfsd(Distillation, HiddenClients, ServerStep):
     sample: int = option(10, "U: experiences of a pass")
     agent_lr: float = option(5e-4, "learning rate of the agent")
     agent_std: float = option(0.25, "the agent's first spread, before tanh; a pretrained one brings its own")
+    random_rounds: int = option(
+        2, "rounds with a bound at random over the whole range; a pretrained agent needs none"
+    )
     discount: float = option(0.9, "γ of the agent's return")
     trace: float = option(0.95, "λ of the agent's advantages (GAE); 0 gives the one-step target as printed")
     tested: Literal["noised", "personalised"] = option(
@@ -79,7 +82,7 @@ class AcdpPfsd(Distillation, HiddenClients, ServerStep):
             log_std=math.log(self.agent_std),
             seed=self.agent_seed,
             agent=self.agent,
-            random_rounds=2 if self.agent is None else 0,
+            random_rounds=self.random_rounds if self.agent is None else 0,
         )
 
     def _published(self, setting: Setting) -> Mechanism:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from modicum.core.parts import Method
 from modicum.errors import UserError
-from modicum.methods.groups import HiddenClients, ServerStep
+from modicum.methods.groups import PRIOR, HiddenClients, ServerStep
 from modicum.methods.options import option
 from modicum.policies import Fixed
 from modicum.training.distilled import Distilled
@@ -23,6 +23,7 @@ class DpFedSam(HiddenClients, ServerStep):
 
     clip: float = option(0.5, "clipping bound C of a client's update")
     ascent: float = option(0.05, "radius ρ of the step uphill before each gradient")
+    prior: float = option(0.0, PRIOR)
     delta: float | None = option(1e-5, "δ of the guarantee; none: P^−1.1 with P clients")
 
     def build(self, setting: Setting) -> Method:
@@ -31,7 +32,7 @@ class DpFedSam(HiddenClients, ServerStep):
         return Method(
             name="dp-fedsam",
             # The local model is kept as the personalised one, to be compared with the personalised methods.
-            training=Distilled(Sgd(self.lr, self.momentum), alpha=1.0),
+            training=Distilled(Sgd(self.lr, self.momentum), alpha=1.0, prior=self.prior),
             policy=Fixed(self.clip),
             mechanism=self.client_level(setting, self.ascent),
             aggregation=self.server_step(),

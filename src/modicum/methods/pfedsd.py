@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from modicum.core.parts import Method
 from modicum.mechanisms.clear import Clear
-from modicum.methods.groups import PersonalTraining, ServerStep
+from modicum.methods.groups import PRIOR, PersonalTraining, ServerStep
 from modicum.methods.options import option
 from modicum.policies import Fixed
 from modicum.training.distilled import Distilled
@@ -23,11 +23,14 @@ class PFedSd(PersonalTraining, ServerStep):
 
     alpha: float = option(0.5, "weight of the cross-entropy; the rest is that of the distillation")
     temperature: float = option(3.0, "distillation temperature")
+    prior: float = option(0.0, PRIOR)
 
     def build(self, setting: Setting) -> Method:  # noqa: ARG002
         return Method(
             name="pfedsd",
-            training=Distilled(Sgd(self.lr, self.momentum), self.alpha, self.temperature, non_target=None),
+            training=Distilled(
+                Sgd(self.lr, self.momentum), self.alpha, self.temperature, non_target=None, prior=self.prior
+            ),
             policy=Fixed(),
             mechanism=Clear(local=self.local_steps()),
             aggregation=self.server_step(),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax, softplus
 
+from modicum.core.layout import Layout
 from modicum.core.parts import PERSONALISED, Backend, Batch, State
 from modicum.errors import UserError
 from modicum.training.optimisers import Optimiser, Sgd
@@ -21,6 +22,10 @@ class Distilled:
     The trained model stays with the client as its personalised model and teaches its next round. A client without
     one yet minimises the cross-entropy alone. α = 1 is training without distillation that still keeps the
     personalised model.
+
+    With `prior`, the log-frequencies of the client's own classes, times `prior`, are added to outputs in the loss
+    (logit adjustment, Menon et al. 2021; at clients, Zhang et al. 2022). What a client with few classes learns
+    first otherwise, that the others never come, stays out of its update; its own model gets it as a bias.
     """
 
     optimiser: Optimiser = field(default_factory=lambda: Sgd(0.1))
@@ -30,6 +35,7 @@ class Distilled:
         0.25  # 𝒩; None: 1 − p_target of the teacher, which is ordinary distillation, Eq. (5)
     )
     target: float = 1.0  # w_T, for ablations
+    prior: float = 0.0  # weight of the client's own class frequencies; 1 takes them out of what is learned
     rescale: bool = False  # times KT², which keeps the gradients' size (Hinton et al. 2015); not in Eq. (8)
 
     def __post_init__(self) -> None:
@@ -39,10 +45,17 @@ class Distilled:
             raise UserError(f"the distillation temperature must be positive and finite, got {self.temperature}")
         if (self.non_target is not None and not self.non_target >= 0) or not self.target >= 0:
             raise UserError("the weights of the target and non-target terms must be at least 0")
+        if not 0 <= self.prior < float("inf"):
+            raise UserError(
+                f"the weight of a client's class frequencies must be finite and at least 0, got {self.prior}"
+            )
 
     def targets(self, records: Batch, state: State, backend: Backend) -> dict[str, Tensor]:
         """The teacher's logits, once a round; blank ones that count for nothing where there is no teacher."""
         targets = dict(records.targets)
+        if self.prior:
+            own = self.prior * log_frequencies(targets["y"], _output_bias(backend.layout))
+            targets["prior"] = own.to(records.x.dtype).expand(len(records), -1)
         if self.alpha == 1:
             return targets
         taught = PERSONALISED in state
@@ -52,6 +65,8 @@ class Distilled:
         return {**targets, "teacher": logits, "taught": logits.new_full((len(records),), float(taught))}
 
     def losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        if self.prior:
+            outputs = outputs + targets["prior"]
         fit = cross_entropy(outputs, targets["y"], reduction="none")
         if self.alpha == 1:
             return fit
@@ -65,8 +80,27 @@ class Distilled:
         scale = self.temperature**2 if self.rescale else 1.0
         return scale * (self.target * tkd + weight * nckd)
 
-    def finish(self, state: State, trained: Tensor) -> State:
-        return {**state, PERSONALISED: trained.clone()}
+    def finish(self, records: Batch, state: State, trained: Tensor, backend: Backend) -> State:
+        own = trained.clone()
+        if self.prior:
+            bias = _output_bias(backend.layout)
+            own[bias] += (self.prior * log_frequencies(records.targets["y"], bias)).to(own.dtype)
+        return {**state, PERSONALISED: own}
+
+
+def log_frequencies(y: Tensor, classes: slice) -> Tensor:
+    """Of each class among a client's own labels; one more record of each keeps them finite."""
+    count = classes.stop - classes.start
+    counts = torch.ones(count, dtype=torch.float64, device=y.device)
+    counts.index_add_(0, y, counts.new_ones(len(y)))  # bincount would wait for a GPU
+    return (counts / counts.sum()).log()
+
+
+def _output_bias(layout: Layout) -> slice:
+    """Where the bias of a model's outputs stands: last, in all models of the catalogue."""
+    if len(layout.shapes[-1]) != 1 or not layout.names[-1].endswith("bias"):
+        raise UserError("prior needs a model whose last parameters are the bias of its outputs: set prior = 0")
+    return slice(layout.dimension - layout.sizes[-1], layout.dimension)
 
 
 def decoupled(student: Tensor, teacher: Tensor, y: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,5 +24,5 @@ class Supervised:
     def losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         return cross_entropy(outputs, targets["y"], reduction="none")
 
-    def finish(self, state: State, trained: Tensor) -> State:  # noqa: ARG002
+    def finish(self, records: Batch, state: State, trained: Tensor, backend: Backend) -> State:  # noqa: ARG002
         return state

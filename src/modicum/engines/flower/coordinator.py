@@ -171,9 +171,8 @@ class Coordinator:
         shared = self.backend.layout.where(method.wrapper.shared).to(self.data.first.device)
         public = self.terms.public(self.join.facts, self.join.multipliers, int(shared.sum()), self.join.adaptive)
         self.frame = Frame(self.backend, method.training, method.policy, shared, self.terms.metrics, public)
-        self.server = Server(
-            method, public, self.terms.cohorts, self.join.run, self.frame, self.data.first[shared]
-        )
+        first, run = self.data.first[shared], self.join.run
+        self.server = Server(method, public, self.terms.cohorts, run, self.frame, first, self.config.run.average)
 
     def _invite(self) -> None:
         answers = self.carrier.ask(Kind.JOIN, dict.fromkeys(self.names, self.join.encode()), self._joining)
@@ -239,7 +238,7 @@ class Coordinator:
     @property
     def model(self) -> Tensor:
         theta = self.data.first.clone()
-        theta[self.frame.shared] = self.server.state.model
+        theta[self.frame.shared] = self.server.reported
         return theta
 
     def _simulated(self) -> dict[str, float]:
