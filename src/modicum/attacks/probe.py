@@ -60,6 +60,8 @@ class ProbeTraining:
 
     optimiser: Optimiser = field(default_factory=lambda: Sgd(1.0))
 
+    by_record = True
+
     def targets(self, records: Batch, state: State, backend: AnyBackend) -> dict[str, Tensor]:  # noqa: ARG002
         return dict(records.targets)
 

@@ -21,7 +21,7 @@ from modicum.core.messages import Broadcast, Decision, Message, Opened, Released
 from modicum.errors import UserError
 from modicum.privacy.events import Release
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
-from modicum.privacy.spec import PrivacySpec
+from modicum.privacy.spec import PrivacySpec, Unit
 
 if TYPE_CHECKING:
     from modicum.training.optimisers import Optimiser
@@ -192,6 +192,10 @@ class LocalTraining(Protocol):
     @property
     def optimiser(self) -> Optimiser: ...
 
+    @property
+    def by_record(self) -> bool:
+        """Whether a record's loss depends on that record and on releases alone, as record-level clipping needs."""
+
     def targets(self, records: Batch, state: State, backend: Backend) -> dict[str, Tensor]:
         """Per-record targets for this round: labels, and for instance a teacher's outputs."""
 
@@ -354,3 +358,10 @@ class Method:
     codec: Codec = field(default_factory=Identity)
     wrapper: ModelWrapper = field(default_factory=Plain)
     notes: tuple[str, ...] = ()  # what a reader of the results must know, such as a flaw kept in faithful mode
+
+    def __post_init__(self) -> None:
+        if self.mechanism.spec.unit is Unit.RECORD and not self.training.by_record:
+            raise UserError(
+                f"{self.name} protects records, but in its local training a record's loss depends on others, so "
+                "that clipping each gradient bounds nothing: protect clients, or train by single records"
+            )

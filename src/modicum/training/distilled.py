@@ -50,6 +50,10 @@ class Distilled:
                 f"the weight of a client's class frequencies must be finite and at least 0, got {self.prior}"
             )
 
+    @property
+    def by_record(self) -> bool:
+        return not self.prior  # class frequencies are those of all of a client's records
+
     def targets(self, records: Batch, state: State, backend: Backend) -> dict[str, Tensor]:
         """The teacher's logits, once a round; blank ones that count for nothing where there is no teacher."""
         targets = dict(records.targets)

@@ -18,6 +18,8 @@ class Supervised:
 
     optimiser: Optimiser = field(default_factory=lambda: Sgd(0.1))
 
+    by_record = True
+
     def targets(self, records: Batch, state: State, backend: Backend) -> dict[str, Tensor]:  # noqa: ARG002
         return dict(records.targets)
 
