@@ -32,7 +32,7 @@ if find_spec("triton") is not None:
         a = torch.randn(3, layer.in_channels, 7, 8)
         g = torch.randn_like(layer(a))
         sides = (layer.stride, layer.padding, layer.dilation)
-        truth = []
+        truth, gradients = [], []
         for one_a, one_g in zip(a.double(), g.double(), strict=True):
             gradient = torch.ops.aten.convolution_backward(
                 one_g[None],
@@ -46,10 +46,13 @@ if find_spec("triton") is not None:
                 (False, True, False),
             )[1]
             truth.append(gradient.square().sum())
+            gradients.append(gradient.permute(0, 2, 3, 1))
         a, g = (t.to(DEVICE, memory_format=form) for t in (a, g))
         kernel, stride, padding, dilation = ([int(n) for n in side] for side in (layer.kernel_size, *sides))
-        found = launch(a, g, kernel, stride, padding, dilation, False)
-        torch.testing.assert_close(found.double().cpu(), torch.stack(truth), rtol=1e-5, atol=0.0)
+        for keep in (False, True):
+            found, kept = launch(a, g, kernel, stride, padding, dilation, False, keep)
+            torch.testing.assert_close(found.double().cpu(), torch.stack(truth), rtol=1e-5, atol=0.0)
+        torch.testing.assert_close(kept.double().cpu(), torch.stack(gradients), rtol=1e-5, atol=1e-4)
 
     @pytest.mark.parametrize("layer", LAYERS)
     def test_patches_are_folded_where_they_were_taken_from(

@@ -12,14 +12,16 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from modicum.clipping import group_norm
 from modicum.clipping.bounds import Clip
-from modicum.clipping.pieces import Dense, Kept
+from modicum.clipping.pieces import Dense, Kept, Piece
 from modicum.clipping.problem import ClippedSum, Loss, check_losses, example_factors, nothing, zero_like
 from modicum.clipping.rounding import safe_squares
 from modicum.clipping.rules import known, pieces
@@ -57,36 +59,69 @@ class _Tap(torch.autograd.Function):
 class Books:
     """The calls of one forward pass over a batch, and what the backward pass found."""
 
-    def __init__(self, model: nn.Module, trained: dict[str, nn.Parameter], examples: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        trained: dict[str, nn.Parameter],
+        examples: int,
+        *,
+        only_gradients: bool = False,
+    ) -> None:
         self.model, self.trained, self.examples = model, trained, examples
         self.calls: list[Call] = []
         self.uses: Counter[str] = Counter()
         self.squares: dict[str, Tensor] = {}
         self.kept: dict[str, Kept] = {}
-        self.only_gradients = False  # the probe looks at raw gradients before anything is measured
+        self.only_gradients = only_gradients  # the probe looks at raw gradients before anything is measured
         self.owned = _owned(model, trained)
         # With every parameter frozen nothing would require a gradient: the anchor makes each tap's output do so.
         self.anchor = torch.zeros((), requires_grad=True)
 
     def forward(self, loss: Loss, x: Any, y: Any, state: dict[str, Tensor] | None = None) -> Tensor:
         """The losses; with `state`, of a model whose parameters and buffers are those."""
-        handles = [layer.register_forward_hook(self._record) for layer in self.owned]
+        with self._watched(), torch.enable_grad():
+            outputs = self.model(x) if state is None else functional_call(self.model, state, (x,))
+            return check_losses(loss(outputs, y), self.examples)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Every owned layer is recorded; a group norm has a pass of its own, unless torch's is to be probed."""
+        replaced = [layer for layer in self.owned if isinstance(layer, nn.GroupNorm) and not self.only_gradients]
+        handles = [layer.register_forward_hook(self._record) for layer in self.owned if layer not in replaced]
+        for layer in replaced:
+            layer.forward = partial(self._normalise, layer)  # type: ignore[method-assign]
         try:
-            with torch.enable_grad():
-                outputs = self.model(x) if state is None else functional_call(self.model, state, (x,))
-                return check_losses(loss(outputs, y), self.examples)
+            yield
         finally:
             for handle in handles:
                 handle.remove()
+            for layer in replaced:
+                del layer.forward
 
     def _record(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        call = self._called(layer, args)
+        tapped: Tensor = _Tap.apply(output, self.anchor, self, call)  # type: ignore[no-untyped-call]
+        return tapped
+
+    def _normalise(self, layer: nn.GroupNorm, *args: Any, **keywords: Any) -> Tensor:
+        if len(args) == 1 and args[0].is_cuda and torch.is_autocast_enabled("cuda"):
+            args = (args[0].to(layer.weight.dtype),)  # as torch's own operator does there
+        if not group_norm.fits(layer, args):
+            return self._record(layer, args, nn.GroupNorm.forward(layer, *args, **keywords))
+        call = self._called(layer, args)
+
+        def show(gradient: Tensor, by_weight: Tensor, by_bias: Tensor) -> None:
+            self.receive(call, gradient, {"weight": Dense(by_weight), "bias": Dense(by_bias)})
+
+        return group_norm.normalise(args[0], layer, self.anchor, show)
+
+    def _called(self, layer: nn.Module, args: tuple[Any, ...]) -> Call:
         if len(args) != 1:
             raise CannotKeepBooksError(f"a {type(layer).__name__} called with keywords")
         call = Call(layer, args[0].detach(), args[0]._version)
         self.calls.append(call)
         self.uses.update(self.owned[layer].values())
-        tapped: Tensor = _Tap.apply(output, self.anchor, self, call)  # type: ignore[no-untyped-call]
-        return tapped
+        return call
 
     def backward(self, losses: Tensor, seeds: Tensor | None = None, *, retain: bool = False) -> None:
         """Receive the output gradients of Σ seeds·losses."""
@@ -94,7 +129,8 @@ class Books:
             ones = torch.ones_like(losses) if seeds is None else seeds
             torch.autograd.grad(losses, self.anchor, ones, retain_graph=retain, allow_unused=True)
 
-    def receive(self, call: Call, gradient: Tensor) -> None:
+    def receive(self, call: Call, gradient: Tensor, found: dict[str, Piece] | None = None) -> None:
+        """`found` is what the layer's own backward pass gives of it, where it has one."""
         kind = type(call.layer).__name__
         if gradient.shape[0] != self.examples:
             raise CannotKeepBooksError(f"a {kind} whose input's first dimension is not the batch")
@@ -103,13 +139,13 @@ class Books:
         if self.only_gradients:
             call.gradient = gradient
         else:
-            self.measure(call, gradient)
+            self.measure(call, gradient, found)
 
-    def measure(self, call: Call, gradient: Tensor) -> None:
+    def measure(self, call: Call, gradient: Tensor, found: dict[str, Piece] | None = None) -> None:
         """Each parameter's squared norms, and what to keep of it; several calls are added up by example."""
         assert call.input is not None
         with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
-            for local, piece in pieces(call.layer, call.input, gradient).items():
+            for local, piece in (found or pieces(call.layer, call.input, gradient)).items():
                 name = self.owned[call.layer].get(local)
                 if name is None:
                     continue

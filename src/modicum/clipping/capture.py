@@ -56,6 +56,8 @@ class Captured:
     def __init__(self, work: Work, inputs: Sequence[Tensor], pool: Any) -> None:
         self.inputs = [t.detach().clone() for t in inputs]
         self.device = self.inputs[0].device
+        kinds = {t.dtype for t in inputs}  # one launch copies any number of tensors of one kind
+        self.alike = [[i for i, t in enumerate(inputs) if t.dtype == kind] for kind in kinds]
         work = _without_cast_cache(work)
         with torch.cuda.device(self.device):  # a stream of another device would record nothing
             self._warm_up(work, inputs)
@@ -75,7 +77,8 @@ class Captured:
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         with torch.cuda.device(self.device):
-            torch._foreach_copy_(self.inputs, list(inputs))
+            for alike in self.alike:
+                torch._foreach_copy_([self.inputs[i] for i in alike], [inputs[i] for i in alike])
             self.graph.replay()
             return tuple(t.clone() for t in self.outputs)
 

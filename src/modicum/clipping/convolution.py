@@ -36,18 +36,29 @@ class ConvWeight:
     def measure(self) -> tuple[Tensor, Kept]:
         if self._gram_is_cheaper():
             return self._gram(), self
-        geo = self.geometry
-        if has_kernel(self.a) and geo.groups == 1:
-            coarse = product_rounding(self.a.device, self.a.dtype) > 0
-            moves = (list(geo.kernel), list(geo.stride), list(geo.padding), list(geo.dilation))
-            # Places must follow one another for the matrix units' tf32 mode.
-            return conv_square_norms(self.a.contiguous(), self.g.contiguous(), *moves, coarse), self
+        if self._has_kernel:
+            return self._by_kernel()
         batch, size = self.a.shape[0], self.shape.numel()
         step = max(1, KEEP // size)
         if step >= batch:
             return Sliced(self._slices(self.a, self.g)).measure()
         parts = zip(torch.split(self.a, step), torch.split(self.g, step), strict=True)
         return torch.cat([Sliced(self._slices(a, g)).measure()[0] for a, g in parts]), self
+
+    @property
+    def _has_kernel(self) -> bool:
+        return has_kernel(self.a) and self.geometry.groups == 1
+
+    def _by_kernel(self) -> tuple[Tensor, Kept]:
+        """Gradients are kept where they are smaller than their factors, and their sum one small product."""
+        a, g, geo = self.a, self.g, self.geometry
+        if not a.stride(1) == g.stride(1) == 1:
+            a, g = a.contiguous(), g.contiguous()
+        keep = self.shape.numel() <= a[0].numel() + g[0].numel()
+        coarse = product_rounding(a.device, a.dtype) > 0
+        moves = (list(geo.kernel), list(geo.stride), list(geo.padding), list(geo.dilation))
+        squares, gradients = conv_square_norms(a, g, *moves, coarse, keep)
+        return squares, TapGradients(gradients) if keep else self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self._weight_gradient(self.a, self.g * weights[:, None, None, None], self.geometry.groups)
@@ -78,12 +89,18 @@ class ConvWeight:
         return Sliced(self._slices(self.a, self.g)).dense()
 
     def _gram_is_cheaper(self) -> bool:
-        """Multiply-adds of each route, batched small products counted double and the rest as measured."""
+        """Multiply-adds of each route, batched small products counted double and the rest as measured.
+
+        A GPU's kernel multiplies five times as fast as exact products of small matrices, and these are then read
+        and written by every shift.
+        """
         places = math.prod(self.g.shape[2:])
         pixels = math.prod(n + 2 * pad for n, pad in zip(self.a.shape[2:], self.geometry.padding, strict=True))
         size = self.shape.numel()
         taps = math.prod(self.geometry.kernel) * self.geometry.groups
         gram = pixels**2 * self.a.shape[1] + places**2 * (self.g.shape[1] + 10 * taps)
+        if self._has_kernel:
+            return 5 * (gram + 100 * pixels**2) < places * size
         return 2 * gram + places * size < 1.3 * places * size + WRITE * size
 
     def _gram(self) -> Tensor:
@@ -157,6 +174,20 @@ class ConvWeight:
         return gradient
 
 
+@dataclass(frozen=True)
+class TapGradients:
+    """Gradients that exist for each example, (B, out, height, width, channels) of the kernel."""
+
+    gradients: Tensor
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total = weights @ self.gradients.flatten(1)
+        return total.view(self.gradients.shape[1:]).permute(0, 3, 1, 2)
+
+    def rows(self, index: Tensor) -> TapGradients:
+        return TapGradients(self.gradients[index])
+
+
 def has_kernel(inputs: Tensor) -> bool:
     """Whether norms on this device can be found by a kernel of their own, without gradients or patches."""
     return inputs.is_cuda and inputs.dtype == torch.float32 and find_spec("triton") is not None
@@ -171,16 +202,21 @@ def conv_square_norms(
     padding: list[int],
     dilation: list[int],
     coarse: bool,
-) -> Tensor:
-    """(B,) squared norms of Σ_t δ_t patch_tᵀ; `coarse` allows tf32. An operator, so that compilers let it be."""
+    keep: bool,
+) -> tuple[Tensor, Tensor]:
+    """(B,) squared norms of Σ_t δ_t patch_tᵀ, and these if they are to be kept; `coarse` allows tf32 or better.
+
+    An operator, so that compilers let it be.
+    """
     from modicum.clipping.kernels import launch
 
-    return launch(a, g, kernel, stride, padding, dilation, coarse)
+    return launch(a, g, kernel, stride, padding, dilation, coarse, keep)
 
 
 @conv_square_norms.register_fake
-def _(a: Tensor, *_: object) -> Tensor:
-    return a.new_empty(a.shape[0])
+def _(a: Tensor, g: Tensor, kernel: list[int], *rest: object) -> tuple[Tensor, Tensor]:
+    shape = (len(a), g.shape[1], *kernel, a.shape[1]) if rest[-1] else (0,)
+    return a.new_empty(len(a)), a.new_empty(shape)
 
 
 def _even_slices(batch: int, most: int) -> int:

@@ -72,8 +72,13 @@ class Problem:
 
     @cached_property
     def state(self) -> dict[str, Tensor]:
-        named = (*self.model.named_parameters(), *self.model.named_buffers())
-        return {name: t.detach() for name, t in named}
+        """Parameters and buffers by name, each once; one walk, since a GPU waits for it."""
+        found: dict[int, tuple[str, Tensor]] = {}
+        for prefix, module in self.model.named_modules():
+            for name, t in (*module._parameters.items(), *module._buffers.items()):
+                if t is not None:
+                    found.setdefault(id(t), (f"{prefix}.{name}" if prefix else name, t))
+        return {name: t.detach() for name, t in found.values()}
 
     @cached_property
     def batch(self) -> tuple[list[Any], TreeSpec]:
@@ -141,16 +146,18 @@ def compile_work(work: Work, inputs: Sequence[Tensor], pool: object) -> Replay:
     """One graph of forward pass, backward pass to the layers' outputs, norms and sums, for torch's compiler."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    examples = [_channels_last(t) for t in inputs]
+    def laid_out(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return work(*map(_channels_last, tensors))
+
     with torch.autograd.set_multithreading_enabled(False):  # the tracer listens on this thread alone
-        graph = make_fx(work, tracing_mode="fake")(*examples)
+        graph = make_fx(laid_out, tracing_mode="fake")(*inputs)
     fused = fuse(graph)
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):  # its casts are in the graph
             return tuple(fused(*tensors))
 
-    return Captured(run, examples, pool) if examples[0].is_cuda else lambda tensors: run(*tensors)
+    return Captured(run, inputs, pool) if inputs[0].is_cuda else lambda tensors: run(*tensors)
 
 
 def compiled_agrees(found: Sequence[Tensor], truth: Sequence[Tensor]) -> bool:

@@ -1,8 +1,8 @@
-"""A Triton kernel for squared norms of per-example convolution gradients: neither gradients nor patches exist.
+"""A Triton kernel for per-example convolution gradients and their squared norms: no patches exist.
 
 The gradient of one example's weight is the product of its output gradients (out × places) with its patches (places
 × inner). One program computes one tile of it, reading the patches straight from the input, squares it and adds it
-up. Only that number is written.
+up. The tile itself is written only where the gradients are to be kept.
 """
 
 import triton
@@ -12,13 +12,13 @@ from torch import Tensor
 
 @triton.jit  # type: ignore[untyped-decorator]
 def square_norms(  # type: ignore[no-untyped-def]
-    a, g, out,
+    a, g, out, gradients,
     a_b, a_c, a_y, a_x,
     g_b, g_c, g_y, g_x,
     channels, height, width, outs, wide, places, inner,
     kernel_x: tl.constexpr, down: tl.constexpr, right: tl.constexpr,
     top: tl.constexpr, left: tl.constexpr, dilate_y: tl.constexpr, dilate_x: tl.constexpr,
-    one_tap: tl.constexpr, precision: tl.constexpr,
+    one_tap: tl.constexpr, precision: tl.constexpr, keep: tl.constexpr,
     OUT: tl.constexpr, INNER: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     example = tl.program_id(1).to(tl.int64)
@@ -57,6 +57,9 @@ def square_norms(  # type: ignore[no-untyped-def]
             patch = tl.load(a_column + at_y * a_y + at_x * a_x, mask=inside, other=0.0)
         total = tl.dot(delta, patch, total, input_precision=precision)
     tl.store(out + example * tl.num_programs(0) + tl.program_id(0), tl.sum(total * total))
+    if keep:
+        at = gradients + example * outs * inner + o[:, None] * inner + n[None, :]
+        tl.store(at, total, mask=(o[:, None] < outs) & (n[None, :] < inner))
 
 
 def _power(size: int) -> int:
@@ -77,6 +80,13 @@ def tile_sizes(outs: int, channels: int, inner: int, places: int) -> dict[str, i
     }
 
 
+def _precision(a: Tensor, g: Tensor, coarse: bool) -> str:
+    """The matrix units' tf32 mode needs places that follow one another; three products in bf16 take any order."""
+    if not coarse:
+        return "ieee"
+    return "bf16x3" if a.stride(1) == g.stride(1) == 1 else "tf32"
+
+
 def launch(
     a: Tensor,
     g: Tensor,
@@ -85,11 +95,12 @@ def launch(
     padding: list[int],
     dilation: list[int],
     coarse: bool,
+    keep: bool,
     tiles: dict[str, int] | None = None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """(B,) squared norms of Σ_t δ_t patch_tᵀ for inputs (B, c, H, W) and output gradients (B, p, h, w).
 
-    `coarse` allows tf32 for the products.
+    With `keep`, also these gradients, (B, p, k, l, c); else nothing. `coarse` allows products of ten bits or more.
     """
     batch, channels, height, width = a.shape
     outs, high, wide = g.shape[1:]
@@ -97,12 +108,13 @@ def launch(
     tiles = tiles or tile_sizes(outs, channels, inner, places)
     programs = -(-outs // tiles["OUT"]) * -(-inner // tiles["INNER"])
     partial = a.new_empty(batch, programs)  # added up in a fixed order, unlike atomic additions
+    gradients = a.new_empty((batch, outs, *kernel, channels) if keep else 0)
     square_norms[(programs, batch)](
-        a, g, partial,
+        a, g, partial, gradients,
         *a.stride(), *g.stride(),
         channels, height, width, outs, wide, places, inner,
         kernel[1], stride[0], stride[1], padding[0], padding[1], dilation[0], dilation[1],
-        channels % tiles["INNER"] == 0, "tf32" if coarse else "ieee",
+        channels % tiles["INNER"] == 0, _precision(a, g, coarse), keep,
         **tiles,
     )  # fmt: skip
-    return partial.sum(1)
+    return partial.sum(1), gradients

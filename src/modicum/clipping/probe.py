@@ -29,12 +29,11 @@ class Probed:
 
 def probe(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any, examples: int) -> Probed:
     """Keep the books of this batch and check them; raises CannotKeepBooksError where they would be wrong."""
-    books = Books(model, trained, examples)
+    books = Books(model, trained, examples, only_gradients=True)
     with requiring_grad(model, trained):
         losses = books.forward(loss, x, y)
         if not losses.requires_grad:
             return Probed(books, usable=True, proven=False)
-        books.only_gradients = True
         truths = _true_sums(books, losses)
         if not all(bool(torch.isfinite(truth).all()) for truth in truths.values()):
             return Probed(books, usable=False, proven=False)

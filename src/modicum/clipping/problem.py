@@ -33,9 +33,9 @@ class ClippedSum:
 
 def trained_parameters(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
     """The parameters to clip: those named, or else all that require a gradient. Tied ones appear once."""
-    every = dict(model.named_parameters(remove_duplicate=False))
     if names is None:
         return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    every = dict(model.named_parameters(remove_duplicate=False))
     chosen = list(names)
     unknown = [name for name in chosen if name not in every]
     if unknown:
