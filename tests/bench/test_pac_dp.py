@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from modicum.bench.pac_dp import cells, methods
+from modicum.bench.pac_dp import cells, methods, scratch
 from modicum.bench.pac_dp.backbones import RECIPES, Recipe, ensure
 from modicum.bench.pac_dp.cells import Cell, Place, judged, runner
 from modicum.bench.pac_dp.data import Folders, budgets, divided, first_model, without_private
@@ -19,6 +19,7 @@ from modicum.bench.pac_dp.figures import draw_all
 from modicum.bench.pac_dp.play import play
 from modicum.bench.pac_dp.report import report
 from modicum.bench.pac_dp.run import bench
+from modicum.bench.pac_dp.scratch import choose_scratch, play_scratch
 from modicum.bench.pac_dp.settings import PRESETS, TASKS, Preset, Task
 from modicum.bench.pac_dp.transfer import transfer
 from modicum.bench.pac_dp.tune import tune
@@ -89,6 +90,29 @@ def test_from_public_records_to_tables(folders: Folders, tmp_path: Path, monkeyp
 
 def _picked(chosen: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return list(chosen["starts"]["hot"]["methods"][name].values())
+
+
+def test_without_public_records_a_rate_comes_from_other_images(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = scratch.Cell("toy-pixels", "digits", "pixels", "digits", rounds=2, seeds=1)
+    network = scratch.Cell("toy-network", "digits", "cnn-small", lr=0.5, rounds=1, seeds=1, batch=16, steps=1)
+    monkeypatch.setitem(TASKS, "digits", replace(TASK, same=50.0, personal={50.0: 0.5, 80.0: 0.5}))
+    monkeypatch.setattr(scratch, "CELLS", {cell.name: cell for cell in (toy, network)})
+    monkeypatch.setattr(scratch, "RATES", (0.001, 10.0))
+    place, said = Place(folders), []
+    with pytest.raises(UserError, match="stage choose first"):
+        play_scratch(["toy-pixels"], tmp_path, place, said.append)
+    choose_scratch(["toy-pixels", "toy-network"], tmp_path, place, said.append)
+    chosen = json.loads((tmp_path / "scratch.json").read_text())
+    assert list(chosen) == ["toy-pixels"]  # the other one's rate stands in the code
+    assert chosen["toy-pixels"]["rows"]["AUTO-S"]["same"]["lr"] == 10.0
+    play_scratch(["toy-pixels", "toy-network"], tmp_path, place, said.append)
+    records = json.loads((tmp_path / "results-scratch.json").read_text())
+    assert len(records) == 8
+    assert min(r["accuracy"] for r in records if r["cell"] == "toy-pixels") > 0.5
+    monkeypatch.setattr(scratch.Runs, "accuracies", lambda *_: pytest.fail("known already"))
+    play_scratch(["toy-pixels", "toy-network"], tmp_path, place, said.append)
 
 
 def test_a_cell_says_the_same_each_time(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,13 +34,13 @@ class Extractor:
     model: nn.Module
     channels: int
     size: int
-    batch: int  # images at a time, for speed alone
+    batch: int = 500  # images at a time on a CPU, for speed alone
 
 
 def from_backbone(weights: str | Path) -> Extractor:
     """A backbone that was trained on a public proxy."""
     model = load_backbone(weights).model
-    return Extractor(backbone_name(weights), model, model.shape.channels, model.shape.features, 500)
+    return Extractor(backbone_name(weights), model, model.shape.channels, model.shape.features)
 
 
 def backbone_name(weights: str | Path) -> str:
@@ -98,8 +98,9 @@ def _piece(extractor: Extractor, arrays: Arrays, folder: Path, device: str) -> n
 def compute(extractor: Extractor, arrays: Arrays, device: str = "cpu") -> np.ndarray:
     """Features in the order of the records."""
     model, out = extractor.model.to(device).eval(), []
-    for i in range(0, len(arrays), extractor.batch):
-        x = torch.from_numpy(arrays.take(slice(i, i + extractor.batch)).scaled()).to(device)
+    batch = extractor.batch if device == "cpu" else 500
+    for i in range(0, len(arrays), batch):
+        x = torch.from_numpy(arrays.take(slice(i, i + batch)).scaled()).to(device)
         out.append(model(x.contiguous(memory_format=torch.channels_last)).float().cpu().numpy())
     return np.concatenate(out)
 

@@ -40,7 +40,9 @@ class Scattering(nn.Module):
             )
         self.side = side or input_shape[1] // 4
         if not 1 <= self.side <= input_shape[1] // 4:
-            raise UserError(f"maps of {input_shape[1] // 4} × {input_shape[1] // 4} values cannot have side {side}")
+            raise UserError(
+                f"maps of {input_shape[1] // 4} × {input_shape[1] // 4} values cannot have side {side}"
+            )
         self.input_shape = input_shape
         self.pad = 2**J
         padded = input_shape[1] + 2 * self.pad

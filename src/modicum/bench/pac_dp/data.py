@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -18,6 +17,9 @@ from modicum.data.arrays import Arrays, Dataset, FederatedData
 from modicum.models.frozen import FixedFeatures, UnitNorm, fit_discriminant, fit_whitening
 from modicum.models.public_head import cross_validate, public_head
 
+SCATTERING = "scattering"  # in place of a backbone: features that were not learned
+SIDE = 4  # of its maps
+
 
 @dataclass(frozen=True)
 class Folders:
@@ -26,6 +28,7 @@ class Folders:
     backbones: Path
     cache: Path
     data: str | None = None
+    device: str = "cpu"  # that features are computed on
 
 
 @lru_cache(maxsize=1)
@@ -33,7 +36,7 @@ def dataset(name: str, backbones: tuple[str, ...], folders: Folders) -> Dataset:
     """The task's records, or their features: once these are in files, the images are not needed any more."""
     if not backbones:
         return load(name, folders.data)
-    parts = [_featured(name, folders.backbones / backbone, folders) for backbone in backbones]
+    parts = [_featured(name, backbone, folders) for backbone in backbones]
     train, test = (np.concatenate([p[k] for p in parts], 1).astype(np.float32) for k in ("train_x", "test_x"))
     first = parts[0]
     return Dataset(
@@ -45,13 +48,17 @@ def dataset(name: str, backbones: tuple[str, ...], folders: Folders) -> Dataset:
     )
 
 
-def _featured(name: str, weights: Path, folders: Folders) -> dict[str, np.ndarray]:
-    digest = hashlib.sha256(weights.read_bytes()).hexdigest()[:12]
-    path = folders.cache / f"{name}-by-{weights.stem}-{digest}.npz"
-    if not path.is_file():
-        from modicum.models.features import featured
+def _featured(name: str, backbone: str, folders: Folders) -> dict[str, np.ndarray]:
+    from modicum.models.features import backbone_name, featured, from_backbone, from_scattering, scattering_name
 
-        made = featured(load(name, folders.data), weights, folders.cache)
+    weights, learned = folders.backbones / backbone, backbone != SCATTERING
+    by = backbone_name(weights) if learned else scattering_name(SIDE)
+    path = folders.cache / f"{name}-by-{by}.npz"
+    if not path.is_file():
+        images = load(name, folders.data)
+        channels, pixels, _ = images.train.shape
+        extractor = from_backbone(weights) if learned else from_scattering(channels, pixels, SIDE)
+        made = featured(images, extractor, folders.cache, folders.device)
         half = {"train_x": made.train.x.astype(np.float16), "test_x": made.test.x.astype(np.float16)}
         labels = {"train_y": made.train.y.astype(np.int16), "test_y": made.test.y.astype(np.int16)}
         about = {"classes": np.array(made.classes), "note": np.array(made.note)}

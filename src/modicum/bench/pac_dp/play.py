@@ -73,7 +73,9 @@ def _sweeps(
 
 def _specs(task: Task, preset: Preset, found: dict[str, Any], out: Path) -> dict[str, dict[str, MethodSpec]]:
     """The methods by row and case, as they were chosen."""
-    table = {row.name: row for row in methods.rows(task, preset.bounds)}
+    curve = found["methods"]["PAC-DP"]["same"]["curve"]
+    rows = methods.rows(task, preset.bounds) + methods.adam_rows(preset.bounds, str(out / "curves" / curve))
+    table = {row.name: row for row in rows}
     made: dict[str, dict[str, MethodSpec]] = {}
     for name, cases in found["methods"].items():
         made[name] = {

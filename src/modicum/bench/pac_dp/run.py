@@ -11,7 +11,7 @@ from modicum.bench.pac_dp.backbones import ensure
 from modicum.bench.pac_dp.cells import Place, runner
 from modicum.bench.pac_dp.data import Folders
 from modicum.bench.pac_dp.play import play
-from modicum.bench.pac_dp.scratch import CELLS, play_scratch
+from modicum.bench.pac_dp.scratch import CELLS, choose_scratch, play_scratch
 from modicum.bench.pac_dp.settings import PRESETS, TASKS
 from modicum.bench.pac_dp.tune import tune
 from modicum.errors import MissingExtraError, UserError
@@ -44,7 +44,7 @@ def bench(
     chosen = PRESETS[preset]
     names = [name for name in only if name in TASKS] if only else list(chosen.tasks)
     cells = [name for name in only if name in CELLS] if only else list(CELLS) if chosen.scratch else []
-    place = Place(Folders(backbones, cache, data_dir), device)
+    place = Place(Folders(backbones, cache, data_dir, device), device)
     out.mkdir(parents=True, exist_ok=True)
     cache.mkdir(parents=True, exist_ok=True)
     with runner(place, workers) as run:
@@ -53,15 +53,17 @@ def bench(
             if {"choose", "test"} & set(stages):
                 for backbone in task.backbones:
                     ensure(backbone, backbones, data_dir, device, chosen.pretraining, say)
-            if "choose" in stages and not settings.is_file():
+            if "choose" in stages:
                 tune(task, chosen, place, out, run, say)
             if "test" in stages:
                 if not settings.is_file():
                     raise UserError(f"there are no settings in {settings}: run the stage choose first")
                 found: dict[str, Any] = json.loads(settings.read_text(encoding="utf-8"))
                 play(task, PRESETS[found["preset"]], found, out, run, say)
+    if "choose" in stages:
+        choose_scratch(cells, out, place, say)
     if "scratch" in stages:
-        play_scratch(cells, out, data_dir, device, say)
+        play_scratch(cells, out, place, say)
     if "report" not in stages:
         return ""
     from modicum.bench.pac_dp.figures import draw_all

@@ -1,88 +1,167 @@
-"""The block without any public record: no proxy, no hot start, no tuning. Settings stand here before any run."""
+"""The block without public records in training: no proxy's features, no hot start, no centre.
+
+Learning rates come from a federation of the task's sizes that is filled with other public images; they are written
+down before any test. What is too long to be tried twice has a rate that stands here.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modicum.bench.pac_dp.data import budgets
-from modicum.bench.pac_dp.settings import CASES, TASKS
-from modicum.data import federate, load
-from modicum.federation.experiment import Experiment, Federation, prepare
+import numpy as np
+
+from modicum.bench.pac_dp.cells import Place
+from modicum.bench.pac_dp.data import SCATTERING, budgets, dataset, without_private
+from modicum.bench.pac_dp.settings import CASES, TASKS, Case
+from modicum.data import federate
+from modicum.data.arrays import FederatedData
+from modicum.errors import UserError
+from modicum.federation.experiment import Experiment, Federation, MethodSpec, Prepared, prepare
 from modicum.federation.rehearsal import Rehearsal
+from modicum.fitting.proxy import bootstrap
 from modicum.methods import DpSgd, PacDp
 from modicum.models.frozen import unit_linear
 
 Say = Callable[[str], None]
+RATES = (3.16, 10.0, 31.6, 100.0, 316.0)
+ROWS = ("AUTO-S", "PAC-DP, C=1")
+TUNING_SEEDS = (0, 1, 2)  # every public image judges once
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One model on one task. Nothing public is left to choose settings by, so clipping is automatic (AUTO-S)."""
+    """One model on one task, for both rows and both cases."""
 
     name: str
     task: str
-    model: str  # "pixels" or a model's name
-    lr: float
-    rounds: int
+    model: str  # "pixels", "scattering" or a model's name
+    stand_in: str | None = None  # whose images the rate is chosen with; none: `lr` stands
+    lr: float | None = None
+    rounds: int = 20
     seeds: int = 3
     batch: int | None = None
     steps: int | None = None
 
+    @property
+    def linear(self) -> bool:
+        return self.model in ("pixels", SCATTERING)
 
+    def method(self, row: str, lr: float) -> MethodSpec:
+        """AUTO-S with noise-aware weights, or PAC-DP's schedule with C = 1: there is nothing to fit F to."""
+        if row == "AUTO-S":
+            return DpSgd(rule="auto", lr=lr, batch=self.batch, steps=self.steps)
+        return PacDp(clip=1.0, lr=lr, batch=self.batch, steps=self.steps)
+
+
+LETTERS, CLASSES = "emnist-merge47:10-19", "cifar-100:0-9"  # ten classes each, like the tasks
 CELLS = {
     cell.name: cell
     for cell in (
-        Cell("mnist-pixels", "mnist", "pixels", 10.0, 20),
-        Cell("mnist-scattering", "mnist", "scattering", 1.0, 20),
-        Cell("cifar-10-pixels", "cifar-10", "pixels", 10.0, 20),
-        Cell("cifar-10-scattering", "cifar-10", "scattering", 1.0, 20),
-        Cell("cifar-10-resnet18", "cifar-10", "resnet18", 0.5, 20, seeds=1, batch=128, steps=1),
+        Cell("mnist-pixels", "mnist", "pixels", LETTERS),
+        Cell("mnist-scattering", "mnist", SCATTERING, LETTERS),
+        Cell("cifar-10-pixels", "cifar-10", "pixels", CLASSES),
+        Cell("cifar-10-scattering", "cifar-10", SCATTERING, CLASSES),
+        Cell("cifar-10-resnet18", "cifar-10", "resnet18", lr=0.5, seeds=1, batch=128, steps=1),
     )
 }
 
 
-def play_cell(cell: Cell, data_dir: str | None, device: str) -> list[dict[str, Any]]:
-    """Both cases, all seeds: AUTO-S with noise-aware weights, and PAC-DP's schedule with C = 1."""
-    task, records = TASKS[cell.task], []
-    data = federate(load(cell.task, data_dir), clients=task.clients, seed=0)
-    model = unit_linear(data.input_shape, data.classes) if cell.model == "pixels" else cell.model
-    prepared = None
-    for seed in range(cell.seeds):
-        for case in CASES:
-            federation = Federation(data, budgets(task, case, len(data.clients), seed))
-            for row, method in (
-                ("AUTO-S", DpSgd(rule="auto", lr=cell.lr, batch=cell.batch, steps=cell.steps)),
-                ("PAC-DP, C=1", PacDp(clip=1.0, lr=cell.lr, batch=cell.batch, steps=cell.steps)),
-            ):
-                experiment = Experiment(
-                    federation=federation,
-                    method=method,
-                    model=model,
-                    rounds=cell.rounds,
-                    seed=1000 + seed,
-                    evaluate_every=cell.rounds,
-                    device=device,
-                )
-                if prepared is None or cell.model == "resnet18":
-                    prepared = prepare(experiment, method.build(experiment.setting))
-                last = list(Rehearsal(experiment, prepared).rounds())[-1]
-                about = {"cell": cell.name, "row": row, "case": case, "seed": seed}
-                records.append({**about, "accuracy": last.simulated["test_accuracy"]})
-    return records
+class Runs:
+    """Runs of one cell on the same records."""
+
+    def __init__(self, cell: Cell, data: FederatedData, device: str, first_seed: int = 1000) -> None:
+        self.cell, self.data, self.device, self.first_seed = cell, data, device, first_seed
+        self._prepared: Prepared | None = None
+
+    def accuracies(self, row: str, case: Case, lr: float, seed: int, every: int | None = None) -> Iterator[float]:
+        """Accuracy on the test records, `every` so many rounds and at the end."""
+        cell, data = self.cell, self.data
+        method = cell.method(row, lr)
+        experiment = Experiment(
+            federation=Federation(data, budgets(TASKS[cell.task], case, len(data.clients), seed)),
+            method=method,
+            model=unit_linear(data.input_shape, data.classes) if cell.linear else cell.model,
+            rounds=cell.rounds,
+            seed=self.first_seed + seed,
+            evaluate_every=every or cell.rounds,
+            device=self.device,
+        )
+        if self._prepared is None or not cell.linear:  # a network's first weights differ from seed to seed
+            self._prepared = prepare(experiment, method.build(experiment.setting))
+        for done in Rehearsal(experiment, self._prepared).rounds():
+            if done.simulated:
+                yield done.simulated["test_accuracy"]
 
 
-def play_scratch(names: list[str], out: Path, data_dir: str | None, device: str, say: Say) -> None:
-    """Results are added to results-scratch.json; cells that are there already are kept."""
-    path = out / "results-scratch.json"
-    known: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    for name in names:
-        if any(r["cell"] == name for r in known):
+def choose_scratch(names: list[str], out: Path, place: Place, say: Say) -> None:
+    """A rate for each cell, row and case, on public images; stored in scratch.json, which keeps what it has."""
+    path = out / "scratch.json"
+    chosen = _read(path, {})
+    for cell in (CELLS[name] for name in names):
+        if cell.name in chosen or cell.stand_in is None:
             continue
-        known += play_cell(CELLS[name], data_dir, device)
-        rows = [json.dumps(r, ensure_ascii=False) for r in known]
-        path.write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
-        say(f"{name}: {len(known)} cells")
+        chosen[cell.name] = _choose(cell, cell.stand_in, place)
+        path.write_text(json.dumps(chosen, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        say(f"{cell.name}: {chosen[cell.name]['rows']}")
+
+
+def _choose(cell: Cell, stand_in: str, place: Place) -> dict[str, Any]:
+    task, kind = TASKS[cell.task], _kind(cell)
+    public = dataset(stand_in, kind, place.folders)
+    sizes = federate(dataset(cell.task, kind, place.folders), clients=task.clients, proxy=public, seed=0)
+    seen: dict[tuple[str, Case], list[list[float]]] = {(row, case): [] for row in ROWS for case in CASES}
+    for seed in TUNING_SEEDS:
+        runs = Runs(cell, bootstrap(without_private(sizes), seed), place.device, first_seed=0)
+        for (row, case), by_seed in seen.items():
+            by_seed.append([list(runs.accuracies(row, case, lr, seed))[-1] for lr in RATES])
+    rows: dict[str, Any] = {row: {} for row in ROWS}
+    for (row, case), by_seed in seen.items():
+        means = np.mean(by_seed, 0)
+        best = int(means.argmax())
+        rows[row][case] = {"lr": RATES[best], "public_accuracy": float(f"{means[best]:.4g}"), "trials": len(RATES)}
+    return {"stand_in": stand_in, "rows": rows}
+
+
+def play_scratch(names: list[str], out: Path, place: Place, say: Say) -> None:
+    """Results are added to results-scratch.json; runs that are there already are kept."""
+    path, chosen = out / "results-scratch.json", _read(out / "scratch.json", {})
+    records: list[dict[str, Any]] = _read(path, [])
+    known = {(r["cell"], r["row"], r["case"], r["seed"]) for r in records}
+    for cell in (CELLS[name] for name in names):
+        wanted = [(row, case, seed) for seed in range(cell.seeds) for case in CASES for row in ROWS]
+        wanted = [w for w in wanted if (cell.name, *w) not in known]
+        if not wanted:
+            continue
+        runs = Runs(cell, _private(cell, place), place.device)
+        for row, case, seed in wanted:
+            lr = rate(cell, chosen, row, case)
+            accuracy = list(runs.accuracies(row, case, lr, seed))[-1]
+            about = {"cell": cell.name, "row": row, "case": case, "seed": seed, "rounds": cell.rounds}
+            records.append({**about, "accuracy": accuracy})
+            path.write_text("[\n" + ",\n".join(json.dumps(r) for r in records) + "\n]\n", encoding="utf-8")
+            say(f"{cell.name}, {row}, {case}, seed {seed}: {100 * accuracy:.1f}%")
+
+
+def rate(cell: Cell, chosen: dict[str, Any], row: str, case: Case) -> float:
+    if cell.lr is not None:
+        return cell.lr
+    if cell.name not in chosen:
+        raise UserError(f"there is no learning rate for {cell.name} in scratch.json: run the stage choose first")
+    return float(chosen[cell.name]["rows"][row][case]["lr"])
+
+
+def _private(cell: Cell, place: Place) -> FederatedData:
+    task = TASKS[cell.task]
+    return federate(dataset(cell.task, _kind(cell), place.folders), clients=task.clients, seed=0)
+
+
+def _kind(cell: Cell) -> tuple[str, ...]:
+    return (SCATTERING,) if cell.model == SCATTERING else ()
+
+
+def _read(path: Path, default: Any) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else default

@@ -12,7 +12,7 @@ import numpy as np
 from modicum.bench.pac_dp import methods
 from modicum.bench.pac_dp.cells import Cell, Place, Run, judged, scale
 from modicum.bench.pac_dp.data import cross_validated, divided, uses_labels, without_private
-from modicum.bench.pac_dp.settings import CASES, Case, Preset, Task
+from modicum.bench.pac_dp.settings import CASES, PRESETS, Case, Preset, Task
 from modicum.federation.experiment import MethodSpec
 from modicum.fitting.curves import fit_curve
 from modicum.fitting.grid import Grid, Matrix
@@ -72,18 +72,39 @@ class Judge:
 
 
 def tune(task: Task, preset: Preset, place: Place, out: Path, run: Run, say: Say) -> dict[str, Any]:
-    """Features, rounds, learning rates, curves and every method's own setting; stored as <task>.json in `out`."""
+    """Features, rounds, learning rates, curves and every method's own setting; stored as <task>.json in `out`.
+
+    What is stored there already is kept: a stopped choice goes on, and a new row joins the others.
+    """
+    path = out / f"{task.name}.json"
     chosen: dict[str, Any] = {"task": task.name, "preset": preset.name, "starts": {}}
+    if path.is_file():
+        chosen = json.loads(path.read_text(encoding="utf-8"))
+        preset = PRESETS.get(chosen["preset"], preset)  # as many trials for a new row as the others had
     (out / "curves").mkdir(parents=True, exist_ok=True)
+
+    def keep() -> None:
+        text = json.dumps(chosen, ensure_ascii=False, indent=1, allow_nan=False)
+        path.write_text(text + "\n", encoding="utf-8")
+
     for start in ("hot", "cold"):
         judge = Judge(task, task.tuning_seeds, place, run, hot=start == "hot")
-        chosen["starts"][start] = _tune_start(judge, preset, out, say)
-    path = out / f"{task.name}.json"
-    path.write_text(json.dumps(chosen, ensure_ascii=False, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        if start not in chosen["starts"]:
+            chosen["starts"][start] = _tune_start(judge, preset, out, say)
+            keep()
+        found = chosen["starts"][start]
+        for row in _rows(judge, preset, found, out):
+            known = found["methods"].setdefault(row.name, {})
+            missing = tuple(case for case in CASES if case not in known)
+            if missing:
+                known |= _tune_row(judge, preset, row, found["features"], found["rounds"], missing)
+                keep()
+                say(f"{task.name} {start} {row.name}: {known}")
     return chosen
 
 
 def _tune_start(judge: Judge, preset: Preset, out: Path, say: Say) -> dict[str, Any]:
+    """Features and rounds for all methods, and PAC-DP's rates and curves."""
     task = judge.task
     rates = preset.rates(task)
     names, valued = _features(judge)
@@ -95,17 +116,19 @@ def _tune_start(judge: Judge, preset: Preset, out: Path, say: Say) -> dict[str, 
     say(f"{task.name} hot={judge.hot}: {features}, {rounds} rounds, rate {lr:g}: {max(seen):.4f}")
     for name in names:
         valued.setdefault(name, max(a for a, s in zip(seen, shapes, strict=True) if s[0] == name))
-    found: dict[str, Any] = {"hot": judge.hot, "features": features, "rounds": rounds, "by_features": valued}
     near = rates.index(lr)
-    near_rates = rates[max(0, near - 1) : near + 2]
-    found["methods"] = {"PAC-DP": _tune_pac_dp(judge, preset, features, rounds, near_rates, out, say)}
-    # From a cold start, the others only show how many rounds they take to the target.
-    wanted = None if judge.hot else methods.COLD if task.target else ()
-    rows = [row for row in methods.rows(task, preset.bounds) if wanted is None or row.name in wanted]
-    for row in rows:
-        found["methods"][row.name] = _tune_row(judge, preset, row, features, rounds)
-        say(f"{task.name} {row.name}: {found['methods'][row.name]}")
-    return found
+    picked = _tune_pac_dp(judge, preset, features, rounds, rates[max(0, near - 1) : near + 2], out, say)
+    about = {"hot": judge.hot, "features": features, "rounds": rounds, "by_features": valued}
+    return {**about, "methods": {"PAC-DP": picked}}
+
+
+def _rows(judge: Judge, preset: Preset, found: dict[str, Any], out: Path) -> list[methods.Row]:
+    """The other methods: all from a hot start, those of the paper's Figs. 12 and 13 from a cold one."""
+    rows = [r for r in methods.rows(judge.task, preset.bounds) if judge.hot or r.name in methods.COLD]
+    if judge.task.adam and not judge.hot:
+        curve = found["methods"]["PAC-DP"]["same"]["curve"]
+        rows += methods.adam_rows(preset.bounds, str(out / "curves" / curve))
+    return rows
 
 
 def _features(judge: Judge) -> tuple[list[str], dict[str, float]]:
@@ -122,10 +145,11 @@ def _features(judge: Judge) -> tuple[list[str], dict[str, float]]:
     return [max(valued, key=lambda name: valued[name])], valued
 
 
-def _tune_row(judge: Judge, preset: Preset, row: methods.Row, features: str, rounds: int) -> dict[str, Any]:
+def _tune_row(
+    judge: Judge, preset: Preset, row: methods.Row, features: str, rounds: int, cases: tuple[Case, ...]
+) -> dict[str, Any]:
     rates = preset.rates(judge.task, len(row.options))
     tried = [(lr, option) for lr in rates for option in row.options]
-    cases = CASES if judge.hot else CASES[:1]
     trials = [(row.make(lr, option), features, rounds, case) for case in cases for lr, option in tried]
     seen = np.reshape(judge.accuracies(trials), (len(cases), len(tried)))
     picked: dict[str, Any] = {}
