@@ -17,7 +17,7 @@ from modicum.bench.pac_dp.cells import Cell, Place, judged, runner
 from modicum.bench.pac_dp.data import Folders, budgets, divided, first_model, without_private
 from modicum.bench.pac_dp.figures import draw_all
 from modicum.bench.pac_dp.play import play
-from modicum.bench.pac_dp.report import report
+from modicum.bench.pac_dp.report import not_run, report
 from modicum.bench.pac_dp.run import bench
 from modicum.bench.pac_dp.scratch import choose_scratch, play_scratch
 from modicum.bench.pac_dp.settings import PRESETS, TASKS, Preset, Task
@@ -185,4 +185,5 @@ def test_a_test_without_settings_is_refused(tmp_path: Path) -> None:
 
 def test_an_empty_folder_says_not_run(tmp_path: Path) -> None:
     assert "not run" in transfer(tmp_path)[-1]
-    assert "| cifar-10-resnet18 | AUTO-S | not run | not run |" in report(tmp_path)
+    assert "| cifar-10-resnet18 | AUTO-S | not run | not run | 0.5 / 0.5 | fixed | 20 |" in report(tmp_path)
+    assert {"mnist", "cifar-10-scattering"} <= set(not_run(tmp_path))

@@ -59,24 +59,27 @@ def pac_dp(
     """PAC-DP's tables at true budgets. Settings come from public records and are stored before any test."""
     from modicum.bench.pac_dp.run import STAGES
     from modicum.bench.pac_dp.run import bench as run
+    from modicum.cli.progress import counting
     from modicum.errors import UserError
 
     wanted = [s.strip() for s in stages.split(",")]
     for stage in wanted:
         if stage not in STAGES:
             raise UserError(f"unknown stage {stage!r}: use {', '.join(STAGES)}")
-    text = run(
-        str(preset),
-        wanted,
-        out,
-        backbones,
-        cache,
-        only=only,
-        data_dir=None if data_dir is None else str(data_dir),
-        device=str(device),
-        workers=workers,
-        say=typer.echo,
-    )
+    with counting(quiet=False) as progress:
+        text = run(
+            str(preset),
+            wanted,
+            out,
+            backbones,
+            cache,
+            only=only,
+            data_dir=None if data_dir is None else str(data_dir),
+            device=str(device),
+            workers=workers,
+            say=typer.echo,
+            progress=progress,
+        )
     typer.echo(text)
 
 

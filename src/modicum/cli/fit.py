@@ -33,12 +33,13 @@ def fit_clipping(
         options = [*options, f"data.dir={json.dumps(str(data_dir.absolute()), ensure_ascii=False)}"]
     config, grid, scale_free = _read(file, options)
     curve_file = out or file.with_suffix(".curve.json")
+    from modicum.cli.progress import counting
     from modicum.config import experiment
     from modicum.fitting import fit_curve, simulate
 
     cells = cache or curve_file.with_suffix(".cells")
     built = experiment(config)
-    with _progress(quiet=as_json) as progress:
+    with counting(quiet=as_json) as progress:
         matrix = simulate(built, grid, cells, progress)
     fit = fit_curve(matrix, scale_free)
     fit.curve.write(curve_file)
@@ -74,36 +75,6 @@ def _read(file: Path, options: list[str]) -> tuple[Config, Grid, bool]:
     with source.at("fit"):
         grid = Grid(budgets, bounds, seeds)
     return check(replace(source, tables=tables), file.parent), grid, bool(table.get("scale_free", False))
-
-
-def _progress(*, quiet: bool) -> Any:
-    from contextlib import contextmanager
-
-    @contextmanager
-    def watching() -> Any:
-        if quiet:
-            yield None
-            return
-        import sys
-
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (
-                TextColumn("cells"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("ETA"),
-                TimeRemainingColumn(),
-            )
-            with Progress(*columns, console=Console(stderr=True)) as bar:
-                task = bar.add_task("cells", total=None)
-                yield lambda done, total: bar.update(task, completed=done, total=total)
-        else:
-            yield lambda done, total: typer.echo(f"cell={done} cells={total}", err=True)
-
-    return watching()
 
 
 def _picture(matrix: Any, fit: Fit, curve_file: Path) -> Path | None:

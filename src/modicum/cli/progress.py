@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from modicum.federation.simulation import Simulation
 
 Watch = Callable[["Simulation", "RoundRecord"], None]
+Count = Callable[[int, int], None]
 
 
 @contextmanager
@@ -26,6 +27,28 @@ def watching(title: str, *, quiet: bool) -> Iterator[Watch | None]:
             yield _bar_watch(progress, title)
     else:
         yield lambda run, record: typer.echo(line(title, run, record))
+
+
+@contextmanager
+def counting(*, quiet: bool) -> Iterator[Count | None]:
+    """A callback for finished cells, of how many: a bar on a terminal, a line for each tenth elsewhere."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task("cells", total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+    else:
+        yield _tenths
+
+
+def _tenths(done: int, total: int) -> None:
+    if done * 10 // total > (done - 1) * 10 // total:
+        typer.echo(f"cell={done} cells={total}", err=True)
 
 
 def line(title: str, run: Simulation, record: RoundRecord) -> str:

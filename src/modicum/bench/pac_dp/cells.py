@@ -26,6 +26,7 @@ from modicum.models.frozen import FixedFeatures
 from modicum.privacy.accounting import epsilon
 
 Found = dict[str, Any]
+Progress = Callable[[int, int], None]
 Run = Callable[[Callable[["Place", "Cell"], Found], Sequence["Cell"]], list[Found]]
 KEPT = 8  # prepared federations that a process holds
 
@@ -147,15 +148,25 @@ def _prepared(place: Place, cell: Cell, experiment: Experiment, *, public: bool)
 
 
 @contextmanager
-def runner(place: Place, workers: int) -> Iterator[Run]:
-    """Runs lists of cells here, or in as many processes, each with one thread."""
+def runner(place: Place, workers: int, progress: Progress | None = None) -> Iterator[Run]:
+    """Runs lists of cells here, or in as many processes, each with one thread; `progress` after each of a list."""
+
+    def counted(found: Iterator[Found], total: int) -> Iterator[Found]:
+        for done, one in enumerate(found, start=1):
+            if progress is not None:
+                progress(done, total)
+            yield one
+
     if workers < 2:
-        yield lambda function, cells: [function(place, cell) for cell in cells]
+        yield lambda function, cells: list(counted((function(place, cell) for cell in cells), len(cells)))
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
-        yield lambda function, cells: list(
-            pool.map(partial(function, place), cells, chunksize=max(1, len(cells) // (4 * workers)))
-        )
+
+        def run(function: Callable[[Place, Cell], Found], cells: Sequence[Cell]) -> list[Found]:
+            size = max(1, len(cells) // (4 * workers))
+            return list(counted(pool.map(partial(function, place), cells, chunksize=size), len(cells)))
+
+        yield run
 
 
 def _one_thread() -> None:

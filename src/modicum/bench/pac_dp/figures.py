@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from modicum.bench.pac_dp.data import Folders, divided, first_model, without_private
+from modicum.bench.pac_dp.methods import ADAM
 from modicum.bench.pac_dp.report import results
-from modicum.bench.pac_dp.settings import TASKS, Task
+from modicum.bench.pac_dp.settings import CASES, TASKS, Task
 from modicum.errors import MissingExtraError, UserError
 from modicum.federation.experiment import Experiment, Federation, prepare
 from modicum.fitting.proxy import bootstrap
@@ -27,6 +28,8 @@ from modicum.theory import Surrogate, surrogate
 
 Say = Callable[[str], None]
 COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b83280", "#4a5568", "#b7791f", "#0987a0")
+FAR = 5.0  # points: a method that ends further than this below all others is named, and not drawn whole
+Curves = dict[str, list[list[float]]]
 SPEC = PrivacySpec(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, view=ServerSeesMessages(), delta=1e-5)
 
 
@@ -39,6 +42,8 @@ def draw_all(out: Path, folders: Folders, to: Path, say: Say) -> list[Path]:
         for start, name in (("hot", "rounds"), ("cold", "cold")):
             if start in starts:
                 made.append(_rounds_figure(task, out, start, to / f"pac-dp-{task.name}-{name}.png"))
+        if task.adam and "cold" in starts:
+            made.append(_adam_figure(task, out, to / f"pac-dp-{task.name}-adam.png"))
         if starts:
             made.append(_budgets_figure(task, out, to / f"pac-dp-{task.name}-budgets.png"))
         try:
@@ -57,13 +62,13 @@ def _fit_figures(task: Task, out: Path, folders: Folders, to: Path) -> list[Path
     return [_fit_figure(task, curve, start, folders, to / f"pac-dp-{task.name}-fit.png")]
 
 
-def _figure(columns: int) -> tuple[Any, Any]:
+def _figure(columns: int, height: float = 3.7) -> tuple[Any, Any]:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtraError("matplotlib", "report", "a picture") from None
-    figure = Figure(figsize=(4.6 * columns, 3.7), layout="constrained")
+    figure = Figure(figsize=(4.6 * columns, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(1, columns)
 
@@ -77,23 +82,37 @@ def _fit_figure(task: Task, curve: Curve, start: dict[str, Any], folders: Folder
     image = heat.imshow(accuracy.T, origin="lower", aspect="auto")
     heat.set_xticks(range(len(budgets)), [f"{v:g}" for v in budgets])
     heat.set_yticks(range(len(bounds)), [f"{v:g}" for v in bounds])
-    heat.plot(range(len(budgets)), accuracy.argmax(1), "o", color="white", markeredgecolor="black")
-    heat.set(xlabel="ε", ylabel="C", title=f"{task.title}: public accuracy, C* marked")
+    for kept, pairs in ((True, about["pairs"]), (False, about["outliers"])):
+        at = [(budgets.index(e), bounds.index(c)) for e, c in pairs if e in budgets and c in bounds]
+        if at:
+            colour = "white" if kept else "none"
+            heat.plot(*zip(*at, strict=True), "o", color=colour, markeredgecolor="white" if not kept else "black")
+    heat.set(xlabel="ε", ylabel="C", title=f"{task.title}: public accuracy, C* (hollow: outlier)")
     figure.colorbar(image, ax=heat)
     fitted.fill_between(curve.inputs, about["band_low"], about["band_high"], alpha=0.15, label="range over seeds")
-    fitted.plot(curve.inputs, curve.bounds, label=f"{about['kind']}, R² = {about['r2']:.2f}")
+    level = len({c for _, c in about["pairs"]}) == 1  # then every class fits alike
+    fitted.plot(
+        curve.inputs, curve.bounds, label="constant" if level else f"{about['kind']}, R² = {about['r2']:.2f}"
+    )
     fitted.plot(*zip(*about["pairs"], strict=True), "o", label="C*")
-    fitted.set(xlabel="ε", ylabel="C", xscale="log", yscale="log", title="F(ε)")
-    fitted.legend(frameon=False)
+    if about["outliers"]:
+        fitted.plot(*zip(*about["outliers"], strict=True), "o", markerfacecolor="none", label="outlier")
+    fitted.set(
+        xlabel="ε", ylabel="C", xscale="log", yscale="log", title="F(ε)", ylim=(bounds[0] / 1.3, bounds[-1] * 1.3)
+    )
+    _plain_ticks(fitted.xaxis, budgets)
+    _plain_ticks(fitted.yaxis, bounds)
+    fitted.legend(frameon=False, fontsize=7)
     other = theory.twinx()
     for i, budget in enumerate(budgets[:: max(1, len(budgets) // 2)]):
         row = budgets.index(budget)
         j = public_surrogate(task, start, folders, budget, bounds)
-        theory.plot(bounds, j.values, "--", color=COLOURS[i], label=f"J, ε={budget:g}")
+        theory.plot(bounds, j.values, "--", color=COLOURS[i], label=f"ε={budget:g}")
         other.plot(bounds, accuracy[row], "-o", color=COLOURS[i], markersize=3)
     theory.set(xlabel="C", xscale="log", yscale="log", ylabel="J (dashed)", title="Surrogate and accuracy")
     other.set_ylabel("public accuracy (solid)")
-    theory.legend(frameon=False, fontsize=7)
+    _plain_ticks(theory.xaxis, bounds)
+    theory.legend(frameon=False, fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.17))
     figure.savefig(path, dpi=90)
     return path
 
@@ -122,24 +141,82 @@ def public_surrogate(
     return surrogate(gradients, bounds, z, records, len(stand_in.clients))
 
 
+def _plain_ticks(axis: Any, values: Sequence[float]) -> None:
+    """The values that were tried, instead of powers of ten."""
+    axis.set_ticks(list(values), [f"{v:g}" for v in values], minor=False)
+    axis.set_ticks([], minor=True)
+
+
+def _by_round(task: Task, out: Path, start: str, case: str) -> Curves:
+    curves: Curves = defaultdict(list)
+    for r in results(task, out):
+        whole = r["case"] == case and r["start"] == start and not r["row"].startswith("half")
+        if whole and r.get("accuracy") is not None:
+            curves[r["row"]].append([100 * r["first"], *(100 * a for a in r["by_round"])])
+    return curves
+
+
+def _title(task: Task, case: str) -> str:
+    shown = f"ε = {task.same:g}" if case == "same" else f"ε of {'/'.join(f'{e:g}' for e in task.personal)}"
+    return f"{task.title}, {shown}"
+
+
 def _rounds_figure(task: Task, out: Path, start: str, path: Path) -> Path:
-    figure, axes = _figure(2)
-    for axis, case in zip(axes, ("same", "personal"), strict=True):
-        curves: dict[str, list[list[float]]] = defaultdict(list)
-        for r in results(task, out):
-            whole = r["case"] == case and r["start"] == start and not r["row"].startswith("half")
-            if whole and r.get("accuracy") is not None:
-                curves[r["row"]].append([r["first"], *r["by_round"]])
-        for i, (row, values) in enumerate(sorted(curves.items())):
-            mean = [100 * statistics.fmean(v[t] for v in values) for t in range(len(values[0]))]
-            axis.plot(mean, label=row, color=COLOURS[i % len(COLOURS)], linestyle="-" if i < len(COLOURS) else ":")
+    figure, axes = _figure(2, 4.6)
+    for axis, case in zip(axes, CASES, strict=True):
+        curves = {row: v for row, v in _by_round(task, out, start, case).items() if not row.endswith(ADAM)}
+        means = {row: [statistics.fmean(at) for at in zip(*v, strict=True)] for row, v in sorted(curves.items())}
+        for i, (row, mean) in enumerate(means.items()):
+            style = {"color": COLOURS[i % len(COLOURS)], "linestyle": "-" if i < len(COLOURS) else ":"}
+            axis.plot(mean, linewidth=2.2 if row == "PAC-DP" else 1.2, label=row, **style)
         if start == "cold" and task.target is not None:
             axis.axhline(100 * task.target, color="black", linewidth=0.8, linestyle="--")
-        axis.set(xlabel="round", ylabel="test accuracy (%)", title=f"{task.title}, {start} start, {case}")
-        axis.grid(alpha=0.25)
-    axes[0].legend(frameon=False, fontsize=6)
+        _finish_rounds(axis, _title(task, case) + f", {start} start")
+        if start == "hot":
+            _zoom(axis, means)
+    _legend_below(figure, axes)
     figure.savefig(path, dpi=90)
     return path
+
+
+def _adam_figure(task: Task, out: Path, path: Path) -> Path:
+    """The paper's Fig. 12: clients with Adam, beside the same methods with gradient descent."""
+    figure, axes = _figure(2, 4.2)
+    for axis, case in zip(axes, CASES, strict=True):
+        curves = _by_round(task, out, "cold", case)
+        for i, row in enumerate(sorted(row for row in curves if row.endswith(ADAM))):
+            for name, line in ((row, "-"), (row.removesuffix(ADAM), "--")):
+                mean = [statistics.fmean(at) for at in zip(*curves.get(name, []), strict=True)]
+                axis.plot(mean, line, color=COLOURS[i], label=name if line == "-" else f"{name}, SGD")
+        _finish_rounds(axis, _title(task, case) + ", cold start")
+    _legend_below(figure, axes)
+    figure.savefig(path, dpi=90)
+    return path
+
+
+def _finish_rounds(axis: Any, title: str) -> None:
+    axis.set(xlabel="round", ylabel="test accuracy (%)", title=title)
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.grid(alpha=0.25)
+
+
+def _legend_below(figure: Any, axes: Any) -> None:
+    named = {n: h for axis in axes for h, n in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named, frameon=False, fontsize=7, ncols=6, loc="outside lower center")
+
+
+def _zoom(axis: Any, means: Mapping[str, Sequence[float]]) -> None:
+    """Leave out what ends far below all others, so that these can be told apart; say what was left out."""
+    ends = sorted((mean[-1], row) for row, mean in means.items())
+    far = [k for k in range(1, len(ends)) if ends[k][0] - ends[k - 1][0] > FAR]
+    if not far:
+        return
+    below = ends[: far[-1]]
+    values = [v for row, mean in means.items() if row not in {r for _, r in below} for v in mean]
+    margin = 0.08 * (max(values) - min(values)) + 0.05
+    axis.set_ylim(min(values) - margin, max(values) + margin)
+    text = "below the picture: " + ", ".join(f"{row} (ends at {end:.1f})" for end, row in below)
+    axis.text(0.02, 0.02, text, transform=axis.transAxes, fontsize=7)
 
 
 def _budgets_figure(task: Task, out: Path, path: Path) -> Path:
@@ -151,12 +228,18 @@ def _budgets_figure(task: Task, out: Path, path: Path) -> Path:
             ours = r["row"] == "sweep PAC-DP"
             if (ours or r["row"].startswith(kind)) and r.get("accuracy") is not None:
                 points["PAC-DP" if ours else r["row"].removeprefix(kind)][float(r["case"])].append(r["accuracy"])
-        for i, (row, by_budget) in enumerate(points.items()):
-            means = [100 * statistics.fmean(by_budget[e]) for e in sorted(by_budget)]
-            width = 2.2 if row == "PAC-DP" else 1.0
-            axis.plot(sorted(by_budget), means, "-o", markersize=3, label=row, color=COLOURS[i], linewidth=width)
-        axis.set(xlabel="ε of everyone", ylabel="test accuracy (%)", xscale="log", title=task.title)
+        means = {row: [100 * statistics.fmean(by[e]) for e in sorted(by)] for row, by in points.items()}
+        for i, (row, mean) in enumerate(means.items()):
+            width = 2.2 if row == "PAC-DP" else 1.2
+            axis.plot(sorted(points[row]), mean, "-o", markersize=3, label=row, color=COLOURS[i], linewidth=width)
+        against = "fixed bounds" if kind == "search " else "other methods"
+        axis.set(
+            xlabel="ε of everyone", ylabel="test accuracy (%)", xscale="log", title=f"{task.title}, {against}"
+        )
+        _plain_ticks(axis.xaxis, task.fit_budgets)
+        axis.yaxis.get_major_formatter().set_useOffset(False)
         axis.grid(alpha=0.25)
         axis.legend(frameon=False, fontsize=6)
+        _zoom(axis, means)
     figure.savefig(path, dpi=90)
     return path

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.bench.pac_dp.backbones import ensure
-from modicum.bench.pac_dp.cells import Place, runner
+from modicum.bench.pac_dp.cells import Place, Progress, runner
 from modicum.bench.pac_dp.data import Folders
 from modicum.bench.pac_dp.play import play
 from modicum.bench.pac_dp.scratch import CELLS, choose_scratch, play_scratch
@@ -32,6 +32,7 @@ def bench(
     device: str = "cpu",
     workers: int = 1,
     say: Say = print,
+    progress: Progress | None = None,
 ) -> str:
     """The tables as text. A task whose settings or results are there already keeps them."""
     if preset not in PRESETS:
@@ -43,11 +44,13 @@ def bench(
             raise UserError(f"unknown task {name!r}: use one of {', '.join([*TASKS, *CELLS])}")
     chosen = PRESETS[preset]
     names = [name for name in only if name in TASKS] if only else list(chosen.tasks)
-    cells = [name for name in only if name in CELLS] if only else list(CELLS) if chosen.scratch else []
+    # A network that is trained from nothing takes a CPU a day: there it is run where it is asked for.
+    able = [name for name, cell in CELLS.items() if chosen.scratch and (cell.linear or device != "cpu")]
+    cells = [name for name in only if name in CELLS] if only else able
     place = Place(Folders(backbones, cache, data_dir, device), device)
     out.mkdir(parents=True, exist_ok=True)
     cache.mkdir(parents=True, exist_ok=True)
-    with runner(place, workers) as run:
+    with runner(place, workers, progress) as run:
         for name in names:
             task, settings = TASKS[name], out / f"{name}.json"
             if {"choose", "test"} & set(stages):
@@ -67,11 +70,13 @@ def bench(
     if "report" not in stages:
         return ""
     from modicum.bench.pac_dp.figures import draw_all
-    from modicum.bench.pac_dp.report import report
+    from modicum.bench.pac_dp.report import not_run, report
 
     text = report(out)
     try:
         draw_all(out, place.folders, out / "figures", say)
     except MissingExtraError as error:
         say(str(error))  # tables need no picture
+    if missing := not_run(out):
+        say(f"not run: {', '.join(missing)}")
     return text
