@@ -179,6 +179,8 @@ class Clients:
             results = self.method.mechanism.run(jobs, self.frame)
         sent: dict[str, bytes | Refusal] = {}
         settled: list[tuple[Token, bytes]] = []
+        states: dict[str, State] = {}
+        messages: dict[tuple[str, int], Token] = {}
         for job, (message, state) in zip(jobs, results, strict=True):
             name, round = job.facts.name, job.broadcast.round
             if self.charges_here and not job.door.tokens:  # its filter refused the very first step
@@ -187,12 +189,17 @@ class Clients:
             if isinstance(message, Released):
                 message = self.method.codec.apply(message)
             blob = sent[name] = encode(message)
-            self._keep(name, round, state)
+            self._write(name, round, state)
+            states[name] = state
             if self.charges_here:
                 first, *rest = job.door.tokens
                 settled += [(first, blob), *((token, b"") for token in rest)]
-                self._sent[name, round] = first
+                messages[name, round] = first
         self.ledger.settle_many(settled)
+        # Not before: where writing or settling fails the round is redone, from the state it began with.
+        self._sent |= messages
+        for name, state in states.items():
+            self.clients[name].state = state
         return sent
 
     @contextmanager
@@ -208,9 +215,8 @@ class Clients:
             torch.manual_seed(int(self.noise.uniform(key, 1)[0] * 2**53))
             yield
 
-    def _keep(self, name: str, round: int, state: State) -> None:
+    def _write(self, name: str, round: int, state: State) -> None:
         """The client's own state is on disk before its message may be sent."""
-        self.clients[name].state = state
         if state and self._folder is not None:
             folder = self._folder / name
             folder.mkdir(parents=True, exist_ok=True)
