@@ -258,11 +258,25 @@ def test_steps_laid_out_side_by_side_are_the_batches_they_stand_for() -> None:
         expected = LoopBackend(model).gradients(theta, plain, losses)
         assert error(fused.gradients(theta, batches, losses), expected) <= 1e-8
         stepped = theta.clone()
-        FusedBackend(model).descend(stepped, batches, losses, 0.3)  # the first time, gradients are compared
+        FusedBackend(model).descend(stepped, [batches], losses, 0.3)  # the first time, gradients are compared
         assert error(stepped, theta - 0.3 * expected) <= 1e-8
         stepped = theta.clone()
-        fused.descend(stepped, batches, losses, 0.3)
+        fused.descend(stepped, [batches], losses, 0.3)
         assert error(stepped, theta - 0.3 * expected) <= 1e-8
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp"])
+def test_steps_taken_at_once_are_steps_taken_one_by_one(name: str) -> None:
+    model = build(name, (4,), 3, seed=0).double()
+    first, records = stack(model, (4,), (6, 6, 6), 3)
+    steps, loop = SideBySide.steps(records, 3), LoopBackend(model)
+    expected = first.clone()
+    for batches in steps:
+        expected -= 0.3 * loop.gradients(expected, list(batches), losses)
+    for backend in (FusedBackend(model), stacked(model)):  # whose first gradients are compared, and were
+        theta = first.clone()
+        backend.descend(theta, steps, losses, 0.3)
+        assert error(theta, expected) <= 1e-8
 
 
 def test_a_step_leaves_no_memory_behind() -> None:
@@ -277,7 +291,7 @@ def test_a_step_leaves_no_memory_behind() -> None:
         return sum(type(thing) in (twin.Run, LinearWeight) for thing in gc.get_objects())
 
     before = left_over()
-    fused.descend(theta, batches, losses, 0.1)
+    fused.descend(theta, [batches, batches], losses, 0.1)
     fused.gradients(theta, batches, losses)
     fused.clipped_sums(theta, batches, losses, BOUNDS[:2], ClipRule.FLAT)
     assert left_over() == before

@@ -66,11 +66,12 @@ def _power(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def tile_sizes(outs: int, channels: int, inner: int, places: int) -> dict[str, int]:
+def tile_sizes(outs: int, channels: int, inner: int, places: int, deepest: int) -> dict[str, int]:
     """Tiles that stay in registers. A tile within one tap of the kernel needs no division for each place."""
     rows = min(128, max(16, _power(outs)))
     columns = next((n for n in (128, 64, 32) if channels % n == 0), min(64, max(16, _power(inner))))
-    depth = min(32, max(16, _power(places)))
+    wide = rows * columns > 4096
+    depth = min(deepest if wide else 32, max(16, _power(places)))
     return {
         "OUT": rows,
         "INNER": columns,
@@ -105,7 +106,8 @@ def launch(
     batch, channels, height, width = a.shape
     outs, high, wide = g.shape[1:]
     inner, places = channels * kernel[0] * kernel[1], high * wide
-    tiles = tiles or tile_sizes(outs, channels, inner, places)
+    precision = _precision(a, g, coarse)
+    tiles = tiles or tile_sizes(outs, channels, inner, places, 64 if precision == "bf16x3" else 32)
     programs = -(-outs // tiles["OUT"]) * -(-inner // tiles["INNER"])
     partial = a.new_empty(batch, programs)  # added up in a fixed order, unlike atomic additions
     gradients = a.new_empty((batch, outs, *kernel, channels) if keep else 0)
@@ -114,7 +116,7 @@ def launch(
         *a.stride(), *g.stride(),
         channels, height, width, outs, wide, places, inner,
         kernel[1], stride[0], stride[1], padding[0], padding[1], dilation[0], dilation[1],
-        channels % tiles["INNER"] == 0, _precision(a, g, coarse), keep,
+        channels % tiles["INNER"] == 0, precision, keep,
         **tiles,
     )  # fmt: skip
     return partial.sum(1), gradients

@@ -111,12 +111,14 @@ class ReservedDoor:
         left.remove(step)
 
     def _steps_left(self, release: Release) -> set[int]:
-        if release not in self._left:
-            if release not in self._tokens:
+        left = self._left.get(release)
+        if left is None:
+            token = self._tokens.get(release)
+            if token is None:
                 raise UserError(f"client {release.client!r}: nothing is reserved for {_name(release)!r}")
-            self._tokens[release].use(release)
-            self._left[release] = set(range(release.step, release.step + release.count))
-        return self._left[release]
+            token.use(release)
+            left = self._left[release] = set(range(release.step, release.step + release.count))
+        return left
 
 
 @dataclass(frozen=True)

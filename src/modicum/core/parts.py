@@ -140,7 +140,7 @@ class Batch:
     targets: Mapping[str, Tensor]
 
     def __len__(self) -> int:
-        return len(self.x)
+        return self.x.shape[0]
 
     def take(self, index: Tensor) -> Batch:
         index = index.to(self.x.device)
@@ -177,8 +177,8 @@ class Backend(Protocol):
 class Descends(Protocol):
     """A backend that need not store gradients for plain descent."""
 
-    def descend(self, theta: Tensor, batches: Sequence[Batch], losses: Losses, rate: float) -> None:
-        """theta ← theta − rate · gradients, in place."""
+    def descend(self, theta: Tensor, steps: Sequence[Sequence[Batch]], losses: Losses, rate: float) -> None:
+        """theta ← theta − rate · gradients, in place, for each step's batches in turn."""
 
 
 class ClipRule(StrEnum):

@@ -67,8 +67,10 @@ class StackedEngine:
         self._slices = self.layout.slices()
         self._fixed = fixed_shape.FixedShapeSteps(self._twin, self.layout.named, self._sums)
 
-    def _forward(self, theta: Tensor, stack: _Stack, losses: Losses, *, measure: bool) -> tuple[Run, Tensor]:
-        run = Run(self.layout.named(theta.detach()), len(theta), stack.size, measure=measure)
+    def _forward(
+        self, weights: dict[str, Tensor], stack: _Stack, losses: Losses, *, measure: bool
+    ) -> tuple[Run, Tensor]:
+        run = Run(weights, len(stack.sizes), stack.size, measure=measure)
         outputs = self._twin.outputs(stack.x, run)
         if outputs.shape[0] != run.rows:
             raise CannotStackError("an output whose first dimension is not the batch")
@@ -85,7 +87,7 @@ class StackedEngine:
         stack = _Stack.of(batches)
         if not stack.size:
             return torch.zeros_like(theta)
-        run, values = self._forward(theta, stack, losses, measure=False)
+        run, values = self._forward(self.layout.named(theta.detach()), stack, losses, measure=False)
         with torch.no_grad():
             fixed_shape.backward(values, run, stack.shares(values))
             total = self._sums(theta, run, None)
@@ -94,15 +96,23 @@ class StackedEngine:
                 total[i] = self.loop.gradients(theta[i : i + 1], [batches[i]], losses)[0]
         return total
 
-    def descend(self, theta: Tensor, batches: SideBySide, losses: Losses, rate: float) -> None:
-        """theta ← theta − rate · gradients, each parameter's as soon as it is known."""
-        stack = _Stack.of(batches)
-        run, values = self._forward(theta, stack, losses, measure=False)
-        with torch.no_grad():
-            fixed_shape.backward(values, run, stack.shares(values))
-            while run.kept:  # emptied: what is kept holds the graph, and the graph holds the run
-                name, kept = run.kept.popitem()
-                subtract_client_sums(run.weights[name], kept, rate, run.size)
+    def descend(self, theta: Tensor, steps: Sequence[SideBySide], losses: Losses, rate: float) -> None:
+        """theta ← theta − rate · gradients, step after step, each parameter's as soon as it is known.
+
+        Meanwhile each parameter of all clients is one run of memory, which is what batched products are fast on.
+        """
+        theta = theta.detach()
+        weights = {name: part.contiguous() for name, part in self.layout.named(theta).items()}
+        for batches in steps:
+            stack = _Stack.of(batches)
+            run, values = self._forward(weights, stack, losses, measure=False)
+            with torch.no_grad():
+                fixed_shape.backward(values, run, stack.shares(values))
+                while run.kept:  # emptied: what is kept holds the graph, and the graph holds the run
+                    name, kept = run.kept.popitem()
+                    subtract_client_sums(weights[name], kept, rate, run.size)
+        for name, part in self.layout.named(theta).items():
+            part.copy_(weights[name])
 
     def clipped_sums(
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
@@ -117,7 +127,7 @@ class StackedEngine:
         stack = _Stack.of(batches)
         if not stack.size:
             return torch.zeros_like(theta), [theta.new_zeros(0) for _ in batches]
-        run, values = self._forward(theta, stack, losses, measure=True)
+        run, values = self._forward(self.layout.named(theta.detach()), stack, losses, measure=True)
         with torch.no_grad():
             fixed_shape.backward(values, run, torch.ones_like(values))
             norms = fixed_shape.square_norms(run, theta).sqrt()

@@ -9,9 +9,6 @@ from torch import Tensor
 
 from modicum.clipping.pieces import Dense, Kept, LinearWeight
 
-CACHED = 1 << 18
-"""Numbers of a product that is used at once and should not leave the cores' caches before."""
-
 
 @runtime_checkable
 class SumsByClient(Protocol):
@@ -27,14 +24,12 @@ def write_client_sums(out: Tensor, kept: Kept, weights: Tensor | None, size: int
 
 
 def subtract_client_sums(out: Tensor, kept: Kept, rate: float, size: int) -> None:
-    """out[i] −= rate · Σ_b gradient[i, b], for a few clients at a time where the products are large."""
-    if not isinstance(kept, LinearWeight):
+    """out[i] −= rate · Σ_b gradient[i, b], where the clients of `out` lie side by side."""
+    if isinstance(kept, LinearWeight):
+        g, a = _factors(kept, None, len(out))
+        out.baddbmm_(g.contiguous(), a, alpha=-rate)
+    else:
         out.sub_(client_sums(kept, None, len(out), size), alpha=rate)
-        return
-    some = max(1, CACHED // out[0].numel())
-    parts = (torch.split(t, some) for t in (out, *_factors(kept, None, len(out))))
-    for part, g, a in zip(*parts, strict=True):
-        part.sub_(torch.bmm(g, a), alpha=rate)
 
 
 def client_sums(kept: Kept, weights: Tensor | None, clients: int, size: int) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ class ClientLevel:
                 "trusted-server, or a public balanced schedule"
             )
 
-    @property
+    @cached_property
     def spec(self) -> PrivacySpec:
         return PrivacySpec(unit=Unit.CLIENT, adjacency=self.adjacency, view=self.view, delta=self.delta)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -38,17 +39,19 @@ class LocalSteps:
 def train_locally(jobs: Sequence[Job], first: Tensor, frame: Frame, local: LocalSteps) -> Tensor:
     """The local models after training, one row a client; private, since no noise was added."""
     order = sorted(range(len(jobs)), key=lambda i: -local.count(len(jobs[i].records)))
-    taken = [_taken(jobs[i], frame, local) for i in order]
+    shuffle = Shuffle()
+    taken = [_taken(jobs[i], frame, local, shuffle) for i in order]
     in_order = order == list(range(len(jobs)))  # then two copies of every model are saved
     theta = first.clone(memory_format=torch.contiguous_format) if in_order else first[order]
     optimiser = frame.training.optimiser
     rate = optimiser.lr if isinstance(optimiser, Sgd) and not (optimiser.momentum or local.ascent) else None
     buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
-    for step, batches in enumerate(_batches(taken)):
-        rows = slice(0, len(batches))
-        if rate is not None and isinstance(frame.backend, Descends):
-            frame.backend.descend(theta[rows], batches, frame.training.losses, rate)
-        else:
+    if rate is not None and isinstance(frame.backend, Descends):
+        for clients, steps in groupby(_batches(taken), len):
+            frame.backend.descend(theta[:clients], list(steps), frame.training.losses, rate)
+    else:
+        for step, batches in enumerate(_batches(taken)):
+            rows = slice(0, len(batches))
             gradient = _gradients(theta[rows], batches, frame, local.ascent)
             optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
     if in_order:
@@ -87,10 +90,10 @@ def _gradients(theta: Tensor, batches: Sequence[Batch], frame: Frame, ascent: fl
     return frame.backend.gradients(theta + ascent * gradient / norms, batches, frame.training.losses)
 
 
-def _taken(job: Job, frame: Frame, local: LocalSteps) -> _Taken:
+def _taken(job: Job, frame: Frame, local: LocalSteps, shuffle: Shuffle) -> _Taken:
     """Targets may be costly (a teacher's outputs), so a round of less than a pass has them for its own records."""
     records = job.records
-    rows = _minibatches(len(records), local.batch, job.seed, local.count(len(records)))
+    rows = _minibatches(len(records), local.batch, shuffle.of(job.seed), local.count(len(records)))
     less = rows.numel() < len(records)
     if less:
         records = records.take(rows.flatten())
@@ -98,9 +101,23 @@ def _taken(job: Job, frame: Frame, local: LocalSteps) -> _Taken:
     return _Taken(Batch(records.x, frame.training.targets(records, job.state, frame.backend)), rows, less)
 
 
-def _minibatches(records: int, batch: int, seed: int, steps: int) -> Tensor:
+class Shuffle:
+    """One generator that is set to the beginning of any seed's stream: a new one for each client takes longer."""
+
+    def __init__(self) -> None:
+        self._bits = np.random.Philox(key=0)
+        self._start = self._bits.state
+        self._rng = np.random.Generator(self._bits)
+
+    def of(self, seed: int) -> np.random.Generator:
+        """The generator of this seed, until the next one is asked for."""
+        self._start["state"]["key"][:] = seed & (2**64 - 1), seed >> 64
+        self._bits.state = self._start
+        return self._rng
+
+
+def _minibatches(records: int, batch: int, rng: np.random.Generator, steps: int) -> Tensor:
     """(steps, size) rows: shuffled passes cut into batches; a new pass begins when fewer than a batch are left."""
-    rng = np.random.Generator(np.random.Philox(key=seed))
     size = min(batch, records)
     used = records // size * size
     passes = [rng.permutation(records)[:used] for _ in range(math.ceil(steps * size / used))]
