@@ -37,12 +37,12 @@ def test_cells_can_be_told_apart_and_built() -> None:
         choices.of(Cell("mars", "pfsd"))
 
 
-@pytest.mark.parametrize("setting", choose.STARTS)
+@pytest.mark.parametrize("setting", choose.SEARCHES)
 def test_settings_come_from_a_seed_that_no_table_reports_with_equal_effort(setting: str) -> None:
     assert choose.SEED not in SEEDS
     trials = list(choose.candidates(setting))
     assert {cell.seed for cell, _ in trials} == {choose.SEED}
-    assert set(Counter(cell.method for cell, _ in trials).values()) == {choose.TRIALS}
+    assert len(set(Counter(cell.method for cell, _ in trials).values())) == 1
     assert len({(cell, repr(choice)) for cell, choice in trials}) == len(trials)
 
 

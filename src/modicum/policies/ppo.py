@@ -136,11 +136,12 @@ class Ppo:
         return float(self.initial * RANGE ** math.tanh(u))
 
     def _action(self, state: State, round: int) -> tuple[float, float]:
-        """u and its log-probability under the present actor; random in the first rounds."""
+        """u and its log-probability under the present actor; random in the first rounds, if so asked."""
         rng = np.random.Generator(np.random.Philox(key=[self.seed, round]))
-        if state["features"] is None or round < self.random_rounds:
-            u = float(np.arctanh(rng.uniform(-0.99, 0.99)))
-            return u, math.nan
+        if round < self.random_rounds:
+            return float(np.arctanh(rng.uniform(-0.99, 0.99))), math.nan
+        if state["features"] is None:  # nothing was seen yet: the middle of the range
+            return 0.0, math.nan
         with torch.no_grad():
             mean, log_std, _ = self.networks(
                 state["theta"], torch.tensor([state["features"]], dtype=torch.float64)

@@ -50,8 +50,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m modicum.bench.acdp_pfsd", description="The experiments of ACDP-pFSD."
     )
     parser.add_argument("--stage", choices=("choose", "run"), default="run")
-    parser.add_argument("--groups", default="first,sigmas,small,views,others", help="which cells, in this order")
-    parser.add_argument("--settings", default=",".join(choose.STARTS), help="what to choose settings for")
+    parser.add_argument(
+        "--groups", default=",".join(g for g in GROUPS if g != "quick"), help="which cells, in this order"
+    )
+    parser.add_argument("--settings", default=",".join(choose.SEARCHES), help="what to choose settings for")
     parser.add_argument("--choices", default=str(CHOICES), help="file of the settings to run with")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-dir", default=None, help="the data folder (default: MODICUM_DATA)")
@@ -80,17 +82,16 @@ def _choose(workers: Workers, path: Path, settings: Sequence[str]) -> None:
 
 
 def _run(workers: Workers, out: Path, groups: Sequence[str], choices: Choices) -> None:
-    """Group after group; the cells that need a taught agent come after the first group, and its lessons before."""
+    """Group after group; the agent's lessons come first, and the cells that need it after the second group."""
     done, device = _done(out / "results.jsonl"), workers.bench.device
     parts = [[(c, choices.of(c)) for c in GROUPS[group]() if c.name not in done] for group in groups]
     pupils = [item for part in parts for item in part if item[0].method == TAUGHT]
     parts = [[item for item in part if item[0].method != TAUGHT] for part in parts]
-    waiting = [work for part in (pupils, *parts[1:]) for work in stacks(part, device)]
+    ordered = [work for part in (*parts[:2], pupils, *parts[2:]) for work in stacks(part, device)]
     with open(out / "results.jsonl", "a", encoding="utf-8") as file:
-        for work in ([*_lessons(workers, pupils), *stacks(parts[0], device)], waiting):
-            for _, results in workers.do(work):
-                file.writelines(json.dumps(r, ensure_ascii=False) + "\n" for r in results if "cell" in r)
-                file.flush()
+        for _, results in workers.do([*_lessons(workers, pupils), *ordered]):
+            file.writelines(json.dumps(r, ensure_ascii=False) + "\n" for r in results if "cell" in r)
+            file.flush()
 
 
 def _lessons(workers: Workers, pupils: Sequence[Item]) -> list[Work]:

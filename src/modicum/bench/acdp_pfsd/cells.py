@@ -14,6 +14,8 @@ from modicum.methods import AcdpPfsd, DpFedSam, DpPfsd, FedAvg, FedPer, PFedSd, 
 
 CHOICES = Path(__file__).with_name("choices.json")
 SEEDS = (0, 1, 2)
+HEADS = ("features", "components")
+HOT = 30  # epochs of a hot start
 BUDGET = 1e5  # more than any cell spends: these experiments fix the noise, and their ε follows
 
 
@@ -49,6 +51,9 @@ class Choice:
     tuning_lr: float = 0.05  # of the further local steps
     options: Mapping[str, float] = field(default_factory=dict)  # of the model
     clip: float | None = None  # in place of the task's bound
+    prior: float = 0.0  # weight of a client's class frequencies in its loss
+    average: float = 0.0  # β of the average of models that is reported
+    agent: Mapping[str, float] = field(default_factory=dict)  # settings of the agent that differ from its defaults
 
     def local(self) -> dict[str, Any]:
         return {"lr": self.lr, "momentum": self.momentum}
@@ -59,12 +64,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Choices:
-    """For each method of a setting, or for all methods of a setting that was not searched."""
+    """For each method of a setting; private ones that were not searched there use what was found for DP-pFSD."""
 
     found: Mapping[str, Choice]
 
     def of(self, cell: Cell) -> Choice:
-        for key in (cell.chooses, cell.setting):
+        searched = () if cell.method in CLEAR else (f"{cell.setting}/dp-pfsd",)
+        for key in (cell.chooses, *searched, cell.setting):
             if key in self.found:
                 return self.found[key]
         raise UserError(f"no settings were chosen for {cell.chooses}: make them with --stage choose")
@@ -90,7 +96,8 @@ class Cell:
     rounds: int = 100
     view: str = "secure-aggregation"
     clip: float | None = None
-    model: str = ""  # "": the task's; "features", "components": a linear head on what public records decided
+    model: str = ""  # "": the task's; HEADS: a linear head on what public records decided; else a network's name
+    variant: str = ""  # "plain": local training as printed and the last model; "hot": a first model from the proxy
     factor: float = 1.0  # of the bound that was chosen
     epsilon: float | None = None  # None: the noise is σ, else it is calibrated to this ε at δ = 1e-5
 
@@ -104,15 +111,20 @@ class Cell:
             parts.append(f"times{self.factor:g}")
         if self.epsilon is not None:
             parts.append(f"eps{self.epsilon:g}")
-        return "_".join(parts + ([self.model] if self.model else []))
+        return "_".join([*parts, *filter(None, (self.model, self.variant))])
 
     @property
     def network(self) -> str:
-        return "logistic" if self.model else TASKS[self.task].model
+        return "logistic" if self.model in HEADS else self.model or TASKS[self.task].model
+
+    @property
+    def hot_start(self) -> int:
+        """Epochs on public records before the first round."""
+        return HOT if self.variant == "hot" else 0
 
     @property
     def setting(self) -> str:
-        return f"{self.task}-{self.model}" if self.model else self.task
+        return "-".join(filter(None, (self.task, self.model, self.variant)))
 
     @property
     def chooses(self) -> str:
@@ -140,7 +152,9 @@ METHODS = (
     "acdp-pfsd-faithful",
     "acdp-pfsd-pretrained",
 )
-BOLD = 3e-3  # an agent that learns six times as fast, to see whether it should
+TABLE_3 = ("pfsd", "dp-pfsd", "aqc", "acdp-pfsd")
+SMALL_NETWORK = "cnn8"
+BOLD = 3e-3  # an agent with random rounds and a wide spread that learns six times as fast, to see what that does
 TAUGHT = "acdp-pfsd-pretrained"
 PARTS = ("dp-pfsd-target-only", "dp-pfsd-non-target-only")
 SAME = {  # whose settings they use: variants and ablations, and the other methods without privacy
@@ -164,11 +178,13 @@ def spec_of(cell: Cell, choice: Choice, agent: str | None) -> MethodSpec:
     """The method of a cell with its settings."""
     C = next(c for c in (cell.clip, choice.clip, TASKS[cell.task].clip) if c is not None)
     hidden: dict[str, Any] = {"clip": C * cell.factor, "view": cell.view, **choice.local(), **choice.server()}
-    hidden |= {"noise_multiplier": cell.sigma} if cell.epsilon is None else {"delta": 1e-5}
+    # δ = P^−1.1 where the noise is the paper's, whose budgets are stated for it; 1e-5 where a budget is set.
+    hidden |= {"noise_multiplier": cell.sigma, "delta": None} if cell.epsilon is None else {"delta": 1e-5}
     if cell.view == "trusted-server" and cell.per_round < cell.clients:
         hidden["rate"] = cell.per_round / cell.clients
-    distilling: dict[str, Any] = {"alpha": choice.alpha}
-    agent_of: dict[str, Any] = {"agent_seed": cell.seed}
+    distilling: dict[str, Any] = {"alpha": choice.alpha, "prior": choice.prior}
+    printed: dict[str, Any] = {"agent_seed": cell.seed, "agent_lr": BOLD}
+    agent_of: dict[str, Any] = {"agent_seed": cell.seed, **choice.agent}
     match cell.method:
         case "pfsd":
             return Pfsd(**choice.local(), **choice.server(), **distilling)
@@ -180,11 +196,11 @@ def spec_of(cell: Cell, choice: Choice, agent: str | None) -> MethodSpec:
         case "fedavg":
             return FedAvg(**choice.local(), **choice.server(), batch=64, steps=5, aggregation="mean")
         case "dp-fedsam":
-            return DpFedSam(**{"delta": None, **hidden})
+            return DpFedSam(**hidden, prior=choice.prior)
         case "dp-pfsd":
             return DpPfsd(**hidden, **distilling)
         case "dp-pfsd-no-distillation":
-            return DpPfsd(**hidden, alpha=1.0)
+            return DpPfsd(**{**hidden, **distilling, "alpha": 1.0})
         case "dp-pfsd-target-only":
             return DpPfsd(**hidden, **distilling, non_target=0.0)
         case "dp-pfsd-non-target-only":
@@ -192,16 +208,16 @@ def spec_of(cell: Cell, choice: Choice, agent: str | None) -> MethodSpec:
         case "aqc":
             return AcdpPfsd(**hidden, **distilling, clipping="quantile")
         case "bandit":
-            return AcdpPfsd(**hidden, **distilling, **agent_of, clipping="bandit")
+            return AcdpPfsd(**hidden, **distilling, agent_seed=cell.seed, clipping="bandit")
         case "acdp-pfsd":
             return AcdpPfsd(**hidden, **distilling, **agent_of)
         case "acdp-pfsd-bold":
-            return AcdpPfsd(**hidden, **distilling, **agent_of, agent_lr=BOLD)
+            return AcdpPfsd(**hidden, **distilling, **printed)
         case "acdp-pfsd-pretrained":
             return AcdpPfsd(**hidden, **distilling, **agent_of, agent=agent)
         case "acdp-pfsd-faithful":
             del hidden["view"]
-            return AcdpPfsd(**hidden, **distilling, **agent_of, agent_lr=BOLD, mode="faithful")
+            return AcdpPfsd(**hidden, **distilling, **printed, mode="faithful")
     raise UserError(f"unknown method {cell.method!r}: use one of {', '.join(METHODS)}")
 
 
@@ -220,7 +236,7 @@ def sigma_cells() -> Iterator[Cell]:
     """EMNIST at the other noise factors."""
     for seed in SEEDS:
         for sigma in TASKS["emnist"].sigmas[1:]:
-            for method in ("dp-pfsd", "aqc", "acdp-pfsd"):
+            for method in TABLE_3[1:]:
                 yield Cell("emnist", method, sigma=sigma, seed=seed)
 
 
@@ -245,13 +261,41 @@ def small_cells() -> Iterator[Cell]:
             yield replace(small, factor=factor, seed=seed)
 
 
+def plain_cells() -> Iterator[Cell]:
+    """EMNIST, σ = 1, s2 without what the paper does not have: class frequencies in the loss, averaged models."""
+    for seed in SEEDS:
+        for method in TABLE_3:
+            yield Cell("emnist", method, seed=seed, variant="plain")
+
+
+def hot_cells() -> Iterator[Cell]:
+    """The same with a first model from the public proxy, for every method."""
+    for seed in SEEDS:
+        for method in (*TABLE_3, "dp-fedsam"):
+            yield Cell("emnist", method, seed=seed, variant="hot")
+
+
 def other_cells() -> Iterator[Cell]:
-    """One cell each of the other tasks, on the paper's ResNet-18."""
+    """The other tasks at σ = 1, on a network that is small enough for the noise."""
     for task in ("cifar-10", "svhn"):
-        yield Cell(task, "acdp-pfsd")
+        for seed in SEEDS:
+            for method in TABLE_3:
+                yield Cell(task, method, seed=seed, model=SMALL_NETWORK)
+
+
+def other_sigma_cells() -> Iterator[Cell]:
+    """The same at the other noise factors, one seed."""
     for task in ("cifar-10", "svhn"):
-        yield Cell(task, "dp-pfsd")
-        yield Cell(task, "pfsd")
+        for sigma in TASKS[task].sigmas[1:]:
+            for method in TABLE_3[1:]:
+                yield Cell(task, method, sigma=sigma, model=SMALL_NETWORK)
+
+
+def resnet_cells() -> Iterator[Cell]:
+    """One cell each of the other tasks on the paper's ResNet-18, 11 million parameters."""
+    for task in ("cifar-10", "svhn"):
+        for method in ("acdp-pfsd", "dp-pfsd", "pfsd"):
+            yield Cell(task, method)
 
 
 def quick_cells() -> Iterator[Cell]:
@@ -263,8 +307,12 @@ def quick_cells() -> Iterator[Cell]:
 GROUPS = {
     "quick": quick_cells,
     "first": first_cells,
+    "plain": plain_cells,
+    "hot": hot_cells,
     "sigmas": sigma_cells,
     "small": small_cells,
-    "views": view_cells,
     "others": other_cells,
+    "views": view_cells,
+    "other-sigmas": other_sigma_cells,
+    "resnet": resnet_cells,
 }

@@ -1,48 +1,115 @@
 """Settings that the paper leaves open, chosen on validation records of a seed that no table reports.
 
-Every method that has settings of its own gets the same number of trials: learning rates of clients and server,
-and α where it distils. Ablations use what was found for DP-pFSD, variants of the agent what was found for
-ACDP-pFSD, and the other methods without privacy what was found for pFSD.
+Every method that is searched in a setting gets the same number of trials there: learning rates of clients and
+server, the server's momentum, and what the method alone has. Ablations use what was found for DP-pFSD, variants of
+the agent what was found for ACDP-pFSD, and the other methods without privacy what was found for pFSD.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from modicum.bench.acdp_pfsd.cells import CLEAR, SAME, Cell, Choice, cells_methods
+from modicum.bench.acdp_pfsd.cells import SMALL_NETWORK, TABLE_3, Cell, Choice
 
 SEED = 100
 ROUNDS = 60  # of 100: enough to rank settings
+FEWER = 40
 LAST = 5  # rounds over which the public accuracy is averaged
-TRIALS = 8
+AVERAGE = 0.9
+ALL = ("pfsd", "dp-pfsd", "aqc", "acdp-pfsd", "bandit", "dp-fedsam")
+Server = tuple[float, float]  # learning rate and momentum
+BOLD_START, CALM_START = {"random_rounds": 2}, {"random_rounds": 0}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The trials of one method: each with each."""
+
+    rates: tuple[float, ...]
+    servers: tuple[Server, ...]
+    priors: tuple[float, ...] = (1.0,)
+    agents: tuple[Mapping[str, float], ...] = ({},)
+    average: float = AVERAGE
+
+    def trials(self, start: Choice) -> Iterator[Choice]:
+        for lr, (step, momentum), prior, agent in product(self.rates, self.servers, self.priors, self.agents):
+            yield replace(
+                start,
+                lr=lr,
+                server_lr=step,
+                server_momentum=momentum,
+                prior=prior,
+                agent=agent,
+                average=self.average,
+            )
+
+
+@dataclass(frozen=True)
+class Search:
+    """A setting: where trials begin, and each method's grid."""
+
+    cell: Cell
+    start: Choice
+    grids: Mapping[str, Grid]
+
+
+def _steps(*rates: float) -> tuple[Server, ...]:
+    return tuple((rate, 0.0) for rate in rates)
+
+
 NETWORK = Cell("emnist", "dp-pfsd", seed=SEED, rounds=ROUNDS)
-HEAD = replace(NETWORK, model="components", epsilon=8.0)
-STARTS = {
-    NETWORK.setting: Choice(momentum=0.9, options={"width": 8}),
-    HEAD.setting: Choice(momentum=0.9, clip=0.3, tuning_lr=0.5),
-}
-RATES = {  # without privacy, with it, and for DP-FedSAM, which has no α to search
-    NETWORK.setting: ((0.05, 0.1), (0.02, 0.05), (0.01, 0.02, 0.05, 0.1)),
-    HEAD.setting: ((0.5, 2.0), (0.5, 2.0), (0.2, 0.5, 1.0, 2.0)),
-}
-ALPHAS = (0.5, 0.8)
-SERVER = {NETWORK.setting: ((1.0, 1.5), (1.0, 2.0)), HEAD.setting: ((1.0, 1.5), (0.2, 1.0))}
+START = Choice(momentum=0.9, alpha=0.8, options={"width": 8})
+FAST, CALM = (0.05, 0.1), (0.05,)
+MOVING = (0.2, 0.9)  # as far as a step of 2 in the long run, and smoother
+OTHER = Grid(FAST, _steps(0.3, 0.7))
+FREE = Grid(FAST, _steps(1.0, 1.5), average=0.0)  # without noise there is nothing to average out
+HEAD_STEPS = (*_steps(0.2, 1.0, 3.0), (0.1, 0.9))
+
+
+def _network() -> Search:
+    private = Grid(FAST, (*_steps(1.0, 2.0, 4.0), MOVING))
+    grids = dict.fromkeys(ALL, private)
+    grids["pfsd"] = replace(FREE, priors=(0.0, 1.0))
+    grids["aqc"] = Grid(FAST, (*_steps(0.5, 1.0, 2.0), (0.1, 0.9)))  # its bounds are larger
+    grids["acdp-pfsd"] = Grid(FAST, _steps(1.0, 2.0), agents=(BOLD_START, CALM_START))
+    return Search(NETWORK, START, grids)
+
+
+def _hot() -> Search:
+    """A model that knows something is moved less."""
+    grids = dict.fromkeys(TABLE_3, Grid(CALM, (*_steps(0.1, 0.3, 1.0), (0.03, 0.9))))
+    grids["pfsd"] = replace(FREE, servers=_steps(0.5, 1.0))
+    grids["acdp-pfsd"] = Grid(CALM, _steps(0.1, 0.3), agents=(BOLD_START, CALM_START))
+    return Search(replace(NETWORK, variant="hot"), START, grids)
+
+
+def _head() -> Search:
+    cell = replace(NETWORK, model="components", epsilon=8.0)
+    grids = dict.fromkeys(ALL, Grid((2.0, 5.0), HEAD_STEPS))
+    grids["pfsd"] = Grid((2.0, 5.0), _steps(1.0, 1.5), priors=(0.0, 1.0), average=0.0)
+    grids["acdp-pfsd"] = Grid((2.0, 5.0), _steps(1.0, 3.0), agents=(BOLD_START, CALM_START))
+    return Search(cell, Choice(momentum=0.9, alpha=0.8, clip=0.3, tuning_lr=0.5), grids)
+
+
+def _other(task: str) -> Search:
+    """AQC and ACDP-pFSD use what is found for DP-pFSD."""
+    cell = Cell(task, "dp-pfsd", seed=SEED, rounds=FEWER, model=SMALL_NETWORK)
+    return Search(cell, START, {"pfsd": FREE, "dp-pfsd": OTHER})
+
+
+SEARCHES = {s.cell.setting: s for s in (_network(), _hot(), _other("cifar-10"), _other("svhn"), _head())}
 
 
 def candidates(setting: str) -> Iterator[tuple[Cell, Choice]]:
-    """The trials of all methods that have settings of their own."""
-    base, start = {NETWORK.setting: NETWORK, HEAD.setting: HEAD}[setting], STARTS[setting]
-    for method in cells_methods(setting):
-        if method in SAME:
-            continue
-        private, plain = method not in CLEAR, method == "dp-fedsam"
-        rates, steps = RATES[setting][2 if plain else private], SERVER[setting][private]
-        for lr, alpha, server in product(rates, (1.0,) if plain else ALPHAS, steps):
-            yield replace(base, method=method), replace(start, lr=lr, alpha=alpha, server_lr=server)
+    """The trials of all methods that are searched in a setting."""
+    search = SEARCHES[setting]
+    for method, grid in search.grids.items():
+        for choice in grid.trials(search.start):
+            yield replace(search.cell, method=method), choice
 
 
 def score(result: dict[str, Any]) -> float:

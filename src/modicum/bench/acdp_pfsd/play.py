@@ -83,6 +83,8 @@ class Bench:
             rounds=cell.rounds,
             per_round=cell.per_round,
             seed=cell.seed,
+            hot_start=cell.hot_start,
+            average=choice.average,
             evaluate_every=self.evaluate_every,
             device=self.device,
             model_options=dict(choice.options),
@@ -94,7 +96,7 @@ class Bench:
 
     def rehearsal(self, experiment: Experiment) -> Rehearsal:
         options = tuple(sorted(experiment.model_options.items()))
-        key = (id(experiment.federation.data), experiment.model, options)
+        key = (id(experiment.federation.data), experiment.model, options, experiment.hot_start)
         if key not in self._prepared:
             self._prepared[key] = prepare(experiment, experiment.method.build(experiment.setting))
         return Rehearsal(experiment, self._prepared[key])

@@ -33,6 +33,7 @@ def episodes(bench: Bench, cell: Cell, choice: Choice, count: int = EPISODES) ->
             model=cell.network,
             rounds=cell.rounds,
             seed=seed,
+            average=choice.average,
             evaluate_every=cell.rounds,
             device=bench.device,
             model_options=dict(choice.options),

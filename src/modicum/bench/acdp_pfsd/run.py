@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from modicum.bench.acdp_pfsd.__main__ import work
+from modicum.bench.acdp_pfsd.cells import GROUPS
 from modicum.bench.acdp_pfsd.figures import draw_all
 from modicum.bench.acdp_pfsd.report import report
 from modicum.bench.acdp_pfsd.workers import say
 from modicum.errors import MissingExtraError, UserError
 
-PRESETS = {"quick": "quick", "paper": "first,sigmas,small,views,others"}
+PRESETS = {"quick": "quick", "paper": ",".join(group for group in GROUPS if group != "quick")}
 
 
 def bench(preset: str, out: Path, *, device: str, data_dir: Path | None, seconds: float, workers: int) -> str:

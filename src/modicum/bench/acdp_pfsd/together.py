@@ -20,7 +20,7 @@ from modicum.federation.rehearsal import Rehearsal, Rehearsed
 from modicum.mechanisms.clear import Clear
 from modicum.mechanisms.client_level import ClientLevel
 
-AT_ONCE = 400  # clients whose activations fit the device
+AT_ONCE = 300  # clients whose activations fit the device
 ROWS = 1 << 15  # records of a teacher's pass
 
 

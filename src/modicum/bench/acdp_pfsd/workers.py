@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import queue
 import sys
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from modicum.bench.acdp_pfsd.cells import Cell, Choice, spec_of
+from modicum.bench.acdp_pfsd.cells import TAUGHT, Cell, Choice, spec_of
 from modicum.bench.acdp_pfsd.choose import SEED
 from modicum.bench.acdp_pfsd.play import Bench
 from modicum.bench.acdp_pfsd.together import AT_ONCE, alike
@@ -43,7 +44,7 @@ def stacks(items: Sequence[Item], device: str) -> list[Work]:
     """Cells that can be played together, in the order of their first; on a CPU each network alone."""
     groups: dict[object, list[Item]] = {}
     for cell, choice in items:
-        if device == "cpu" and not cell.model:
+        if device == "cpu" and cell.network != "logistic":
             groups[cell] = [(cell, choice)]
             continue
         method = spec_of(cell, choice, None).build(Setting(cell.clients, cell.per_round, cell.rounds))
@@ -89,12 +90,30 @@ def _serve(bench: Bench, asked: Any, answers: Any, deadline: float) -> None:
         if time.monotonic() + expected > deadline - SLACK:
             answers.put((number, None, "no time left"))
             continue
+        _wait_for_agent(bench, work, deadline)
         begun = time.monotonic()
         try:
             answers.put((number, perform(bench, work), ""))
         except Exception:
             answers.put((number, None, traceback.format_exc(limit=4)))
         longest[work.kind] = max(expected, time.monotonic() - begun)
+        _tidy(bench.device)
+
+
+def _wait_for_agent(bench: Bench, work: Work, deadline: float) -> None:
+    """Another worker may still be teaching it."""
+    (cell, _), *_ = work.items
+    while cell.method == TAUGHT and not bench.agent(cell).exists() and time.monotonic() < deadline - SLACK:
+        time.sleep(0.5)
+
+
+def _tidy(device: str) -> None:
+    """Graphs of a stack hold much of a device's memory, which others need."""
+    import torch
+
+    if device.startswith("cuda"):
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _prepare(device: str) -> None:
