@@ -13,9 +13,10 @@ from run_folder import CHARGES, PLANS, make_run
 
 from modicum.errors import UserError
 from modicum.privacy.certificate import Certificate
+from modicum.privacy.events import NoSampling
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import CryptoNoise, SimulatedNoise
-from modicum.privacy.plan import Guard
+from modicum.privacy.plan import Guard, PlannedRelease
 
 DOCS = Path(__file__).parents[2] / "docs" / "certificate.md"
 
@@ -45,6 +46,23 @@ def test_the_epsilon_does_not_depend_on_what_was_released(tmp_path: Path, certif
         ledger.declare(PLANS)
         idle = Certificate.from_ledger(ledger)
     assert all(idle.epsilon(p.client) == certificate.epsilon(p.client) for p in PLANS)
+
+
+def test_the_sentence_never_promises_more_than_the_figure(tmp_path: Path) -> None:
+    base = next(plan for plan in PLANS if plan.guard is Guard.PLAN)
+    plans = [replace(base, client=f"c{z}", budget=1e3, releases=(_planned(z),)) for z in range(1, 9)]
+    with Ledger.create(tmp_path / "many.sqlite", "many", CryptoNoise()) as ledger:
+        ledger.declare(plans)
+        clients = Certificate.from_ledger(ledger).clients
+    for line in clients.values():
+        said = re.match(r"\(([\d.]+), ", line.meaning)
+        assert said is not None
+        assert line.epsilon <= float(said[1]) <= 1.001 * line.epsilon
+    assert any(float(f"{line.epsilon:.4g}") < line.epsilon for line in clients.values())  # nearest would not do
+
+
+def _planned(z: int) -> PlannedRelease:
+    return PlannedRelease("gradient", float(z), NoSampling(), 3)
 
 
 def test_it_survives_json(certificate: Certificate) -> None:

@@ -61,6 +61,7 @@ def _see_through(deployment: Deployment, title: str, *, quiet: bool) -> None:
 def _tell_results(deployment: Deployment, as_json: bool) -> None:
     from modicum.federation.records import read_records
     from modicum.federation.run_folder import RunFolder
+    from modicum.privacy.accounting.choose import shown
     from modicum.privacy.certificate import Certificate
 
     at = deployment.at
@@ -78,7 +79,7 @@ def _tell_results(deployment: Deployment, as_json: bool) -> None:
         typer.echo(json.dumps(facts, ensure_ascii=False, indent=2))
         return
     for name, certificate in certificates.items():
-        typer.echo(f"{name:<16} ε = {certificate.epsilon(name):.4g} of {deployment.budgets[name]:g}")
+        typer.echo(f"{name:<16} ε = {shown(certificate.epsilon(name))} of {deployment.budgets[name]:g}")
     typer.echo(f"server           modicum verify {at.server}")
     typer.echo(f"one silo         modicum verify {at.state(next(iter(deployment.budgets)))}")
 

@@ -10,7 +10,7 @@ from modicum.core.parts import Mechanism, Method, Policy
 from modicum.errors import UserError
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.raw_metrics import RawMetrics
-from modicum.methods.groups import Distillation, HiddenClients, ServerStep
+from modicum.methods.groups import Distillation, HiddenClients, ServerStep, published_delta
 from modicum.methods.options import one_of, option
 from modicum.policies import AdaptiveQuantile, Bandit, Fixed, Ppo
 from modicum.privacy.accounting.papers import acdp_pfsd_epsilon
@@ -87,7 +87,7 @@ class AcdpPfsd(Distillation, HiddenClients, ServerStep):
 
     def _published(self, setting: Setting) -> Mechanism:
         """Alg. 2, line 18: each client adds N(0, (σC)²/|P|), and line 20: it tells its accuracy and loss."""
-        inner = ClientLevel(local=self.local_steps(), delta=self.delta_for(setting))
+        inner = ClientLevel(local=self.local_steps(), delta=published_delta(setting))
         return RawMetrics(inner, self._sigma() / math.sqrt(setting.per_round), self.tested)
 
     def _sigma(self) -> float:
@@ -96,7 +96,7 @@ class AcdpPfsd(Distillation, HiddenClients, ServerStep):
         return self.noise_multiplier
 
     def _claim(self, setting: Setting) -> str:
-        claimed = acdp_pfsd_epsilon(self._sigma(), setting.rounds, self.delta_for(setting))
+        claimed = acdp_pfsd_epsilon(self._sigma(), setting.rounds, published_delta(setting))
         return (
             f"faithful mode: the paper's accountant says ε = {claimed:.2f}; the true ε is ∞, because every client "
             "sends its accuracy and loss without noise, and each message holds only a share σC/√P of the noise"

@@ -24,7 +24,6 @@ class DpFedSam(HiddenClients, ServerStep):
     clip: float = option(0.5, "clipping bound C of a client's update")
     ascent: float = option(0.05, "radius ρ of the step uphill before each gradient")
     prior: float = option(0.0, PRIOR)
-    delta: float | None = option(1e-5, "δ of the guarantee; none: P^−1.1 with P clients")
 
     def build(self, setting: Setting) -> Method:
         if not 0 < self.ascent < float("inf"):

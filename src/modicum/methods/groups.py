@@ -145,23 +145,25 @@ class Hidden:
     rate: float | None = option(None, "rate of a trusted server's secret Poisson cohort; none: public cohorts")
 
 
+def published_delta(setting: Setting) -> float:
+    """ACDP-pFSD's δ, P^−1.1: far larger than one would promise anybody, and what its budgets are stated for."""
+    return float(max(setting.clients, 2) ** -1.1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class HiddenClients(PersonalTraining, Hidden):
     """Personalised training behind a client-level mechanism."""
 
     noise_multiplier: float | None = option(None, "σ: noise over bound in the sum; none: calibrated to the budget")
     adjacency: AdjacencyName = option("zero-out", "how neighbouring datasets differ in one client")
-    delta: float | None = option(None, "δ of the guarantee; none: P^−1.1 with P clients, as ACDP-pFSD has it")
-
-    def delta_for(self, setting: Setting) -> float:
-        return float(max(setting.clients, 2) ** -1.1) if self.delta is None else self.delta
+    delta: float | None = option(1e-5, "δ of the guarantee; none: P^−1.1 with P clients, as ACDP-pFSD has it")
 
     def client_level(self, setting: Setting, ascent: float = 0.0) -> ClientLevel:
         return ClientLevel(
             view=build_view(self.view, setting.per_round, self.tolerated),
             local=self.local_steps(ascent),
             adjacency=Adjacency(self.adjacency),
-            delta=self.delta_for(setting),
+            delta=published_delta(setting) if self.delta is None else self.delta,
             noise_multiplier=self.noise_multiplier,
             rate=self.rate,
         )

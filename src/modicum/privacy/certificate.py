@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.errors import UserError
+from modicum.privacy.accounting.choose import shown
 from modicum.privacy.budgets import plan_guarantee
 from modicum.privacy.events import KnownTo, Poisson, Sampler, sampler_from_dict
 from modicum.privacy.ledger import Ledger
@@ -189,7 +190,7 @@ def _meaning(plan: PrivacyPlan, epsilon: float, bare: tuple[str, ...] = ()) -> s
         why = f" It sent without noise: {', '.join(bare)}." if bare else ""
         return f"No privacy is claimed (ε = ∞): this client has no guard.{why}"
     kind = "everything planned" if plan.guard is Guard.PLAN else "all that the filter lets through"
-    return f"({epsilon:.4g}, {plan.spec.delta:g})-differential privacy of {kind}. {plan.spec.sentence()}"
+    return f"({shown(epsilon)}, {plan.spec.delta:g})-differential privacy of {kind}. {plan.spec.sentence()}"
 
 
 def _seen_in(ledger: Ledger) -> tuple[dict[str, dict[Sampler, None]], dict[str, dict[str, None]]]:
