@@ -41,6 +41,7 @@ TASK = Task(
     fit_budgets=(1.0, 8.0),
     rates=(1.0, 10.0),
     target=0.05,
+    adam=True,
     seeds=1,
     paper={"same": 1.0, "personal": 1.0},
 )
@@ -56,10 +57,13 @@ def test_from_public_records_to_tables(folders: Folders, tmp_path: Path, monkeyp
     monkeypatch.setitem(TASKS, "digits", TASK)
     few = [r for r in methods.rows(TASK, PRESET.bounds) if r.name in ("fixed C=1", "FedAvg (no privacy)")]
     monkeypatch.setattr(methods, "rows", lambda task, bounds: tuple(few))  # noqa: ARG005
+    adam = methods.adam_rows
+    monkeypatch.setattr(methods, "adam_rows", lambda bounds, curve: adam(bounds, curve)[:1])
     said: list[str] = []
     place = Place(folders)
     with runner(place, 1) as run:
         chosen = tune(TASK, PRESET, place, tmp_path, run, said.append)
+        assert tune(TASK, PRESET, place, tmp_path, lambda *_: pytest.fail("known already"), said.append) == chosen
         assert json.loads((tmp_path / "digits.json").read_text()) == chosen
         assert chosen["starts"]["cold"]["features"] == "whitened-8"  # the other one has seen labels
         records = play(TASK, PRESET, chosen, tmp_path, run, said.append)
@@ -70,9 +74,11 @@ def test_from_public_records_to_tables(folders: Folders, tmp_path: Path, monkeyp
         if record["epsilon"] is not None:
             assert record["epsilon"][2] <= max(record["granted"])
     tried = {p["trials"] for name in ("fixed C=1", "FedAvg (no privacy)") for p in _picked(chosen, name)}
+    tried |= {p["trials"] for p in chosen["starts"]["cold"]["methods"]["PAC-DP, Adam"].values()}
     assert tried == {PRESET.trials}
     text = report(tmp_path)
     assert "| hot | PAC-DP |" in text
+    assert "| cold | PAC-DP, Adam |" in text
     assert "proxy only" in text
     assert "∞" in next(line for line in text.splitlines() if "FedAvg" in line)
     assert "| rounds to 5%, cold start | all the same | personalised |\n|---|---|---|\n| PAC-DP | 1 |" in text
@@ -82,6 +88,7 @@ def test_from_public_records_to_tables(folders: Folders, tmp_path: Path, monkeyp
     assert [p.name.removeprefix("pac-dp-digits-") for p in drawn] == [
         "rounds.png",
         "cold.png",
+        "adam.png",
         "budgets.png",
         "fit.png",
     ]
