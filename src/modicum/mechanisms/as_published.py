@@ -1,7 +1,7 @@
 """Noise as a paper prints it, with the ε that it truly gives: for faithful modes.
 
 What a client has granted is read as the paper's *claimed* ε. The plan, hence ledger and certificate, holds the
-true one, for every step and the true sensitivity. A silo that checks proposals against its own grant refuses it.
+true one, for every step and the true sensitivity. A silo whose grant is smaller refuses it.
 """
 
 from __future__ import annotations

@@ -25,11 +25,12 @@ from modicum.errors import UserError
 from modicum.federation.clients import Client, Clients
 from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
 from modicum.federation.run_folder import RunFolder
+from modicum.privacy.accounting.choose import shown
 from modicum.privacy.budgets import Reason, Refusal
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.noise import CryptoNoise, NoiseSource, SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
-from modicum.silo.spec import FIRST, SiloSpec
+from modicum.silo.spec import FIRST, Grant, SiloSpec
 from modicum.silo.terms import Join, Terms, adapts, digest
 from modicum.silo.wire import SMALL, Answer, Code, Kind, Refuse
 
@@ -60,6 +61,7 @@ class Silo:
         self.files = RunFolder(spec.folder)
         _make_private(spec)
         self.experiment = _own_experiment(spec)
+        self._refuse_methods_without_privacy()
         self.noise: NoiseSource = SimulatedNoise(spec.experiment.run.seed) if spec.simulation else CryptoNoise()
         self.taking_part: _TakingPart | None = None
         saved = spec.folder / JOINED
@@ -67,6 +69,16 @@ class Silo:
             self._begin(Join.decode(saved.read_bytes()))
         elif self.files.ledger.exists():
             raise UserError(f"{spec.folder} has lost {JOINED}: put it back to continue that run")
+
+    def _refuse_methods_without_privacy(self) -> None:
+        """Before anybody asks: a method that claims no ε fits no finite grant, whoever else takes part."""
+        terms = Terms(self.spec.experiment, (self.spec.name,))
+        try:
+            plan = terms.plan(self.facts)
+        except UserError:
+            return  # it has no plan for one client alone; the plan for all of them is checked on joining
+        if math.isinf(plan.budget) and not within(plan, self.spec.grant):
+            raise UserError(_too_much(terms, plan, self.spec.grant))
 
     def close(self) -> None:
         if self.taking_part is not None:
@@ -172,6 +184,8 @@ class Silo:
         except UserError:  # the budget is too small for any plan: the operator's log says more
             LOG.exception("no plan fits the budget")
             raise Refuse(Code.BUDGET) from None
+        if not within(plan, grant):
+            raise Refuse(Code.BUDGET)
         if any(r.noise_multiplier < grant.smallest_noise for r in plan.releases):
             raise Refuse(Code.NOISE_TOO_SMALL)
         if join.adaptive != adapts(plan) or (not adapts(plan) and not self._same_noise(join, terms, plan)):
@@ -210,6 +224,19 @@ class Silo:
         Certificate.from_ledger(self.taking_part.ledger).write(self.files.certificate)
 
 
+def within(plan: PrivacyPlan, grant: Grant) -> bool:
+    """Whether all that the plan may release costs no more than was granted; a plan's budget is its true ε."""
+    return plan.budget <= grant.budget
+
+
+def _too_much(terms: Terms, plan: PrivacyPlan, grant: Grant) -> str:
+    cost = "no ε at all" if math.isinf(plan.budget) else f"ε = {shown(plan.budget)}"
+    return (
+        f"{terms.method.name} as the experiment sets it guarantees {cost}, and the grant is ε = {grant.budget:g}: "
+        "use a method in sound mode, or grant that much (inf for no privacy)"
+    )
+
+
 class _TakingPart:
     """A silo inside one run: its ledger, its plan and the client side that every engine shares."""
 
@@ -218,6 +245,8 @@ class _TakingPart:
         self.terms = Terms(silo.spec.experiment, join.names)
         facts = join.facts[join.names.index(self.name)]
         self.plan = self.terms.plan(facts)
+        if not within(self.plan, self.grant):
+            raise UserError(_too_much(self.terms, self.plan, self.grant))
         method = self.terms.method
         data = prepare(silo.experiment, method)
         backend = LoopBackend(data.model)
