@@ -317,7 +317,7 @@ def table(found: list[dict[str, Any]]) -> str:
             lines.append(f"    {name:<32} {'missing' if t is None else _times(t)}")
         lines += [f"    · {note}" for note in row["notes"]]
         for name, found_kernels in row["kernels"].items():
-            lines += [f"    {name}: {found_kernels[0]}", *(f"        {line}" for line in found_kernels[1:])]
+            lines += [f"    {name}: {found_kernels[0]}", *(f"        {line}" for line in found_kernels[1:11])]
     return "\n".join(lines)
 
 

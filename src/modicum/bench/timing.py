@@ -76,7 +76,7 @@ def peak_memory(work: Work) -> int:
     return int(torch.cuda.max_memory_allocated()) - before
 
 
-def kernels(work: Work, most: int = 10) -> list[str]:
+def kernels(work: Work, most: int = 60) -> list[str]:
     """Where a GPU's time goes: the kernels of one call that take longest, and their sum."""
     from torch.profiler import ProfilerActivity, profile
 
