@@ -367,7 +367,7 @@ def test_cancelling_terms_never_make_a_norm_too_small() -> None:
     g = torch.randn(1, 16, 64)
     g -= g.mean(1, keepdim=True)
     truth = (g.double().transpose(1, 2) @ a.double()).square().sum()
-    found = gram_square_norms(a @ a.transpose(1, 2), g @ g.transpose(1, 2))
+    found = gram_square_norms(a @ a.transpose(1, 2), g @ g.transpose(1, 2), a.shape[2], g.shape[2])
     assert found.item() >= truth.item()
 
 

@@ -121,7 +121,9 @@ class ConvWeight:
                 shift = i * geo.dilation[0] * width + j * geo.dilation[1]
                 strides = (pixels * pixels, down * pixels, right * pixels, down, right)
                 by_patch += by_pixel.as_strided(by_patch.shape, strides, shift * (pixels + 1))
-        norms = gram_square_norms(by_patch.view(blocks, places, places), exact_product(g.transpose(1, 2), g))
+        by_output = exact_product(g.transpose(1, 2), g)
+        patch = x.shape[1] * math.prod(geo.kernel)
+        norms = gram_square_norms(by_patch.view(blocks, places, places), by_output, patch, g.shape[1])
         return norms.view(-1, geo.groups).sum(1)
 
     def _slices(self, a: Tensor, g: Tensor) -> tuple[Tensor, ...]:

@@ -101,11 +101,11 @@ class LinearWeight:
         batch, places, d = self.a.shape
         p = self.g.shape[2]
         if places == 1:
-            return self.a.square().sum((1, 2)) * self.g.square().sum((1, 2)), self
+            return _square_lengths(self.a) * _square_lengths(self.g), self
         products = places * d * p
         if 2 * places**2 * (d + p) + products < 1.3 * products + WRITE * d * p:
             by_input, by_output = (exact_product(t, t.transpose(1, 2)) for t in (self.a, self.g))
-            return gram_square_norms(by_input, by_output), self
+            return gram_square_norms(by_input, by_output, d, p), self
         step = max(1, KEEP // (d * p))
         if step >= batch:
             return Dense(self.dense()).measure()
@@ -159,13 +159,28 @@ def _lengths(vectors: Tensor) -> Tensor:
     return lengths
 
 
-def gram_square_norms(inputs: Tensor, outputs: Tensor) -> Tensor:
-    """Σ_ts (a_t·a_s)(δ_t·δ_s) from the two (B, T, T) Gram matrices.
+def _square_lengths(vectors: Tensor) -> Tensor:
+    """‖v‖² of each example, or more: a square under the smallest number vanishes, so that is added for each.
+
+    A model that somebody chose for the purpose may have inputs of 1e19 beside such output gradients, and the
+    gradient of a weight is then not small at all.
+    """
+    lost = vectors[0].numel() * torch.finfo(vectors.dtype).tiny
+    return vectors.square().sum((1, 2)) + lost
+
+
+def gram_square_norms(inputs: Tensor, outputs: Tensor, added: int, added_outputs: int) -> Tensor:
+    """Σ_ts (a_t·a_s)(δ_t·δ_s) from the two (B, T, T) Gram matrices, whose entries add up that many products.
 
     The terms may cancel, and then rounding is large beside what is left. The bound Σ|terms| ≤ (Σ_t ‖a_t‖‖δ_t‖)²
-    says how large, and it is added: a norm may be overestimated, never underestimated.
+    says how large, and it is added; so is what products under the smallest number may have lost, which is little
+    in each entry but may stand beside a large one. A norm may be overestimated, never underestimated.
     """
-    terms = (inputs * outputs).sum((1, 2))
-    diagonals = inputs.diagonal(dim1=1, dim2=2) * outputs.diagonal(dim1=1, dim2=2)
-    largest = diagonals.clamp(min=0.0).sqrt().sum(1).square()
-    return terms.clamp(min=0.0) + SLACK * torch.finfo(terms.dtype).eps * largest
+    number = torch.finfo(inputs.dtype)
+    lost, lost_outputs = added * number.tiny, added_outputs * number.tiny
+    squares = inputs.diagonal(dim1=1, dim2=2).clamp(min=0.0) + lost
+    square_outputs = outputs.diagonal(dim1=1, dim2=2).clamp(min=0.0) + lost_outputs
+    largest = (squares * square_outputs).sqrt().sum(1).square()
+    vanished = lost_outputs * squares.sqrt().sum(1).square() + lost * square_outputs.sqrt().sum(1).square()
+    terms = (inputs * outputs).sum((1, 2)).clamp(min=0.0)
+    return terms + SLACK * number.eps * largest + vanished
