@@ -243,8 +243,8 @@ def _scratch(out: Path) -> list[str]:
         "",
         "## Without public records in training",
         "",
-        "No proxy's features, no hot start, no centre. Rates are fixed in `scratch.py`, or chosen in federations of "
-        "the same sizes that are filled with other images; either before any test.",
+        "No proxy's features, no hot start, no centre. Rates are fixed in `scratch.py`, or chosen in federations "
+        "of the same sizes that are filled with other images; either before any test.",
         "",
         "| model | method | all the same | personalised | rates | chosen with | rounds |",
         "|---" * 7 + "|",

@@ -1,7 +1,7 @@
 """The block without public records in training: no proxy's features, no hot start, no centre.
 
-A learning rate stands here, or comes from a federation of the task's sizes that is filled with other public images;
-it is written down before any test.
+A learning rate stands here, or comes from a federation of the task's sizes that is filled with other public
+images; it is written down before any test.
 """
 
 from __future__ import annotations
