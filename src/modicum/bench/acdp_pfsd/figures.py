@@ -65,6 +65,7 @@ def draw(runs: Sequence[Result], path: Path) -> Path:
         personal.plot(rounds, [v[0] for v in run["curve"].values()], **look)
         shared.plot(rounds, [v[1] for v in run["curve"].values()], **look)
         if method != "pfsd":
+            look["alpha"] = 0.3 if method == "bandit" else 1.0  # it leaps too much to be looked through
             every = range(1, len(run["bounds"]) + 1)
             bounds.plot(every, run["bounds"], **look)
             norms.plot(every, run["norms"], **look)
