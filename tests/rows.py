@@ -118,7 +118,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "record-auto": RecordLocal(rule=ClipRule.AUTO, steps=2),
     "record-replace-one": RecordLocal(adjacency=Adjacency.REPLACE_ONE),
     "client-local": ClientLevel(local=LOCAL),
-    "client-secure-aggregation": ClientLevel(view=SecureAggregation(CLIENTS), local=LOCAL),
+    "client-secure-aggregation": ClientLevel(view=SecureAggregation(CLIENTS, dropouts=1), local=LOCAL),
     "client-central": ClientLevel(view=TrustedServer(), local=LOCAL),
     "client-central-secret": ClientLevel(view=TrustedServer(), local=LOCAL, rate=0.5),
 }

@@ -35,6 +35,7 @@ SOUND = {
     "client, local, zero-out": ClientLevel(local=ONE_STEP, view=ServerSeesMessages()),
     "client, local, replace-one": ClientLevel(local=ONE_STEP, view=ServerSeesMessages(), adjacency=RO),
     "client, secure aggregation, zero-out": ClientLevel(local=ONE_STEP, view=SecureAggregation(3, 1)),
+    "client, secure aggregation with dropouts": ClientLevel(local=ONE_STEP, view=SecureAggregation(3, 1, 1)),
     "client, trusted server, zero-out": ClientLevel(local=ONE_STEP, view=TrustedServer()),
     "client, trusted server, add-remove": ClientLevel(local=ONE_STEP, view=TrustedServer(), adjacency=AR),
     "client, trusted server, replace-one": ClientLevel(local=ONE_STEP, view=TrustedServer(), adjacency=RO),

@@ -56,7 +56,7 @@ def test_human_output_says_what_is_protected_from_whom(capsys):
 
 
 def test_secure_aggregation(capsys):
-    options = ["--unit", "client", "--view", "secure-aggregation", "--participants", "50", "--tolerated", "1"]
+    options = ["--unit", "client", "--view", "secure-aggregation", "--participants", "50", "--colluding", "1"]
     _, out, _ = call(capsys, "epsilon", "--noise-multiplier", "0.142857142857", "--steps", "1", *options, "--json")
     assert json.loads(out)["epsilon"] == pytest.approx(4.3772, abs=1e-4)
 

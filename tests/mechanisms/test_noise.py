@@ -61,7 +61,7 @@ def test_every_layer_has_the_charged_noise(mechanism: Mechanism) -> None:
 
 @pytest.mark.parametrize(
     "mechanism",
-    [RecordLocal(steps=1), ClientLevel(local=ONE), ClientLevel(local=ONE, view=SecureAggregation(9, 2))],
+    [RecordLocal(steps=1), ClientLevel(local=ONE), ClientLevel(local=ONE, view=SecureAggregation(9, 1, 1))],
 )
 def test_every_block_of_a_query_has_the_charged_noise(mechanism: Mechanism) -> None:
     """Gradient or update, clip bit and squared norm of one query; together they cost what the plan says."""
@@ -124,17 +124,17 @@ def _cohort(
 
 def test_the_shares_of_secure_aggregation_add_up_to_the_claim() -> None:
     """P−c shares in the sum make the calibrated noise; with all P there is a little more (R8)."""
-    participants, tolerated = 4, 1
-    mechanism = ClientLevel(local=ONE, view=SecureAggregation(participants, tolerated))
+    participants, dropouts = 4, 1
+    mechanism = ClientLevel(local=ONE, view=SecureAggregation(participants, 0, dropouts))
     stage, shares, opening = _cohort(mechanism, SimulatedNoise(1), 0)
     local = calibrate_noise(PrivacySpec(unit="client"), stage.budget, NoSampling(), 1)
-    honest = mechanism.open(shares[tolerated:], opening)
+    honest = mechanism.open(shares[dropouts:], opening)
     everyone = mechanism.open(shares, opening)
     assert isinstance(honest, ReleasedSum)
     assert isinstance(everyone, ReleasedSum)
     least = local * BOUND / participants
     assert has_std(honest.update, least * math.sqrt(1))
-    assert has_std(everyone.update, least * math.sqrt(participants / (participants - tolerated)))
+    assert has_std(everyone.update, least * math.sqrt(participants / (participants - dropouts)))
     assert not has_std(shares[0].update, local * BOUND)  # one share alone protects nobody
     assert honest.facts.variance == pytest.approx(least**2, rel=1e-4)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -100,18 +100,56 @@ def test_a_share_with_another_noise_is_refused() -> None:
         mechanism.open(messages, replace(opening, events={**opening.events, "strict": (wrong,)}))
 
 
+PEOPLE = {f"c{i}": 2.0 for i in range(5)}
+
+
+def noise_left(mechanism: ClientLevel) -> float:
+    """The least noise over bound that colluding clients cannot subtract from a sum that is opened."""
+    view = mechanism.view
+    assert isinstance(view, SecureAggregation)
+    messages, opening, _ = _cohort(mechanism, PEOPLE)
+    own = next(iter(opening.events.values()))[0].noise_multiplier
+    opened = [n for n in range(view.colluding, 6) if mechanism.open(messages[:n], opening) is not None]
+    return own * math.sqrt(min(opened) - view.colluding)
+
+
+def behind(colluding: int, dropouts: int) -> ClientLevel:
+    return ClientLevel(local=ONE, view=SecureAggregation(5, colluding, dropouts))
+
+
+@pytest.mark.parametrize(("colluding", "dropouts"), [(1, 0), (0, 2), (1, 1), (2, 1), (1, 3)])
+def test_what_colluding_clients_cannot_know_is_as_much_as_was_calibrated(colluding: int, dropouts: int) -> None:
+    mechanism = behind(colluding, dropouts)
+    alone = ClientLevel(local=ONE).plan(ClientFacts("c0", 1, 2.0, 1), ()).releases[0].noise_multiplier
+    assert noise_left(mechanism) == pytest.approx(alone, rel=1e-4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedOnce(ClientLevel):
+    """Opens a sum that lacks as many clients as may collude, as if nobody colluded where somebody dropped out."""
+
+    def _enough(self, answered: int, invited: int) -> bool:
+        assert isinstance(self.view, SecureAggregation)
+        return invited - answered <= self.view.colluding + self.view.dropouts
+
+
+def test_counting_colluders_and_dropouts_once_is_caught() -> None:
+    """Twin: of three shares in its sum one is known, where three unknown ones were counted on."""
+    twin = CountedOnce(local=ONE, view=SecureAggregation(5, 1, 1))
+    assert noise_left(twin) < 0.9 * noise_left(behind(1, 1))
+
+
 @pytest.mark.parametrize("absent", range(5))
 def test_secure_aggregation_abandons_a_round_with_too_few_shares(absent: int) -> None:
-    participants, tolerated = 5, 2
-    mechanism = ClientLevel(local=ONE, view=SecureAggregation(participants, tolerated))
-    messages, opening, _ = _cohort(mechanism, {f"c{i}": 2.0 for i in range(participants)})
+    mechanism = behind(1, 2)
+    messages, opening, _ = _cohort(mechanism, PEOPLE)
     opened = mechanism.open(messages[absent:], opening)
-    assert (opened is None) == (absent > tolerated)
+    assert (opened is None) == (absent > 2)
 
 
 def test_only_shares_count_as_shares() -> None:
     """Twin: a message of another kind brings no noise into the sum, so its sender is absent."""
-    mechanism = ClientLevel(local=ONE, view=SecureAggregation(5, 2))
+    mechanism = ClientLevel(local=ONE, view=SecureAggregation(5, 1, 2))
     messages, opening, _ = _cohort(mechanism, {f"c{i}": 2.0 for i in range(5)})
     foreign = [
         Released("c0", 0, messages[0].update, {}, NoiseFacts(0.0, 1.0)),
@@ -124,13 +162,13 @@ def test_only_shares_count_as_shares() -> None:
 
 
 def test_another_cohort_size_than_planned_is_refused() -> None:
-    mechanism = ClientLevel(local=ONE, view=SecureAggregation(5, 2))
+    mechanism = ClientLevel(local=ONE, view=SecureAggregation(5, 1, 2))
     messages, opening, _ = _cohort(mechanism, {f"c{i}": 2.0 for i in range(5)})
     with pytest.raises(UserError, match="planned for 5"):
         mechanism.open(messages, replace(opening, invited=opening.invited[:4]))
 
 
-@pytest.mark.parametrize("view", [SecureAggregation(4, 2), TrustedServer()])
+@pytest.mark.parametrize("view", [SecureAggregation(4, 1, 2), TrustedServer()])
 def test_absentees_count_as_zero_over_a_fixed_denominator(view: View) -> None:
     mechanism = ClientLevel(local=ONE, view=view)
     messages, opening, _ = _cohort(mechanism, {f"c{i}": 2.0 for i in range(4)})

@@ -154,7 +154,7 @@ def _spec(**changes: object) -> dict[str, object]:
         ({"digest": "0" * 32}, Code.EXPERIMENT_DIFFERS),
         ({"spec": _spec(view={"kind": "trusted-server"})}, Code.WEAKER_VIEW),
         (
-            {"spec": _spec(view={"kind": "secure-aggregation", "participants": 3, "tolerated": 1})},
+            {"spec": _spec(view={"kind": "secure-aggregation", "participants": 3, "colluding": 1, "dropouts": 0})},
             Code.WEAKER_VIEW,
         ),
         ({"spec": _spec(delta=0.1)}, Code.SPEC_DIFFERS),

@@ -208,13 +208,14 @@ class _Stage:
         return Opening(round, tuple(names), events, model, denominator=1.0)
 
     def _sum_of_shares(self, round: int, shares: Sequence[Message], model: Tensor) -> Tensor:
-        """The last clients of the cohort collude: their shares are taken out of the sum."""
+        """The last clients of the cohort collude, so their shares are taken out; those before them drop out."""
         view = self.what.mechanism.spec.view
         assert isinstance(view, SecureAggregation)
         context = self._opening(round, [m.client for m in shares], model)
-        opened = self.what.mechanism.open(shares, context)
+        colluding = shares[view.honest + view.dropouts :]
+        opened = self.what.mechanism.open([*shares[: view.honest], *colluding], context)
         assert isinstance(opened, ReleasedSum)
-        known = [m.update for m in shares[len(shares) - view.tolerated :]]
+        known = [m.update for m in colluding]
         return opened.update - torch.stack(known).sum(0) if known else opened.update
 
     def _opened_by_servers(self, round: int, cohorts: Sequence[list[str]], model: Tensor) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from modicum.privacy.accounting import Guarantee
     from modicum.privacy.accounting.papers import Paper
     from modicum.privacy.events import Sampler
-    from modicum.privacy.spec import PrivacySpec
+    from modicum.privacy.spec import PrivacySpec, View
 
 app = typer.Typer(
     help="Plan privacy: ε of given noise, noise for a given ε, and the papers' claims beside the truth.",
@@ -29,7 +29,8 @@ VIEW = typer.Option(
     "server-sees-messages", "--view", help="server-sees-messages, secure-aggregation or trusted-server."
 )
 PARTICIPANTS = typer.Option(2, "--participants", help="Clients in a sum behind secure aggregation.")
-TOLERATED = typer.Option(1, "--tolerated", help="How many of them may collude or drop out.")
+COLLUDING = typer.Option(1, "--colluding", help="How many of them may collude with the server.")
+DROPOUTS = typer.Option(0, "--dropouts", help="How many more of them may be missing from a sum.")
 AS_JSON = typer.Option(False, "--json", help="Machine-readable output.")
 
 
@@ -45,11 +46,12 @@ def epsilon(
     unit: str = UNIT,
     view: str = VIEW,
     participants: int = PARTICIPANTS,
-    tolerated: int = TOLERATED,
+    colluding: int = COLLUDING,
+    dropouts: int = DROPOUTS,
     as_json: bool = AS_JSON,
 ) -> None:
     """The true ε of a number of noisy releases."""
-    spec = _spec(unit, adjacency, view, participants, tolerated, delta)
+    spec = _spec(unit, adjacency, _view(view, participants, colluding, dropouts), delta)
     guarantee = _guarantee(noise_multiplier, _sampler(sampling_rate, spec), steps, spec)
     _show(guarantee, noise_multiplier, sampling_rate, steps, as_json)
 
@@ -64,13 +66,14 @@ def noise(
     unit: str = UNIT,
     view: str = VIEW,
     participants: int = PARTICIPANTS,
-    tolerated: int = TOLERATED,
+    colluding: int = COLLUDING,
+    dropouts: int = DROPOUTS,
     as_json: bool = AS_JSON,
 ) -> None:
     """The smallest noise multiplier that keeps a number of releases within a budget ε."""
     from modicum.privacy.calibration import calibrate_noise
 
-    spec = _spec(unit, adjacency, view, participants, tolerated, delta)
+    spec = _spec(unit, adjacency, _view(view, participants, colluding, dropouts), delta)
     sampler = _sampler(sampling_rate, spec)
     z = calibrate_noise(spec, epsilon, sampler, steps)
     _show(_guarantee(z, sampler, steps, spec), z, sampling_rate, steps, as_json, target=epsilon)
@@ -93,17 +96,21 @@ def paper(
         _show_paper(found)
 
 
-def _spec(unit: str, adjacency: str, view: str, participants: int, tolerated: int, delta: float) -> PrivacySpec:
-    from modicum.errors import UserError
-    from modicum.privacy.spec import Adjacency, PrivacySpec, Unit, view_from_dict
+def _view(kind: str, participants: int, colluding: int, dropouts: int) -> View:
+    from modicum.privacy.spec import view_from_dict
 
-    fields: dict[str, Any] = {"kind": view}
-    if view == "secure-aggregation":
-        fields |= {"participants": participants, "tolerated": tolerated}
+    sizes = {"participants": participants, "colluding": colluding, "dropouts": dropouts}
+    return view_from_dict({"kind": kind, **(sizes if kind == "secure-aggregation" else {})})
+
+
+def _spec(unit: str, adjacency: str, view: View, delta: float) -> PrivacySpec:
+    from modicum.errors import UserError
+    from modicum.privacy.spec import Adjacency, PrivacySpec, Unit
+
     for value, kind in ((unit, Unit), (adjacency, Adjacency)):
         if value not in list(kind):
             raise UserError(f"unknown {kind.__name__.lower()} {value!r}: choose one of {', '.join(kind)}")
-    return PrivacySpec(unit=Unit(unit), adjacency=Adjacency(adjacency), view=view_from_dict(fields), delta=delta)
+    return PrivacySpec(unit=Unit(unit), adjacency=Adjacency(adjacency), view=view, delta=delta)
 
 
 def _sampler(rate: float, spec: PrivacySpec) -> Sampler:

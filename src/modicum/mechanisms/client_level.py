@@ -1,8 +1,8 @@
 """Client-level privacy: the whole update of a client is clipped and hidden. The view says who adds the noise.
 
-Server sees every message: each client adds all of it. Secure aggregation: each adds a share, σC/√(P−c), and only
-the sum over the cohort is seen (R8; ideal, simulated). Trusted server: the server adds it to the sum, and its
-cohort may be a secret Poisson draw (R5).
+Server sees every message: each client adds all of it. Secure aggregation: each adds a share, σC/√(P−c) where c may
+collude or drop out, and only the sum over the cohort is seen (R8; ideal, simulated). Trusted server: the server adds
+it to the sum, and its cohort may be a secret Poisson draw (R5).
 
 Where clients of unequal budgets share one noise, a client with a stricter budget gets a smaller bound.
 """
@@ -203,13 +203,13 @@ class ClientLevel:
         return _released_sum(context, sums, stds)
 
     def _enough(self, answered: int, invited: int) -> bool:
-        """Beyond c absentees too few noise shares are in the sum: abandon the round before unmasking (R8)."""
+        """With more dropouts than planned too few shares of noise are in it: abandon it before unmasking (R8)."""
         assert isinstance(self.view, SecureAggregation)
         if invited != self.view.participants:
             raise UserError(
                 f"secure aggregation was planned for {self.view.participants} clients a round, got {invited}"
             )
-        return invited - answered <= self.view.tolerated
+        return invited - answered <= self.view.dropouts
 
 
 def _clip(updates: Tensor, bounds: Sequence[float]) -> Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from modicum.core.parts import Method
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.methods.groups import Aggregated, Guarantee, Hidden, Minibatches, Optimised
-from modicum.methods.options import build_view, option
+from modicum.methods.options import option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
 from modicum.training.plain import Supervised
@@ -25,7 +25,7 @@ class DpFedAvg(Minibatches, Optimised, Hidden, Aggregated, Guarantee):
 
     def build(self, setting: Setting) -> Method:
         mechanism = ClientLevel(
-            view=build_view(self.view, setting.per_round, self.tolerated),
+            view=self.build_view(setting),
             local=self.local_steps(),
             adjacency=Adjacency(self.adjacency),
             delta=self.delta,

@@ -18,7 +18,7 @@ from modicum.methods.options import (
     one_of,
     option,
 )
-from modicum.privacy.spec import Adjacency
+from modicum.privacy.spec import Adjacency, View
 from modicum.training.distilled import Distilled
 from modicum.training.optimisers import Adam, Optimiser, Sgd
 
@@ -141,8 +141,12 @@ class Hidden:
         "secure-aggregation",
         "who must not learn: server-sees-messages, secure-aggregation (only sums are seen), or trusted-server",
     )
-    tolerated: int = option(1, "clients that may collude or drop out of a round behind secure aggregation")
+    colluding: int = option(1, "clients that may collude with the server behind secure aggregation")
+    dropouts: int = option(0, "clients that may be missing from a round behind secure aggregation, beside those")
     rate: float | None = option(None, "rate of a trusted server's secret Poisson cohort; none: public cohorts")
+
+    def build_view(self, setting: Setting) -> View:
+        return build_view(self.view, setting.per_round, self.colluding, self.dropouts)
 
 
 def published_delta(setting: Setting) -> float:
@@ -160,7 +164,7 @@ class HiddenClients(PersonalTraining, Hidden):
 
     def client_level(self, setting: Setting, ascent: float = 0.0) -> ClientLevel:
         return ClientLevel(
-            view=build_view(self.view, setting.per_round, self.tolerated),
+            view=self.build_view(setting),
             local=self.local_steps(ascent),
             adjacency=Adjacency(self.adjacency),
             delta=published_delta(setting) if self.delta is None else self.delta,

@@ -26,7 +26,8 @@ class RecordOrClient(Optimised, Guarantee):
 
     level: Level = option("record", "what is protected and clipped: each record, or each client as a whole")
     view: ViewName = option("server-sees-messages", "who must not learn, at client level")
-    tolerated: int = option(1, "clients that may collude or drop out of a round behind secure aggregation")
+    colluding: int = option(1, "clients that may collude with the server behind secure aggregation")
+    dropouts: int = option(0, "clients that may be missing from a round behind secure aggregation, beside those")
     lr: float = option(0.5, "learning rate of the clients")
     batch: int | None = option(
         None, "record level: expected Poisson batch (none: all records); client level: minibatch (none: 32)"
@@ -39,7 +40,7 @@ class RecordOrClient(Optimised, Guarantee):
         adjacency = Adjacency(self.adjacency)
         if self.level == "client":
             return ClientLevel(
-                view=build_view(self.view, setting.per_round, self.tolerated),
+                view=build_view(self.view, setting.per_round, self.colluding, self.dropouts),
                 local=LocalSteps(self.batch or DEFAULT_BATCH, self.steps, self.epochs),
                 adjacency=adjacency,
                 delta=self.delta,

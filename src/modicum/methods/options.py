@@ -27,13 +27,13 @@ def help_of(setting: Field[Any]) -> str:
     return str(setting.metadata.get("help", ""))
 
 
-def build_view(name: ViewName, participants: int, tolerated: int) -> View:
+def build_view(name: ViewName, participants: int, colluding: int, dropouts: int) -> View:
     """The adversary's view by its name, for cohorts of this size."""
     match name:
         case "server-sees-messages":
             return ServerSeesMessages()
         case "secure-aggregation":
-            return SecureAggregation(participants, tolerated)
+            return SecureAggregation(participants, colluding, dropouts)
         case "trusted-server":
             return TrustedServer()
     raise UserError(f"unknown view {name!r}: use server-sees-messages, secure-aggregation or trusted-server")

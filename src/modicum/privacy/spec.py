@@ -38,34 +38,40 @@ class ServerSeesMessages:
 
 @dataclass(frozen=True)
 class SecureAggregation:
-    """The adversary sees only the sum over `participants`, of whom `tolerated` may collude or drop (R8)."""
+    """The adversary sees only the sum over `participants`, and knows the shares of those that collude (R8).
+
+    Colluding clients and dropouts are counted apart: the noise of either is missing, and both may happen at once.
+    """
 
     participants: int
-    tolerated: int = 1
+    colluding: int = 1  # with the server; any participant knows its own share
+    dropouts: int = 0  # beyond which a round is abandoned before its sum is seen
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tolerated < self.participants:
+        if min(self.colluding, self.dropouts) < 0 or self.honest < 1:
             raise UserError(
-                f"secure aggregation needs 0 <= tolerated < participants, got {self.tolerated} of "
-                f"{self.participants}: raise the cohort size or lower the number of tolerated clients"
+                f"secure aggregation needs a client that neither colludes nor drops out, got {self.colluding} and "
+                f"{self.dropouts} of {self.participants}: raise the cohort size or lower colluding or dropouts"
             )
 
     @property
     def honest(self) -> int:
-        """How many noise shares are certain to be in the sum."""
-        return self.participants - self.tolerated
+        """How many noise shares that the adversary does not know are certain to be in the sum."""
+        return self.participants - self.colluding - self.dropouts
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "kind": "secure-aggregation",
             "participants": self.participants,
-            "tolerated": self.tolerated,
+            "colluding": self.colluding,
+            "dropouts": self.dropouts,
         }
 
     def sentence(self) -> str:
+        missing = f", with up to {self.dropouts} others missing" if self.dropouts else ""
         return (
-            f"the server and up to {self.tolerated} of {self.participants} clients together, who see only the "
-            "sum of each round (ideal secure aggregation is assumed)"
+            f"the server and up to {self.colluding} of {self.participants} clients together, who see only the "
+            f"sum of each round{missing} (ideal secure aggregation is assumed)"
         )
 
 
@@ -87,8 +93,8 @@ def view_from_dict(d: dict[str, Any]) -> View:
     match d:
         case {"kind": "server-sees-messages"}:
             return ServerSeesMessages()
-        case {"kind": "secure-aggregation", "participants": int(p), "tolerated": int(c)}:
-            return SecureAggregation(p, c)
+        case {"kind": "secure-aggregation", "participants": int(p), "colluding": int(c), "dropouts": int(gone)}:
+            return SecureAggregation(p, c, gone)
         case {"kind": "trusted-server"}:
             return TrustedServer()
     raise UserError(f"unknown view {d!r}: use server-sees-messages, secure-aggregation or trusted-server")
