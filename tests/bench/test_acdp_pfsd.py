@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from modicum.bench.acdp_pfsd import choose
-from modicum.bench.acdp_pfsd.cells import GROUPS, METHODS, SEEDS, Cell, Choice, read_choices, spec_of
+from modicum.bench.acdp_pfsd.cells import GROUPS, HOT, METHODS, SEEDS, Cell, Choice, Choices, read_choices, spec_of
 from modicum.bench.acdp_pfsd.play import Bench
 from modicum.bench.acdp_pfsd.report import best_constant, both, gap_ratio, network_constants, report
 from modicum.bench.acdp_pfsd.together import Classroom
@@ -70,6 +70,37 @@ def test_cells_played_together_are_what_they_are_alone() -> None:
     with pytest.raises(ValueError, match="not alike"):
         list(bench.play_together([(first, choice), other]))
     assert [len(w.items) for w in stacks([(c, choice) for c in cells] + [other], "cuda")] == [4, 1]
+
+
+def test_runs_that_look_at_outputs_themselves_are_played_alone() -> None:
+    """Two methods that are made one after the other may stand at one address: that does not make them alike."""
+    cells = [Cell("digits", "acdp-pfsd-faithful", clients=5, per_round=5, seed=seed) for seed in range(4)]
+    assert [len(w.items) for w in stacks([(c, Choice()) for c in cells], "cuda")] == [1, 1, 1, 1]
+
+
+def test_settings_of_a_cell() -> None:
+    """A private method that was not searched for has DP-pFSD's; a variant has its own."""
+    found = {"emnist/dp-pfsd": Choice(lr=1.0), "emnist-hot/dp-pfsd": Choice(lr=2.0), "emnist-hot": Choice(lr=3.0)}
+    choices = Choices(found)
+    assert choices.of(Cell("emnist", "aqc")).lr == 1.0
+    assert choices.of(Cell("emnist", "aqc", variant="hot")).lr == 2.0
+    assert choices.of(Cell("emnist", "pfsd", variant="hot")).lr == 3.0
+    assert [Cell("emnist", "aqc", variant=v).hot_start for v in ("", "hot")] == [0, HOT]
+    assert (Cell("svhn", "aqc", model="cnn8").network, Cell("svhn", "aqc").network) == ("cnn8", "resnet18")
+
+
+def test_a_smaller_network_and_a_hot_start_have_lines_of_their_own(tmp_path: Path) -> None:
+    results = [made("acdp-pfsd", 0.9, variant="hot"), made("acdp-pfsd", 0.4, variant="plain")]
+    small = {**made("acdp-pfsd", 0.3, model="cnn8"), "name": "svhn"}
+    small["cell"] = {**small["cell"], "task": "svhn"}
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [*results, small]))
+    lines = report(tmp_path).splitlines()
+    assert any("hot start" in line and "90.00" in line for line in lines)
+    assert any("as printed" in line and "40.00" in line for line in lines)
+    assert any("cnn8" in line and "30.00" in line for line in lines)
+    resnet = [line for line in lines if "here, ResNet-18" in line]
+    assert len(resnet) == 6
+    assert all(line.count("not run") == 4 for line in resnet)
 
 
 def made(method: str, value: float, seed: int = 0, **settings: Any) -> dict[str, Any]:

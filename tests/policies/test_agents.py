@@ -50,6 +50,18 @@ def test_agents_find_a_better_bound(name: str) -> None:
     assert distance(bounds[-60:]) < 0.6 * BLIND
 
 
+def test_it_begins_at_the_middle_unless_random_rounds_are_asked_for() -> None:
+    """Rounds at random may be at ten times the middle, with noise to match, before anything is learned."""
+    calm = replace(Ppo(1.0, log_std=-3.0), random_rounds=0)
+    starts = {seed: play(replace(calm, seed=seed), 3)[0] for seed in range(8)}
+    assert all(bounds[0] == 1.0 for bounds in starts.values())
+    assert all(0.7 < b < 1.4 for bounds in starts.values() for b in bounds)
+    printed = [play(replace(calm, seed=seed, random_rounds=2), 3)[0] for seed in range(8)]
+    assert max(max(bounds[:2]) for bounds in printed) > 3
+    with pytest.raises(UserError):
+        replace(calm, random_rounds=-1)
+
+
 def carried(lr: float, rounds: int = 100) -> float:
     """By what factor, in the worst of some runs, an agent ends away from the middle where rewards are noise."""
     found = []

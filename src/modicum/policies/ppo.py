@@ -100,6 +100,8 @@ class Ppo:
             raise UserError(
                 "PPO needs a memory, passes, sample and hidden size of at least 1, and sample ≤ memory"
             )
+        if self.random_rounds < 0:
+            raise UserError(f"PPO needs 0 or more random rounds, got {self.random_rounds}")
         if not (0 < self.discount < 1 and 0 <= self.trace <= 1 and 0 < self.clip < 1):
             raise UserError("PPO needs 0 < discount < 1, 0 ≤ trace ≤ 1 and 0 < clip < 1")
 
