@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
@@ -302,3 +303,20 @@ def test_errors_after_the_first_batches_are_not_swallowed() -> None:
     theta, batches = stack(model, (4,), classes=3)
     with pytest.raises(RuntimeError):
         stacked(model).gradients(theta[:, :-1], batches, losses)
+
+
+def test_passes_in_bf16_are_compared_in_full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stack in bf16 rounds otherwise than the loop on some devices; that is no sign of mixed rows."""
+    model = build("mlp", (4,), 3, seed=0)
+    theta, batches = stack(model, (4,), classes=3)
+    seen: list[bool] = []
+    original = LoopBackend.clipped_sums
+
+    def spy(self: LoopBackend, *given: Any) -> Any:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return original(self, *given)
+
+    monkeypatch.setattr(LoopBackend, "clipped_sums", spy)
+    with torch.autocast("cpu", torch.bfloat16):
+        FusedBackend(model).clipped_sums(theta.float(), batches, losses, BOUNDS, ClipRule.FLAT)
+    assert seen == [False]

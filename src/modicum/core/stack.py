@@ -6,7 +6,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from modicum.core.parts import Batch
@@ -82,14 +84,15 @@ class PooledBatches(Gathered):
 
     def rows(self, size: int) -> Tensor:
         """(clients · size,) rows of the joined records. A client's own first record fills it up: no row of the
-        stack ever mixes two clients."""
-        starts = torch.tensor(self.pool.starts[: len(self)])
-        real = torch.cat(self.chosen) + starts.repeat_interleave(torch.tensor(self.sizes))
-        if min(self.sizes) == size:
-            return real
-        filled = starts.repeat_interleave(size)
-        filled[real_rows(self.sizes, size)] = real
-        return filled
+        stack ever mixes two clients.
+
+        By numpy: torch would wake all of its threads for a few thousand numbers.
+        """
+        starts = np.asarray(self.pool.starts[: len(self)])
+        filled = np.repeat(starts, size)
+        real = np.concatenate([index.numpy() for index in self.chosen]) + np.repeat(starts, self.sizes)
+        filled[_real(self.sizes, size)] = real
+        return torch.from_numpy(filled)
 
     def padded(self, size: int) -> tuple[Tensor, dict[str, Tensor]]:
         if not self.pool.worth_joining:
@@ -139,7 +142,11 @@ def padded(batches: Sequence[Batch], size: int) -> tuple[Tensor, dict[str, Tenso
 
 def real_rows(sizes: Sequence[int], size: int) -> Tensor:
     """Where the real rows stand in the padded stack."""
-    return (torch.arange(size) < torch.tensor(sizes)[:, None]).flatten().nonzero().squeeze(1)
+    return torch.from_numpy(np.flatnonzero(_real(sizes, size)))
+
+
+def _real(sizes: Sequence[int], size: int) -> NDArray[np.bool_]:
+    return (np.arange(size) < np.asarray(sizes)[:, None]).reshape(-1)
 
 
 def _joined_targets(targets: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
