@@ -332,7 +332,8 @@ def _bias_left_out(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, clip: Cli
 
 
 def _batch_mean(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, clip: Clip) -> ClippedSum:
-    return clipped_sum(model, lambda o, t: loss(o, t) / len(o), x, y, clip)
+    batch = len(x)  # taken from the outputs it would be found out, since one example alone has a batch of one
+    return clipped_sum(model, lambda o, t: loss(o, t) / batch, x, y, clip)
 
 
 def _clipped_as_one(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, clip: Clip) -> ClippedSum:

@@ -21,6 +21,7 @@ from modicum.clipping.problem import (
     Loss,
     batch_size,
     check_weights,
+    modes,
     nothing,
     trained_parameters,
 )
@@ -63,7 +64,7 @@ def clipped_sum(
     if examples == 0 or not trained:
         return nothing(trained, examples)
     verdicts = _VERDICTS.setdefault(model, {})
-    key = (tuple(trained), model.training, tuple(map(id, model.modules())))
+    key = (tuple(trained), modes(model), tuple(map(id, model.modules())))
     if verdicts.get(key, False) and flat.applies(way, _device_type(trained)):
         found = _FLAT.setdefault(model, FlatSums()).run(
             Problem(model, trained, loss, x, y, clip, weights, examples), way

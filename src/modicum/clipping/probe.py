@@ -2,8 +2,8 @@
 
 Hooks see what layers do, not what a forward function does with their weights behind their back, and a tensor's
 first dimension need not be the batch. Both would give wrong norms in silence, so they are looked for:
-the sum of all gradients must be autograd's own, and the first example's loss must reach only the first row of
-every layer.
+the sum of all gradients must be autograd's own, the first example's loss must reach only the first row of every
+layer, and it must be the same without the other examples, whose values may matter where no gradient flows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from modicum.clipping.bookkeeping import Books, CannotKeepBooksError, requiring_grad
-from modicum.clipping.problem import Loss, sum_dtype, zero_like
+from modicum.clipping.problem import Loss, check_losses, rows, sum_dtype, zero_like
+
+FIRST = slice(0, 1)
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Probed:
 
 def probe(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any, examples: int) -> Probed:
     """Keep the books of this batch and check them; raises CannotKeepBooksError where they would be wrong."""
+    _check_alone(model, loss, x, y, examples)
     books = Books(model, trained, examples, only_gradients=True)
     with requiring_grad(model, trained):
         losses = books.forward(loss, x, y)
@@ -46,6 +49,30 @@ def probe(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any
     # One example cannot show that examples are mixed, nor a zero gradient that a weight is used elsewhere.
     telling = examples > 1 and all(bool(truth.any()) for truth in truths.values())
     return Probed(books, usable=True, proven=telling)
+
+
+def _check_alone(model: nn.Module, loss: Loss, x: Any, y: Any, examples: int) -> None:
+    """In the model's own mode, or without dropout where that makes any two losses differ."""
+    if examples < 2:
+        return
+    together = _first_loss(model, loss, x, y, examples)
+    if bool(together == _first_loss(model, loss, x, y, examples)):
+        alone = _first_loss(model, loss, rows(x, FIRST), rows(y, FIRST), 1)
+    else:
+        was = [(module, module.training) for module in model.modules()]
+        model.eval()
+        together = _first_loss(model, loss, x, y, examples)
+        alone = _first_loss(model, loss, rows(x, FIRST), rows(y, FIRST), 1)
+        for module, training in was:
+            module.training = training
+    same = (together - alone).abs() <= _tolerance(together) * (1 + together.abs())
+    if bool(together.isfinite() & ~same):
+        raise CannotKeepBooksError("a loss of one example that depends on the others")
+
+
+def _first_loss(model: nn.Module, loss: Loss, x: Any, y: Any, examples: int) -> Tensor:
+    with torch.no_grad():
+        return check_losses(loss(model(x), y), examples)[0]
 
 
 def _true_sums(books: Books, losses: Tensor) -> dict[str, Tensor]:

@@ -68,8 +68,17 @@ def check_losses(losses: Tensor, examples: int) -> Tensor:
 
 
 def check_weights(weights: Tensor | None, examples: int) -> None:
-    if weights is not None and tuple(weights.shape) != (examples,):
+    if weights is None:
+        return
+    if tuple(weights.shape) != (examples,):
         raise UserError(f"weights need one value per example, shape ({examples},), got {tuple(weights.shape)}")
+    if not bool(((weights >= 0) & (weights <= 1)).all()):
+        raise UserError("weights must lie between 0 and 1, or an example would count for more than its bound")
+
+
+def modes(model: nn.Module) -> tuple[bool, ...]:
+    """Of every module, since a part of a model may train while the rest does not."""
+    return tuple(module.training for module in model.modules())
 
 
 def sum_dtype(p: Tensor) -> torch.dtype:

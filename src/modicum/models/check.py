@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from modicum.errors import UnsoundError, UserError
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
 def check_model(
     model: nn.Module, input_shape: Sequence[int] | None = None, classes: int | None = None
 ) -> nn.Module:
-    """Refuse a model that mixes examples through batch statistics (R9), or whose output does not fit the classes.
+    """Refuse a model that mixes or remembers examples (R9), or whose output does not fit the classes.
 
-    The output is tried on two blank inputs when both `input_shape` and `classes` are given. Returns the model.
+    The model is tried on blank and on random inputs when both `input_shape` and `classes` are given. Returns it.
     """
     from torch.nn.modules.batchnorm import _BatchNorm
     from torch.nn.modules.instancenorm import _InstanceNorm
@@ -32,33 +33,84 @@ def check_model(
     if input_shape is not None and classes is not None:
         check_output(_output_for_blank(model, input_shape), 2, classes)
         _refuse_memory(model, input_shape)
+        _refuse_mixing(model, input_shape)
     return model
 
 
 def _refuse_memory(model: nn.Module, input_shape: Sequence[int]) -> None:
-    """Buffers that follow the inputs would carry records from step to step, and out, past every door."""
+    """What follows the inputs would carry records from step to step, and out, past every door."""
     import torch
 
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    if not before:
-        return
-    like = next(model.parameters(), torch.zeros(()))
-    was_training = model.training
-    model.train()
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
-            model(torch.rand((2, *input_shape), dtype=like.dtype, device=like.device))
-        after = dict(model.named_buffers())
-        moved = [n for n, old in before.items() if not torch.equal(after[n].nan_to_num(), old.nan_to_num())]
-        for name in moved:
-            after[name].copy_(before[name])
-    finally:
-        model.train(was_training)
+    one, other = _random_inputs(model, input_shape), 3 * _random_inputs(model, input_shape) - 1
+    with _mode(model, training=True):
+        first, _, again = (_seeded_output(model, x) for x in (one, other, one))
+    after = dict(model.named_buffers())
+    moved = [n for n, old in before.items() if not torch.equal(after[n].nan_to_num(), old.nan_to_num())]
+    for name in moved:
+        after[name].copy_(before[name])
     if moved:
         raise UnsoundError(
             f"buffer {moved[0]!r} changes with the inputs, so the model remembers records without noise (R9): use "
             "layers that keep no statistics"
         )
+    if not _close(first, again):
+        raise UnsoundError(
+            "the model's output for the same inputs changes after it has seen others, so it remembers records "
+            "without noise (R9): keep nothing between calls"
+        )
+
+
+def _refuse_mixing(model: nn.Module, input_shape: Sequence[int]) -> None:
+    """An example's output must not depend on the rest of its batch, or clipping its gradient bounds nothing."""
+    import torch
+
+    inputs = _random_inputs(model, input_shape)
+    with _mode(model, training=False), torch.no_grad():
+        together = model(inputs)
+        alone = torch.cat([model(inputs[i : i + 1]) for i in range(len(inputs))])
+    if not _close(together, alone):
+        raise UnsoundError(
+            "the model's output for an example depends on the rest of its batch, so no example's influence can be "
+            "bounded (R9): treat each example alone, for instance with LayerNorm or constants for mean and scale"
+        )
+
+
+def _random_inputs(model: nn.Module, input_shape: Sequence[int]) -> Tensor:
+    import torch
+
+    like = next(model.parameters(), torch.zeros(()))
+    values = torch.rand((3, *input_shape), generator=torch.Generator().manual_seed(0))
+    return values.to(like.device, like.dtype)
+
+
+def _seeded_output(model: nn.Module, inputs: Tensor) -> Tensor:
+    """With the same dropout each time."""
+    import torch
+
+    with torch.no_grad(), torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
+        torch.manual_seed(0)
+        output: Tensor = model(inputs)
+    return output
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """Equal but for rounding, which on a GPU may be that of tf32."""
+    import torch
+
+    size = float(one.nan_to_num().abs().max()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=0.0, atol=1e-2 * size, equal_nan=True)
+
+
+@contextmanager
+def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    was = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in was:
+            module.training = mode
 
 
 def check_output(output: object, examples: int, classes: int) -> None:
@@ -79,14 +131,10 @@ def _output_for_blank(model: nn.Module, input_shape: Sequence[int]) -> Tensor:
 
     like = next(model.parameters(), torch.zeros(()))
     blank = torch.zeros((2, *input_shape), dtype=like.dtype, device=like.device)
-    was_training = model.training
-    model.eval()
     try:
-        with torch.no_grad():
+        with _mode(model, training=False), torch.no_grad():
             output: Tensor = model(blank)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"the model does not take inputs of shape {tuple(input_shape)}: {reason}") from None
-    finally:
-        model.train(was_training)
     return output

@@ -289,6 +289,7 @@ def _text(raw: bytes) -> str:
 def _make_durable(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA secure_delete = ON")  # messages that were pruned must not stay in free pages
 
 
 def _check_format(connection: sqlite3.Connection, path: Path) -> None:
