@@ -147,7 +147,7 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "cgm-median-faithful": CgmMedian(mode="faithful"),
     "cgm-median-client": CgmMedian(level="client", view="trusted-server", batch=4),
     "acdp-pfsd": AcdpPfsd(batch=4, memory=2, passes=2, sample=2),
-    "acdp-pfsd-central": AcdpPfsd(batch=4, clipping="bandit", view="trusted-server", rate=0.5),
+    "acdp-pfsd-central": AcdpPfsd(batch=4, prior=1.0, clipping="bandit", view="trusted-server", rate=0.5),
     "acdp-pfsd-faithful": AcdpPfsd(batch=4, mode="faithful", noise_multiplier=1.0, memory=2, passes=2, sample=2),
     "dp-pfsd": DpPfsd(batch=4),
     "pfsd": Pfsd(batch=4),

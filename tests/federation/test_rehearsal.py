@@ -38,6 +38,7 @@ EQUAL = (4.0,) * 4
         DpPfsd(),
         DpPfsd(view="server-sees-messages"),
         DpPfsd(view="trusted-server"),
+        DpPfsd(prior=1.0),
         AcdpPfsd(memory=2, passes=2, sample=2),
     ],
     ids=lambda spec: type(spec).__name__,
@@ -120,11 +121,12 @@ def told(spec: MethodSpec, folder: Path) -> bool:
     [
         AcdpPfsd(batch=4),
         AcdpPfsd(batch=4, view="server-sees-messages"),
+        AcdpPfsd(batch=4, view="server-sees-messages", prior=1.0),
         AcdpPfsd(batch=4, mode="faithful", noise_multiplier=1.0),
         Pfsd(batch=4),
         FedPer(batch=4, personal="1.bias"),
     ],
-    ids=["sound", "local", "faithful", "pfsd", "fedper"],
+    ids=["sound", "local", "prior", "faithful", "pfsd", "fedper"],
 )
 def test_personalised_models_never_leave(spec: MethodSpec, tmp_path: Path) -> None:
     assert not told(spec, tmp_path)
