@@ -1,4 +1,4 @@
-"""A round that could not be written down is redone from where it began, in the same process as after a restart."""
+"""A round that is done again: from where it began, or with the sum that was opened, where one was."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ import torch
 from modicum.aggregation import Mean
 from modicum.core.parts import Method, Plain, State
 from modicum.errors import UserError
-from modicum.federation import clients
+from modicum.federation import clients, simulation
 from modicum.federation.clients import Clients
 from modicum.federation.experiment import Setting
+from modicum.federation.server import OpenedOnce
 from modicum.federation.simulation import Simulation
+from modicum.federation.transcript import Remember
+from modicum.mechanisms.client_level import ClientLevel
+from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.policies import Fixed
+from modicum.privacy.noise import CryptoNoise
+from modicum.privacy.spec import SecureAggregation
 from modicum.training.optimisers import Sgd
 from modicum.training.plain import Supervised
-from tests.rows import simulate
+from tests.rows import CLIENTS, Composed, experiment, simulate
 
 NAME = "client-00"
 
@@ -89,3 +95,62 @@ def test_a_client_that_moves_on_too_early_is_caught(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(Clients, "_write", hasty)
     assert not repeats(tmp_path, "settlement")
+
+
+class KilledError(Exception):
+    pass
+
+
+def killed(*_: Any) -> None:
+    raise KilledError
+
+
+SUMS = Composed(
+    Fixed(0.5),
+    ClientLevel(view=SecureAggregation(CLIENTS, dropouts=1), local=LocalSteps(batch=4, steps=2)),
+    Mean(),
+)
+AWAY = (None, "client-03", "client-02")
+
+
+def sums_seen(folder: Path, moment: str) -> set[bytes]:
+    """The sums of the first round that anyone sees while a run is killed twice, each time with others absent."""
+    seen = set()
+    for away in AWAY:
+        transcript = Remember()
+        sim = Simulation(
+            experiment(SUMS, metrics=()),
+            folder,
+            noise=CryptoNoise(),
+            faults=lambda round, client, away=away: client == away,  # noqa: ARG005
+            transcript=transcript,
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            if moment == "advance":
+                patch.setattr(sim.server, "advance", killed)
+            else:
+                patch.setattr(simulation, "save_state", killed)
+            with pytest.raises(KilledError):
+                sim.step()
+        sim.close()
+        seen |= {s.content for s in transcript.of("opened", party="(server)")}
+    return seen
+
+
+@pytest.mark.parametrize("moment", ["advance", "checkpoint"])
+def test_a_round_behind_secure_aggregation_is_opened_once(moment: str, tmp_path: Path) -> None:
+    assert len(sums_seen(tmp_path / "run", moment)) == 1
+
+
+def test_a_server_that_opens_again_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twin: it forgets its sum, and the difference of two of them is one client's share."""
+    monkeypatch.setattr(OpenedOnce, "_stored", lambda self, round: None)  # noqa: ARG005
+    assert len(sums_seen(tmp_path / "run", "checkpoint")) == len(AWAY)
+
+
+def test_the_next_round_has_a_sum_of_its_own(tmp_path: Path) -> None:
+    transcript = Remember()
+    sim = Simulation(experiment(SUMS, metrics=()), tmp_path / "run", transcript=transcript)
+    records = list(sim.rounds())
+    sim.close()
+    assert len({s.content for s in transcript.of("opened", party="(server)")}) == len(records) > 1

@@ -60,6 +60,10 @@ class RunFolder:
         return self.path / "checkpoint.pt"
 
     @property
+    def opened(self) -> Path:
+        return self.path / "opened.safetensors"
+
+    @property
     def clients(self) -> Path:
         return self.path / "clients"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from modicum.core.messages import (
     finite,
 )
 from modicum.core.parts import Frame, Method, Opening, PublicFacts, State, View
+from modicum.core.store import write_durably
 from modicum.errors import UnsoundError, UserError
 from modicum.federation.cohort import Cohorts
 from modicum.privacy.events import Release
@@ -217,3 +219,28 @@ class TrustedLedger:
         first, *rest = tokens
         self.ledger.settle_many([(first, encode(opened)), *((t, b"") for t in rest)])
         self._sent[opened.round] = first
+
+
+class OpenedOnce:
+    """Behind secure aggregation a round has one sum, whatever happens to the process (R8).
+
+    A second sum over other clients would differ from the first by single shares, whose noise protects nobody. So
+    the sum is on disk before anybody uses it, and a round that is done again goes on with that one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def open(self, round: int, device: torch.device, opening: Callable[[], Opened | None]) -> Opened | None:
+        """What was opened in this round before a crash, else what `opening` gives now."""
+        stored = self._stored(round)
+        if stored is not None:
+            return replace(stored, update=stored.update.to(device))
+        opened = opening()
+        if isinstance(opened, ReleasedSum):
+            write_durably(self._path, encode(opened))
+        return opened
+
+    def _stored(self, round: int) -> ReleasedSum | None:
+        message = decode(self._path.read_bytes()) if self._path.exists() else None
+        return message if isinstance(message, ReleasedSum) and message.round == round else None

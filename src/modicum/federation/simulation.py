@@ -22,7 +22,7 @@ from modicum.federation.experiment import Experiment, prepare
 from modicum.federation.identity import records_id, run_id
 from modicum.federation.records import MetricsFile, RoundRecord
 from modicum.federation.run_folder import RunFolder
-from modicum.federation.server import Proposal, Server, TrustedLedger
+from modicum.federation.server import OpenedOnce, Proposal, Server, TrustedLedger
 from modicum.federation.transcript import AGGREGATOR, Forget, Kind, Seen, Transcript
 from modicum.mechanisms.common import metric_plans, training_multiplier
 from modicum.privacy.budgets import Refusal, Refused
@@ -83,7 +83,7 @@ class Simulation:
             watch=watch,
         )
         self.trusted = TrustedLedger(self.ledger, self.noise, watch) if self._central else None
-        self._checkpoint = files.checkpoint
+        self._checkpoint, self._once = files.checkpoint, OpenedOnce(files.opened)
         if self._checkpoint.exists():
             self.server.restore(load_state(self._checkpoint))
         self.metrics = MetricsFile(files.metrics, self.server.state.round)
@@ -149,7 +149,12 @@ class Simulation:
     def _exchange(self, proposal: Proposal) -> tuple[Opened | None, int, dict[str, str]]:
         blobs, refused = self._ask(proposal.broadcasts)
         events = {b.client: self.clients.events(b) for b in proposal.broadcasts if b.client in blobs}
-        return self.server.open(proposal, blobs, events) if blobs else None, len(blobs), refused
+        opened = self._once.open(
+            proposal.round,
+            self.data.first.device,
+            lambda: self.server.open(proposal, blobs, events) if blobs else None,
+        )
+        return opened, len(blobs), refused
 
     def _ask(self, broadcasts: Sequence[Broadcast]) -> tuple[dict[str, bytes], dict[str, str]]:
         """Carry proposals to clients and their answers back, noting what each side sees."""

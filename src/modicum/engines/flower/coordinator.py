@@ -27,7 +27,7 @@ from modicum.federation.evaluation import evaluate
 from modicum.federation.experiment import Experiment, Federation, prepare
 from modicum.federation.records import MetricsFile, RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
-from modicum.federation.server import Proposal, Server
+from modicum.federation.server import OpenedOnce, Proposal, Server
 from modicum.privacy.budgets import Refused
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import Release
@@ -105,6 +105,7 @@ class Coordinator:
         if self.files.checkpoint.exists():
             self.server.restore(load_state(self.files.checkpoint))
         self.metrics = MetricsFile(self.files.metrics, self.server.state.round)
+        self._once = OpenedOnce(self.files.opened)
         self.bytes_up: dict[str, int] = {}
         self.bytes_down: dict[str, int] = {}
 
@@ -195,7 +196,11 @@ class Coordinator:
         refused = {n: str(c) for n, a in answers.items() if (c := a.refused) is not None and c not in TRANSIENT}
         self.bytes_down = {n: len(body) for n, body in bodies.items()}
         self.bytes_up = {n: len(blob) for n, blob in blobs.items()}
-        opened = server.open(proposal, blobs, self._events(proposal, blobs)) if blobs else None
+        opened = self._once.open(
+            proposal.round,
+            self.data.first.device,
+            lambda: server.open(proposal, blobs, self._events(proposal, blobs)) if blobs else None,
+        )
         server.advance(opened, refused)
         public = {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy)
         server.observe(proposal, opened, public)
