@@ -177,8 +177,8 @@ class Backend(Protocol):
 class Descends(Protocol):
     """A backend that need not store gradients for plain descent."""
 
-    def descend(self, theta: Tensor, steps: Sequence[Sequence[Batch]], losses: Losses, rate: float) -> None:
-        """theta ← theta − rate · gradients, in place, for each step's batches in turn."""
+    def descend(self, theta: Tensor, steps: Sequence[Sequence[Batch]], losses: Losses, rate: float) -> Tensor:
+        """theta − rate · gradients, for each step's batches in turn; a new tensor."""
 
 
 class ClipRule(StrEnum):

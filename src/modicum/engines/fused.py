@@ -63,16 +63,16 @@ class FusedBackend:
                 return self.loop.gradients(theta, batches, losses)
         return found
 
-    def descend(self, theta: Tensor, steps: Sequence[Sequence[Batch]], losses: Losses, rate: float) -> None:
+    def descend(self, theta: Tensor, steps: Sequence[Sequence[Batch]], losses: Losses, rate: float) -> Tensor:
         done = 0
         while done < len(steps):
             rest = [batches for batches in steps[done:] if isinstance(batches, SideBySide)]
             proven = self._proven.get((GRADIENTS, self.model.training), False) and len(theta) > 1
             if proven and isinstance(self._engine, StackedEngine) and len(rest) == len(steps) - done:
-                self._engine.descend(theta, rest, losses, rate)
-                return
-            theta.sub_(self.gradients(theta, steps[done], losses), alpha=rate)
+                return self._engine.descend(theta, rest, losses, rate)
+            theta = theta.sub(self.gradients(theta, steps[done], losses), alpha=rate)
             done += 1
+        return theta
 
     def clipped_sums(
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule

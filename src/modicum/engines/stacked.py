@@ -96,13 +96,13 @@ class StackedEngine:
                 total[i] = self.loop.gradients(theta[i : i + 1], [batches[i]], losses)[0]
         return total
 
-    def descend(self, theta: Tensor, steps: Sequence[SideBySide], losses: Losses, rate: float) -> None:
-        """theta ← theta − rate · gradients, step after step, each parameter's as soon as it is known.
+    def descend(self, theta: Tensor, steps: Sequence[SideBySide], losses: Losses, rate: float) -> Tensor:
+        """theta − rate · gradients, step after step, each parameter's as soon as it is known.
 
         Meanwhile each parameter of all clients is one run of memory, which is what batched products are fast on.
         """
-        theta = theta.detach()
-        weights = {name: part.contiguous() for name, part in self.layout.named(theta).items()}
+        named = self.layout.named(theta.detach())
+        weights = {name: part.clone(memory_format=torch.contiguous_format) for name, part in named.items()}
         for batches in steps:
             stack = _Stack.of(batches)
             run, values = self._forward(weights, stack, losses, measure=False)
@@ -111,8 +111,7 @@ class StackedEngine:
                 while run.kept:  # emptied: what is kept holds the graph, and the graph holds the run
                     name, kept = run.kept.popitem()
                     subtract_client_sums(weights[name], kept, rate, run.size)
-        for name, part in self.layout.named(theta).items():
-            part.copy_(weights[name])
+        return torch.cat([part.flatten(1) for part in weights.values()], dim=1)
 
     def clipped_sums(
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule

@@ -42,14 +42,16 @@ def train_locally(jobs: Sequence[Job], first: Tensor, frame: Frame, local: Local
     shuffle = Shuffle()
     taken = [_taken(jobs[i], frame, local, shuffle) for i in order]
     in_order = order == list(range(len(jobs)))  # then two copies of every model are saved
-    theta = first.clone(memory_format=torch.contiguous_format) if in_order else first[order]
+    theta = first if in_order else first[order]
     optimiser = frame.training.optimiser
     rate = optimiser.lr if isinstance(optimiser, Sgd) and not (optimiser.momentum or local.ascent) else None
-    buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
     if rate is not None and isinstance(frame.backend, Descends):
         for clients, steps in groupby(_batches(taken), len):
-            frame.backend.descend(theta[:clients], list(steps), frame.training.losses, rate)
+            trained = frame.backend.descend(theta[:clients], list(steps), frame.training.losses, rate)
+            theta = trained if clients == len(theta) else torch.cat([trained, theta[clients:]])
     else:
+        theta = theta.clone(memory_format=torch.contiguous_format)
+        buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
         for step, batches in enumerate(_batches(taken)):
             rows = slice(0, len(batches))
             gradient = _gradients(theta[rows], batches, frame, local.ascent)
