@@ -153,6 +153,8 @@ METHODS = (
     "acdp-pfsd-pretrained",
 )
 TABLE_3 = ("pfsd", "dp-pfsd", "aqc", "acdp-pfsd")
+FIG_4 = ("pfsd", "fedavg", "fedper", "pfedsd", "acdp-pfsd", "aqc")
+VIEWS = ("secure-aggregation", "trusted-server", "server-sees-messages")
 SMALL_NETWORK = "cnn8"
 BOLD = 3e-3  # an agent with random rounds and a wide spread that learns six times as fast, to see what that does
 TAUGHT = "acdp-pfsd-pretrained"
@@ -240,15 +242,21 @@ def sigma_cells() -> Iterator[Cell]:
                 yield Cell("emnist", method, sigma=sigma, seed=seed)
 
 
-def view_cells() -> Iterator[Cell]:
-    """The other views, and 100 clients of which half take part in a round."""
-    for view in ("trusted-server", "server-sees-messages"):
-        yield Cell("emnist", "dp-pfsd", view=view)
-    for view in ("secure-aggregation", "trusted-server", "server-sees-messages"):
-        yield Cell("emnist", "dp-pfsd", view=view, clients=100)
-    for shards in ("s1", "s2"):
-        for method in ("pfsd", "fedavg", "fedper", "pfedsd", "acdp-pfsd", "aqc"):
-            yield Cell("emnist", method, clients=100, shards=shards)
+def view_cells(model: str = "", seeds: tuple[int, ...] = SEEDS[:1]) -> Iterator[Cell]:
+    """The three views, with 50 clients and with 100 of which half take part in a round; Fig. 4."""
+    for seed in seeds:
+        for clients in (50, 100):
+            for view in VIEWS:
+                yield Cell("emnist", "dp-pfsd", view=view, clients=clients, seed=seed, model=model)
+        for shards in ("s1", "s2"):
+            for method in FIG_4:
+                if not (model and method == "fedper"):  # a head has no layers to keep personal
+                    yield Cell("emnist", method, clients=100, shards=shards, seed=seed, model=model)
+
+
+def head_view_cells() -> Iterator[Cell]:
+    """The same on the linear head."""
+    return view_cells("components", SEEDS)
 
 
 def small_cells() -> Iterator[Cell]:
@@ -313,6 +321,7 @@ GROUPS = {
     "small": small_cells,
     "others": other_cells,
     "views": view_cells,
+    "head-views": head_view_cells,
     "other-sigmas": other_sigma_cells,
     "resnet": resnet_cells,
 }
