@@ -107,7 +107,10 @@ def in_process(folder: Path, text: str, faults: Callable[[int, str], bool] | Non
     return run.model
 
 
-@pytest.mark.parametrize("text", [RECORD_LEVEL, CLIENT_LEVEL], ids=["record", "client"])
+AVERAGED = CLIENT_LEVEL.replace("rounds = 2", "rounds = 2\naverage = 0.8")
+
+
+@pytest.mark.parametrize("text", [RECORD_LEVEL, CLIENT_LEVEL, AVERAGED], ids=["record", "client", "averaged"])
 def test_the_same_model_as_in_process(tmp_path: Path, text: str) -> None:
     text = text.replace("rounds = 2", "rounds = 4")
     with silos(tmp_path, text) as held:
