@@ -62,7 +62,7 @@ from modicum.policies import (
     Ppo,
     ScaleFreeCurve,
 )
-from modicum.privacy.noise import SimulatedNoise
+from modicum.privacy.noise import CryptoNoise, SimulatedNoise
 from modicum.privacy.spec import Adjacency, SecureAggregation, TrustedServer
 from modicum.training.optimisers import Sgd
 from modicum.training.plain import Supervised
@@ -207,9 +207,11 @@ def federation(
     data_seed: int = 0, scale: float = 1.0, budgets: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
 ) -> Federation:
     """Small clients whose records depend on `data_seed`; sizes, names and everything public do not."""
-    rng, public = np.random.default_rng(data_seed), np.random.default_rng(99)
+    rng, public, held = (np.random.default_rng(seed) for seed in (data_seed, 99, [data_seed, 1]))
     clients = tuple(
-        ClientData(f"client-{i:02d}", arrays(rng, RECORDS + i, scale), arrays(rng, 6, scale), arrays(public, 0))
+        ClientData(
+            f"client-{i:02d}", arrays(rng, RECORDS + i, scale), arrays(rng, 6, scale), arrays(held, 6, scale)
+        )
         for i in range(CLIENTS)
     )
     data = FederatedData(
@@ -223,11 +225,24 @@ def experiment(method: MethodSpec, **settings: Any) -> Experiment:
     return Experiment(federation=settings.pop("federation", None) or federation(), method=method, **settings)
 
 
+class AsDeployed(SimulatedNoise):
+    """Seeded, so that runs can be compared, in a run that takes it for the noise of a deployment."""
+
+    def describe(self) -> dict[str, Any]:
+        return CryptoNoise().describe()
+
+
 def simulate(
-    spec: MethodSpec, folder: Path, *, seed: int = 0, watch: DoorWatch | None = None, **settings: Any
+    spec: MethodSpec,
+    folder: Path,
+    *,
+    seed: int = 0,
+    watch: DoorWatch | None = None,
+    noise: type[SimulatedNoise] = SimulatedNoise,
+    **settings: Any,
 ) -> Simulation:
     """A simulation in `folder` whose noise and coins have a seed of their own."""
-    return Simulation(experiment(spec, **settings), folder, noise=SimulatedNoise(seed), watch=watch)
+    return Simulation(experiment(spec, **settings), folder, noise=noise(seed), watch=watch)
 
 
 def with_client(fed: Federation, i: int, change: Callable[[ClientData], ClientData]) -> Federation:

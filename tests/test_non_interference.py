@@ -29,6 +29,7 @@ from modicum.federation.simulation import Simulation
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.policies import AdaptiveQuantile
 from modicum.privacy.events import Release
+from modicum.privacy.noise import SimulatedNoise
 from modicum.training.optimisers import Sgd
 from modicum.training.plain import Supervised
 from tests.rows import (
@@ -37,6 +38,7 @@ from tests.rows import (
     MECHANISMS,
     METHOD_ROWS,
     POLICIES,
+    AsDeployed,
     Composed,
     StepQuantile,
     federation,
@@ -82,6 +84,7 @@ def visible(sim: Simulation) -> list[Any]:
         state = sim.server.state
         seen.append(frozen([state.model, state.policy, state.aggregation, dict(state.retired)]))
     seen.append({name: frozen(c.state.get("policy")) for name, c in sim.clients.clients.items()})
+    seen.append(frozen(sim.client_accuracies()))
     sim.close()
     return seen
 
@@ -91,6 +94,7 @@ def interferes(
 ) -> bool:
     """Whether a second run shows another picture. `around` puts a leak between the doors and the mechanism."""
     recording = Recording()
+    settings = {"noise": AsDeployed, **settings}
     first = visible(simulate(spec, folder / "real", seed=1, watch=around(recording), **settings))
     garbage = federation(data_seed=7, scale=30.0)
     watch = around(Replaying(recording.tape))
@@ -137,6 +141,12 @@ def test_without_the_tape_the_runs_differ(tmp_path: Path) -> None:
 
 
 # Broken twins: each leaks in a way that has been published, and each is caught.
+
+
+@pytest.mark.parametrize("name", ["dp-sgd", "dp-pfsd", "fedper"])
+def test_looking_at_test_records_is_caught(name: str, tmp_path: Path) -> None:
+    """Figures of clients' own test records, which only a run that protects nobody may tell."""
+    assert interferes(METHOD_ROWS[name], tmp_path, noise=SimulatedNoise)
 
 
 @dataclass(frozen=True)

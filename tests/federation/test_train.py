@@ -72,6 +72,35 @@ def test_accuracy_is_reported_by_budget_group(federation: mo.Federation, tmp_pat
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_with_real_noise_no_test_record_is_looked_at(tmp_path: Path) -> None:
+    """Neither the clients' own nor what is pooled from them: nothing of it is in any file that a run shows."""
+    divided = mo.Federation.from_dataset("digits", clients=4, budgets=4.0, test=0.2)
+    method = mo.methods.DpPfsd(view="server-sees-messages")
+    told = {
+        simulation: mo.train(
+            divided, method=method, rounds=2, simulation=simulation, folder=tmp_path / str(simulation)
+        )
+        for simulation in (True, False)
+    }
+    figures = {s: [record.simulated for record in run.records] for s, run in told.items()}
+    assert all("personalised_accuracy" in record for record in figures[True])
+    assert figures[False] == [{}, {}]
+    assert told[True].summary.groups[0].accuracy is not None
+    assert told[False].summary.groups[0].accuracy is None
+    assert told[False].summary.accuracy is None
+    assert told[False].summary.loss is None
+    assert "No accuracy" in (tmp_path / "False" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["new", "there already"])
+def test_nobody_else_may_enter_the_folder(there: bool, federation: mo.Federation, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    if there:
+        folder.mkdir(mode=0o755)
+    mo.train(federation, method=mo.methods.FedAvg(), rounds=1, folder=folder)
+    assert folder.stat().st_mode & 0o077 == 0
+
+
 def test_a_new_folder_is_new(tmp_path: Path) -> None:
     first = new_folder("x", tmp_path)
     first.mkdir()

@@ -77,11 +77,15 @@ class RunFolder:
             raise UserError(f"{self.path} is not empty: continue it with --resume, or choose another folder")
 
     def make(self, *, fresh: bool) -> None:
-        """Create the folder and make sure that it can be written to; `fresh` refuses one that holds something."""
+        """Create the folder and make sure that it can be written to; `fresh` refuses one that holds something.
+
+        Nobody but this user may enter it: clients' records have shaped the states and messages in it.
+        """
         if fresh:
             self.refuse_occupied()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.chmod(0o700)
             probe = self.path / ".writable"
             probe.write_bytes(b"")
             probe.unlink()

@@ -232,15 +232,22 @@ class Simulation:
     def _evaluate_public(self) -> dict[str, float]:
         return {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy)
 
+    @property
+    def _sees_ground_truth(self) -> bool:
+        """Only a run that protects nobody may look at test records: figures of them would be told for free."""
+        return bool(self.noise.describe()["simulation"])
+
     def client_accuracies(self) -> dict[str, float]:
         """Simulated ground truth: each client's own model, personalised or not, on its own test records."""
+        if not self._sees_ground_truth:
+            return {}
         model, shared = self.model, self.frame.shared
         models = {name: own_model(model, shared, client.state) for name, client in self.clients.clients.items()}
         return accuracy_by_client(self.backend, models, self.data.client_test)
 
     def _evaluate(self, round: int) -> dict[str, float]:
-        last = self.server.finished
-        if not len(self.data.test) or not (last or (round + 1) % self.experiment.evaluate_every == 0):
+        due = self.server.finished or (round + 1) % self.experiment.evaluate_every == 0
+        if not due or not len(self.data.test) or not self._sees_ground_truth:
             return {}
         found = {f"test_{k}": v for k, v in evaluate(self.backend, self.model, self.data.test).items()}
         if any(client.state for client in self.clients.clients.values()) and (own := self.client_accuracies()):

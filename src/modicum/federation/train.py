@@ -82,7 +82,8 @@ def train(
 ) -> Run:
     """Train, and write a run folder: the one given, or a new one under ./runs.
 
-    `simulation=False` draws noise from the operating system's cryptographic generator instead of the seed.
+    `simulation=False` draws noise from the operating system's cryptographic generator instead of the seed, and
+    looks at no test record.
     `resume=True` continues a run of the same experiment that was interrupted.
     """
     experiment = Experiment(

@@ -59,7 +59,7 @@ class Silo:
     def __init__(self, spec: SiloSpec) -> None:
         self.spec = spec
         self.files = RunFolder(spec.folder)
-        _make_private(spec)
+        self.files.make(fresh=False)
         self.experiment = _own_experiment(spec)
         self._refuse_methods_without_privacy()
         self.noise: NoiseSource = SimulatedNoise(spec.experiment.run.seed) if spec.simulation else CryptoNoise()
@@ -352,12 +352,3 @@ def _own_experiment(spec: SiloSpec) -> Experiment:
         device=run.device,
         model_options=dict(config.model.options),
     )
-
-
-def _make_private(spec: SiloSpec) -> None:
-    """The folder holds private state: nobody but this user may enter it."""
-    RunFolder(spec.folder).make(fresh=False)
-    try:
-        spec.folder.chmod(0o700)
-    except OSError as error:
-        raise UserError(f"cannot make {spec.folder} private ({error.strerror}): give it to this user") from None
