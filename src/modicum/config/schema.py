@@ -46,7 +46,7 @@ class PrivacyConfig:
         1.0, 'ε: 1.0, [0.5, 1, 8] in turn, {"0.5" = 0.9, "8" = 0.1} by weight'
     )
     delta: float | None = setting(None, "δ of every guarantee (default: the method's)")
-    adjacency: str | None = setting(None, "zero-out, add-remove or replace-one (default: the method's)")
+    adjacency: str | None = setting(None, "zero-out or replace-one: sizes are public (default: the method's)")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -275,6 +275,7 @@ def make_facts(experiment: Experiment, cohorts: Cohorts) -> tuple[ClientFacts, .
 def make_plans(
     experiment: Experiment, mechanism: Mechanism, facts: tuple[ClientFacts, ...], cohorts: Cohorts
 ) -> dict[str, PrivacyPlan]:
+    mechanism.spec.refuse_true_sizes()
     for facts_i, client in zip(facts, experiment.federation.data.clients, strict=True):
         if experiment.metrics and not len(client.validation):
             raise UserError(

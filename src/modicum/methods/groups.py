@@ -55,7 +55,9 @@ class Aggregated(ServerStep):
 class Promise:
     """What is guaranteed, but for the budget."""
 
-    adjacency: AdjacencyName = option("zero-out", "how neighbouring datasets differ in one record or client")
+    adjacency: AdjacencyName = option(
+        "zero-out", "how neighbours differ in one record or client; sizes are public"
+    )
     delta: float = option(1e-5, "δ of the guarantee")
 
 
@@ -159,7 +161,7 @@ class HiddenClients(PersonalTraining, Hidden):
     """Personalised training behind a client-level mechanism."""
 
     noise_multiplier: float | None = option(None, "σ: noise over bound in the sum; none: calibrated to the budget")
-    adjacency: AdjacencyName = option("zero-out", "how neighbouring datasets differ in one client")
+    adjacency: AdjacencyName = option("zero-out", "how neighbours differ in one client; their number is public")
     delta: float | None = option(1e-5, "δ of the guarantee; none: P^−1.1 with P clients, as ACDP-pFSD has it")
 
     def client_level(self, setting: Setting, ascent: float = 0.0) -> ClientLevel:

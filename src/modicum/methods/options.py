@@ -13,7 +13,7 @@ from modicum.privacy.spec import SecureAggregation, ServerSeesMessages, TrustedS
 
 ViewName = Literal["server-sees-messages", "secure-aggregation", "trusted-server"]
 AggregationName = Literal["mean", "weighted", "noise-aware"]
-AdjacencyName = Literal["zero-out", "add-remove", "replace-one"]
+AdjacencyName = Literal["zero-out", "replace-one"]  # add-remove would hide sizes, which every run tells (R4)
 RuleName = Literal["flat", "auto"]
 OptimiserName = Literal["sgd", "adam"]
 

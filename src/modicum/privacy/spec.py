@@ -139,6 +139,14 @@ class PrivacySpec:
                 "server-sees-messages for records"
             )
 
+    def refuse_true_sizes(self) -> None:
+        """For whoever builds on the true number of records or clients: add-remove needs declared ones (R4)."""
+        if self.adjacency is Adjacency.ADD_REMOVE:
+            raise UnsoundError(
+                f"add-remove would hide how many {self.unit}s there are, and a run tells their true number (R4): "
+                "use zero-out or replace-one"
+            )
+
     def sensitivity(self, bound: float, *, sampled: bool) -> float:
         """L2 sensitivity of a sum of contributions of norm at most `bound`.
 

@@ -39,7 +39,7 @@ class Grant:
     budget: float = setting(None, "ε for everything that ever leaves in this run")
     delta: float = setting(1e-5, "δ, at most")
     unit: Literal["record", "client"] = setting("record", "whose participation is hidden")
-    adjacency: Literal["zero-out", "add-remove", "replace-one"] = setting("zero-out", "how neighbours differ")
+    adjacency: Literal["zero-out", "replace-one"] = setting("zero-out", "how neighbours differ; sizes are public")
     view: Literal["server-sees-messages", "secure-aggregation"] = setting(
         "server-sees-messages", "from whom it is hidden; secure-aggregation only with simulation = true"
     )

@@ -47,6 +47,7 @@ class Terms:
     @cached_property
     def method(self) -> Method:
         method: Method = self.config.method.build(self.setting)
+        method.mechanism.spec.refuse_true_sizes()
         if isinstance(method.mechanism.spec.view, TrustedServer):
             raise UserError(
                 "a trusted server is not offered to deployed silos, who trust nobody: use the view "
