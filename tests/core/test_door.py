@@ -1,8 +1,10 @@
-"""Many clients' doors asked at once: the same checks and the same numbers as one after another."""
+"""The door: what it lets through, and many clients' doors asked at once as if one after another."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,6 +57,51 @@ def test_each_step_passes_each_door_once(tmp_path: Path) -> None:
     release_together(asks, "update", rows)
     with pytest.raises(UserError, match="not open"):
         release_together(asks, "update", rows)
+
+
+OVERLAPS = {
+    "a later start": {"step": 1, "count": 1},
+    "with a signal": {"step": 1, "count": 1, "blocks": (Block("update", 1.0, 2.0), Block("bit", 0.5, 20.0))},
+}
+
+
+def _two_doors(folder: Path, changes: dict[str, Any]) -> tuple[ReservedDoor, Release, Release]:
+    """A door with two reservations, of steps 0 to 2 of an update and of something else."""
+    noise = SimulatedNoise(1)
+    ledger = Ledger.create(folder / "ledger.sqlite", "run", noise)
+    planned = (PlannedRelease("update", 1.9, NoSampling(), 9),)
+    ledger.declare([PrivacyPlan(client="a", spec=SPEC, budget=50.0, releases=planned)])
+    one = replace(_release("a"), blocks=(Block("update", 1.0, 2.0),), count=3)
+    other = replace(one, **changes)
+    return ReservedDoor(noise, ledger.reserve([one, other])), one, other
+
+
+def _pass(door: ReservedDoor, release: Release, step: int) -> Tensor:
+    return door.release(release, step, {b.name: torch.zeros(4) for b in release.blocks})["update"]
+
+
+@pytest.mark.parametrize("name", OVERLAPS)
+def test_no_step_is_noised_under_two_reservations(name: str, tmp_path: Path) -> None:
+    door, one, other = _two_doors(tmp_path, OVERLAPS[name])
+    _pass(door, one, 1)
+    with pytest.raises(UserError, match="'update' is reserved in two ways"):
+        _pass(door, other, 1)
+    _pass(door, one, 2)  # the first one goes on
+
+
+def test_steps_that_follow_each_other_do_not_overlap(tmp_path: Path) -> None:
+    door, one, other = _two_doors(tmp_path, {"step": 3, "count": 2})
+    assert not torch.equal(_pass(door, one, 2), _pass(door, other, 3))
+
+
+@pytest.mark.parametrize("name", OVERLAPS)
+def test_without_the_refusal_the_noise_would_repeat(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twin."""
+    monkeypatch.setattr(ReservedDoor, "_refuse_overlap", lambda *_: None)
+    door, one, other = _two_doors(tmp_path, OVERLAPS[name])
+    assert torch.equal(_pass(door, one, 1), _pass(door, other, 1))
 
 
 def test_nobody_passes_on_another_clients_reservation(tmp_path: Path) -> None:

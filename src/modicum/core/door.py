@@ -52,6 +52,7 @@ class ReservedDoor:
         self._reserve = reserve
         self._tokens = {token.release: token for token in tokens}
         self._left: dict[Release, set[int]] = {}
+        self._noised: dict[tuple[str, int, str], set[int]] = {}  # steps of each client, round and block
         # The release last asked for, by identity, and its open steps: a release costs as much to hash as a step.
         self._current: Release | None = None
         self._open: tuple[Release, set[int]] | None = None
@@ -116,9 +117,19 @@ class ReservedDoor:
             token = self._tokens.get(release)
             if token is None:
                 raise UserError(f"client {release.client!r}: nothing is reserved for {_name(release)!r}")
+            left = set(range(release.step, release.step + release.count))
+            self._refuse_overlap(release, left)
             token.use(release)
-            left = self._left[release] = set(range(release.step, release.step + release.count))
+            self._left[release] = left
         return left
+
+    def _refuse_overlap(self, release: Release, steps: set[int]) -> None:
+        """A block's noise is keyed by its step: from a seed, two reservations of one step would get the same."""
+        for block in release.blocks:
+            before = self._noised.setdefault((release.client, release.round, block.name), set())
+            if before & steps:
+                raise UserError(f"client {release.client!r}: a step of {block.name!r} is reserved in two ways")
+            before |= steps
 
 
 @dataclass(frozen=True)
