@@ -87,7 +87,7 @@ def _fit_figure(task: Task, curve: Curve, start: dict[str, Any], folders: Folder
         if at:
             colour = "white" if kept else "none"
             heat.plot(*zip(*at, strict=True), "o", color=colour, markeredgecolor="white" if not kept else "black")
-    heat.set(xlabel="ε", ylabel="C", title=f"{task.title}: public accuracy, C* (hollow: outlier)")
+    heat.set(xlabel="ε", ylabel="C", title=f"{task.title}: public accuracy and C*")
     figure.colorbar(image, ax=heat)
     fitted.fill_between(curve.inputs, about["band_low"], about["band_high"], alpha=0.15, label="range over seeds")
     level = len({c for _, c in about["pairs"]}) == 1  # then every class fits alike
@@ -221,7 +221,7 @@ def _zoom(axis: Any, means: Mapping[str, Sequence[float]]) -> None:
 
 def _budgets_figure(task: Task, out: Path, path: Path) -> Path:
     """Accuracy by ε: PAC-DP against fixed bounds with its schedule, and against other methods."""
-    figure, axes = _figure(2)
+    figure, axes = _figure(2, 4.2)
     for axis, kind in zip(axes, ("search ", "sweep "), strict=True):
         points: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
         for r in results(task, out):
@@ -239,7 +239,7 @@ def _budgets_figure(task: Task, out: Path, path: Path) -> Path:
         _plain_ticks(axis.xaxis, task.fit_budgets)
         axis.yaxis.get_major_formatter().set_useOffset(False)
         axis.grid(alpha=0.25)
-        axis.legend(frameon=False, fontsize=6)
+        axis.legend(frameon=False, fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.15))
         _zoom(axis, means)
     figure.savefig(path, dpi=90)
     return path
