@@ -162,7 +162,9 @@ class HiddenClients(PersonalTraining, Hidden):
 
     noise_multiplier: float | None = option(None, "σ: noise over bound in the sum; none: calibrated to the budget")
     adjacency: AdjacencyName = option("zero-out", "how neighbours differ in one client; their number is public")
-    delta: float | None = option(1e-5, "δ of the guarantee; none: P^−1.1 with P clients, as ACDP-pFSD has it")
+    delta: float | None = option(
+        1e-5, "δ of the guarantee; none, or faithful mode: P^−1.1 with P clients, as ACDP-pFSD has it"
+    )
 
     def client_level(self, setting: Setting, ascent: float = 0.0) -> ClientLevel:
         return ClientLevel(
