@@ -86,7 +86,8 @@ class Books:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Every owned layer is recorded; a group norm has a pass of its own, unless torch's is to be probed."""
-        replaced = [layer for layer in self.owned if isinstance(layer, nn.GroupNorm) and not self.only_gradients]
+        norms = [layer for layer in self.owned if isinstance(layer, nn.GroupNorm) and not self.only_gradients]
+        replaced = [layer for layer in norms if "forward" not in vars(layer)]  # somebody else's stays
         handles = [layer.register_forward_hook(self._record) for layer in self.owned if layer not in replaced]
         for layer in replaced:
             layer.forward = partial(self._normalise, layer)  # type: ignore[method-assign]
