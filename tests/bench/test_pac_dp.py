@@ -23,6 +23,7 @@ from modicum.bench.pac_dp.scratch import choose_scratch, play_scratch
 from modicum.bench.pac_dp.settings import PRESETS, TASKS, Preset, Task
 from modicum.bench.pac_dp.transfer import transfer
 from modicum.bench.pac_dp.tune import tune
+from modicum.cli.progress import counting
 from modicum.errors import UserError
 from modicum.methods import DpSgd
 from modicum.models.backbone import BackboneShape, load_backbone
@@ -107,7 +108,8 @@ def test_without_public_records_a_rate_comes_from_other_images(
     monkeypatch.setitem(TASKS, "digits", replace(TASK, same=50.0, personal={50.0: 0.5, 80.0: 0.5}))
     monkeypatch.setattr(scratch, "CELLS", {cell.name: cell for cell in (toy, network)})
     monkeypatch.setattr(scratch, "RATES", (0.001, 10.0))
-    place, said = Place(folders), []
+    place = Place(folders)
+    said: list[str] = []
     with pytest.raises(UserError, match="stage choose first"):
         play_scratch(["toy-pixels"], tmp_path, place, said.append)
     choose_scratch(["toy-pixels", "toy-network"], tmp_path, place, said.append)
@@ -132,6 +134,24 @@ def test_a_cell_says_the_same_each_time(folders: Folders, monkeypatch: pytest.Mo
     assert other["accuracy"] != first["accuracy"] or other["loss"] != first["loss"]
     assert cells.tested(place, cell)["by_round"] == cells.tested(place, cell)["by_round"]
     assert "refused" in judged(place, replace(cell, method=DpSgd(clip=-1.0)))
+
+
+def test_progress_is_told_cell_by_cell_and_shown_by_tenths(
+    folders: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = Cell("digits", DpSgd(), "discriminant-9", hot=True, rounds=2, case="same", seed=1)
+    seen: list[tuple[int, int]] = []
+    with runner(Place(folders), 1, lambda done, total: seen.append((done, total))) as run:
+        assert run(lambda _, cell: {"seed": cell.seed}, [cell, replace(cell, seed=2)]) == [
+            {"seed": 1},
+            {"seed": 2},
+        ]
+    assert seen == [(1, 2), (2, 2)]
+    with counting(quiet=False) as count:
+        assert count is not None
+        for done in range(1, 101):
+            count(done, 100)
+    assert capsys.readouterr().err.splitlines() == [f"cell={10 * k} cells=100" for k in range(1, 11)]
 
 
 def test_the_hot_start_knows_the_task_and_the_cold_one_nothing(folders: Folders) -> None:
