@@ -26,8 +26,8 @@ from modicum.clipping.rounding import product_rounding
 LARGE = 1 << 20
 """A model of more parameters gains by fused kernels; a smaller one by fewer launches."""
 
-COMPILE_AFTER = 20
-"""Calls of equal shape before a large model is compiled, which takes about a minute."""
+COMPILE_AFTER = 1000
+"""Calls of equal shape before a large model is compiled: by then they took about as long as compiling does."""
 
 FLIPS, COARSE_FLIPS = 0.01, 0.25
 """How far a compiled parameter's sum may be off on its first batch: other rounding flips some ReLUs, tf32 many."""
