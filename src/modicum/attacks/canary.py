@@ -28,6 +28,7 @@ from modicum.federation.clients import Client, Clients
 from modicum.federation.cohort import SecretPoisson
 from modicum.federation.server import TrustedLedger
 from modicum.policies.fixed import Fixed
+from modicum.privacy.accounting.choose import shown
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
 from modicum.privacy.spec import Adjacency, SecureAggregation, TrustedServer, Unit
@@ -71,9 +72,8 @@ class Verdict:
 
     def sentence(self) -> str:
         verdict = "BROKEN: more than claimed" if self.broken else "within the claim"
-        return (
-            f"ε ≥ {self.epsilon:.3g} proved at {self.proved.confidence:.6%}, claimed {self.claimed:.3g}: {verdict}"
-        )
+        claimed = shown(self.claimed, 3)
+        return f"ε ≥ {self.epsilon:.3g} proved at {self.proved.confidence:.6%}, claimed {claimed}: {verdict}"
 
 
 def audit(

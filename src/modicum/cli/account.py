@@ -166,13 +166,18 @@ def _show(
 
 
 def _show_paper(paper: Paper) -> None:
+    from modicum.privacy.accounting.choose import shown
+
     def number(value: float | None) -> str:
         return "—" if value is None else f"{value:.4g}"
+
+    def guarantee(value: float | None) -> str:
+        return "—" if value is None else shown(value, 5)
 
     for_all = list(dict.fromkeys(reading for row in paper.rows for reading in row.true))
     columns = ("setting", "claimed ε", "its accountant", *(f"true ε: {reading}" for reading in for_all), "note")
     rows = [
-        (r.setting, number(r.claimed), number(r.recomputed), *(number(r.true.get(t)) for t in for_all), r.note)
+        (r.setting, number(r.claimed), number(r.recomputed), *(guarantee(r.true.get(t)) for t in for_all), r.note)
         for r in paper.rows
     ]
     _print_table(columns, rows)
