@@ -36,9 +36,9 @@ class AcdpPfsd(Distillation, HiddenClients, ServerStep):
     passes: int = option(10, "M: passes of an update")
     sample: int = option(10, "U: experiences of a pass")
     agent_lr: float = option(5e-4, "learning rate of the agent")
-    agent_std: float = option(0.25, "the agent's first spread, before tanh; a pretrained one brings its own")
+    agent_std: float = option(0.05, "the agent's first spread, before tanh; a pretrained one brings its own")
     random_rounds: int = option(
-        2, "rounds with a bound at random over the whole range; a pretrained agent needs none"
+        0, "rounds with a bound at random over the whole range; a pretrained agent needs none"
     )
     discount: float = option(0.9, "γ of the agent's return")
     trace: float = option(0.95, "λ of the agent's advantages (GAE); 0 gives the one-step target as printed")

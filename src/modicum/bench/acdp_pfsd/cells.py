@@ -157,6 +157,7 @@ FIG_4 = ("pfsd", "fedavg", "fedper", "pfedsd", "acdp-pfsd", "aqc")
 VIEWS = ("secure-aggregation", "trusted-server", "server-sees-messages")
 SMALL_NETWORK = "cnn8"
 BOLD = 3e-3  # an agent with random rounds and a wide spread that learns six times as fast, to see what that does
+WIDE = {"random_rounds": 2, "agent_std": 0.25}
 TAUGHT = "acdp-pfsd-pretrained"
 PARTS = ("dp-pfsd-target-only", "dp-pfsd-non-target-only")
 SAME = {  # whose settings they use: variants and ablations, and the other methods without privacy
@@ -185,8 +186,8 @@ def spec_of(cell: Cell, choice: Choice, agent: str | None) -> MethodSpec:
     if cell.view == "trusted-server" and cell.per_round < cell.clients:
         hidden["rate"] = cell.per_round / cell.clients
     distilling: dict[str, Any] = {"alpha": choice.alpha, "prior": choice.prior}
-    printed: dict[str, Any] = {"agent_seed": cell.seed, "agent_lr": BOLD}
-    agent_of: dict[str, Any] = {"agent_seed": cell.seed, **choice.agent}
+    printed: dict[str, Any] = {"agent_seed": cell.seed, "agent_lr": BOLD, **WIDE}
+    agent_of: dict[str, Any] = {"agent_seed": cell.seed, **(choice.agent or WIDE)}
     match cell.method:
         case "pfsd":
             return Pfsd(**choice.local(), **choice.server(), **distilling)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from modicum.bench.acdp_pfsd.cells import SMALL_NETWORK, TABLE_3, Cell, Choice
+from modicum.bench.acdp_pfsd.cells import SMALL_NETWORK, TABLE_3, WIDE, Cell, Choice
 
 SEED = 100
 ROUNDS = 60  # of 100: enough to rank settings
@@ -22,7 +22,7 @@ LAST = 5  # rounds over which the public accuracy is averaged
 AVERAGE = 0.9
 ALL = ("pfsd", "dp-pfsd", "aqc", "acdp-pfsd", "bandit", "dp-fedsam")
 Server = tuple[float, float]  # learning rate and momentum
-BOLD_START, CALM_START = {"random_rounds": 2}, {"random_rounds": 0}
+BOLD_START, CALM_START = WIDE, {**WIDE, "random_rounds": 0}
 
 
 @dataclass(frozen=True)
