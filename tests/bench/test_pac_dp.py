@@ -181,7 +181,8 @@ def test_a_missing_backbone_is_trained(tmp_path: Path, monkeypatch: pytest.Monke
     said: list[str] = []
     ensure("toy.npz", tmp_path / "new", None, "cpu", None, said.append)
     assert load_backbone(tmp_path / "new" / "toy.npz").about["proxy"] == "digits"
-    assert "training it on digits" in said[0]
+    assert "accuracies will be lower" in said[0]
+    assert "training it on digits" in said[1]
 
 
 def test_whoever_tunes_holds_no_test_record(folders: Folders) -> None:
