@@ -26,7 +26,8 @@ lint: setup
 
 soak: SHELL := /bin/bash
 soak: setup
-	set -o pipefail; $(BIN)/python -m pytest -n 2 -m soak --timeout=3600 -v 2>&1 | tee benchmarks/soak.log
+	set -o pipefail; { git log -1 --format="commit %h"; $(BIN)/python -m pytest -n 2 -m soak --timeout=3600 -vv \
+		--disable-warnings; } 2>&1 | sed -u "/^rootdir/d; s#$(CURDIR)/##g" | tee benchmarks/soak.log
 
 bench: setup
 	$(BIN)/python benchmarks/accounting.py
