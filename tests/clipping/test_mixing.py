@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from modicum.clipping import Flat, SlowClippingWarning, clipped_sum
 from modicum.clipping import probe as probe_module
+from modicum.clipping.problem import modes
+from modicum.engines.loop import LoopBackend
 from modicum.errors import UnsoundError, UserError
 from modicum.models import check_model
 from tests.clipping.helpers import cross_entropy
@@ -94,3 +96,19 @@ def test_such_models_are_refused_before_training(layer: nn.Module, said: str) ->
 def test_weights_beyond_one_are_refused(weights: list[float]) -> None:
     with pytest.raises(UserError, match="between 0 and 1"):
         clipped_sum(model(), cross_entropy, X, Y, Flat(1.0), weights=torch.tensor(weights))
+
+
+def test_looking_at_a_model_leaves_the_mode_of_every_part() -> None:
+    """Setting the whole back to one mode would wake frozen parts; and a loss may fail half way."""
+    net = model(nn.Dropout(0.5), nn.Dropout(0.5)).train()
+    net[1].eval()  # type: ignore[index]
+    calls = iter([cross_entropy, cross_entropy])
+
+    def fails_in_the_end(outputs: Tensor, y: Tensor) -> Tensor:
+        return next(calls)(outputs, y)
+
+    with pytest.raises(StopIteration):
+        clipped_sum(net, fails_in_the_end, X, Y, Flat(1.0))
+    check_model(net, (5,), 3)
+    LoopBackend(net).outputs(torch.zeros(18), X)
+    assert modes(net) == (True, True, False, True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.clipping.bookkeeping import Books, CannotKeepBooksError, requiring_grad
-from modicum.clipping.problem import Loss, check_losses, rows, sum_dtype, zero_like
+from modicum.clipping.problem import Loss, check_losses, in_mode, rows, sum_dtype, zero_like
 
 FIRST = slice(0, 1)
 
@@ -59,12 +59,9 @@ def _check_alone(model: nn.Module, loss: Loss, x: Any, y: Any, examples: int) ->
     if bool(together == _first_loss(model, loss, x, y, examples)):
         alone = _first_loss(model, loss, rows(x, FIRST), rows(y, FIRST), 1)
     else:
-        was = [(module, module.training) for module in model.modules()]
-        model.eval()
-        together = _first_loss(model, loss, x, y, examples)
-        alone = _first_loss(model, loss, rows(x, FIRST), rows(y, FIRST), 1)
-        for module, training in was:
-            module.training = training
+        with in_mode(model, training=False):
+            together = _first_loss(model, loss, x, y, examples)
+            alone = _first_loss(model, loss, rows(x, FIRST), rows(y, FIRST), 1)
     same = (together - alone).abs() <= _tolerance(together) * (1 + together.abs())
     if bool(together.isfinite() & ~same):
         raise CannotKeepBooksError("a loss of one example that depends on the others")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +80,18 @@ def check_weights(weights: Tensor | None, examples: int) -> None:
 def modes(model: nn.Module) -> tuple[bool, ...]:
     """Of every module, since a part of a model may train while the rest does not."""
     return tuple(module.training for module in model.modules())
+
+
+@contextmanager
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """All of the model in one mode for a while; then every part has its own again."""
+    before = modes(model)
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in zip(model.modules(), before, strict=True):
+            module.training = mode
 
 
 def sum_dtype(p: Tensor) -> torch.dtype:

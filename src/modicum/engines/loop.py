@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from modicum.clipping import Auto, Flat, Way, clipped_sum
 from modicum.clipping.capture import Graphs, filled_up, rounded_up
 from modicum.clipping.flat import applies
+from modicum.clipping.problem import in_mode
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch, ClipRule, Losses
 
@@ -38,13 +39,8 @@ class LoopBackend:
 
     def _outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         self.layout.load(self.model, theta)
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                return torch.cat([self.model(part) for part in torch.split(x, EVALUATION_BATCH)])
-        finally:
-            self.model.train(was_training)
+        with in_mode(self.model, training=False), torch.no_grad():
+            return torch.cat([self.model(part) for part in torch.split(x, EVALUATION_BATCH)])
 
     def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
         rows = [self._gradient(row, batch, losses) for row, batch in zip(theta, batches, strict=True)]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from modicum.errors import UnsoundError, UserError
@@ -41,9 +40,11 @@ def _refuse_memory(model: nn.Module, input_shape: Sequence[int]) -> None:
     """What follows the inputs would carry records from step to step, and out, past every door."""
     import torch
 
+    from modicum.clipping.problem import in_mode
+
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     one, other = _random_inputs(model, input_shape), 3 * _random_inputs(model, input_shape) - 1
-    with _mode(model, training=True):
+    with in_mode(model, training=True):
         first, _, again = (_seeded_output(model, x) for x in (one, other, one))
     after = dict(model.named_buffers())
     moved = [n for n, old in before.items() if not torch.equal(after[n].nan_to_num(), old.nan_to_num())]
@@ -65,8 +66,10 @@ def _refuse_mixing(model: nn.Module, input_shape: Sequence[int]) -> None:
     """An example's output must not depend on the rest of its batch, or clipping its gradient bounds nothing."""
     import torch
 
+    from modicum.clipping.problem import in_mode
+
     inputs = _random_inputs(model, input_shape)
-    with _mode(model, training=False), torch.no_grad():
+    with in_mode(model, training=False), torch.no_grad():
         together = model(inputs)
         alone = torch.cat([model(inputs[i : i + 1]) for i in range(len(inputs))])
     if not _close(together, alone):
@@ -102,17 +105,6 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=0.0, atol=1e-2 * size, equal_nan=True)
 
 
-@contextmanager
-def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    was = [(module, module.training) for module in model.modules()]
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, mode in was:
-            module.training = mode
-
-
 def check_output(output: object, examples: int, classes: int) -> None:
     """Refuse an output that is not one row of `classes` logits for each example."""
     import torch
@@ -129,10 +121,12 @@ def check_output(output: object, examples: int, classes: int) -> None:
 def _output_for_blank(model: nn.Module, input_shape: Sequence[int]) -> Tensor:
     import torch
 
+    from modicum.clipping.problem import in_mode
+
     like = next(model.parameters(), torch.zeros(()))
     blank = torch.zeros((2, *input_shape), dtype=like.dtype, device=like.device)
     try:
-        with _mode(model, training=False), torch.no_grad():
+        with in_mode(model, training=False), torch.no_grad():
             output: Tensor = model(blank)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         reason = " ".join(str(error).split())
