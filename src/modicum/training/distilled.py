@@ -36,7 +36,6 @@ class Distilled:
     )
     target: float = 1.0  # w_T, for ablations
     prior: float = 0.0  # weight of the client's own class frequencies; 1 takes them out of what is learned
-    rescale: bool = False  # times KT², which keeps the gradients' size (Hinton et al. 2015); not in Eq. (8)
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
@@ -81,8 +80,7 @@ class Distilled:
         """w_T·TKD + 𝒩·NCKD of each record, Eq. (8)."""
         tkd, nckd, rest = decoupled(student, teacher, y, self.temperature)
         weight = rest if self.non_target is None else self.non_target
-        scale = self.temperature**2 if self.rescale else 1.0
-        return scale * (self.target * tkd + weight * nckd)
+        return self.target * tkd + weight * nckd
 
     def finish(self, records: Batch, state: State, trained: Tensor, backend: Backend) -> State:
         own = trained.clone()
