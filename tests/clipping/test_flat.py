@@ -200,3 +200,10 @@ def test_a_compiled_sum_is_the_references() -> None:
     found = clipped_sum(model, cross_entropy, *batch(7, 1), Flat(0.3), way=Way.COMPILED)
     assert not _FLAT[model].compiled.refused
     assert_same(found, truth, torch.float64)
+
+
+@pytest.mark.parametrize(("sums", "norms", "agrees"), [(1.0, 1.0, True), (1.2, 1.0, False), (1.0, 0.96, False)])
+def test_without_tf32_a_compiled_sum_must_be_close(sums: float, norms: float, agrees: bool) -> None:
+    truth = [torch.randn(40, generator=torch.Generator().manual_seed(0)), torch.rand(8) + 0.5, torch.tensor(True)]
+    found = [sums * truth[0], norms * truth[1], truth[2]]
+    assert flat.compiled_agrees(found, truth) is agrees
