@@ -114,7 +114,7 @@ def test_bad_verbs(capsys, arguments):
 
 def test_the_program_itself_exits_with_2():
     done = subprocess.run(
-        [sys.executable, "-c", "from modicum.cli import main; main()", "account", "noise", "--epsilon", "-1"],
+        [sys.executable, "-m", "modicum", "account", "noise", "--epsilon", "-1"],
         capture_output=True,
         text=True,
         check=False,
