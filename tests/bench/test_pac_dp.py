@@ -110,18 +110,20 @@ def test_without_public_records_a_rate_comes_from_other_images(
     monkeypatch.setattr(scratch, "RATES", (0.001, 10.0))
     place = Place(folders)
     said: list[str] = []
-    with pytest.raises(UserError, match="stage choose first"):
-        play_scratch(["toy-pixels"], tmp_path, place, said.append)
-    choose_scratch(["toy-pixels", "toy-network"], tmp_path, place, said.append)
-    chosen = json.loads((tmp_path / "scratch.json").read_text())
-    assert list(chosen) == ["toy-pixels"]  # the other one's rate stands in the code
-    assert chosen["toy-pixels"]["rows"]["AUTO-S"]["same"]["lr"] == 10.0
-    play_scratch(["toy-pixels", "toy-network"], tmp_path, place, said.append)
-    records = json.loads((tmp_path / "results-scratch.json").read_text())
-    assert len(records) == 8
-    assert min(r["accuracy"] for r in records if r["cell"] == "toy-pixels") > 0.5
-    monkeypatch.setattr(scratch.Runs, "accuracies", lambda *_: pytest.fail("known already"))
-    play_scratch(["toy-pixels", "toy-network"], tmp_path, place, said.append)
+    names = ["toy-pixels", "toy-network"]
+    with runner(place, 1) as run:
+        with pytest.raises(UserError, match="stage choose first"):
+            play_scratch(names[:1], tmp_path, run, said.append)
+        choose_scratch(names, tmp_path, place, said.append)
+        chosen = json.loads((tmp_path / "scratch.json").read_text())
+        assert list(chosen) == ["toy-pixels"]  # the other one's rate stands in the code
+        assert chosen["toy-pixels"]["rows"]["AUTO-S"]["same"]["lr"] == 10.0
+        play_scratch(names, tmp_path, run, said.append)
+        records = json.loads((tmp_path / "results-scratch.json").read_text())
+        assert len(records) == 8
+        assert min(r["accuracy"] for r in records if r["cell"] == "toy-pixels") > 0.5
+        monkeypatch.setattr(scratch.Runs, "accuracies", lambda *_: pytest.fail("known already"))
+        play_scratch(names, tmp_path, run, said.append)
 
 
 def test_a_cell_says_the_same_each_time(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +144,7 @@ def test_progress_is_told_cell_by_cell_and_shown_by_tenths(
     cell = Cell("digits", DpSgd(), "discriminant-9", hot=True, rounds=2, case="same", seed=1)
     seen: list[tuple[int, int]] = []
     with runner(Place(folders), 1, lambda done, total: seen.append((done, total))) as run:
-        assert run(lambda _, cell: {"seed": cell.seed}, [cell, replace(cell, seed=2)]) == [
+        assert list(run(lambda _, cell: {"seed": cell.seed}, [cell, replace(cell, seed=2)])) == [
             {"seed": 1},
             {"seed": 2},
         ]

@@ -16,6 +16,8 @@ CHOICES = Path(__file__).with_name("choices.json")
 SEEDS = (0, 1, 2)
 HEADS = ("features", "components")
 HOT = 30  # epochs of a hot start
+STEPS, MORE_STEPS = 5, 20  # Q
+LONGER = f"q{MORE_STEPS}"
 BUDGET = 1e5  # more than any cell spends: these experiments fix the noise, and their ε follows
 
 
@@ -55,8 +57,8 @@ class Choice:
     average: float = 0.0  # β of the average of models that is reported
     agent: Mapping[str, float] = field(default_factory=dict)  # settings of the agent that differ from its defaults
 
-    def local(self) -> dict[str, Any]:
-        return {"lr": self.lr, "momentum": self.momentum}
+    def local(self, steps: int) -> dict[str, Any]:
+        return {"lr": self.lr, "momentum": self.momentum, "steps": steps}
 
     def server(self) -> dict[str, Any]:
         return {"server_lr": self.server_lr, "server_momentum": self.server_momentum}
@@ -97,7 +99,8 @@ class Cell:
     view: str = "secure-aggregation"
     clip: float | None = None
     model: str = ""  # "": the task's; HEADS: a linear head on what public records decided; else a network's name
-    variant: str = ""  # "plain": local training as printed and the last model; "hot": a first model from the proxy
+    variant: str = ""  # "plain": local training as printed and the last model; "hot": a first model from the
+    # proxy; "q20": twenty minibatches a round
     factor: float = 1.0  # of the bound that was chosen
     epsilon: float | None = None  # None: the noise is σ, else it is calibrated to this ε at δ = 1e-5
 
@@ -121,6 +124,11 @@ class Cell:
     def hot_start(self) -> int:
         """Epochs on public records before the first round."""
         return HOT if self.variant == "hot" else 0
+
+    @property
+    def steps(self) -> int:
+        """Q, the minibatches of a round."""
+        return MORE_STEPS if self.variant == LONGER else STEPS
 
     @property
     def setting(self) -> str:
@@ -155,7 +163,8 @@ METHODS = (
 TABLE_3 = ("pfsd", "dp-pfsd", "aqc", "acdp-pfsd")
 FIG_4 = ("pfsd", "fedavg", "fedper", "pfedsd", "acdp-pfsd", "aqc")
 VIEWS = ("secure-aggregation", "trusted-server", "server-sees-messages")
-SMALL_NETWORK = "cnn8"
+OTHERS = ("cifar-10", "svhn")
+SMALL_NETWORK, LARGE_NETWORK = "cnn8", "resnet18"
 BOLD = 3e-3  # an agent with random rounds and a wide spread that learns six times as fast, to see what that does
 WIDE = {"random_rounds": 2, "agent_std": 0.25}
 TAUGHT = "acdp-pfsd-pretrained"
@@ -180,24 +189,25 @@ def cells_methods(setting: str) -> tuple[str, ...]:
 def spec_of(cell: Cell, choice: Choice, agent: str | None) -> MethodSpec:
     """The method of a cell with its settings."""
     C = next(c for c in (cell.clip, choice.clip, TASKS[cell.task].clip) if c is not None)
-    hidden: dict[str, Any] = {"clip": C * cell.factor, "view": cell.view, **choice.local(), **choice.server()}
+    trained: dict[str, Any] = {**choice.local(cell.steps), **choice.server()}
+    hidden: dict[str, Any] = {"clip": C * cell.factor, "view": cell.view, **trained}
     # δ = P^−1.1 where the noise is the paper's, whose budgets are stated for it; 1e-5 where a budget is set.
     hidden |= {"noise_multiplier": cell.sigma, "delta": None} if cell.epsilon is None else {"delta": 1e-5}
     if cell.view == "trusted-server" and cell.per_round < cell.clients:
         hidden["rate"] = cell.per_round / cell.clients
     distilling: dict[str, Any] = {"alpha": choice.alpha, "prior": choice.prior}
     printed: dict[str, Any] = {"agent_seed": cell.seed, "agent_lr": BOLD, **WIDE}
-    agent_of: dict[str, Any] = {"agent_seed": cell.seed, **(choice.agent or WIDE)}
+    agent_of: dict[str, Any] = {"agent_seed": cell.seed, **choice.agent}
     match cell.method:
         case "pfsd":
-            return Pfsd(**choice.local(), **choice.server(), **distilling)
+            return Pfsd(**trained, **distilling)
         case "pfedsd":
-            return PFedSd(**choice.local(), **choice.server(), **distilling)
+            return PFedSd(**trained, **distilling)
         case "fedper":
             personal = "3" if cell.network == "mlp" else "fc1,stage4_1,head"
-            return FedPer(personal=personal, **choice.local(), **choice.server())
+            return FedPer(personal=personal, **trained)
         case "fedavg":
-            return FedAvg(**choice.local(), **choice.server(), batch=64, steps=5, aggregation="mean")
+            return FedAvg(**trained, batch=64, aggregation="mean")
         case "dp-fedsam":
             return DpFedSam(**hidden, prior=choice.prior)
         case "dp-pfsd":
@@ -284,17 +294,22 @@ def hot_cells() -> Iterator[Cell]:
             yield Cell("emnist", method, seed=seed, variant="hot")
 
 
-def other_cells() -> Iterator[Cell]:
+def other_cells(variant: str = "") -> Iterator[Cell]:
     """The other tasks at σ = 1, on a network that is small enough for the noise."""
-    for task in ("cifar-10", "svhn"):
-        for seed in SEEDS:
+    for seed in SEEDS:
+        for task in OTHERS:
             for method in TABLE_3:
-                yield Cell(task, method, seed=seed, model=SMALL_NETWORK)
+                yield Cell(task, method, seed=seed, model=SMALL_NETWORK, variant=variant)
+
+
+def longer_cells() -> Iterator[Cell]:
+    """The same with more local steps, which a bound on whole updates leaves to the client."""
+    return other_cells(LONGER)
 
 
 def other_sigma_cells() -> Iterator[Cell]:
     """The same at the other noise factors, one seed."""
-    for task in ("cifar-10", "svhn"):
+    for task in OTHERS:
         for sigma in TASKS[task].sigmas[1:]:
             for method in TABLE_3[1:]:
                 yield Cell(task, method, sigma=sigma, model=SMALL_NETWORK)
@@ -302,8 +317,8 @@ def other_sigma_cells() -> Iterator[Cell]:
 
 def resnet_cells() -> Iterator[Cell]:
     """One cell each of the other tasks on the paper's ResNet-18, 11 million parameters."""
-    for task in ("cifar-10", "svhn"):
-        for method in ("acdp-pfsd", "dp-pfsd", "pfsd"):
+    for method in reversed(TABLE_3):
+        for task in OTHERS:
             yield Cell(task, method)
 
 
@@ -321,6 +336,7 @@ GROUPS = {
     "sigmas": sigma_cells,
     "small": small_cells,
     "others": other_cells,
+    "longer": longer_cells,
     "views": view_cells,
     "head-views": head_view_cells,
     "other-sigmas": other_sigma_cells,

@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from modicum.bench.acdp_pfsd.cells import SMALL_NETWORK, TABLE_3, WIDE, Cell, Choice
+from modicum.bench.acdp_pfsd.cells import LONGER, OTHERS, SMALL_NETWORK, TABLE_3, WIDE, Cell, Choice
 
 SEED = 100
 ROUNDS = 60  # of 100: enough to rank settings
-FEWER = 40
+FEWER, FEWEST = 40, 25
 LAST = 5  # rounds over which the public accuracy is averaged
 AVERAGE = 0.9
 ALL = ("pfsd", "dp-pfsd", "aqc", "acdp-pfsd", "bandit", "dp-fedsam")
 Server = tuple[float, float]  # learning rate and momentum
-BOLD_START, CALM_START = WIDE, {**WIDE, "random_rounds": 0}
+AGENTS: tuple[Mapping[str, float], ...] = (WIDE, {})
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _network() -> Search:
     grids = dict.fromkeys(ALL, private)
     grids["pfsd"] = replace(FREE, priors=(0.0, 1.0))
     grids["aqc"] = Grid(FAST, (*_steps(0.5, 1.0, 2.0), (0.1, 0.9)))  # its bounds are larger
-    grids["acdp-pfsd"] = Grid(FAST, _steps(1.0, 2.0), agents=(BOLD_START, CALM_START))
+    grids["acdp-pfsd"] = Grid(FAST, _steps(1.0, 2.0), agents=AGENTS)
     return Search(NETWORK, START, grids)
 
 
@@ -83,7 +83,7 @@ def _hot() -> Search:
     """A model that knows something is moved less."""
     grids = dict.fromkeys(TABLE_3, Grid(CALM, (*_steps(0.1, 0.3, 1.0), (0.03, 0.9))))
     grids["pfsd"] = replace(FREE, servers=_steps(0.5, 1.0))
-    grids["acdp-pfsd"] = Grid(CALM, _steps(0.1, 0.3), agents=(BOLD_START, CALM_START))
+    grids["acdp-pfsd"] = Grid(CALM, _steps(0.1, 0.3), agents=AGENTS)
     return Search(replace(NETWORK, variant="hot"), START, grids)
 
 
@@ -91,17 +91,25 @@ def _head() -> Search:
     cell = replace(NETWORK, model="components", epsilon=8.0)
     grids = dict.fromkeys(ALL, Grid((2.0, 5.0), HEAD_STEPS))
     grids["pfsd"] = Grid((2.0, 5.0), _steps(1.0, 1.5), priors=(0.0, 1.0), average=0.0)
-    grids["acdp-pfsd"] = Grid((2.0, 5.0), _steps(1.0, 3.0), agents=(BOLD_START, CALM_START))
+    grids["acdp-pfsd"] = Grid((2.0, 5.0), _steps(1.0, 3.0), agents=AGENTS)
     return Search(cell, Choice(momentum=0.9, alpha=0.8, clip=0.3, tuning_lr=0.5), grids)
 
 
-def _other(task: str) -> Search:
+def _other(task: str, variant: str = "") -> Search:
     """AQC and ACDP-pFSD use what is found for DP-pFSD."""
-    cell = Cell(task, "dp-pfsd", seed=SEED, rounds=FEWER, model=SMALL_NETWORK)
+    cell = Cell(task, "dp-pfsd", seed=SEED, rounds=FEWER, model=SMALL_NETWORK, variant=variant)
     return Search(cell, START, {"pfsd": FREE, "dp-pfsd": OTHER})
 
 
-SEARCHES = {s.cell.setting: s for s in (_network(), _hot(), _other("cifar-10"), _other("svhn"), _head())}
+def _large(task: str) -> Search:
+    """ResNet-18, whose noise is 18 times as long as that of `cnn8`; AQC and ACDP-pFSD as above."""
+    cell = Cell(task, "dp-pfsd", seed=SEED, rounds=FEWEST)
+    grids = {"dp-pfsd": Grid(FAST, _steps(0.03, 0.1)), "pfsd": FREE}
+    return Search(cell, replace(START, options={}), grids)
+
+
+OTHER_SEARCHES = [_other(task, variant) for variant in ("", LONGER) for task in OTHERS]
+SEARCHES = {s.cell.setting: s for s in (_network(), _hot(), *OTHER_SEARCHES, *map(_large, OTHERS), _head())}
 
 
 def candidates(setting: str) -> Iterator[tuple[Cell, Choice]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from modicum.bench.acdp_pfsd.cells import TAUGHT, Cell, Choice, spec_of
+from modicum.bench.acdp_pfsd.cells import LARGE_NETWORK, TAUGHT, Cell, Choice, spec_of
 from modicum.bench.acdp_pfsd.choose import SEED
 from modicum.bench.acdp_pfsd.play import Bench
 from modicum.bench.acdp_pfsd.together import AT_ONCE, alike
@@ -41,10 +41,10 @@ def say(text: str) -> None:
 
 
 def stacks(items: Sequence[Item], device: str) -> list[Work]:
-    """Cells that can be played together, in the order of their first; on a CPU each network alone."""
+    """Cells that can be played together, in the order of their first; what fills a device by itself alone."""
     groups: dict[object, list[Item]] = {}
     for cell, choice in items:
-        if device == "cpu" and cell.network != "logistic":
+        if cell.network == LARGE_NETWORK or (device == "cpu" and cell.network != "logistic"):
             groups[cell] = [(cell, choice)]
             continue
         method = spec_of(cell, choice, None).build(Setting(cell.clients, cell.per_round, cell.rounds))

@@ -27,7 +27,7 @@ from modicum.privacy.accounting import epsilon
 
 Found = dict[str, Any]
 Progress = Callable[[int, int], None]
-Run = Callable[[Callable[["Place", "Cell"], Found], Sequence["Cell"]], list[Found]]
+Run = Callable[[Callable[["Place", Any], Found], Sequence[Any]], Iterator[Found]]
 KEPT = 8  # prepared federations that a process holds
 
 
@@ -149,7 +149,10 @@ def _prepared(place: Place, cell: Cell, experiment: Experiment, *, public: bool)
 
 @contextmanager
 def runner(place: Place, workers: int, progress: Progress | None = None) -> Iterator[Run]:
-    """Runs lists of cells here, or in as many processes, each with one thread; `progress` after each of a list."""
+    """Runs lists of cells here, or in as many processes, each with one thread; `progress` after each of a list.
+
+    Results come one by one, in the order of the cells.
+    """
 
     def counted(found: Iterator[Found], total: int) -> Iterator[Found]:
         for done, one in enumerate(found, start=1):
@@ -158,13 +161,13 @@ def runner(place: Place, workers: int, progress: Progress | None = None) -> Iter
             yield one
 
     if workers < 2:
-        yield lambda function, cells: list(counted((function(place, cell) for cell in cells), len(cells)))
+        yield lambda function, cells: counted((function(place, cell) for cell in cells), len(cells))
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
 
-        def run(function: Callable[[Place, Cell], Found], cells: Sequence[Cell]) -> list[Found]:
+        def run(function: Callable[[Place, Any], Found], cells: Sequence[Any]) -> Iterator[Found]:
             size = max(1, len(cells) // (4 * workers))
-            return list(counted(pool.map(partial(function, place), cells, chunksize=size), len(cells)))
+            return counted(pool.map(partial(function, place), cells, chunksize=size), len(cells))
 
         yield run
 

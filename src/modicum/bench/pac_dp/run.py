@@ -63,10 +63,10 @@ def bench(
                     raise UserError(f"there are no settings in {settings}: run the stage choose first")
                 found: dict[str, Any] = json.loads(settings.read_text(encoding="utf-8"))
                 play(task, PRESETS[found["preset"]], found, out, run, say)
-    if "choose" in stages:
-        choose_scratch(cells, out, place, say)
-    if "scratch" in stages:
-        play_scratch(cells, out, place, say)
+        if "choose" in stages:
+            choose_scratch(cells, out, place, say)
+        if "scratch" in stages:
+            play_scratch(cells, out, run, say)
     if "report" not in stages:
         return ""
     from modicum.bench.pac_dp.figures import draw_all

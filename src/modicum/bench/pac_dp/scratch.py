@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from modicum.bench.pac_dp.cells import Place
+from modicum.bench.pac_dp.cells import Found, Place, Run
 from modicum.bench.pac_dp.data import SCATTERING, budgets, dataset, without_private
 from modicum.bench.pac_dp.settings import CASES, TASKS, Case
 from modicum.data import federate
@@ -67,7 +68,7 @@ CELLS = {
         Cell("mnist-scattering", "mnist", SCATTERING, LETTERS),
         Cell("cifar-10-pixels", "cifar-10", "pixels", lr=10.0),
         Cell("cifar-10-scattering", "cifar-10", SCATTERING, lr=100.0),  # as the letters at their larger budgets
-        Cell("cifar-10-resnet18", "cifar-10", "resnet18", lr=0.5, seeds=1, batch=128, steps=1),
+        Cell("cifar-10-resnet18", "cifar-10", "resnet18", lr=0.5, batch=128, steps=1),
         Cell(
             "cifar-10-resnet18, 30 clients",
             "cifar-10",
@@ -139,24 +140,49 @@ def _choose(cell: Cell, stand_in: str, place: Place) -> dict[str, Any]:
     return {"stand_in": stand_in, "rows": rows}
 
 
-def play_scratch(names: list[str], out: Path, place: Place, say: Say) -> None:
+@dataclass(frozen=True)
+class Trial:
+    """One run of a cell."""
+
+    cell: Cell
+    row: str
+    case: Case
+    seed: int
+    lr: float
+
+    def told(self, accuracy: float) -> dict[str, Any]:
+        about = {"cell": self.cell.name, "row": self.row, "case": self.case, "seed": self.seed}
+        return {**about, "rounds": self.cell.rounds, "accuracy": accuracy}
+
+
+def play_scratch(names: list[str], out: Path, run: Run, say: Say) -> None:
     """Results are added to results-scratch.json; runs that are there already are kept."""
     path, chosen = out / "results-scratch.json", _read(out / "scratch.json", {})
     records: list[dict[str, Any]] = _read(path, [])
     known = {(r["cell"], r["row"], r["case"], r["seed"]) for r in records}
     for cell in (CELLS[name] for name in names):
-        wanted = [(row, case, seed) for seed in range(cell.seeds) for case in CASES for row in ROWS]
-        wanted = [w for w in wanted if (cell.name, *w) not in known]
-        if not wanted:
-            continue
-        runs = Runs(cell, _private(cell, place), place.device)
-        for row, case, seed in wanted:
-            lr = rate(cell, chosen, row, case)
-            accuracy = list(runs.accuracies(row, case, lr, seed))[-1]
-            about = {"cell": cell.name, "row": row, "case": case, "seed": seed, "rounds": cell.rounds}
-            records.append({**about, "accuracy": accuracy})
+        wanted = [
+            Trial(cell, row, case, seed, rate(cell, chosen, row, case))
+            for seed in range(cell.seeds)
+            for case in CASES
+            for row in ROWS
+            if (cell.name, row, case, seed) not in known
+        ]
+        for trial, found in zip(wanted, run(tried, wanted), strict=True):
+            records.append(trial.told(found["accuracy"]))
             path.write_text("[\n" + ",\n".join(json.dumps(r) for r in records) + "\n]\n", encoding="utf-8")
-            say(f"{cell.name}, {row}, {case}, seed {seed}: {100 * accuracy:.1f}%")
+            say(f"{cell.name}, {trial.row}, {trial.case}, seed {trial.seed}: {100 * found['accuracy']:.1f}%")
+
+
+def tried(place: Place, trial: Trial) -> Found:
+    """The accuracy on test records after the last round."""
+    runs = _runs(trial.cell, place)
+    return {"accuracy": list(runs.accuracies(trial.row, trial.case, trial.lr, trial.seed))[-1]}
+
+
+@lru_cache(maxsize=1)
+def _runs(cell: Cell, place: Place) -> Runs:
+    return Runs(cell, _private(cell, place), place.device)
 
 
 def rate(cell: Cell, chosen: dict[str, Any], row: str, case: Case) -> float:
