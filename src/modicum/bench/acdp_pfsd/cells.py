@@ -316,8 +316,8 @@ def other_sigma_cells() -> Iterator[Cell]:
 
 
 def resnet_cells() -> Iterator[Cell]:
-    """One cell each of the other tasks on the paper's ResNet-18, 11 million parameters."""
-    for method in reversed(TABLE_3):
+    """The private methods on the paper's ResNet-18, 11 million parameters, one seed."""
+    for method in reversed(TABLE_3[1:]):
         for task in OTHERS:
             yield Cell(task, method)
 
