@@ -104,7 +104,7 @@ def _other(task: str, variant: str = "") -> Search:
 def _large(task: str) -> Search:
     """ResNet-18, whose noise is 18 times as long as that of `cnn8`; AQC and ACDP-pFSD as above."""
     cell = Cell(task, "dp-pfsd", seed=SEED, rounds=FEWEST)
-    return Search(cell, replace(START, options={}), {"dp-pfsd": Grid(FAST, _steps(0.03, 0.1))})
+    return Search(cell, replace(START, options={}), {"dp-pfsd": Grid(CALM, _steps(0.03, 0.1))})
 
 
 OTHER_SEARCHES = [_other(task, variant) for variant in ("", LONGER) for task in OTHERS]
