@@ -72,6 +72,13 @@ def test_cells_played_together_are_what_they_are_alone() -> None:
     assert [len(w.items) for w in stacks([(c, choice) for c in cells] + [other], "cuda")] == [4, 1]
 
 
+def test_what_is_played_alone_is_played_for_each_of_its_settings() -> None:
+    """As trials of a search: one cell, several choices."""
+    for cell, device in ((Cell("emnist", "dp-pfsd"), "cpu"), (Cell("cifar-10", "dp-pfsd"), "cuda")):
+        trials = [(cell, Choice(lr=lr)) for lr in (0.1, 0.2)]
+        assert [w.items for w in stacks(trials, device)] == [(trial,) for trial in trials]
+
+
 def test_runs_that_look_at_outputs_themselves_are_played_alone() -> None:
     """Two methods that are made one after the other may stand at one address: that does not make them alike."""
     cells = [Cell("digits", "acdp-pfsd-faithful", clients=5, per_round=5, seed=seed) for seed in range(4)]
@@ -86,6 +93,7 @@ def test_settings_of_a_cell() -> None:
     assert choices.of(Cell("emnist", "aqc", variant="hot")).lr == 2.0
     assert choices.of(Cell("emnist", "pfsd", variant="hot")).lr == 3.0
     assert [Cell("emnist", "aqc", variant=v).hot_start for v in ("", "hot")] == [0, HOT]
+    assert [Cell("svhn", "aqc", variant=v).steps for v in ("", "q20")] == [5, 20]
     assert (Cell("svhn", "aqc", model="cnn8").network, Cell("svhn", "aqc").network) == ("cnn8", "resnet18")
 
 
@@ -93,8 +101,10 @@ def test_a_smaller_network_and_a_hot_start_have_lines_of_their_own(tmp_path: Pat
     results = [made("acdp-pfsd", 0.9, variant="hot"), made("acdp-pfsd", 0.4, variant="plain")]
     small = {**made("acdp-pfsd", 0.3, model="cnn8"), "name": "svhn"}
     small["cell"] = {**small["cell"], "task": "svhn"}
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [*results, small]))
+    longer = {**small, "name": "longer", "cell": {**small["cell"], "variant": "q20"}, "personalised": 0.35}
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [*results, small, longer]))
     lines = report(tmp_path).splitlines()
+    assert any("Q = 20" in line and "35.00" in line for line in lines)
     assert any("hot start" in line and "90.00" in line for line in lines)
     assert any("as printed" in line and "40.00" in line for line in lines)
     assert any("cnn8" in line and "30.00" in line for line in lines)

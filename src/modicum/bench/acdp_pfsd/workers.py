@@ -45,7 +45,7 @@ def stacks(items: Sequence[Item], device: str) -> list[Work]:
     groups: dict[object, list[Item]] = {}
     for cell, choice in items:
         if cell.network == LARGE_NETWORK or (device == "cpu" and cell.network != "logistic"):
-            groups[cell] = [(cell, choice)]
+            groups[object()] = [(cell, choice)]  # a cell may come with several choices
             continue
         method = spec_of(cell, choice, None).build(Setting(cell.clients, cell.per_round, cell.rounds))
         options = tuple(sorted(choice.options.items()))
