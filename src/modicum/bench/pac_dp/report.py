@@ -257,9 +257,7 @@ def _scratch(out: Path) -> list[str]:
             rates = " / ".join(f"{rate(cell, chosen, row, case):g}" for case in CASES) if known else "not run"
             about = f"{rates} | {cell.stand_in or 'fixed'} | {cell.rounds}"
             lines.append(f"| {cell.name} | {row} | {shown[0]} | {shown[1]} | {about} |")
-    parts = [(c.name, *c.first) for c in CELLS.values() if c.first is not None]
-    subsets = [f"{name}: the first {train:,} training and {test:,} test records." for name, train, test in parts]
-    return [*lines, "", *subsets]
+    return lines
 
 
 def _claims() -> list[str]:

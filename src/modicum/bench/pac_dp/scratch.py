@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,6 @@ class Cell:
     seeds: int = 3
     batch: int | None = None
     steps: int | None = None
-    clients: int | None = None  # none: the task's
-    first: tuple[int, int] | None = None  # training and test records; none: all
 
     @property
     def linear(self) -> bool:
@@ -69,17 +67,6 @@ CELLS = {
         Cell("cifar-10-pixels", "cifar-10", "pixels", lr=10.0),
         Cell("cifar-10-scattering", "cifar-10", SCATTERING, lr=100.0),  # as the letters at their larger budgets
         Cell("cifar-10-resnet18", "cifar-10", "resnet18", lr=0.5, batch=128, steps=1),
-        Cell(
-            "cifar-10-resnet18, 30 clients",
-            "cifar-10",
-            "resnet18",
-            lr=0.5,
-            seeds=1,
-            batch=128,
-            steps=1,
-            clients=30,
-            first=(30_000, 5_000),
-        ),
     )
 }
 
@@ -195,12 +182,7 @@ def rate(cell: Cell, chosen: dict[str, Any], row: str, case: Case) -> float:
 
 def _private(cell: Cell, place: Place) -> FederatedData:
     records = dataset(cell.task, _kind(cell), place.folders)
-    if cell.first is not None:
-        train, test = (
-            part.take(slice(0, n)) for part, n in zip((records.train, records.test), cell.first, strict=True)
-        )
-        records = replace(records, train=train, test=test)
-    return federate(records, clients=cell.clients or TASKS[cell.task].clients, seed=0)
+    return federate(records, clients=TASKS[cell.task].clients, seed=0)
 
 
 def _kind(cell: Cell) -> tuple[str, ...]:
