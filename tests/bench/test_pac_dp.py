@@ -83,6 +83,7 @@ def test_from_public_records_to_tables(folders: Folders, tmp_path: Path, monkeyp
     assert "proxy only" in text
     assert "∞" in next(line for line in text.splitlines() if "FedAvg" in line)
     assert "| rounds to 5%, cold start | all the same | personalised |\n|---|---|---|\n| PAC-DP | 1 |" in text
+    assert "| ε of everyone, cold start | PAC-DP |" in text
     assert "| clients in a round | everybody: same | 1 of 3, as many rounds: same |" in text
     assert text.count("not run") >= 4  # the other tasks, and every cell without public records
     drawn = draw_all(tmp_path, folders, tmp_path / "figures", said.append)
@@ -91,6 +92,7 @@ def test_from_public_records_to_tables(folders: Folders, tmp_path: Path, monkeyp
         "cold.png",
         "adam.png",
         "budgets.png",
+        "cold-budgets.png",
         "fit.png",
     ]
     assert all(p.stat().st_size > 5000 for p in drawn)

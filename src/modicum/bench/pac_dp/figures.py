@@ -44,8 +44,9 @@ def draw_all(out: Path, folders: Folders, to: Path, say: Say) -> list[Path]:
                 made.append(_rounds_figure(task, out, start, to / f"pac-dp-{task.name}-{name}.png"))
         if task.adam and "cold" in starts:
             made.append(_adam_figure(task, out, to / f"pac-dp-{task.name}-adam.png"))
-        if starts:
-            made.append(_budgets_figure(task, out, to / f"pac-dp-{task.name}-budgets.png"))
+        for start, name in (("hot", "budgets"), ("cold", "cold-budgets")):
+            if any(r["start"] == start and r["row"] == "sweep PAC-DP" for r in results(task, out)):
+                made.append(_budgets_figure(task, out, start, to / f"pac-dp-{task.name}-{name}.png"))
         try:
             made += _fit_figures(task, out, folders, to)
         except (UserError, OSError) as error:
@@ -219,23 +220,23 @@ def _zoom(axis: Any, means: Mapping[str, Sequence[float]]) -> None:
     axis.text(0.02, 0.02, text, transform=axis.transAxes, fontsize=7)
 
 
-def _budgets_figure(task: Task, out: Path, path: Path) -> Path:
+def _budgets_figure(task: Task, out: Path, start: str, path: Path) -> Path:
     """Accuracy by ε: PAC-DP against fixed bounds with its schedule, and against other methods."""
     figure, axes = _figure(2, 4.2)
     for axis, kind in zip(axes, ("search ", "sweep "), strict=True):
         points: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
         for r in results(task, out):
             ours = r["row"] == "sweep PAC-DP"
-            if (ours or r["row"].startswith(kind)) and r.get("accuracy") is not None:
+            wanted = r["start"] == start and (ours or r["row"].startswith(kind))
+            if wanted and r.get("accuracy") is not None:
                 points["PAC-DP" if ours else r["row"].removeprefix(kind)][float(r["case"])].append(r["accuracy"])
         means = {row: [100 * statistics.fmean(by[e]) for e in sorted(by)] for row, by in points.items()}
         for i, (row, mean) in enumerate(means.items()):
             width = 2.2 if row == "PAC-DP" else 1.2
             axis.plot(sorted(points[row]), mean, "-o", markersize=3, label=row, color=COLOURS[i], linewidth=width)
         against = "fixed bounds" if kind == "search " else "other methods"
-        axis.set(
-            xlabel="ε of everyone", ylabel="test accuracy (%)", xscale="log", title=f"{task.title}, {against}"
-        )
+        title = f"{task.title}, {against}, {start} start"
+        axis.set(xlabel="ε of everyone", ylabel="test accuracy (%)", xscale="log", title=title)
         _plain_ticks(axis.xaxis, task.fit_budgets)
         axis.yaxis.get_major_formatter().set_useOffset(False)
         axis.grid(alpha=0.25)

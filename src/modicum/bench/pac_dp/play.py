@@ -15,7 +15,7 @@ from modicum.methods import PacDp
 
 Say = Callable[[str], None]
 Key = tuple[str, str, str, int]
-SEARCH_SEEDS = 2
+SEARCH_SEEDS = 2  # at least; half of those of a task with many
 SWEPT = ("AUTO-S", "AQC", "CGM_Median", "rPDP-FL", "NbAFL")  # beside PAC-DP, at every budget that F was fitted at
 SAMPLED = ("PAC-DP", "fixed C=1", "AUTO-S", "AQC")
 
@@ -29,7 +29,7 @@ def play(
     known = {_key(r) for r in records}
     seeds = range(task.seeds)
     batches = [_rows(task, preset, chosen, out, seed) for seed in seeds]
-    batches += [_sweeps(task, preset, chosen, out, seed) for seed in seeds[:SEARCH_SEEDS]]
+    batches += [_sweeps(task, preset, chosen, out, seed) for seed in seeds[: max(SEARCH_SEEDS, len(seeds) // 2)]]
     for batch in batches:
         cells = [(key, cell) for key, cell in batch if key not in known]
         if not cells:
@@ -60,15 +60,15 @@ def _rows(task: Task, preset: Preset, chosen: dict[str, Any], out: Path, seed: i
 def _sweeps(
     task: Task, preset: Preset, chosen: dict[str, Any], out: Path, seed: int
 ) -> Iterator[tuple[Key, Cell]]:
-    """Other budgets, and half of the clients, from the hot start."""
-    found = chosen["starts"]["hot"]
-    about = found["features"], found["hot"], found["rounds"]
-    specs = _specs(task, preset, found, out)
-    for row, budget, method in _budgets(task, preset, found, specs, out):
-        yield ("hot", row, f"{budget:g}", seed), Cell(task.name, method, *about, budget, seed)
-    if task.clients is not None:
-        for row, case, cell in _sampled(task, found, specs, seed):
-            yield ("hot", row, case, seed), cell
+    """Other budgets, from both starts, and half of the clients from the hot one."""
+    for start, found in chosen["starts"].items():
+        about = found["features"], found["hot"], found["rounds"]
+        specs = _specs(task, preset, found, out)
+        for row, budget, method in _budgets(task, preset, found, specs, out):
+            yield (start, row, f"{budget:g}", seed), Cell(task.name, method, *about, budget, seed)
+        if found["hot"] and task.clients is not None:
+            for row, case, cell in _sampled(task, found, specs, seed):
+                yield (start, row, case, seed), cell
 
 
 def _specs(task: Task, preset: Preset, found: dict[str, Any], out: Path) -> dict[str, dict[str, MethodSpec]]:

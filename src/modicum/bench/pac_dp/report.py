@@ -11,7 +11,7 @@ from typing import Any
 
 from modicum.bench.pac_dp.data import budgets
 from modicum.bench.pac_dp.scratch import CELLS, ROWS, rate
-from modicum.bench.pac_dp.settings import CASES, TASKS, Task
+from modicum.bench.pac_dp.settings import CASES, STARTS, TASKS, Task
 from modicum.bench.pac_dp.transfer import transfer
 from modicum.privacy.accounting import papers
 
@@ -39,7 +39,8 @@ def _task(task: Task, out: Path) -> list[str]:
         return ["", f"## {task.title}", "", "not run"]
     shares = ", ".join(f"{e:g} ({w:.0%})" for e, w in task.personal.items())
     lines = ["", f"## {task.title}", "", f"Everyone ε = {task.same:g}; personalised: {shares}. δ = 1e-5."]
-    parts = [_chosen(task, out), _main_table(task, records), _search_table(records), _sweep_table(records)]
+    parts = [_chosen(task, out), _main_table(task, records)]
+    parts += [table(records, start) for start in STARTS for table in (_search_table, _sweep_table)]
     parts += [_rounds_table(records), _target_table(task, records), _sampled_table(task, records)]
     for part in parts:
         lines += ["", *part] if part else []
@@ -111,11 +112,11 @@ def _epsilon(records: Sequence[Record]) -> str:
     return f"{low:.3g} / {statistics.median(middle):.3g} / {high:.3g}"
 
 
-def _by_budget(records: Sequence[Record], kind: str) -> dict[str, dict[str, list[Record]]]:
+def _by_budget(records: Sequence[Record], start: str, kind: str) -> dict[str, dict[str, list[Record]]]:
     """Row, then budget."""
     found: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for r in records:
-        if r["row"].startswith(kind) and r.get("accuracy") is not None:
+        if r["start"] == start and r["row"].startswith(kind) and r.get("accuracy") is not None:
             found[r["row"].removeprefix(kind)][r["case"]].append(r)
     return found
 
@@ -124,13 +125,14 @@ def _average(records: Sequence[Record]) -> float:
     return statistics.fmean(r["accuracy"] for r in records)
 
 
-def _search_table(records: Sequence[Record]) -> list[str]:
+def _search_table(records: Sequence[Record], start: str) -> list[str]:
     """PAC-DP's bound against every fixed one, on records that no curve was fitted to."""
-    ours, fixed = _by_budget(records, "sweep ").get("PAC-DP", {}), _by_budget(records, "search C=")
+    ours = _by_budget(records, start, "sweep ").get("PAC-DP", {})
+    fixed = _by_budget(records, start, "search C=")
     if not ours or not fixed:
-        return ["Exhaustive search over fixed bounds: not run"]
+        return [f"Exhaustive search over fixed bounds, {start} start: not run"]
     lines = [
-        "| ε of everyone | PAC-DP | its C | best fixed C on the test | its accuracy | gap |",
+        f"| ε of everyone, {start} start | PAC-DP | its C | best fixed C on the test | its accuracy | gap |",
         "|---|---|---|---|---|---|",
     ]
     for budget, own in ours.items():
@@ -144,14 +146,15 @@ def _search_table(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def _sweep_table(records: Sequence[Record]) -> list[str]:
+def _sweep_table(records: Sequence[Record], start: str) -> list[str]:
     """Accuracy by ε, with the settings that were chosen for the task's own budget."""
-    rows = _by_budget(records, "sweep ")
+    rows = _by_budget(records, start, "sweep ")
     if not rows:
         return []
     columns = list(rows["PAC-DP"])
-    lines = ["| accuracy by ε of everyone | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
-    fixed = {f"PAC-DP's schedule, C={c}": by for c, by in _by_budget(records, "search C=").items()}
+    head = f"| accuracy by ε of everyone, {start} start | "
+    lines = [head + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
+    fixed = {f"PAC-DP's schedule, C={c}": by for c, by in _by_budget(records, start, "search C=").items()}
     for row, by_budget in {**rows, **fixed}.items():
         shown = [f"{100 * _average(by_budget[c]):.1f}" if c in by_budget else "not run" for c in columns]
         lines.append(f"| {row} | " + " | ".join(shown) + " |")
@@ -164,7 +167,7 @@ def _target_table(task: Task, records: Sequence[Record]) -> list[str]:
         return []
     curves: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     for r in records:
-        if r["start"] == "cold" and r.get("accuracy") is not None:
+        if r["start"] == "cold" and r["case"] in CASES and r.get("accuracy") is not None:
             curves[r["row"], r["case"]].append(r["by_round"])
     names = list(dict.fromkeys(row for row, _ in curves))
     lines = [f"| rounds to {task.target:.0%}, cold start | all the same | personalised |", "|---|---|---|"]
@@ -209,20 +212,20 @@ def _rounds_table(records: Sequence[Record]) -> list[str]:
     rows = [r for r in records if r["row"] == "PAC-DP" and r.get("accuracy") is not None]
     lines = ["| PAC-DP by rounds | " + " | ".join(str(k) for k in _marks(rows)) + " |"]
     lines.append("|---" * (1 + len(_marks(rows))) + "|")
-    for start in ("hot", "cold"):
-        for case in ("same", "personal"):
+    for start in STARTS:
+        for case in CASES:
             curves = [r["by_round"] for r in rows if r["start"] == start and r["case"] == case]
             if curves:
-                values = [
-                    f"{100 * statistics.fmean(c[min(k, len(c)) - 1] for c in curves):.1f}" for k in _marks(rows)
-                ]
+                means = [f"{100 * statistics.fmean(at):.1f}" for at in zip(*curves, strict=True)]
+                values = [means[k - 1] if k <= len(means) else "" for k in _marks(rows)]
                 lines.append(f"| {start}, {case} | " + " | ".join(values) + " |")
     return lines
 
 
 def _marks(rows: Sequence[Record]) -> list[int]:
-    longest = max((len(r["by_round"]) for r in rows), default=1)
-    return sorted({max(1, round(longest * share)) for share in (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)})
+    """Some rounds of the longest run, and the last of each."""
+    lengths = {len(r["by_round"]) for r in rows} or {1}
+    return sorted(lengths | {max(1, round(max(lengths) * share)) for share in (0.1, 0.2, 0.4, 0.6, 0.8)})
 
 
 def not_run(out: Path) -> list[str]:

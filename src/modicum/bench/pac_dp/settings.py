@@ -7,6 +7,7 @@ from typing import Literal
 
 Case = Literal["same", "personal"]
 CASES: tuple[Case, ...] = ("same", "personal")
+STARTS = ("hot", "cold")  # a first model from public records, or none
 
 
 @dataclass(frozen=True, kw_only=True)

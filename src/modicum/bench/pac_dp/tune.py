@@ -12,7 +12,7 @@ import numpy as np
 from modicum.bench.pac_dp import methods
 from modicum.bench.pac_dp.cells import Cell, Place, Run, judged, scale
 from modicum.bench.pac_dp.data import cross_validated, divided, uses_labels, without_private
-from modicum.bench.pac_dp.settings import CASES, PRESETS, Case, Preset, Task
+from modicum.bench.pac_dp.settings import CASES, PRESETS, STARTS, Case, Preset, Task
 from modicum.federation.experiment import MethodSpec
 from modicum.fitting.curves import fit_curve
 from modicum.fitting.grid import Grid, Matrix
@@ -87,7 +87,7 @@ def tune(task: Task, preset: Preset, place: Place, out: Path, run: Run, say: Say
         text = json.dumps(chosen, ensure_ascii=False, indent=1, allow_nan=False)
         path.write_text(text + "\n", encoding="utf-8")
 
-    for start in ("hot", "cold"):
+    for start in STARTS:
         judge = Judge(task, task.tuning_seeds, place, run, hot=start == "hot")
         if start not in chosen["starts"]:
             chosen["starts"][start] = _tune_start(judge, preset, out, say)
