@@ -14,6 +14,7 @@ from torch import nn
 
 from modicum.bench.acdp_pfsd import choose
 from modicum.bench.acdp_pfsd.cells import GROUPS, HOT, METHODS, SEEDS, Cell, Choice, Choices, read_choices, spec_of
+from modicum.bench.acdp_pfsd.figures import draw_all
 from modicum.bench.acdp_pfsd.play import Bench
 from modicum.bench.acdp_pfsd.report import best_constant, both, gap_ratio, network_constants, report
 from modicum.bench.acdp_pfsd.together import Classroom
@@ -117,6 +118,21 @@ def made(method: str, value: float, seed: int = 0, **settings: Any) -> dict[str,
     cell = Cell("emnist", method, seed=seed, **settings)
     figures = dict.fromkeys(("personalised", "tuned", "global", "global_own", "validation", "public"), value)
     return {"cell": cell.to_dict(), "name": cell.name, "epsilon": 8.0, **figures}
+
+
+def test_pictures_of_what_was_run(tmp_path: Path) -> None:
+    curves = {"curve": {"1": [0.3, 0.2], "2": [0.4, 0.3]}, "bounds": [1.5, 1.4], "norms": [2.0, 1.9]}
+    longer = made("acdp-pfsd", 0.4, model="cnn8", variant="q20") | curves
+    longer["cell"]["task"] = "cifar-10"
+    runs = [longer, made("pfsd", 0.9) | curves, made("aqc", 0.7, clients=100, shards="s1")]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(r) + "\n" for r in runs))
+    drawn = draw_all(tmp_path, tmp_path)
+    assert [p.stem.removeprefix("acdp-pfsd-") for p in drawn] == [
+        "emnist-sigma1",
+        "cifar-10-sigma1",
+        "shards-network",
+    ]
+    assert all(p.stat().st_size > 5000 for p in drawn)
 
 
 HEAD: dict[str, Any] = {"model": "components", "epsilon": 8.0}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from modicum.bench.acdp_pfsd.cells import TASKS
+from modicum.bench.acdp_pfsd.cells import FIG_4, LONGER, OTHERS, SMALL_NETWORK, TASKS
 from modicum.bench.acdp_pfsd.report import (
+    MODELS,
     Result,
     best_constant,
+    chosen,
     network,
     network_constants,
     read_results,
@@ -43,18 +46,52 @@ def draw_all(out: Path, to: Path) -> list[Path]:
             runs += constants[best]
         if runs:
             drawn.append(draw(runs, to / f"acdp-pfsd-{name}.png"))
+    for task in OTHERS:
+        wanted = {"task": task, "model": SMALL_NETWORK, "variant": LONGER, "sigma": 1.0}
+        runs = [r for m in COLOURS for r in chosen(results, method=m, **wanted)]
+        if runs:
+            drawn.append(draw(runs, to / f"acdp-pfsd-{task}-sigma1.png"))
+    for name, model in MODELS.items():
+        if any(network(results, m, clients=100, shards="s1", model=model) for m in FIG_4):
+            drawn.append(draw_shards(results, name, to / f"acdp-pfsd-shards-{model or 'network'}.png"))
     return drawn
 
 
-def draw(runs: Sequence[Result], path: Path) -> Path:
-    """Personalised and global accuracy, the bounds, and the norms of what was released (seed 0)."""
+def _figure(width: float, height: float) -> Any:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtraError("matplotlib", "report", "a picture") from None
-    figure = Figure(figsize=(13.5, 3.6), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def draw_shards(results: Sequence[Result], name: str, path: Path) -> Path:
+    """The paper's Fig. 4: how much the division of classes among clients matters to each method."""
+    figure = _figure(9.0, 3.4)
+    runs = {
+        (m, s): network(results, m, clients=100, shards=s, model=MODELS[name]) for m in FIG_4 for s in ("s1", "s2")
+    }
+    methods = [m for m in FIG_4 if any(runs[m, s] for s in ("s1", "s2"))]
+    shown = {"personalised": "personalised", "global_own": "global, own records"}
+    for axes, (key, title) in zip(figure.subplots(1, 2), shown.items(), strict=True):
+        for k, shards in enumerate(("s1", "s2")):
+            found = {i: runs[m, shards] for i, m in enumerate(methods) if runs[m, shards]}
+            means = [100 * statistics.fmean(r[key] for r in rows) for rows in found.values()]
+            axes.bar([i + 0.38 * k for i in found], means, 0.36, label=shards, color=("#2b6cb0", "#c05621")[k])
+        axes.set_xticks([i + 0.19 for i in range(len(methods))], methods, rotation=20, fontsize=8)
+        axes.set_title(f"{title} accuracy (%), {name}", loc="left", fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25, axis="y")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    return _saved(figure, path)
+
+
+def draw(runs: Sequence[Result], path: Path) -> Path:
+    """Personalised and global accuracy, the bounds, and the norms of what was released (seed 0)."""
+    figure = _figure(13.5, 3.6)
     personal, shared, bounds, norms = figure.subplots(1, 4)
     for run in (r for r in runs if r["cell"]["seed"] == 0):
         method = run["cell"]["method"]
@@ -75,9 +112,15 @@ def draw(runs: Sequence[Result], path: Path) -> Path:
         axes.set_xlabel("round")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    bounds.set_yscale("log")
-    norms.set_yscale("log")
+    for axes in (bounds, norms):
+        axes.set_yscale("log", subs=[])
+        axes.yaxis.get_major_locator().set_params(subs=(1.0, 2.0, 5.0))
+        axes.yaxis.set_major_formatter("{x:g}")
     figure.legend(*personal.get_legend_handles_labels(), loc="outside lower center", ncols=7, frameon=False)
+    return _saved(figure, path)
+
+
+def _saved(figure: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     return path
