@@ -53,6 +53,13 @@ def test_a_reservation_counts_before_it_is_settled(ledger: Ledger, path: Path) -
             again.message(token)
 
 
+def test_the_share_of_the_plans_that_is_charged(ledger: Ledger) -> None:
+    planned = sum(r.count for r in ledger.plans["a"].releases)
+    assert ledger.share_made() == 0.0
+    ledger.reserve([release("a"), release("a", 1), release("b")])
+    assert ledger.share_made() == pytest.approx(1.5 / planned)
+
+
 def test_asking_again_returns_the_same_entry(ledger: Ledger) -> None:
     (first,) = ledger.reserve([release("a")])
     (again,) = ledger.reserve([release("a")])

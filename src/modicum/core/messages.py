@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,6 +116,16 @@ class ReleasedSum:
 
 Message = Released | Sealed | Share
 Opened = tuple[Released, ...] | ReleasedSum
+
+
+def paid(opened: Opened | None) -> dict[str, float]:
+    """Declared metrics as released: of the sum, or the mean over clients."""
+    if opened is None:
+        return {}
+    if isinstance(opened, ReleasedSum):
+        return dict(opened.metrics)
+    names = {name for released in opened for name in released.metrics}
+    return {n: statistics.fmean(r.metrics[n] for r in opened if n in r.metrics) for n in sorted(names)}
 
 
 def encode(message: Message | Broadcast | ReleasedSum) -> bytes:

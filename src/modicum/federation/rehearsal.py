@@ -176,9 +176,7 @@ class Rehearsal:
     @property
     def model(self) -> Tensor:
         """The whole parameter vector: what the server has, and the initial values of personal parameters."""
-        theta = self.data.first.clone()
-        theta[self.frame.shared] = self.server.reported
-        return theta
+        return self.server.whole(self.data.first)
 
     def accuracies(self, held_out: tuple[Batch, ...]) -> dict[str, float]:
         """Each client's own model, personalised or not, on held-out records of its own."""

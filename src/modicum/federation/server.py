@@ -107,6 +107,12 @@ class Server:
         """
         return self.state.model if self.state.average is None else self.state.average
 
+    def whole(self, first: Tensor) -> Tensor:
+        """All parameters: what the server has, and the initial values of those that stay with clients."""
+        theta = first.clone()
+        theta[self.frame.shared] = self.reported
+        return theta
+
     @property
     def finished(self) -> bool:
         return self.state.round >= self.public.rounds or len(self.state.retired) == len(self.names)

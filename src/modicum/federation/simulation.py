@@ -10,7 +10,7 @@ from torch import Tensor
 
 from modicum.core.door import SERVER, DoorWatch
 from modicum.core.memory import keep_pages
-from modicum.core.messages import Broadcast, Opened, Released, ReleasedSum, encode
+from modicum.core.messages import Broadcast, Opened, Released, ReleasedSum, encode, paid
 from modicum.core.parts import Backend, ClientFacts, Frame, Mechanism, PublicFacts
 from modicum.core.store import load_state, save_state
 from modicum.engines.choose import choose
@@ -136,9 +136,9 @@ class Simulation:
             answered=None if secret else answered,
             refused=refused,
             abandoned=opened is None,
-            reserved=self._reserved(),
+            reserved=self.ledger.share_made(),
             public=public,
-            paid=_paid(opened),
+            paid=paid(opened),
             simulated=self._evaluate(proposal.round),
         )
         self.metrics.append(record)
@@ -214,20 +214,10 @@ class Simulation:
         )
         return {b.client: self.clients.events(b) for b in broadcasts}
 
-    def _reserved(self) -> float:
-        shares = []
-        for name, plan in self.plans.items():
-            planned = sum(r.count for r in plan.releases)
-            if planned:
-                shares.append(self.ledger.releases_made(name) / planned)
-        return statistics.fmean(shares) if shares else 0.0
-
     @property
     def model(self) -> Tensor:
         """The whole parameter vector: what the server has, and the initial values of personal parameters."""
-        theta = self.data.first.clone()
-        theta[self.frame.shared] = self.server.reported
-        return theta
+        return self.server.whole(self.data.first)
 
     def _evaluate_public(self) -> dict[str, float]:
         return {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy)
@@ -287,13 +277,3 @@ def make_plans(
         )
         for i, f in enumerate(facts)
     }
-
-
-def _paid(opened: Opened | None) -> dict[str, float]:
-    """Declared metrics as released: of the sum, or the mean over clients."""
-    if opened is None:
-        return {}
-    if isinstance(opened, ReleasedSum):
-        return dict(opened.metrics)
-    names = {name for released in opened for name in released.metrics}
-    return {n: statistics.fmean(r.metrics[n] for r in opened if n in r.metrics) for n in sorted(names)}

@@ -9,6 +9,7 @@ reservation never left and is redone under the same entry, or stays charged.
 from __future__ import annotations
 
 import hashlib
+import statistics
 import threading
 from collections.abc import Iterable, Iterator
 from os import PathLike
@@ -239,6 +240,12 @@ class Ledger:
         with self._lock:
             self._catch_up()
             return self._made.get(client, 0)
+
+    def share_made(self) -> float:
+        """How much of what was planned is charged, in the mean over clients who planned something."""
+        planned = {name: sum(r.count for r in plan.releases) for name, plan in self.plans.items()}
+        shares = [self.releases_made(name) / count for name, count in planned.items() if count]
+        return statistics.fmean(shares) if shares else 0.0
 
     def reported(self, client: str) -> float:
         """The ε that holds for a client whatever happens: of its whole plan, or the cap of its filter (R3)."""

@@ -7,7 +7,6 @@ same run: the invitation, the model, the policy's state and the record of what w
 from __future__ import annotations
 
 import secrets
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from modicum.config import Config, federation, to_toml
-from modicum.core.messages import Broadcast, Opened, ReleasedSum, encode
+from modicum.core.messages import Broadcast, encode, paid
 from modicum.core.parts import ClientFacts, Frame
 from modicum.core.store import load_state, save_state
 from modicum.data.arrays import Arrays, ClientData, FederatedData
@@ -210,9 +209,9 @@ class Coordinator:
             answered=len(blobs),
             refused=refused,
             abandoned=opened is None,
-            reserved=self._reserved(),
+            reserved=self.ledger.share_made(),
             public=public,
-            paid=_paid(opened),
+            paid=paid(opened),
             simulated=self._simulated(),
         )
         self.metrics.append(record)
@@ -235,16 +234,9 @@ class Coordinator:
     def _events(self, proposal: Proposal, blobs: Mapping[str, bytes]) -> dict[str, tuple[Release, ...]]:
         return {b.client: self._event(b) for b in proposal.broadcasts if b.client in blobs}
 
-    def _reserved(self) -> float:
-        planned = {n: sum(r.count for r in plan.releases) for n, plan in self.plans.items()}
-        shares = [self.ledger.releases_made(name) / most for name, most in planned.items() if most]
-        return statistics.fmean(shares) if shares else 0.0
-
     @property
     def model(self) -> Tensor:
-        theta = self.data.first.clone()
-        theta[self.frame.shared] = self.server.reported
-        return theta
+        return self.server.whole(self.data.first)
 
     def _simulated(self) -> dict[str, float]:
         if not len(self.data.test):
@@ -339,15 +331,6 @@ def _without_data(config: Config, card: Card, simulation: bool) -> Experiment:
         device=run.device,
         model_options=dict(config.model.options),
     )
-
-
-def _paid(opened: Opened | None) -> dict[str, float]:
-    if opened is None:
-        return {}
-    if isinstance(opened, ReleasedSum):
-        return dict(opened.metrics)
-    names = {name for released in opened for name in released.metrics}
-    return {n: statistics.fmean(r.metrics[n] for r in opened if n in r.metrics) for n in sorted(names)}
 
 
 def _advice(code: Code) -> str:
