@@ -86,7 +86,11 @@ def read_choices(path: Path = CHOICES) -> Choices:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run. `clip` is None for the task's own C_fix."""
+    """One run. `clip` is None for the task's own C_fix.
+
+    `variant` is "plain" for local training as printed and the last model, "hot" for a first model from the proxy,
+    and "q20" for twenty minibatches a round.
+    """
 
     task: str
     method: str
@@ -99,8 +103,7 @@ class Cell:
     view: str = "secure-aggregation"
     clip: float | None = None
     model: str = ""  # "": the task's; HEADS: a linear head on what public records decided; else a network's name
-    variant: str = ""  # "plain": local training as printed and the last model; "hot": a first model from the
-    # proxy; "q20": twenty minibatches a round
+    variant: str = ""
     factor: float = 1.0  # of the bound that was chosen
     epsilon: float | None = None  # None: the noise is σ, else it is calibrated to this ε at δ = 1e-5
 
