@@ -174,7 +174,7 @@ def _rounds_figure(task: Task, out: Path, start: str, path: Path) -> Path:
             axis.axhline(100 * task.target, color="black", linewidth=0.8, linestyle="--")
         _finish_rounds(axis, _title(task, case) + f", {start} start")
         if start == "hot":
-            _zoom(axis, means)
+            _zoom(axis, means, by_end=True)
     _legend_below(figure, axes)
     figure.savefig(path, dpi=90)
     return path
@@ -206,9 +206,9 @@ def _legend_below(figure: Any, axes: Any) -> None:
     figure.legend(named.values(), named, frameon=False, fontsize=7, ncols=6, loc="outside lower center")
 
 
-def _zoom(axis: Any, means: Mapping[str, Sequence[float]]) -> None:
-    """Leave out what ends far below all others, so that these can be told apart; say what was left out."""
-    ends = sorted((mean[-1], row) for row, mean in means.items())
+def _zoom(axis: Any, means: Mapping[str, Sequence[float]], *, by_end: bool) -> None:
+    """Leave out what ends, or stays, far below all others, so that these can be told apart; say what it was."""
+    ends = sorted((mean[-1] if by_end else max(mean), row) for row, mean in means.items())
     far = [k for k in range(1, len(ends)) if ends[k][0] - ends[k - 1][0] > FAR]
     if not far:
         return
@@ -216,7 +216,8 @@ def _zoom(axis: Any, means: Mapping[str, Sequence[float]]) -> None:
     values = [v for row, mean in means.items() if row not in {r for _, r in below} for v in mean]
     margin = 0.08 * (max(values) - min(values)) + 0.05
     axis.set_ylim(min(values) - margin, max(values) + margin)
-    text = "below the picture: " + ", ".join(f"{row} (ends at {end:.1f})" for end, row in below)
+    how = "ends at" if by_end else "at most"
+    text = "below the picture: " + ", ".join(f"{row} ({how} {end:.1f})" for end, row in below)
     axis.text(0.02, 0.02, text, transform=axis.transAxes, fontsize=7)
 
 
@@ -241,6 +242,6 @@ def _budgets_figure(task: Task, out: Path, start: str, path: Path) -> Path:
         axis.yaxis.get_major_formatter().set_useOffset(False)
         axis.grid(alpha=0.25)
         axis.legend(frameon=False, fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.15))
-        _zoom(axis, means)
+        _zoom(axis, means, by_end=False)
     figure.savefig(path, dpi=90)
     return path
