@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from modicum.bench.acdp_pfsd import choose
+from modicum.bench.acdp_pfsd.__main__ import main
 from modicum.bench.acdp_pfsd.cells import GROUPS, HOT, METHODS, SEEDS, Cell, Choice, Choices, read_choices, spec_of
 from modicum.bench.acdp_pfsd.figures import draw_all
 from modicum.bench.acdp_pfsd.play import Bench
@@ -133,6 +134,25 @@ def test_pictures_of_what_was_run(tmp_path: Path) -> None:
         "shards-network",
     ]
     assert all(p.stat().st_size > 5000 for p in drawn)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--groups", "first,last"], "unknown group 'last'"),
+        (["--stage", "choose", "--settings", "mnist"], "unknown setting 'mnist'"),
+        (["--device", "gpu"], "the device 'gpu' is not there"),
+        (["--groups", "sigmas", "--data-dir", "nowhere"], "dataset 'emnist-merge47': put"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where a worker finds it."""
+    assert main([*arguments, "--out", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
 
 
 HEAD: dict[str, Any] = {"model": "components", "epsilon": 8.0}

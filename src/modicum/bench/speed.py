@@ -25,6 +25,7 @@ from modicum.bench.steps import Step, disagreement, our_ways, ours, peers, plain
 from modicum.bench.timing import Clock, Timing, kernels, measure, peak_memory
 from modicum.clipping import Way
 from modicum.clipping.capture import REPEATED
+from modicum.core.device import device_named
 from modicum.core.memory import keep_pages
 from modicum.core.parts import Backend, Batch, ClipRule
 from modicum.core.stack import Pool
@@ -340,8 +341,7 @@ def measure_all(
     unknown = [name for name in only if name not in known]
     if unknown:
         raise UserError(f"no row {unknown[0]!r} on {device}: use one of {', '.join(known)}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("no GPU is found here: use --device cpu")
+    device_named(device)
     if threads < 1:
         raise UserError(f"threads must be at least 1, got {threads}")
     if precision not in PRECISIONS:

@@ -101,11 +101,9 @@ def _budgets(config: Config) -> Budgets:
 
 
 def _check_device(config: Config) -> None:
-    import torch
+    from modicum.core.device import device_named
 
     try:
-        torch.empty(0, device=torch.device(config.run.device))
-    except (RuntimeError, AssertionError):
-        raise config.source.error(
-            f"the device {config.run.device!r} is not there: use cpu, or cuda where there is one", "run", "device"
-        ) from None
+        device_named(config.run.device)
+    except UserError as missing:
+        raise config.source.error(str(missing), "run", "device") from None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor, nn
 
+from modicum.core.device import device_named
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch, Method, Metric
 from modicum.data.arrays import Arrays, FederatedData
@@ -132,7 +133,7 @@ class Prepared:
 
 def prepare(experiment: Experiment, wrap: Method) -> Prepared:
     """Check the model against the data, then turn everything into tensors on the device."""
-    data, device = experiment.federation.data, torch.device(experiment.device)
+    data, device = experiment.federation.data, device_named(experiment.device)
     model = make_model(experiment)
     # Checked again: a wrapper may bring layers of its own.
     model = check_model(wrap.wrapper.wrap(model), data.input_shape, data.classes).to(device)

@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from modicum.bench.acdp_pfsd import choose
 from modicum.bench.acdp_pfsd.cells import CHOICES, GROUPS, TAUGHT, Choice, Choices, read_choices
 from modicum.bench.acdp_pfsd.play import Bench
 from modicum.bench.acdp_pfsd.workers import Item, Work, Workers, stacks
+from modicum.core.device import device_named
 from modicum.errors import UserError
 
 
@@ -34,15 +35,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def work(arguments: Sequence[str] | None = None) -> None:
     """What `main` does, with errors for whoever calls it from Python."""
     given = _parser().parse_args(arguments)
+    device_named(given.device)
+    groups, settings = given.groups.split(","), given.settings.split(",")
+    _check("group", groups, GROUPS)
+    _check("setting", settings, choose.SEARCHES)
     out = Path(given.out)
     out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + given.seconds
     bench = Bench(given.device, given.data_dir, out, given.evaluate_every, given.records)
     with Workers(bench, given.workers, deadline) as workers:
         if given.stage == "choose":
-            _choose(workers, out / CHOICES.name, given.settings.split(","))
+            _choose(workers, out / CHOICES.name, settings)
         else:
-            _run(workers, out, given.groups.split(","), read_choices(Path(given.choices)))
+            _run(workers, out, groups, read_choices(Path(given.choices)))
+
+
+def _check(kind: str, names: Sequence[str], known: Collection[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise UserError(f"unknown {kind} {name!r}: use some of {', '.join(known)}")
 
 
 def _parser() -> argparse.ArgumentParser:

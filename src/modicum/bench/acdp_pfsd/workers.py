@@ -17,6 +17,7 @@ from modicum.bench.acdp_pfsd.cells import LARGE_NETWORK, TAUGHT, Cell, Choice, s
 from modicum.bench.acdp_pfsd.choose import SEED
 from modicum.bench.acdp_pfsd.play import Bench
 from modicum.bench.acdp_pfsd.together import AT_ONCE, alike
+from modicum.errors import UserError
 from modicum.federation.experiment import Setting
 
 SLACK = 5.0  # seconds before the deadline at which nothing new begins
@@ -94,6 +95,8 @@ def _serve(bench: Bench, asked: Any, answers: Any, deadline: float) -> None:
         begun = time.monotonic()
         try:
             answers.put((number, perform(bench, work), ""))
+        except UserError as error:
+            answers.put((number, None, error))
         except Exception:
             answers.put((number, None, traceback.format_exc(limit=4)))
         longest[work.kind] = max(expected, time.monotonic() - begun)
@@ -165,6 +168,8 @@ class Workers:
             except queue.Empty:
                 say("time is up")
                 return
+            if isinstance(problem, UserError):
+                raise problem  # missing data, say: every other cell would end like this
             if results is None:
                 say(f"{work[number].items[0][0].name}: {problem}")
                 continue

@@ -14,6 +14,7 @@ from modicum.bench.pac_dp.play import play
 from modicum.bench.pac_dp.scratch import CELLS, choose_scratch, play_scratch
 from modicum.bench.pac_dp.settings import PRESETS, TASKS
 from modicum.bench.pac_dp.tune import tune
+from modicum.core.device import device_named
 from modicum.errors import MissingExtraError, UserError
 
 Say = Callable[[str], None]
@@ -37,6 +38,7 @@ def bench(
     """The tables as text. A task whose settings or results are there already keeps them."""
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}: use {' or '.join(PRESETS)}")
+    device_named(device)
     if workers < 1:
         raise UserError(f"the number of workers must be at least 1, got {workers}")
     for name in only:
