@@ -65,7 +65,7 @@ CELLS = {
         Cell("mnist-pixels", "mnist", "pixels", CLOTHES),
         Cell("mnist-scattering", "mnist", SCATTERING, CLOTHES),
         Cell("cifar-10-pixels", "cifar-10", "pixels", THINGS),
-        Cell("cifar-10-scattering", "cifar-10", SCATTERING, THINGS),
+        Cell("cifar-10-scattering", "cifar-10", SCATTERING, lr=100.0),
         Cell("cifar-10-resnet18", "cifar-10", "resnet18", lr=0.5, batch=128, steps=1),
     )
 }
