@@ -219,3 +219,24 @@ def test_an_empty_folder_says_not_run(tmp_path: Path) -> None:
     assert "not run" in transfer(tmp_path)[-1]
     assert "| cifar-10-resnet18 | AUTO-S | not run | not run | 0.5 / 0.5 | fixed | 20 |" in report(tmp_path)
     assert {"mnist", "cifar-10-scattering"} <= set(not_run(tmp_path))
+
+
+def test_hot_and_cold_starts_have_tables_of_their_own(tmp_path: Path) -> None:
+    """Also runs of different lengths: what a shorter one has not done stays empty."""
+
+    def made(start: str, row: str, case: str, by_round: list[float]) -> dict[str, Any]:
+        about = {"task": "mnist", "start": start, "row": row, "case": case, "seed": 0, "first": 0.1, "bound": 0.5}
+        return {**about, "accuracy": by_round[-1], "by_round": by_round, "epsilon": None}
+
+    records = [
+        made(start, row, case, [last / 2] * (rounds - 1) + [last])
+        for start, rounds, last in (("hot", 2, 0.9), ("cold", 4, 0.6))
+        for row, case in (("PAC-DP", "same"), ("sweep PAC-DP", "0.1"), ("search C=1", "0.1"))
+    ]
+    (tmp_path / "results-mnist.json").write_text(json.dumps(records))
+    lines = report(tmp_path).splitlines()
+    assert lines[lines.index("| accuracy by ε of everyone, hot start | 0.1 |") + 2] == "| PAC-DP | 90.0 |"
+    assert lines[lines.index("| accuracy by ε of everyone, cold start | 0.1 |") + 2] == "| PAC-DP | 60.0 |"
+    assert "| hot, same | 45.0 | 90.0 |  |  |" in lines
+    assert "| cold, same | 30.0 | 30.0 | 30.0 | 60.0 |" in lines
+    assert not any(line.startswith("| sweep") for line in lines)  # rounds to the target are of the main rows

@@ -22,6 +22,7 @@ from modicum.core.messages import (
     Share,
     decode,
     encode,
+    paid,
 )
 from modicum.errors import UserError
 
@@ -120,3 +121,15 @@ def test_damaged_bytes_are_refused_or_read_as_a_message(data: st.DataObject, whi
 def test_a_claim_of_many_gigabytes_costs_nothing() -> None:
     with pytest.raises(UserError, match="not a message"):
         decode((10 << 30).to_bytes(8, "little") + b"{}")
+
+
+def test_metrics_are_told_as_they_were_released() -> None:
+    """The mean over the clients that released one; a sum's own; nothing of a round that was not opened."""
+    facts, update = NoiseFacts(1.0, 1.0), torch.zeros(2)
+    clients = [
+        Released(name, 0, update, {}, facts, metrics)
+        for name, metrics in (("a", {"accuracy": 0.5, "loss": 2.0}), ("b", {"accuracy": 0.7}), ("c", {}))
+    ]
+    assert paid(tuple(clients)) == {"accuracy": pytest.approx(0.6), "loss": 2.0}
+    assert paid(ReleasedSum(0, update, {}, facts, 3.0, {"accuracy": 0.4})) == {"accuracy": 0.4}
+    assert paid(None) == {}
