@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,16 @@ def _curve(axes: Any, matrix: Matrix, fit: Fit) -> None:
         axes.plot(*zip(*fit.outliers, strict=True), "x", color="#4a5568", label="outliers")
     axes.set_xscale("log")
     axes.set_yscale("log")
+    for axis, values in zip((axes.xaxis, axes.yaxis), zip(*fit.pairs, *fit.outliers, strict=True), strict=True):
+        plain_ticks(axis, sorted(set(values)))
     axes.set_xlabel("n/(z√d)" if curve.scale_free else "budget ε")
     axes.set_ylabel("C / public median norm" if curve.scale_free else "bound C")
     axes.set_title("Fitted curve, constant beyond its ends", loc="left", fontsize=10)
     axes.legend(frameon=False)
     axes.grid(alpha=0.25)
+
+
+def plain_ticks(axis: Any, values: Sequence[float]) -> None:
+    """Ticks at these values, instead of powers of ten."""
+    axis.set_ticks(list(values), [f"{v:.3g}" for v in values], minor=False)
+    axis.set_ticks([], minor=True)

@@ -18,6 +18,7 @@ from modicum.bench.pac_dp.report import results
 from modicum.bench.pac_dp.settings import CASES, TASKS, Task
 from modicum.errors import MissingExtraError, UserError
 from modicum.federation.experiment import Experiment, Federation, prepare
+from modicum.fitting.pictures import plain_ticks
 from modicum.fitting.proxy import bootstrap
 from modicum.methods import PacDp
 from modicum.policies.curve import Curve, read_curve
@@ -101,8 +102,8 @@ def _fit_figure(task: Task, curve: Curve, start: dict[str, Any], folders: Folder
     fitted.set(
         xlabel="ε", ylabel="C", xscale="log", yscale="log", title="F(ε)", ylim=(bounds[0] / 1.3, bounds[-1] * 1.3)
     )
-    _plain_ticks(fitted.xaxis, budgets)
-    _plain_ticks(fitted.yaxis, bounds)
+    plain_ticks(fitted.xaxis, budgets)
+    plain_ticks(fitted.yaxis, bounds)
     fitted.legend(frameon=False, fontsize=7)
     other = theory.twinx()
     for i, budget in enumerate(budgets[:: max(1, len(budgets) // 2)]):
@@ -112,7 +113,7 @@ def _fit_figure(task: Task, curve: Curve, start: dict[str, Any], folders: Folder
         other.plot(bounds, accuracy[row], "-o", color=COLOURS[i], markersize=3)
     theory.set(xlabel="C", xscale="log", yscale="log", ylabel="J (dashed)", title="Surrogate and accuracy")
     other.set_ylabel("public accuracy (solid)")
-    _plain_ticks(theory.xaxis, bounds)
+    plain_ticks(theory.xaxis, bounds)
     theory.legend(frameon=False, fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.17))
     figure.savefig(path, dpi=90)
     return path
@@ -140,12 +141,6 @@ def public_surrogate(
     records = float(np.median(stand_in.sizes))
     z = calibrate_noise(SPEC, budget, NoSampling(), start["rounds"])
     return surrogate(gradients, bounds, z, records, len(stand_in.clients))
-
-
-def _plain_ticks(axis: Any, values: Sequence[float]) -> None:
-    """The values that were tried, instead of powers of ten."""
-    axis.set_ticks(list(values), [f"{v:g}" for v in values], minor=False)
-    axis.set_ticks([], minor=True)
 
 
 def _by_round(task: Task, out: Path, start: str, case: str) -> Curves:
@@ -238,7 +233,7 @@ def _budgets_figure(task: Task, out: Path, start: str, path: Path) -> Path:
         against = "fixed bounds" if kind == "search " else "other methods"
         title = f"{task.title}, {against}, {start} start"
         axis.set(xlabel="ε of everyone", ylabel="test accuracy (%)", xscale="log", title=title)
-        _plain_ticks(axis.xaxis, task.fit_budgets)
+        plain_ticks(axis.xaxis, task.fit_budgets)
         axis.yaxis.get_major_formatter().set_useOffset(False)
         axis.grid(alpha=0.25)
         axis.legend(frameon=False, fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.15))
