@@ -124,18 +124,17 @@ def test_what_colluding_clients_cannot_know_is_as_much_as_was_calibrated(colludi
     assert noise_left(mechanism) == pytest.approx(alone, rel=1e-4)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CountedOnce(ClientLevel):
+@dataclass(frozen=True)
+class CountedOnce(SecureAggregation):
     """Opens a sum that lacks as many clients as may collude, as if nobody colluded where somebody dropped out."""
 
-    def _enough(self, answered: int, invited: int) -> bool:
-        assert isinstance(self.view, SecureAggregation)
-        return invited - answered <= self.view.colluding + self.view.dropouts
+    def enough(self, answered: int, invited: int) -> bool:
+        return invited - answered <= self.colluding + self.dropouts
 
 
 def test_counting_colluders_and_dropouts_once_is_caught() -> None:
     """Twin: of three shares in its sum one is known, where three unknown ones were counted on."""
-    twin = CountedOnce(local=ONE, view=SecureAggregation(5, 1, 1))
+    twin = ClientLevel(local=ONE, view=CountedOnce(5, 1, 1))
     assert noise_left(twin) < 0.9 * noise_left(behind(1, 1))
 
 

@@ -6,11 +6,12 @@ import math
 from pathlib import Path
 
 from modicum.privacy.certificate import Certificate
-from modicum.privacy.events import Block, KnownTo, NoSampling, Poisson, Release, Sampler
+from modicum.privacy.events import Block, NoSampling, Poisson, Release, Sampler
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import CryptoNoise, NoiseSource
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, SecureAggregation
+from modicum.privacy.views import KnownTo
 
 RECORD = PrivacySpec(unit="record")
 REPLACE = PrivacySpec(unit="record", adjacency="replace-one")

@@ -14,9 +14,10 @@ from modicum.privacy import budgets
 from modicum.privacy.accounting import gdp, rdp
 from modicum.privacy.budget_table import BudgetTable
 from modicum.privacy.budgets import PlanGuard, Reason, check_plan, guard_for
-from modicum.privacy.events import Block, KnownTo, NoSampling, Poisson, Release, Sampler, Shuffled
+from modicum.privacy.events import Block, NoSampling, Poisson, Release, Sampler, Shuffled
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, SecureAggregation
+from modicum.privacy.views import KnownTo
 
 ZERO_OUT = PrivacySpec(unit="record")
 REPLACE = PrivacySpec(unit="record", adjacency="replace-one")

@@ -14,9 +14,10 @@ from modicum.privacy.calibration import (
     largest_rate,
     largest_steps,
 )
-from modicum.privacy.events import KnownTo, NoSampling, Poisson, Shuffled
+from modicum.privacy.events import NoSampling, Poisson, Shuffled
 from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.spec import Adjacency, PrivacySpec, SecureAggregation, TrustedServer, Unit
+from modicum.privacy.views import KnownTo
 
 RECORD = PrivacySpec(unit=Unit.RECORD)
 PAC_DP = Poisson(128 / 1200, KnownTo.CLIENT)

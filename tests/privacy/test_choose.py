@@ -7,8 +7,8 @@ from modicum.errors import UnsoundError, UserError
 from modicum.privacy import accounting
 from modicum.privacy.accounting import Guarantee, gdp, pld
 from modicum.privacy.accounting.choose import shown
-from modicum.privacy.accounting.gaussians import Gaussians, normal_form
-from modicum.privacy.events import Block, KnownTo, NoSampling, Origin, Poisson, Release, Shuffled
+from modicum.privacy.accounting.gaussians import Gaussians, hidden_rate, normal_form
+from modicum.privacy.events import Block, NoSampling, Origin, Poisson, Release, Shuffled
 from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.spec import (
     Adjacency,
@@ -18,6 +18,7 @@ from modicum.privacy.spec import (
     TrustedServer,
     Unit,
 )
+from modicum.privacy.views import KnownTo
 
 RECORD = PrivacySpec(unit=Unit.RECORD)
 UNSAMPLED = NoSampling()
@@ -77,14 +78,14 @@ def test_a_trusted_server_hides_its_cohort():
     spec = PrivacySpec(unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE, view=TrustedServer())
     cohort = release(spec, Poisson(0.5, KnownTo.SERVER))
     assert normal_form([cohort], spec) == (Gaussians(2.0, 0.5, 10),)
-    assert cohort.hidden_rate == 0.5
+    assert hidden_rate(cohort.sampler, cohort.spec) == 0.5
 
 
 def test_shares_add_up_behind_secure_aggregation():
     spec = PrivacySpec(unit=Unit.CLIENT, view=SecureAggregation(50, 1))
     (group,) = normal_form([release(spec, z=0.3)], spec)
     assert group.noise_multiplier == pytest.approx(0.3 * 7)
-    assert group.noise_multiplier == release(spec, z=0.3).effective_multiplier
+    assert group.noise_multiplier == spec.seen(release(spec, z=0.3).noise_multiplier)
 
 
 def test_a_shuffled_pass_is_one_unamplified_release():

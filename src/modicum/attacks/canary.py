@@ -31,7 +31,7 @@ from modicum.policies.fixed import Fixed
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
-from modicum.privacy.spec import Adjacency, SecureAggregation, TrustedServer, Unit
+from modicum.privacy.views import Adjacency, SecureAggregation, Shows, Unit
 
 CONFIDENCE = 1 - 1e-6
 
@@ -159,7 +159,7 @@ class _Stage:
     def _records(self, *, canary: bool) -> Batch:
         """The canary lies along the direction with a gradient far above the bound; its neighbour by adjacency."""
         adjacency, unit = self.what.mechanism.spec.adjacency, self.what.mechanism.spec.unit
-        absent = -1.0 if adjacency is Adjacency.REPLACE_ONE else 0.0
+        absent = 1.0 - adjacency.moves
         planted = (1.0 if self.present else absent) * 1e3 * self.direction
         if unit is Unit.CLIENT:
             return _batch([planted if canary else 0 * planted])
@@ -180,11 +180,12 @@ class _Stage:
 
     def _round(self, round: int, model: Tensor) -> list[Tensor]:
         cohorts = [self._names(trial) for trial in range(self.what.trials)]
-        if isinstance(self.what.mechanism.spec.view, TrustedServer):
+        view = self.what.mechanism.spec.view
+        if view.shows is Shows.MODEL:
             return self._opened_by_servers(round, cohorts, model)
         broadcasts = [self._broadcast(round, name, model) for names in cohorts for name in names]
         messages = self._ask(broadcasts)
-        if isinstance(self.what.mechanism.spec.view, SecureAggregation):
+        if view.shows is Shows.SUM:
             return [self._sum_of_shares(round, [messages[n] for n in names], model) for names in cohorts]
         return [messages[names[0]].update for names in cohorts]
 
@@ -212,8 +213,8 @@ class _Stage:
         view = self.what.mechanism.spec.view
         assert isinstance(view, SecureAggregation)
         context = self._opening(round, [m.client for m in shares], model)
-        colluding = shares[view.honest + view.dropouts :]
-        opened = self.what.mechanism.open([*shares[: view.honest], *colluding], context)
+        colluding = shares[view.noise_shares + view.dropouts :]
+        opened = self.what.mechanism.open([*shares[: view.noise_shares], *colluding], context)
         assert isinstance(opened, ReleasedSum)
         known = [m.update for m in colluding]
         return opened.update - torch.stack(known).sum(0) if known else opened.update

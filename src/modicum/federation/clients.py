@@ -23,7 +23,6 @@ from modicum.privacy.events import Release
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import NoiseKey, NoiseSource, SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
-from modicum.privacy.spec import TrustedServer
 from modicum.privacy.token import Token
 
 DoorMaker = Callable[[str, tuple[Token, ...]], Door]
@@ -70,7 +69,7 @@ class Clients:
     @property
     def charges_here(self) -> bool:
         """Behind a trusted server it is the server that releases and is charged."""
-        return not isinstance(self.method.mechanism.spec.view, TrustedServer)
+        return self.method.mechanism.spec.view.senders_add_noise
 
     def answer(self, broadcasts: Sequence[Broadcast]) -> dict[str, bytes | Refusal]:
         """Each client's message, as bytes ready to send, or why it refuses."""

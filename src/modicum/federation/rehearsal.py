@@ -24,9 +24,10 @@ from modicum.federation.experiment import Experiment, Prepared, prepare
 from modicum.federation.server import Proposal, Server
 from modicum.federation.simulation import make_cohorts, make_facts, make_plans
 from modicum.mechanisms.common import training_multiplier
-from modicum.privacy.events import KnownTo, Poisson, Release
+from modicum.privacy.events import Poisson, Release
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.token import Token
+from modicum.privacy.views import KnownTo
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from modicum.privacy.budgets import Refusal, Refused
 from modicum.privacy.events import Release
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
 from modicum.privacy.plan import Guard, PrivacyPlan
-from modicum.privacy.spec import SecureAggregation, TrustedServer
 from modicum.privacy.token import Token
+from modicum.privacy.views import Shows
 
 Faults = Callable[[int, str], bool]
 """(round, client) → True where the client never answers; for tests and what-if experiments."""
@@ -90,7 +90,7 @@ class Simulation:
 
     @property
     def _central(self) -> bool:
-        return isinstance(self.method.mechanism.spec.view, TrustedServer)
+        return not self.method.mechanism.spec.view.senders_add_noise
 
     def _public(self, dimension: int) -> PublicFacts:
         purpose = self.method.mechanism.purpose
@@ -166,7 +166,7 @@ class Simulation:
         refused = {name: str(a.reason) for name, a in answers.items() if isinstance(a, Refusal)}
         round = self.server.state.round
         # Shares are summed by secure aggregation, which shows the server their sum alone.
-        sees = AGGREGATOR if isinstance(self.method.mechanism.spec.view, SecureAggregation) else SERVER
+        sees = AGGREGATOR if self.method.mechanism.spec.view.shows is Shows.SUM else SERVER
         for name, blob in blobs.items():
             self.transcript.record(Seen(sees, round, "message", name, blob))
         for name, reason in refused.items():

@@ -34,17 +34,10 @@ from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms import common
 from modicum.mechanisms.local_steps import LocalSteps, train_locally
 from modicum.privacy.calibration import calibrate_noise, largest_steps
-from modicum.privacy.events import KnownTo, NoSampling, Origin, Poisson, Release, Sampler
+from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
-from modicum.privacy.spec import (
-    Adjacency,
-    PrivacySpec,
-    SecureAggregation,
-    ServerSeesMessages,
-    TrustedServer,
-    Unit,
-    View,
-)
+from modicum.privacy.spec import PrivacySpec
+from modicum.privacy.views import Adjacency, KnownTo, ServerSeesMessages, Shows, Unit, View
 
 UPDATE = "update"
 DOUBLES = 1 << 18  # numbers in double precision at a time: they stay in the cache
@@ -64,7 +57,7 @@ class ClientLevel:
     purpose = UPDATE
 
     def __post_init__(self) -> None:
-        if self.rate is not None and not isinstance(self.view, TrustedServer):
+        if self.rate is not None and KnownTo.SERVER not in self.view.hides:
             raise UnsoundError(
                 "a random cohort amplifies only where a trusted server keeps it secret (R5): use the view "
                 "trusted-server, or a public balanced schedule"
@@ -76,7 +69,7 @@ class ClientLevel:
 
     @property
     def individuals(self) -> bool:
-        return isinstance(self.view, ServerSeesMessages)
+        return self.view.shows is Shows.MESSAGES
 
     @property
     def cohort_rate(self) -> float | None:
@@ -93,7 +86,7 @@ class ClientLevel:
         if self.noise_multiplier is None:
             z = calibrate_noise(spec, facts.budget, self.sampler, count, also=metrics)
         else:
-            z = common.own_multiplier(spec, self.noise_multiplier)
+            z = spec.own(self.noise_multiplier)
             count = min(count, largest_steps(spec, facts.budget, self.sampler, z, also=metrics))
         releases = (PlannedRelease(UPDATE, z, self.sampler, count), *metrics)
         return PrivacyPlan(client=facts.name, spec=spec, budget=facts.budget, releases=releases)
@@ -126,7 +119,7 @@ class ClientLevel:
         decision = broadcast.decision
         chosen = decision.noise_multiplier
         planned = common.training_multiplier(plan, UPDATE)
-        z = planned if chosen is None else common.own_multiplier(self.spec, chosen)
+        z = planned if chosen is None else self.spec.own(chosen)
         return Release(
             client=broadcast.client,
             round=broadcast.round,
@@ -144,7 +137,7 @@ class ClientLevel:
         updates = common.shared_part(trained.sub_(first), jobs[0], frame)
         asks = self._asks(jobs, frame, updates)
         metrics = [self._metric_asks(job, frame) for job in jobs]
-        if isinstance(self.view, TrustedServer):
+        if not self.view.senders_add_noise:
             sealed = [_sealed([ask, *more]) for ask, more in zip(asks, metrics, strict=True)]
             return list(zip(sealed, states, strict=True))
         noised, others = release_together(asks, UPDATE, updates)
@@ -178,7 +171,7 @@ class ClientLevel:
         ]
 
     def _message(self, event: Release, update: Tensor, scalars: Mapping[str, float]) -> Message:
-        if isinstance(self.view, SecureAggregation):
+        if not self.individuals:
             return Share(event.client, event.round, update, scalars)
         signals, metrics = _tell_apart(scalars)
         blocks = {b.name: b.noise_std**2 for b in event.blocks}
@@ -189,27 +182,19 @@ class ClientLevel:
         if self.individuals:
             return tuple(m for m in messages if isinstance(m, Released))
         stds = _shared_noise(context.events)
-        kind = Share if isinstance(self.view, SecureAggregation) else Sealed
+        noised = self.view.senders_add_noise
+        kind = Share if noised else Sealed
         parts = [m for m in messages if isinstance(m, kind) and set(stds) - {UPDATE} <= set(m.signals)]
-        if isinstance(self.view, SecureAggregation) and not self._enough(len(parts), len(context.invited)):
+        if not self.view.enough(len(parts), len(context.invited)):
             return None
         sums = _sums(parts, stds, context.model)
-        if isinstance(self.view, SecureAggregation):
+        if noised:
             stds = {name: std * math.sqrt(len(parts)) for name, std in stds.items()}
         else:
             if context.door is None:
                 raise UserError("a trusted server needs its own door to add the noise")
             sums = context.door.release_sum(context.events, context.round, sums)
         return _released_sum(context, sums, stds)
-
-    def _enough(self, answered: int, invited: int) -> bool:
-        """With more dropouts than planned too few shares of noise are in it: abandon it before unmasking (R8)."""
-        assert isinstance(self.view, SecureAggregation)
-        if invited != self.view.participants:
-            raise UserError(
-                f"secure aggregation was planned for {self.view.participants} clients a round, got {invited}"
-            )
-        return invited - answered <= self.view.dropouts
 
 
 def _clip(updates: Tensor, bounds: Sequence[float]) -> Tensor:

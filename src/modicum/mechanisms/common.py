@@ -12,7 +12,7 @@ from modicum.core.messages import Broadcast
 from modicum.core.parts import SIGNAL_BOUND, Frame, Job, Metric, Signal, SignalName
 from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
-from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
+from modicum.privacy.spec import PrivacySpec, Unit
 
 
 def query(
@@ -95,20 +95,12 @@ def keep_personal(job: Job, frame: Frame, trained: Tensor) -> dict[str, object]:
     return state
 
 
-def own_multiplier(spec: PrivacySpec, seen: float) -> float:
-    """The multiplier of one client's message when the adversary is to see noise of multiplier `seen` (R8)."""
-    view = spec.view
-    return seen / math.sqrt(view.honest) if isinstance(view, SecureAggregation) else seen
-
-
 def metric_plans(
     spec: PrivacySpec, metrics: Sequence[Metric], rounds: Sequence[int]
 ) -> tuple[PlannedRelease, ...]:
     """What the declared metrics will cost a client that takes part in these rounds."""
     due = [(m, sum(r % m.every == 0 for r in rounds)) for m in metrics]
-    return tuple(
-        PlannedRelease(m.block, own_multiplier(spec, m.noise_multiplier), NoSampling(), n) for m, n in due if n
-    )
+    return tuple(PlannedRelease(m.block, spec.own(m.noise_multiplier), NoSampling(), n) for m, n in due if n)
 
 
 def metric_events(spec: PrivacySpec, broadcast: Broadcast, metrics: Sequence[Metric]) -> tuple[Release, ...]:
@@ -119,7 +111,7 @@ def metric_events(spec: PrivacySpec, broadcast: Broadcast, metrics: Sequence[Met
             client=broadcast.client,
             round=broadcast.round,
             spec=spec,
-            blocks=(Block(m.block, bound, own_multiplier(spec, m.noise_multiplier)),),
+            blocks=(Block(m.block, bound, spec.own(m.noise_multiplier)),),
             sampler=NoSampling(),
         )
         for m in metrics

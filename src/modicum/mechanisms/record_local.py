@@ -21,9 +21,10 @@ from modicum.errors import UserError
 from modicum.mechanisms import common
 from modicum.privacy.accounting.rdp import best_order
 from modicum.privacy.calibration import calibrate_noise, largest_steps
-from modicum.privacy.events import KnownTo, NoSampling, Origin, Poisson, Release, Sampler
+from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, ServerSeesMessages, Unit
+from modicum.privacy.views import KnownTo
 
 GRADIENT = "gradient"
 
@@ -103,8 +104,7 @@ class RecordLocal:
         order = None
         if isinstance(sampler, Poisson):
             z = calibrate_noise(self.spec, facts.budget, sampler, count, also=metrics)
-            halved = 2 if self.adjacency is Adjacency.REPLACE_ONE else 1  # as the filter charges it (R6)
-            order = best_order(sampler.rate, z / halved, count, self.delta)
+            order = best_order(sampler.rate, self.spec.charged(z), count, self.delta)
         return PrivacyPlan(
             client=facts.name,
             spec=self.spec,

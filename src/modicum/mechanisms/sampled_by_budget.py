@@ -14,8 +14,9 @@ from modicum.errors import UserError
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.privacy.accounting import rdp
 from modicum.privacy.calibration import calibrate_noise, largest_rate
-from modicum.privacy.events import KnownTo, NoSampling, Poisson, Sampler
+from modicum.privacy.events import NoSampling, Poisson, Sampler
 from modicum.privacy.spec import PrivacySpec
+from modicum.privacy.views import KnownTo
 
 SIMULATED = 12  # pairs that a published curve goes through
 EXPONENTS = np.linspace(0.05, 6.0, 120)

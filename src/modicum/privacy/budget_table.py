@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +11,6 @@ from modicum.errors import UserError
 from modicum.privacy.accounting import rdp
 from modicum.privacy.budgets import filter_cap
 from modicum.privacy.plan import Guard, PrivacyPlan
-from modicum.privacy.spec import Adjacency, SecureAggregation
 
 
 class BudgetTable:
@@ -25,7 +23,7 @@ class BudgetTable:
         self.clients = tuple(plan.client for plan in plans)
         self.cap = np.array([filter_cap(plan) for plan in plans])
         self.spent = np.zeros(len(plans))
-        self._scale = np.array([_multiplier_scale(plan) for plan in plans])
+        self._scale = np.array([plan.spec.charged(1.0) for plan in plans])
         orders = np.array([plan.order or 0.0 for plan in plans])  # 0: the GDP filter
         self._groups = [(float(order), np.flatnonzero(orders == order)) for order in np.unique(orders)]
 
@@ -47,10 +45,3 @@ class BudgetTable:
         allowed = np.asarray(after <= self.cap)
         self.spent = np.where(allowed, after, self.spent)
         return allowed
-
-
-def _multiplier_scale(plan: PrivacyPlan) -> float:
-    """From a client's own multiplier to the one that is priced: noise shares (R8), z/2 for replace-one (R6)."""
-    view = plan.spec.view
-    shares = math.sqrt(view.honest) if isinstance(view, SecureAggregation) else 1.0
-    return shares / 2 if plan.spec.adjacency is Adjacency.REPLACE_ONE else shares

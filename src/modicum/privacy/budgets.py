@@ -228,20 +228,19 @@ def filter_cap(plan: PrivacyPlan) -> float:
 def filter_cost(plan: PrivacyPlan, release: Release) -> float | None:
     """What a filter charges for a release; None where no rule prices it.
 
-    The GDP filter charges hidden sampling as no sampling at all. Replace-one halves the multiplier: exact for an
-    unsampled sum (2C), the looser bound of R6 under sampling.
+    The GDP filter charges hidden sampling as no sampling at all.
     """
-    adjacency = release.spec.adjacency
-    if adjacency is Adjacency.ADD_REMOVE and isinstance(release.sampler, Shuffled):
+    spec = release.spec
+    if spec.adjacency is Adjacency.ADD_REMOVE and isinstance(release.sampler, Shuffled):
         return None
-    z = release.effective_multiplier / (2 if adjacency is Adjacency.REPLACE_ONE else 1)
+    z = spec.charged(release.noise_multiplier)
     if z < NO_NOISE:
         return math.inf
     if plan.order is None:
         return release.count / z**2
-    from modicum.privacy.accounting import rdp
+    from modicum.privacy.accounting import hidden_rate, rdp
 
-    return release.count * rdp.rdp_sampled_gaussian(release.hidden_rate, z, plan.order)
+    return release.count * rdp.rdp_sampled_gaussian(hidden_rate(release.sampler, spec), z, plan.order)
 
 
 def plan_guarantee(plan: PrivacyPlan) -> Guarantee:

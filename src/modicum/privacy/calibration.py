@@ -11,7 +11,7 @@ from modicum.errors import UserError
 from modicum.privacy.accounting import gdp
 from modicum.privacy.accounting.checks import positive, steps
 from modicum.privacy.accounting.choose import epsilon_of, plain_mu
-from modicum.privacy.accounting.gaussians import Gaussians, hidden_rate, normal_form, shares
+from modicum.privacy.accounting.gaussians import Gaussians, hidden_rate, normal_form
 from modicum.privacy.events import Poisson, Sampler
 from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.spec import Adjacency, PrivacySpec
@@ -49,8 +49,8 @@ def calibrate_noise(
     rate = hidden_rate(sampler, spec)
     seen = _effective_noise(target, spec.delta, spec.adjacency, rate, steps(count), rest)
     # A share behind secure aggregation is rounded as well, then checked in what the adversary sees.
-    own = _round_up(seen / math.sqrt(shares(spec)))
-    while _cost(own * math.sqrt(shares(spec)), rate, count, rest, spec) > target:
+    own = _round_up(spec.own(seen))
+    while _cost(spec.seen(own), rate, count, rest, spec) > target:
         own = _round_up(own * (1 + 10.0 ** (1 - DIGITS)))
     return own
 
@@ -73,7 +73,7 @@ def largest_steps(
 ) -> int:
     """How many releases with this noise fit into ε beside those in `also` (at most `MAX_STEPS`)."""
     target = positive("the budget ε", epsilon)
-    z = positive("the noise multiplier", noise_multiplier) * math.sqrt(shares(spec))
+    z = spec.seen(positive("the noise multiplier", noise_multiplier))
     rest, rate = normal_form(tuple(also), spec), hidden_rate(sampler, spec)
 
     def fits(count: int) -> bool:
@@ -97,7 +97,7 @@ def largest_rate(
 ) -> float:
     """The largest Poisson rate, rounded down, with which `count` releases fit into ε; `sampler` says who draws."""
     target = positive("the budget ε", epsilon)
-    z = positive("the noise multiplier", noise_multiplier) * math.sqrt(shares(spec))
+    z = spec.seen(positive("the noise multiplier", noise_multiplier))
     rest = normal_form(tuple(also), spec)
     if hidden_rate(replace(sampler, rate=0.5), spec) != 0.5:
         raise UserError("this sampler's coins are seen by the adversary, so its rate does not change ε (R5)")
@@ -161,8 +161,7 @@ def _effective_noise(
         raise _refuse(target, delta, fixed)
     if rate == 1 and all(g.rate == 1 for g in rest):
         left = gdp.mu_from_epsilon(target, delta) ** 2 - plain_mu(rest, adjacency) ** 2
-        shift = 2.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
-        return shift * math.sqrt(count / left)
+        return adjacency.moves * math.sqrt(count / left)
     return _search(target, delta, adjacency, rate, count, rest)
 
 
@@ -195,7 +194,7 @@ def _central_limit_guess(
     target: float, delta: float, adjacency: Adjacency, rate: float, count: int, rest: tuple[Gaussians, ...]
 ) -> float:
     """ln z for which μ = q√K·√(e^{1/z²} − 1) (Bu et al. 2020) uses up what `rest` leaves of the budget."""
-    shift = 2.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
+    shift = adjacency.moves
 
     def mu2(g: Gaussians) -> float:
         return shift**2 * g.count * g.rate**2 * math.expm1(min(g.noise_multiplier**-2, 50.0))

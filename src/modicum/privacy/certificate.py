@@ -17,10 +17,11 @@ from typing import Any
 from modicum.errors import UserError
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.budgets import plan_guarantee
-from modicum.privacy.events import KnownTo, Poisson, Sampler, sampler_from_dict
+from modicum.privacy.events import Poisson, Sampler, sampler_from_dict
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.plan import Guard, PrivacyPlan
-from modicum.privacy.spec import PrivacySpec, SecureAggregation, TrustedServer, view_from_dict
+from modicum.privacy.spec import PrivacySpec, view_from_dict
+from modicum.privacy.views import KnownTo
 
 SCHEMA = "modicum-certificate/1"
 
@@ -222,10 +223,7 @@ def _assumptions(clients: dict[str, ClientGuarantee], noise: dict[str, Any]) -> 
         said.append(
             "Clients draw their own sampling coins afresh for each step and tell nobody, nor the batch size."
         )
-    if any(isinstance(view, SecureAggregation) for view in views):
-        said.append("Secure aggregation is ideal: only the sum of a round is ever seen, and it is simulated here.")
-    if any(isinstance(view, TrustedServer) for view in views):
-        said.append("The server is trusted with every message and publishes only models.")
+    said += sorted({view.assumption for view in views if view.assumption})
     if any(line.guard is Guard.NONE for line in clients.values()):
         said.append("For clients with guard 'none' nothing is promised.")
     return tuple(said)

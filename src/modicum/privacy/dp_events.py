@@ -7,13 +7,12 @@ template on the way back.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modicum.errors import MissingExtraError, UserError
-from modicum.privacy.accounting.gaussians import Gaussians, hidden_rate, normal_form, shares
+from modicum.privacy.accounting.gaussians import Gaussians, hidden_rate, normal_form
 from modicum.privacy.events import Poisson, Release
 from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.spec import Adjacency, PrivacySpec
@@ -38,7 +37,7 @@ def to_dp_event(release: Release | PlannedRelease, spec: PrivacySpec | None = No
         spec = release.spec
     elif spec is None:
         raise UserError("a planned release needs its PrivacySpec to become an event")
-    z = release.noise_multiplier * math.sqrt(shares(spec))
+    z = spec.seen(release.noise_multiplier)
     return _event(Gaussians(z, hidden_rate(release.sampler, spec), release.count))
 
 
@@ -74,13 +73,14 @@ def from_dp_event(event: DpEvent, template: Release) -> Release:
     if not isinstance(event, dpa.GaussianDpEvent):
         raise UserError(f"only Gaussian events, Poisson-sampled or not, become releases here, got {event!r}")
     seen = float(event.noise_multiplier)
-    scale = seen / template.effective_multiplier
+    scale = seen / template.spec.seen(template.noise_multiplier)
     blocks = template.blocks
     if abs(scale - 1) > _SAME:
         blocks = tuple(replace(b, noise_multiplier=b.noise_multiplier * scale) for b in blocks)
     sampler = template.sampler
-    if rate != template.hidden_rate:
-        if not isinstance(sampler, Poisson) or template.hidden_rate == 1 == sampler.rate:
+    hidden = hidden_rate(sampler, template.spec)
+    if rate != hidden:
+        if not isinstance(sampler, Poisson) or hidden == 1 == sampler.rate:
             raise UserError(f"the event samples with rate {rate} but its template has no hidden sampler")
         sampler = replace(sampler, rate=rate)
     return replace(template, blocks=blocks, sampler=sampler, count=count)
@@ -113,7 +113,9 @@ def library_epsilon(
         case "rdp":
             judge = dpa.rdp.RdpAccountant(neighboring_relation=relations.ADD_OR_REMOVE_ONE)
             if replace_one:
-                groups = tuple(replace(g, noise_multiplier=g.noise_multiplier / 2) for g in groups)
+                groups = tuple(
+                    replace(g, noise_multiplier=g.noise_multiplier / spec.adjacency.moves) for g in groups
+                )
         case _:
             raise UserError(f"unknown accountant {accountant!r}: use pld or rdp")
     for group in groups:

@@ -14,7 +14,8 @@ from enum import StrEnum
 from typing import Any
 
 from modicum.errors import UserError
-from modicum.privacy.spec import PrivacySpec, SecureAggregation, ServerSeesMessages
+from modicum.privacy.spec import PrivacySpec
+from modicum.privacy.views import KnownTo
 
 VERSION = 1
 
@@ -25,14 +26,6 @@ class Origin(StrEnum):
     PRESET = "preset"  # fixed before the run
     PUBLIC = "public"  # a function of public values only
     RELEASED = "released"  # a function of earlier releases
-
-
-class KnownTo(StrEnum):
-    """Who learns the outcome of a sampler's coins."""
-
-    CLIENT = "client"  # drawn by the client for itself and never sent
-    SERVER = "server"  # drawn by or visible to the server
-    EVERYONE = "everyone"
 
 
 @dataclass(frozen=True)
@@ -147,25 +140,6 @@ class Release:
     def noise_multiplier(self) -> float:
         """Noise of this client's message over its bound, all blocks together."""
         return joint_multiplier(self.blocks)
-
-    @property
-    def effective_multiplier(self) -> float:
-        """Noise over bound in what the adversary sees: behind secure aggregation P − c shares add up (R8)."""
-        view = self.spec.view
-        shares = view.honest if isinstance(view, SecureAggregation) else 1
-        return self.noise_multiplier * math.sqrt(shares)
-
-    @property
-    def hidden_rate(self) -> float:
-        """The sampling rate that amplifies: 1 unless the adversary of this view cannot see the coins (R4, R5)."""
-        if not isinstance(self.sampler, Poisson):
-            return 1.0
-        match self.sampler.known_to, self.spec.view:
-            case KnownTo.CLIENT, _:
-                return self.sampler.rate
-            case KnownTo.SERVER, view if not isinstance(view, ServerSeesMessages | SecureAggregation):
-                return self.sampler.rate
-        return 1.0
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -13,9 +13,10 @@ from typing import Any
 
 from modicum.errors import MissingExtraError
 from modicum.privacy.budgets import NO_NOISE
-from modicum.privacy.events import KnownTo, Poisson, Sampler
+from modicum.privacy.events import Poisson, Sampler
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, SecureAggregation, TrustedServer
+from modicum.privacy.views import KnownTo
 
 
 def library() -> Any:
@@ -66,8 +67,10 @@ def filter_epsilon(plan: PrivacyPlan, spent: Mapping[tuple[float, Sampler], int]
 
 def _seen(z: float, spec: PrivacySpec) -> float:
     """The multiplier in what the adversary sees (R8)."""
-    shares = spec.view.honest if isinstance(spec.view, SecureAggregation) else 1
-    return z * math.sqrt(shares)
+    view = spec.view
+    if not isinstance(view, SecureAggregation):
+        return z
+    return z * math.sqrt(view.participants - view.colluding - view.dropouts)
 
 
 def _event(dp: Any, z: float, sampler: Sampler, spec: PrivacySpec) -> Any:

@@ -3,101 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field
 from typing import Any
 
 from modicum.errors import UnsoundError, UserError
+from modicum.privacy.views import (
+    Adjacency,
+    SecureAggregation,
+    ServerSeesMessages,
+    TrustedServer,
+    Unit,
+    View,
+    view_from_dict,
+)
 
-
-class Unit(StrEnum):
-    """Whose participation is hidden."""
-
-    RECORD = "record"
-    CLIENT = "client"
-
-
-class Adjacency(StrEnum):
-    """How two neighbouring datasets differ in one unit."""
-
-    ZERO_OUT = "zero-out"  # its contribution is replaced by zero; sizes stay public
-    ADD_REMOVE = "add-remove"  # it is there or not
-    REPLACE_ONE = "replace-one"  # it is replaced by another
-
-
-@dataclass(frozen=True)
-class ServerSeesMessages:
-    """The adversary sees every message of every client; each sender must add all the noise it relies on."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": "server-sees-messages"}
-
-    def sentence(self) -> str:
-        return "the server and everyone else, who see every message"
-
-
-@dataclass(frozen=True)
-class SecureAggregation:
-    """The adversary sees only the sum over `participants`, and knows the shares of those that collude (R8).
-
-    Colluding clients and dropouts are counted apart: the noise of either is missing, and both may happen at once.
-    """
-
-    participants: int
-    colluding: int = 1  # with the server; any participant knows its own share
-    dropouts: int = 0  # beyond which a round is abandoned before its sum is seen
-
-    def __post_init__(self) -> None:
-        if min(self.colluding, self.dropouts) < 0 or self.honest < 1:
-            raise UserError(
-                f"secure aggregation needs a client that neither colludes nor drops out, got {self.colluding} and "
-                f"{self.dropouts} of {self.participants}: raise the cohort size or lower colluding or dropouts"
-            )
-
-    @property
-    def honest(self) -> int:
-        """How many noise shares that the adversary does not know are certain to be in the sum."""
-        return self.participants - self.colluding - self.dropouts
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "kind": "secure-aggregation",
-            "participants": self.participants,
-            "colluding": self.colluding,
-            "dropouts": self.dropouts,
-        }
-
-    def sentence(self) -> str:
-        missing = f", with up to {self.dropouts} others missing" if self.dropouts else ""
-        return (
-            f"the server and up to {self.colluding} of {self.participants} clients together, who see only the "
-            f"sum of each round{missing} (ideal secure aggregation is assumed)"
-        )
-
-
-@dataclass(frozen=True)
-class TrustedServer:
-    """The server is trusted with messages; the adversary sees only the models it publishes."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": "trusted-server"}
-
-    def sentence(self) -> str:
-        return "everyone who sees the published models, but not the server, which is trusted"
-
-
-View = ServerSeesMessages | SecureAggregation | TrustedServer
-
-
-def view_from_dict(d: dict[str, Any]) -> View:
-    match d:
-        case {"kind": "server-sees-messages"}:
-            return ServerSeesMessages()
-        case {"kind": "secure-aggregation", "participants": int(p), "colluding": int(c), "dropouts": int(gone)}:
-            return SecureAggregation(p, c, gone)
-        case {"kind": "trusted-server"}:
-            return TrustedServer()
-    raise UserError(f"unknown view {d!r}: use server-sees-messages, secure-aggregation or trusted-server")
+__all__ = [
+    "Adjacency",
+    "PrivacySpec",
+    "SecureAggregation",
+    "ServerSeesMessages",
+    "TrustedServer",
+    "Unit",
+    "View",
+    "view_from_dict",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +35,7 @@ class PrivacySpec:
 
     unit: Unit
     adjacency: Adjacency = Adjacency.ZERO_OUT
-    view: View = ServerSeesMessages()
+    view: View = field(default_factory=ServerSeesMessages)
     delta: float = 1e-5
 
     def __post_init__(self) -> None:
@@ -114,30 +43,7 @@ class PrivacySpec:
         object.__setattr__(self, "adjacency", Adjacency(self.adjacency))
         if not (isinstance(self.delta, int | float) and 0 < self.delta < 1):
             raise UserError(f"delta must lie strictly between 0 and 1, got {self.delta}")
-        if isinstance(self.view, SecureAggregation):
-            if self.unit is not Unit.CLIENT:
-                raise UnsoundError(
-                    "secure aggregation protects whole clients here (R8): use unit 'client', or the view "
-                    "server-sees-messages for records"
-                )
-            if self.adjacency is not Adjacency.ZERO_OUT:
-                raise UnsoundError(
-                    f"secure aggregation with {self.adjacency} breaks rule R8 (the victim's own noise share "
-                    "must stay in the sum): use zero-out"
-                )
-        if (self.unit, self.adjacency, self.view) == (
-            Unit.CLIENT,
-            Adjacency.ADD_REMOVE,
-            ServerSeesMessages(),
-        ):
-            raise UnsoundError(
-                "add-remove cannot hide a client from a server that sees who sends a message: use zero-out"
-            )
-        if isinstance(self.view, TrustedServer) and self.unit is not Unit.CLIENT:
-            raise UnsoundError(
-                "a trusted server protects whole clients here: use unit 'client', or the view "
-                "server-sees-messages for records"
-            )
+        self.view.refuse(self.unit, self.adjacency)
 
     def refuse_true_sizes(self) -> None:
         """For whoever builds on the true number of records or clients: add-remove needs declared ones (R4)."""
@@ -147,16 +53,21 @@ class PrivacySpec:
                 "use zero-out or replace-one"
             )
 
-    def sensitivity(self, bound: float, *, sampled: bool) -> float:
-        """L2 sensitivity of a sum of contributions of norm at most `bound`.
+    def seen(self, multiplier: float) -> float:
+        """Noise over bound in what the adversary sees, where one message has this multiplier (R8)."""
+        return multiplier * math.sqrt(self.view.noise_shares)
 
-        Replace-one moves an unsampled sum by 2·bound. Under Poisson sampling the two neighbours are the
-        mixtures (1−q)·N(0)+q·N(±bound), so the bound itself enters and the accountant takes that pair (R6).
+    def own(self, seen: float) -> float:
+        """The inverse of `seen`: the multiplier of one message that gives the adversary this one."""
+        return seen / math.sqrt(self.view.noise_shares)
+
+    def charged(self, multiplier: float) -> float:
+        """Noise over how far one unit can move what is seen, as a filter charges a message (R2).
+
+        Replace-one moves an unsampled sum by twice its bound. Under sampling this is the looser bound of R6; plain
+        composition takes the mixture pair instead.
         """
-        if not (math.isfinite(bound) and bound > 0):
-            raise UserError(f"a clipping bound must be a positive finite number, got {bound}")
-        doubled = self.adjacency is Adjacency.REPLACE_ONE and not sampled
-        return 2 * bound if doubled else bound
+        return self.seen(multiplier) / self.adjacency.moves
 
     def sentence(self) -> str:
         """What is protected from whom, for people."""

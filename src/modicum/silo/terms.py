@@ -20,7 +20,8 @@ from modicum.federation.cohort import Balanced, Cohorts, RandomCohorts, rounds_o
 from modicum.federation.experiment import Setting
 from modicum.mechanisms.common import metric_plans, training_multiplier
 from modicum.privacy.plan import Guard, PrivacyPlan
-from modicum.privacy.spec import PrivacySpec, SecureAggregation, TrustedServer
+from modicum.privacy.spec import PrivacySpec
+from modicum.privacy.views import Shows
 
 
 def digest(config: Config) -> str:
@@ -48,7 +49,7 @@ class Terms:
     def method(self) -> Method:
         method: Method = self.config.method.build(self.setting)
         method.mechanism.spec.refuse_true_sizes()
-        if isinstance(method.mechanism.spec.view, TrustedServer):
+        if not method.mechanism.spec.view.senders_add_noise:
             raise UserError(
                 "a trusted server is not offered to deployed silos, who trust nobody: use the view "
                 "server-sees-messages"
@@ -62,7 +63,7 @@ class Terms:
     @property
     def needs_aggregator(self) -> bool:
         """Whether the guarantee rests on secure aggregation, which is only simulated so far."""
-        return isinstance(self.spec.view, SecureAggregation)
+        return self.spec.view.shows is Shows.SUM
 
     @cached_property
     def metrics(self) -> tuple[Metric, ...]:

@@ -93,5 +93,4 @@ def _epsilon_of(groups: tuple[Gaussians, ...], delta: float, adjacency: Adjacenc
 
 def plain_mu(groups: Iterable[Gaussians], adjacency: Adjacency) -> float:
     """μ of unsampled Gaussians; replace-one doubles the sensitivity (R6)."""
-    shift = 2.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
-    return shift * math.sqrt(math.fsum(g.count / g.noise_multiplier**2 for g in groups))
+    return adjacency.moves * math.sqrt(math.fsum(g.count / g.noise_multiplier**2 for g in groups))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from modicum.errors import UnsoundError, UserError
-from modicum.privacy.events import KnownTo, NoSampling, Origin, Poisson, Release, Sampler, Shuffled
+from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler, Shuffled
 from modicum.privacy.plan import PlannedRelease
-from modicum.privacy.spec import Adjacency, PrivacySpec, SecureAggregation, TrustedServer
+from modicum.privacy.spec import Adjacency, PrivacySpec
 
 
 @dataclass(frozen=True, order=True)
@@ -32,9 +31,7 @@ class Gaussians:
 def hidden_rate(sampler: Sampler, spec: PrivacySpec) -> float:
     """The sampling rate that amplifies in this view: 1 where the adversary can see the coins (R4, R5)."""
     match sampler:
-        case Poisson(rate, KnownTo.CLIENT):
-            return rate
-        case Poisson(rate, KnownTo.SERVER) if isinstance(spec.view, TrustedServer):
+        case Poisson(rate, known_to) if known_to in spec.view.hides:
             return rate
         case Shuffled() if spec.adjacency is Adjacency.ADD_REMOVE:
             raise UnsoundError(
@@ -46,11 +43,6 @@ def hidden_rate(sampler: Sampler, spec: PrivacySpec) -> float:
     raise UserError(f"unknown sampler {sampler!r}")
 
 
-def shares(spec: PrivacySpec) -> int:
-    """How many independent noise shares are certain to be in what the adversary sees (R8)."""
-    return spec.view.honest if isinstance(spec.view, SecureAggregation) else 1
-
-
 def normal_form(releases: Iterable[Release | PlannedRelease], spec: PrivacySpec) -> tuple[Gaussians, ...]:
     """All releases of one client as Gaussians, equal ones merged; refuses what plain composition cannot price."""
     counts: dict[tuple[float, float], int] = {}
@@ -59,7 +51,7 @@ def normal_form(releases: Iterable[Release | PlannedRelease], spec: PrivacySpec)
         if isinstance(r, Release):
             clients.add(r.client)
             _refuse_foreign(r, spec)
-        key = (r.noise_multiplier * math.sqrt(shares(spec)), hidden_rate(r.sampler, spec))
+        key = (spec.seen(r.noise_multiplier), hidden_rate(r.sampler, spec))
         counts[key] = counts.get(key, 0) + r.count
     if len(clients) > 1:
         raise UserError(f"a guarantee is one client's, got releases of {len(clients)}: compute each on its own")

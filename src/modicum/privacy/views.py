@@ -1,0 +1,221 @@
+"""Who looks on, and what follows from it. Each view owns its rules: nobody else asks which view it is.
+
+`View` is abstract, so that a new view that forgets one of its rules cannot be made at all.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from modicum.errors import UnsoundError, UserError
+
+
+class Unit(StrEnum):
+    """Whose participation is hidden."""
+
+    RECORD = "record"
+    CLIENT = "client"
+
+
+class Adjacency(StrEnum):
+    """How two neighbouring datasets differ in one unit."""
+
+    ZERO_OUT = "zero-out"  # its contribution is replaced by zero; sizes stay public
+    ADD_REMOVE = "add-remove"  # it is there or not
+    REPLACE_ONE = "replace-one"  # it is replaced by another
+
+    @property
+    def moves(self) -> float:
+        """By how many times its bound one unit moves an unsampled sum (R6)."""
+        return 2.0 if self is Adjacency.REPLACE_ONE else 1.0
+
+
+class KnownTo(StrEnum):
+    """Who learns the outcome of a sampler's coins."""
+
+    CLIENT = "client"  # drawn by the client for itself and never sent
+    SERVER = "server"  # drawn by or visible to the server
+    EVERYONE = "everyone"
+
+
+class Shows(StrEnum):
+    """The finest thing that the adversary of a view gets to see."""
+
+    MESSAGES = "messages"  # each client's own
+    SUM = "sum"  # of a cohort's messages
+    MODEL = "model"  # what the server publishes
+
+
+class View(ABC):
+    """What the adversary sees, hence whose noise counts and whose coins stay hidden."""
+
+    @property
+    @abstractmethod
+    def shows(self) -> Shows:
+        """Who may look at what: a message, a sum, or only the model after it."""
+
+    @property
+    @abstractmethod
+    def senders_add_noise(self) -> bool:
+        """Whether what leaves a client is already noised, and so charged there; else the server does both."""
+
+    @property
+    @abstractmethod
+    def noise_shares(self) -> int:
+        """How many independent noise shares are certain to be in what the adversary sees (R8)."""
+
+    @property
+    @abstractmethod
+    def hides(self) -> frozenset[KnownTo]:
+        """Whose coins the adversary cannot see, so that they amplify (R4, R5)."""
+
+    @abstractmethod
+    def enough(self, answered: int, invited: int) -> bool:
+        """Whether what so many of the invited sent may be opened; if not, the round is abandoned unseen (R8)."""
+
+    @property
+    @abstractmethod
+    def assumption(self) -> str:
+        """What must be true outside the ledger in this view, as a sentence; empty where nothing must."""
+
+    @abstractmethod
+    def refuse(self, unit: Unit, adjacency: Adjacency) -> None:
+        """Raises where this view cannot protect such a unit under such an adjacency."""
+
+    @abstractmethod
+    def sentence(self) -> str:
+        """The adversary, for people."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class ServerSeesMessages(View):
+    """The adversary sees every message of every client; each sender must add all the noise it relies on."""
+
+    shows = Shows.MESSAGES
+    senders_add_noise = True
+    noise_shares = 1
+    hides = frozenset({KnownTo.CLIENT})
+    assumption = ""
+
+    def enough(self, answered: int, invited: int) -> bool:  # noqa: ARG002
+        return True
+
+    def refuse(self, unit: Unit, adjacency: Adjacency) -> None:
+        if (unit, adjacency) == (Unit.CLIENT, Adjacency.ADD_REMOVE):
+            raise UnsoundError(
+                "add-remove cannot hide a client from a server that sees who sends a message: use zero-out"
+            )
+
+    def sentence(self) -> str:
+        return "the server and everyone else, who see every message"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "server-sees-messages"}
+
+
+@dataclass(frozen=True)
+class SecureAggregation(View):
+    """The adversary sees only the sum over `participants`, and knows the shares of those that collude (R8).
+
+    Colluding clients and dropouts are counted apart: the noise of either is missing, and both may happen at once.
+    """
+
+    participants: int
+    colluding: int = 1  # with the server; any participant knows its own share
+    dropouts: int = 0  # beyond which a round is abandoned before its sum is seen
+
+    shows = Shows.SUM
+    senders_add_noise = True
+    hides = frozenset({KnownTo.CLIENT})
+    assumption = "Secure aggregation is ideal: only the sum of a round is ever seen, and it is simulated here."
+
+    def __post_init__(self) -> None:
+        if min(self.colluding, self.dropouts) < 0 or self.noise_shares < 1:
+            raise UserError(
+                f"secure aggregation needs a client that neither colludes nor drops out, got {self.colluding} and "
+                f"{self.dropouts} of {self.participants}: raise the cohort size or lower colluding or dropouts"
+            )
+
+    @property
+    def noise_shares(self) -> int:
+        return self.participants - self.colluding - self.dropouts
+
+    def enough(self, answered: int, invited: int) -> bool:
+        """With more dropouts than planned too few shares of noise are in the sum."""
+        if invited != self.participants:
+            raise UserError(
+                f"secure aggregation was planned for {self.participants} clients a round, got {invited}"
+            )
+        return invited - answered <= self.dropouts
+
+    def refuse(self, unit: Unit, adjacency: Adjacency) -> None:
+        if unit is not Unit.CLIENT:
+            raise UnsoundError(
+                "secure aggregation protects whole clients here (R8): use unit 'client', or the view "
+                "server-sees-messages for records"
+            )
+        if adjacency is not Adjacency.ZERO_OUT:
+            raise UnsoundError(
+                f"secure aggregation with {adjacency} breaks rule R8 (the victim's own noise share "
+                "must stay in the sum): use zero-out"
+            )
+
+    def sentence(self) -> str:
+        missing = f", with up to {self.dropouts} others missing" if self.dropouts else ""
+        return (
+            f"the server and up to {self.colluding} of {self.participants} clients together, who see only the "
+            f"sum of each round{missing} (ideal secure aggregation is assumed)"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": "secure-aggregation",
+            "participants": self.participants,
+            "colluding": self.colluding,
+            "dropouts": self.dropouts,
+        }
+
+
+@dataclass(frozen=True)
+class TrustedServer(View):
+    """The server is trusted with messages; the adversary sees only the models it publishes."""
+
+    shows = Shows.MODEL
+    senders_add_noise = False
+    noise_shares = 1
+    hides = frozenset({KnownTo.CLIENT, KnownTo.SERVER})
+    assumption = "The server is trusted with every message and publishes only models."
+
+    def enough(self, answered: int, invited: int) -> bool:  # noqa: ARG002
+        return True
+
+    def refuse(self, unit: Unit, adjacency: Adjacency) -> None:  # noqa: ARG002
+        if unit is not Unit.CLIENT:
+            raise UnsoundError(
+                "a trusted server protects whole clients here: use unit 'client', or the view "
+                "server-sees-messages for records"
+            )
+
+    def sentence(self) -> str:
+        return "everyone who sees the published models, but not the server, which is trusted"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "trusted-server"}
+
+
+def view_from_dict(d: dict[str, Any]) -> View:
+    """The view that `to_dict` wrote down; anything else is refused."""
+    match d:
+        case {"kind": "server-sees-messages"}:
+            return ServerSeesMessages()
+        case {"kind": "secure-aggregation", "participants": int(p), "colluding": int(c), "dropouts": int(gone)}:
+            return SecureAggregation(p, c, gone)
+        case {"kind": "trusted-server"}:
+            return TrustedServer()
+    raise UserError(f"unknown view {d!r}: use server-sees-messages, secure-aggregation or trusted-server")
