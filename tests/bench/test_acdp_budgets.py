@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from modicum.bench.acdp_pfsd.cells import BUDGET, Cell, Choice, spec_of
 from modicum.core.parts import ClientFacts
 from modicum.federation.experiment import Setting
 from modicum.methods import METHODS, method
 from modicum.privacy.budgets import plan_guarantee
 from modicum.privacy.plan import PrivacyPlan
+from modicum_bench.acdp_pfsd.cells import BUDGET, Cell, Choice, spec_of
 
 PAPER = Setting(clients=50, per_round=50, rounds=100)
 SMALL = Setting(clients=4, per_round=4, rounds=10)

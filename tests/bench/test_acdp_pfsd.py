@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import nn
 
-from modicum.bench.acdp_pfsd import choose
-from modicum.bench.acdp_pfsd.__main__ import main
-from modicum.bench.acdp_pfsd.cells import GROUPS, HOT, METHODS, SEEDS, Cell, Choice, Choices, read_choices, spec_of
-from modicum.bench.acdp_pfsd.figures import draw_all
-from modicum.bench.acdp_pfsd.play import Bench
-from modicum.bench.acdp_pfsd.report import best_constant, both, gap_ratio, network_constants, report
-from modicum.bench.acdp_pfsd.together import Classroom
-from modicum.bench.acdp_pfsd.workers import stacks
 from modicum.core.parts import Batch
 from modicum.engines.fused import FusedBackend
 from modicum.errors import UserError
 from modicum.training.plain import Supervised
+from modicum_bench.acdp_pfsd import choose
+from modicum_bench.acdp_pfsd.__main__ import main
+from modicum_bench.acdp_pfsd.cells import GROUPS, HOT, METHODS, SEEDS, Cell, Choice, Choices, read_choices, spec_of
+from modicum_bench.acdp_pfsd.figures import draw_all
+from modicum_bench.acdp_pfsd.play import Bench
+from modicum_bench.acdp_pfsd.report import best_constant, both, gap_ratio, network_constants, report
+from modicum_bench.acdp_pfsd.together import Classroom
+from modicum_bench.acdp_pfsd.workers import stacks
 
 
 def test_cells_can_be_told_apart_and_built() -> None:

@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 import torch
 
-from modicum.bench.pac_dp import cells, methods, scratch
-from modicum.bench.pac_dp.backbones import RECIPES, Recipe, ensure
-from modicum.bench.pac_dp.cells import Cell, Place, judged, runner
-from modicum.bench.pac_dp.data import Folders, budgets, divided, first_model, without_private
-from modicum.bench.pac_dp.figures import draw_all
-from modicum.bench.pac_dp.play import play
-from modicum.bench.pac_dp.report import not_run, report
-from modicum.bench.pac_dp.run import bench
-from modicum.bench.pac_dp.scratch import choose_scratch, play_scratch
-from modicum.bench.pac_dp.settings import PRESETS, TASKS, Preset, Task
-from modicum.bench.pac_dp.transfer import transfer
-from modicum.bench.pac_dp.tune import tune
 from modicum.cli.progress import counting
 from modicum.errors import UserError
 from modicum.methods import DpSgd
 from modicum.models.backbone import BackboneShape, load_backbone
 from modicum.models.pretrain import Pretraining
+from modicum_bench.pac_dp import cells, methods, scratch
+from modicum_bench.pac_dp.backbones import RECIPES, Recipe, ensure
+from modicum_bench.pac_dp.cells import Cell, Place, judged, runner
+from modicum_bench.pac_dp.data import Folders, budgets, divided, first_model, without_private
+from modicum_bench.pac_dp.figures import draw_all
+from modicum_bench.pac_dp.play import play
+from modicum_bench.pac_dp.report import not_run, report
+from modicum_bench.pac_dp.run import bench
+from modicum_bench.pac_dp.scratch import choose_scratch, play_scratch
+from modicum_bench.pac_dp.settings import PRESETS, TASKS, Preset, Task
+from modicum_bench.pac_dp.transfer import transfer
+from modicum_bench.pac_dp.tune import tune
 
 TASK = Task(
     name="digits",

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from modicum.bench import rounds, speed
-from modicum.bench.cohort import Cohort, records
-from modicum.bench.steps import Step, disagreement, our_ways, ours, peers
-from modicum.bench.timing import Timing, measure
 from modicum.clipping import Way
 from modicum.engines.fused import FusedBackend
 from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.models import build
+from modicum_bench import rounds, speed
+from modicum_bench.cohort import Cohort, records
+from modicum_bench.steps import Step, disagreement, our_ways, ours, peers
+from modicum_bench.timing import Timing, measure
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook", "ignore:Secure RNG")
 

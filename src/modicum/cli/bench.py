@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 
 import typer
+
+import modicum
+from modicum.errors import UserError
 
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -18,6 +22,13 @@ class Device(StrEnum):
 @app.callback()
 def bench() -> None:
     """Measure this machine."""
+    folder = Path(modicum.__file__).resolve().parents[2] / "benchmarks"
+    if not (folder / "modicum_bench").is_dir():
+        raise UserError(
+            "the benchmarks are in the source repository: clone it and run pip install -e '.[all]', then this "
+            "command again"
+        )
+    sys.path.append(str(folder))
 
 
 @app.command()
@@ -30,7 +41,7 @@ def speed(
     as_json: bool = typer.Option(False, "--json", help="Machine-readable output."),
 ) -> None:
     """How fast private training is, beside plain training and the other libraries that are installed."""
-    from modicum.bench.speed import measure_all
+    from modicum_bench.speed import measure_all
 
     typer.echo(measure_all(str(device), threads=threads, precision=precision, only=only, out=out, as_json=as_json))
 
@@ -57,10 +68,9 @@ def pac_dp(
     workers: int = typer.Option(1, "--workers", help="Processes that share the cells."),
 ) -> None:
     """PAC-DP's tables at true budgets. Settings come from public records and are stored before any test."""
-    from modicum.bench.pac_dp.run import STAGES
-    from modicum.bench.pac_dp.run import bench as run
     from modicum.cli.progress import counting
-    from modicum.errors import UserError
+    from modicum_bench.pac_dp.run import STAGES
+    from modicum_bench.pac_dp.run import bench as run
 
     wanted = [s.strip() for s in stages.split(",")]
     for stage in wanted:
@@ -95,7 +105,7 @@ def acdp_pfsd(
     seconds: float = typer.Option(1e6, "--seconds", help="Begin nothing that would end later."),
 ) -> None:
     """ACDP-pFSD's table 3 and figures 3 and 4, with its baselines; a cell that was not run says so."""
-    from modicum.bench.acdp_pfsd.run import bench as run
+    from modicum_bench.acdp_pfsd.run import bench as run
 
     text = run(str(preset), out, device=str(device), data_dir=data_dir, seconds=seconds, workers=workers)
     typer.echo(text)

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from modicum.bench.pac_dp.settings import Case, Task
 from modicum.data import assign_budgets, federate, load
 from modicum.data.arrays import Arrays, Dataset, FederatedData
 from modicum.models.frozen import FixedFeatures, UnitNorm, fit_discriminant, fit_whitening
 from modicum.models.public_head import cross_validate, public_head
+from modicum_bench.pac_dp.settings import Case, Task
 
 SCATTERING = "scattering"  # in place of a backbone: features that were not learned
 SIDE = 4  # of its maps

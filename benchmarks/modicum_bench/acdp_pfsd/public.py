@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from modicum.bench.acdp_pfsd.cells import BUDGET, TASKS, Cell, Choice, spec_of
-from modicum.bench.acdp_pfsd.play import Bench
 from modicum.data import Arrays, Dataset, FederatedData, Shards, federate
 from modicum.federation.experiment import Experiment, Federation
+from modicum_bench.acdp_pfsd.cells import BUDGET, TASKS, Cell, Choice, spec_of
+from modicum_bench.acdp_pfsd.play import Bench
 
 EPISODES = 4
 FIRST_SEED = 1000

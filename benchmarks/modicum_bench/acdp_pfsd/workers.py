@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from modicum.bench.acdp_pfsd.cells import LARGE_NETWORK, TAUGHT, Cell, Choice, spec_of
-from modicum.bench.acdp_pfsd.choose import SEED
-from modicum.bench.acdp_pfsd.play import Bench
-from modicum.bench.acdp_pfsd.together import AT_ONCE, alike
 from modicum.errors import UserError
 from modicum.federation.experiment import Setting
+from modicum_bench.acdp_pfsd.cells import LARGE_NETWORK, TAUGHT, Cell, Choice, spec_of
+from modicum_bench.acdp_pfsd.choose import SEED
+from modicum_bench.acdp_pfsd.play import Bench
+from modicum_bench.acdp_pfsd.together import AT_ONCE, alike
 
 SLACK = 5.0  # seconds before the deadline at which nothing new begins
 Item = tuple[Cell, Choice]
@@ -63,10 +63,10 @@ def stacks(items: Sequence[Item], device: str) -> list[Work]:
 def perform(bench: Bench, work: Work) -> list[Result]:
     if not work.path:
         return list(bench.play_together(work.items))
-    from modicum.bench.acdp_pfsd.public import episodes
     from modicum.federation.pretraining import pretrain
     from modicum.policies.agents import save_agent
     from modicum.policies.ppo import Ppo
+    from modicum_bench.acdp_pfsd.public import episodes
 
     begun = time.monotonic()
     (cell, choice) = work.items[0]

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from modicum.bench.pac_dp.backbones import ensure
-from modicum.bench.pac_dp.cells import Place, Progress, runner
-from modicum.bench.pac_dp.data import Folders
-from modicum.bench.pac_dp.play import play
-from modicum.bench.pac_dp.scratch import CELLS, choose_scratch, play_scratch
-from modicum.bench.pac_dp.settings import PRESETS, TASKS
-from modicum.bench.pac_dp.tune import tune
 from modicum.core.device import device_named
 from modicum.errors import MissingExtraError, UserError
+from modicum_bench.pac_dp.backbones import ensure
+from modicum_bench.pac_dp.cells import Place, Progress, runner
+from modicum_bench.pac_dp.data import Folders
+from modicum_bench.pac_dp.play import play
+from modicum_bench.pac_dp.scratch import CELLS, choose_scratch, play_scratch
+from modicum_bench.pac_dp.settings import PRESETS, TASKS
+from modicum_bench.pac_dp.tune import tune
 
 Say = Callable[[str], None]
 STAGES = ("choose", "test", "scratch", "report")
@@ -71,8 +71,8 @@ def bench(
             play_scratch(cells, out, run, say)
     if "report" not in stages:
         return ""
-    from modicum.bench.pac_dp.figures import draw_all
-    from modicum.bench.pac_dp.report import not_run, report
+    from modicum_bench.pac_dp.figures import draw_all
+    from modicum_bench.pac_dp.report import not_run, report
 
     text = report(out)
     try:

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from modicum.bench.pac_dp.data import Folders, budgets, divided, first_model, without_private
-from modicum.bench.pac_dp.settings import TASKS, Case
 from modicum.data.arrays import FederatedData
 from modicum.errors import UserError
 from modicum.federation.evaluation import evaluate
@@ -24,6 +22,8 @@ from modicum.fitting.grid import gradient_scale, run_cell
 from modicum.fitting.proxy import bootstrap
 from modicum.models.frozen import FixedFeatures
 from modicum.privacy.accounting import epsilon
+from modicum_bench.pac_dp.data import Folders, budgets, divided, first_model, without_private
+from modicum_bench.pac_dp.settings import TASKS, Case
 
 Found = dict[str, Any]
 Progress = Callable[[int, int], None]

@@ -1,7 +1,8 @@
 """Runs the experiments, a line of JSON for each cell as it finishes; a cell that is there is not run again.
 
-python -m modicum.bench.acdp_pfsd --stage choose --device cuda --workers 4 --out FOLDER
-python -m modicum.bench.acdp_pfsd --groups first,sigmas --device cuda --workers 4 --out FOLDER --seconds 500
+export PYTHONPATH=src:benchmarks
+python -m modicum_bench.acdp_pfsd --stage choose --device cuda --workers 4 --out FOLDER
+python -m modicum_bench.acdp_pfsd --groups first,sigmas --device cuda --workers 4 --out FOLDER --seconds 500
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from modicum.bench.acdp_pfsd import choose
-from modicum.bench.acdp_pfsd.cells import CHOICES, GROUPS, TAUGHT, Choice, Choices, read_choices
-from modicum.bench.acdp_pfsd.play import Bench
-from modicum.bench.acdp_pfsd.workers import Item, Work, Workers, stacks
 from modicum.core.device import device_named
 from modicum.errors import UserError
+from modicum_bench.acdp_pfsd import choose
+from modicum_bench.acdp_pfsd.cells import CHOICES, GROUPS, TAUGHT, Choice, Choices, read_choices
+from modicum_bench.acdp_pfsd.play import Bench
+from modicum_bench.acdp_pfsd.workers import Item, Work, Workers, stacks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +59,7 @@ def _check(kind: str, names: Sequence[str], known: Collection[str]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m modicum.bench.acdp_pfsd", description="The experiments of ACDP-pFSD."
+        prog="python -m modicum_bench.acdp_pfsd", description="The experiments of ACDP-pFSD."
     )
     parser.add_argument("--stage", choices=("choose", "run"), default="run")
     parser.add_argument(
@@ -89,7 +90,7 @@ def _choose(workers: Workers, path: Path, settings: Sequence[str]) -> None:
         trials[cell.chooses].append(trial)
         top = max(trials[cell.chooses], key=lambda t: t["score"])
         best[cell.chooses] = {f.name: top[f.name] for f in fields(Choice)}
-        _write(path, {"choices": best, "trials": trials})
+        _write(path, best, trials)
 
 
 def _run(workers: Workers, out: Path, groups: Sequence[str], choices: Choices) -> None:
@@ -122,8 +123,19 @@ def _done(path: Path) -> set[str]:
     return {json.loads(line)["name"] for line in path.read_text(encoding="utf-8").splitlines()}
 
 
-def _write(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+def _write(path: Path, choices: Mapping[str, Any], trials: Mapping[str, Sequence[Any]]) -> None:
+    """JSON with a line for each choice and each trial."""
+    chosen = ",\n".join(f"  {_line(key)}: {_line(choice)}" for key, choice in choices.items())
+    tried = ",\n".join(
+        f"  {_line(key)}: [\n" + ",\n".join(f"   {_line(trial)}" for trial in found) + "\n  ]"
+        for key, found in trials.items()
+    )
+    text = f'{{\n "choices": {{\n{chosen}\n }},\n "trials": {{\n{tried}\n }}\n}}\n'
+    path.write_text(text, encoding="utf-8")
+
+
+def _line(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from modicum.bench.pac_dp import methods
-from modicum.bench.pac_dp.cells import Cell, Run, tested
-from modicum.bench.pac_dp.settings import CASES, Preset, Task
 from modicum.federation.experiment import MethodSpec
 from modicum.methods import PacDp
+from modicum_bench.pac_dp import methods
+from modicum_bench.pac_dp.cells import Cell, Run, tested
+from modicum_bench.pac_dp.settings import CASES, Preset, Task
 
 Say = Callable[[str], None]
 Key = tuple[str, str, str, int]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from modicum.bench.acdp_pfsd.cells import LONGER, OTHERS, SMALL_NETWORK, TABLE_3, WIDE, Cell, Choice
+from modicum_bench.acdp_pfsd.cells import LONGER, OTHERS, SMALL_NETWORK, TABLE_3, WIDE, Cell, Choice
 
 SEED = 100
 ROUNDS = 60  # of 100: enough to rank settings

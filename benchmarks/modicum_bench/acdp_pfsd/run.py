@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from modicum.bench.acdp_pfsd.__main__ import work
-from modicum.bench.acdp_pfsd.cells import GROUPS
-from modicum.bench.acdp_pfsd.figures import draw_all
-from modicum.bench.acdp_pfsd.report import report
-from modicum.bench.acdp_pfsd.workers import say
 from modicum.errors import MissingExtraError, UserError
+from modicum_bench.acdp_pfsd.__main__ import work
+from modicum_bench.acdp_pfsd.cells import GROUPS
+from modicum_bench.acdp_pfsd.figures import draw_all
+from modicum_bench.acdp_pfsd.report import report
+from modicum_bench.acdp_pfsd.workers import say
 
 PRESETS = {"quick": "quick", "paper": ",".join(group for group in GROUPS if group != "quick")}
 

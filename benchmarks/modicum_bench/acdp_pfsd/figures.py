@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from modicum.bench.acdp_pfsd.cells import FIG_4, LONGER, OTHERS, SMALL_NETWORK, TASKS
-from modicum.bench.acdp_pfsd.report import (
+from modicum.errors import MissingExtraError
+from modicum_bench.acdp_pfsd.cells import FIG_4, LONGER, OTHERS, SMALL_NETWORK, TASKS
+from modicum_bench.acdp_pfsd.report import (
     MODELS,
     Result,
     best_constant,
@@ -19,7 +20,6 @@ from modicum.bench.acdp_pfsd.report import (
     small,
     small_constants,
 )
-from modicum.errors import MissingExtraError
 
 COLOURS = {
     "pfsd": "#4a5568",

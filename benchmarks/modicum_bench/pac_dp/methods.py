@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from modicum.bench.pac_dp.settings import FIXED, Task
 from modicum.federation.experiment import MethodSpec
 from modicum.methods import Aqc, CgmMedian, DpSgd, FedAvg, NbAfl, PacDp, RpdpFl
+from modicum_bench.pac_dp.settings import FIXED, Task
 
 Make = Callable[[float, Any], MethodSpec]
 COLD = ("fixed C=1", "fixed C=5", "AQC", "CGM_Median", "rPDP-FL", "NbAFL")  # beside PAC-DP, from a cold start

@@ -14,9 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modicum.bench.acdp_pfsd.cells import BUDGET, CLEAR, TASKS, Cell, Choice, spec_of
-from modicum.bench.acdp_pfsd.small import with_components, with_features
-from modicum.bench.acdp_pfsd.together import rounds_together
 from modicum.data import Arrays, Dataset, FederatedData, Shards, federate, load
 from modicum.federation.evaluation import accuracy_by_client, own_model
 from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
@@ -25,6 +22,9 @@ from modicum.federation.rehearsal import Rehearsal, Rehearsed
 from modicum.privacy.budgets import plan_guarantee
 from modicum.privacy.plan import Guard
 from modicum.training.optimisers import Sgd
+from modicum_bench.acdp_pfsd.cells import BUDGET, CLEAR, TASKS, Cell, Choice, spec_of
+from modicum_bench.acdp_pfsd.small import with_components, with_features
+from modicum_bench.acdp_pfsd.together import rounds_together
 
 VALIDATION, TEST, PROXY = 0.1, 0.2, 0.05
 KEPT = 6  # partitions in memory

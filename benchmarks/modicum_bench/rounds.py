@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from modicum.bench.cohort import records
-from modicum.bench.timing import Timing
 from modicum.core.parts import Batch
 from modicum.models import build
+from modicum_bench.cohort import records
+from modicum_bench.timing import Timing
 
 SHAPE, CLASSES, RECORDS = (1, 28, 28), 10, 200
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from modicum.bench.acdp_pfsd.cells import (
+from modicum.privacy.accounting.papers import acdp_pfsd_epsilon
+from modicum_bench.acdp_pfsd.cells import (
     BOLD,
     CONSTANTS,
     FACTORS,
@@ -24,8 +25,7 @@ from modicum.bench.acdp_pfsd.cells import (
     VIEWS,
     cells_methods,
 )
-from modicum.bench.acdp_pfsd.play import TUNING
-from modicum.privacy.accounting.papers import acdp_pfsd_epsilon
+from modicum_bench.acdp_pfsd.play import TUNING
 
 Result = dict[str, Any]
 NOT_RUN = "not run"

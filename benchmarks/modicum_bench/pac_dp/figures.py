@@ -12,10 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from modicum.bench.pac_dp.data import Folders, divided, first_model, without_private
-from modicum.bench.pac_dp.methods import ADAM
-from modicum.bench.pac_dp.report import results
-from modicum.bench.pac_dp.settings import CASES, TASKS, Task
 from modicum.errors import MissingExtraError, UserError
 from modicum.federation.experiment import Experiment, Federation, prepare
 from modicum.fitting.pictures import plain_ticks
@@ -26,6 +22,10 @@ from modicum.privacy.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.spec import Adjacency, PrivacySpec, ServerSeesMessages, Unit
 from modicum.theory import Surrogate, surrogate
+from modicum_bench.pac_dp.data import Folders, divided, first_model, without_private
+from modicum_bench.pac_dp.methods import ADAM
+from modicum_bench.pac_dp.report import results
+from modicum_bench.pac_dp.settings import CASES, TASKS, Task
 
 Say = Callable[[str], None]
 COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b83280", "#4a5568", "#b7791f", "#0987a0")

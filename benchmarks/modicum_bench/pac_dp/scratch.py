@@ -15,9 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from modicum.bench.pac_dp.cells import Found, Place, Run
-from modicum.bench.pac_dp.data import SCATTERING, budgets, dataset, without_private
-from modicum.bench.pac_dp.settings import CASES, TASKS, Case
 from modicum.data import federate
 from modicum.data.arrays import FederatedData
 from modicum.errors import UserError
@@ -26,6 +23,9 @@ from modicum.federation.rehearsal import Rehearsal
 from modicum.fitting.proxy import bootstrap
 from modicum.methods import DpSgd, PacDp
 from modicum.models.frozen import unit_linear
+from modicum_bench.pac_dp.cells import Found, Place, Run
+from modicum_bench.pac_dp.data import SCATTERING, budgets, dataset, without_private
+from modicum_bench.pac_dp.settings import CASES, TASKS, Case
 
 Say = Callable[[str], None]
 RATES = (3.16, 10.0, 31.6, 100.0, 316.0)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from modicum.bench.pac_dp.data import budgets
-from modicum.bench.pac_dp.scratch import CELLS, ROWS, rate
-from modicum.bench.pac_dp.settings import CASES, STARTS, TASKS, Task
-from modicum.bench.pac_dp.transfer import transfer
 from modicum.privacy.accounting import papers
+from modicum_bench.pac_dp.data import budgets
+from modicum_bench.pac_dp.scratch import CELLS, ROWS, rate
+from modicum_bench.pac_dp.settings import CASES, STARTS, TASKS, Task
+from modicum_bench.pac_dp.transfer import transfer
 
 Record = dict[str, Any]
 HOSPITALS = 4

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from modicum.bench.pac_dp import methods
-from modicum.bench.pac_dp.cells import Cell, Place, Run, judged, scale
-from modicum.bench.pac_dp.data import cross_validated, divided, uses_labels, without_private
-from modicum.bench.pac_dp.settings import CASES, PRESETS, STARTS, Case, Preset, Task
 from modicum.federation.experiment import MethodSpec
 from modicum.fitting.curves import fit_curve
 from modicum.fitting.grid import Grid, Matrix
 from modicum.methods import PacDp
 from modicum.policies.curve import Curve
+from modicum_bench.pac_dp import methods
+from modicum_bench.pac_dp.cells import Cell, Place, Run, judged, scale
+from modicum_bench.pac_dp.data import cross_validated, divided, uses_labels, without_private
+from modicum_bench.pac_dp.settings import CASES, PRESETS, STARTS, Case, Preset, Task
 
 Say = Callable[[str], None]
 FIRST_BOUND = 0.5  # while features, rounds and the neighbourhood of the learning rate are sought

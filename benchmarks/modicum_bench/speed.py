@@ -1,4 +1,4 @@
-"""`python -m modicum.bench.speed`: how fast private training is, beside plain training and other libraries.
+"""`python -m modicum_bench.speed`: how fast private training is, beside plain training and other libraries.
 
 Needs torch, numpy and scipy. Peers that are not installed are shown as missing. Before anything is timed, the
 clipped sums of all ways are compared.
@@ -19,10 +19,6 @@ from typing import Any
 
 import torch
 
-from modicum.bench.cohort import Cohort, records
-from modicum.bench.rounds import Round, peer_rounds
-from modicum.bench.steps import Step, disagreement, our_ways, ours, peers, plain_ways
-from modicum.bench.timing import Clock, Timing, kernels, measure, peak_memory
 from modicum.clipping import Way
 from modicum.clipping.capture import REPEATED
 from modicum.core.device import device_named
@@ -37,6 +33,10 @@ from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.models import build
+from modicum_bench.cohort import Cohort, records
+from modicum_bench.rounds import Round, peer_rounds
+from modicum_bench.steps import Step, disagreement, our_ways, ours, peers, plain_ways
+from modicum_bench.timing import Clock, Timing, kernels, measure, peak_memory
 
 PRECISIONS = ("float32", "bf16")
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
@@ -370,7 +370,7 @@ def _write(figures: dict[str, Any], out: Path | None, device: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m modicum.bench.speed", description="How fast training is.")
+    parser = argparse.ArgumentParser(prog="python -m modicum_bench.speed", description="How fast training is.")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=2, help="threads on a CPU")
     parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="of the passes, for all alike")

@@ -12,7 +12,7 @@ from modicum.errors import UserError
 from modicum.federation.experiment import MethodSpec
 from modicum.methods import AcdpPfsd, DpFedSam, DpPfsd, FedAvg, FedPer, PFedSd, Pfsd
 
-CHOICES = Path(__file__).with_name("choices.json")
+CHOICES = Path(__file__).parents[2] / "acdp-pfsd" / "choices.json"
 SEEDS = (0, 1, 2)
 HEADS = ("features", "components")
 HOT = 30  # epochs of a hot start

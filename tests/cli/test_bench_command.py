@@ -1,0 +1,77 @@
+"""`modicum bench` finds the benchmarks of a clone, and says where they are when there is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import modicum
+from modicum.cli import run
+from modicum.cli.app import app
+
+SOURCE = Path(modicum.__file__).parents[1]
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ONLY = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {extras}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+sys.argv = ["speed", "--only", "nothing"]
+from modicum_bench.speed import main
+main()
+"""
+EXTRAS = set("typer click rich pydantic safetensors dp_accounting sklearn matplotlib flwr opacus".split())
+    "typer",
+    "click",
+    "rich",
+    "pydantic",
+    "safetensors",
+    "dp_accounting",
+    "sklearn",
+    "matplotlib",
+    "flwr",
+    "opacus",
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (["speed", "--only", "nothing"], "no row 'nothing' on cpu"),
+        (["pac-dp", "--only", "nothing"], "unknown task 'nothing'"),
+        (["acdp-pfsd", "--workers", "0"], "give at least one worker"),
+    ],
+)
+def test_a_clone_has_the_benchmarks(
+    arguments: list[str], answer: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command gets as far as the benchmark's own check of its arguments."""
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if Path(p) != BENCHMARKS])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "modicum_bench"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert run(app, ["bench", *arguments]) == 2
+    assert answer in capsys.readouterr().err
+
+
+def test_an_installed_package_says_where_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modicum, "__file__", str(tmp_path / "lib" / "modicum" / "__init__.py"))
+    assert run(app, ["bench", "speed"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("modicum: the benchmarks are in the source repository: clone it")
+
+
+def test_speed_needs_torch_numpy_and_scipy_alone() -> None:
+    path = {"PYTHONPATH": f"{SOURCE}:{BENCHMARKS}"}
+    code = ONLY.format(extras=EXTRAS)
+    found = subprocess.run([sys.executable, "-c", code], env=path, capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert "no row 'nothing' on cpu" in found.stderr
