@@ -12,6 +12,7 @@ import numpy as np
 from modicum.aggregation import Mean, Momentum, NoiseAware, Weighted
 from modicum.core.door import DoorWatch
 from modicum.core.messages import Decision
+from modicum.core.optimisers import Sgd
 from modicum.core.parts import (
     Aggregation,
     ClipRule,
@@ -27,8 +28,9 @@ from modicum.core.parts import (
     State,
     View,
 )
+from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, ClientData, FederatedData
-from modicum.federation.experiment import Experiment, Federation, MethodSpec, Setting
+from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.simulation import Simulation
 from modicum.mechanisms.clear import Clear
 from modicum.mechanisms.client_level import ClientLevel
@@ -64,7 +66,6 @@ from modicum.policies import (
 )
 from modicum.privacy.noise import CryptoNoise, SimulatedNoise
 from modicum.privacy.spec import Adjacency, SecureAggregation, TrustedServer
-from modicum.training.optimisers import Sgd
 from modicum.training.plain import Supervised
 
 CLIENTS, RECORDS, FEATURES, CLASSES, ROUNDS = 4, 12, 5, 3, 4

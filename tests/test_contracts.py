@@ -14,8 +14,8 @@ import torch
 from modicum.aggregation import Mean
 from modicum.core.messages import NoiseFacts, Opened, Released, ReleasedSum, decode, encode
 from modicum.core.parts import ClientFacts, Place, PublicFacts, State, View
+from modicum.core.setting import Setting
 from modicum.core.store import load_state, save_state
-from modicum.federation.experiment import Setting
 from modicum.federation.transcript import Remember
 from modicum.methods import METHODS
 from modicum.methods.options import help_of

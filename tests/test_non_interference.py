@@ -20,17 +20,17 @@ from torch import Tensor
 from modicum.aggregation import Mean
 from modicum.core.door import Door, DoorWatch, SumDoor
 from modicum.core.messages import Message, encode
+from modicum.core.optimisers import Sgd
 from modicum.core.parts import Backend, Batch, Frame, Job, Method, Opened, Policy, State, View
+from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays
 from modicum.errors import UserError
-from modicum.federation.experiment import MethodSpec, Setting
 from modicum.federation.replay import Recording, Replaying
 from modicum.federation.simulation import Simulation
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.policies import AdaptiveQuantile
 from modicum.privacy.events import Release
 from modicum.privacy.noise import SimulatedNoise
-from modicum.training.optimisers import Sgd
 from modicum.training.plain import Supervised
 from tests.rows import (
     AGGREGATIONS,

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from modicum.core.door import ReservedDoor
 from modicum.core.messages import Broadcast, Decision, Message, encode
+from modicum.core.optimisers import Sgd
 from modicum.core.parts import Backend, Batch, ClientFacts, Frame, Job, Mechanism, State
 from modicum.policies.fixed import Fixed
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
-from modicum.training.optimisers import Sgd
 from modicum.training.plain import Supervised
 
 BUDGET = 1000.0  # wide enough for any number of measured rounds; the noise does not depend on it

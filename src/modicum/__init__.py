@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     )
     from modicum.errors import PrivacyWarning, UnsoundError, UserError
     from modicum.federation.experiment import Federation
-    from modicum.federation.train import Run, train
     from modicum.privacy.certificate import Certificate
     from modicum.privacy.verify import verify
+    from modicum.runs import Run, train
 
 __version__ = "0.1.0"
 
@@ -46,8 +46,8 @@ _WHERE = {
     "Certificate": "modicum.privacy.certificate",
     "Federation": "modicum.federation.experiment",
     "Metric": "modicum.core.parts",
-    "Run": "modicum.federation.train",
-    "train": "modicum.federation.train",
+    "Run": "modicum.runs",
+    "train": "modicum.runs",
     "verify": "modicum.privacy.verify",
 }
 _MODULES = ("methods", "models")

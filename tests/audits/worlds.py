@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from modicum.core.parts import Method, Policy
+from modicum.core.setting import Setting
 from modicum.data.arrays import Arrays, ClientData, FederatedData
-from modicum.federation.experiment import Experiment, Federation, Setting
+from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.replay import Recording, Replaying
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import Remember

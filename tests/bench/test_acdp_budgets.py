@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from modicum.core.parts import ClientFacts
-from modicum.federation.experiment import Setting
+from modicum.core.setting import Setting
 from modicum.methods import METHODS, method
 from modicum.privacy.budgets import plan_guarantee
 from modicum.privacy.plan import PrivacyPlan

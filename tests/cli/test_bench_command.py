@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import modicum
-from modicum.cli import run
+from modicum.cli import bench, run
 from modicum.cli.app import app
 
 SOURCE = Path(modicum.__file__).parents[1]
@@ -17,28 +17,18 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ONLY = """
 import sys
 
+EXTRAS = "typer click rich pydantic safetensors dp_accounting sklearn matplotlib flwr opacus".split()
+
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {extras}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+        if name.partition(".")[0] in EXTRAS:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
 sys.argv = ["speed", "--only", "nothing"]
 from modicum_bench.speed import main
 main()
 """
-EXTRAS = set("typer click rich pydantic safetensors dp_accounting sklearn matplotlib flwr opacus".split())
-    "typer",
-    "click",
-    "rich",
-    "pydantic",
-    "safetensors",
-    "dp_accounting",
-    "sklearn",
-    "matplotlib",
-    "flwr",
-    "opacus",
-}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +53,7 @@ def test_a_clone_has_the_benchmarks(
 def test_an_installed_package_says_where_they_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(modicum, "__file__", str(tmp_path / "lib" / "modicum" / "__init__.py"))
+    monkeypatch.setattr(bench, "BENCHMARKS", tmp_path / "benchmarks")
     assert run(app, ["bench", "speed"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("modicum: the benchmarks are in the source repository: clone it")
@@ -71,7 +61,6 @@ def test_an_installed_package_says_where_they_are(
 
 def test_speed_needs_torch_numpy_and_scipy_alone() -> None:
     path = {"PYTHONPATH": f"{SOURCE}:{BENCHMARKS}"}
-    code = ONLY.format(extras=EXTRAS)
-    found = subprocess.run([sys.executable, "-c", code], env=path, capture_output=True, text=True, check=False)
+    found = subprocess.run([sys.executable, "-c", ONLY], env=path, capture_output=True, text=True, check=False)
     assert found.returncode == 2
     assert "no row 'nothing' on cpu" in found.stderr

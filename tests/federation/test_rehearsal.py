@@ -14,8 +14,8 @@ from torch import Tensor
 import modicum as mo
 from modicum.core.messages import Message
 from modicum.core.parts import PERSONALISED, Frame, Job, Method, State
+from modicum.core.setting import MethodSpec, Setting
 from modicum.errors import UserError
-from modicum.federation.experiment import MethodSpec, Setting
 from modicum.federation.pretraining import pretrain
 from modicum.federation.rehearsal import Rehearsal, RehearsedNoise, rehearse
 from modicum.federation.simulation import Simulation

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from modicum.aggregation import Mean
+from modicum.core.optimisers import Sgd
 from modicum.core.parts import Method, Plain, State
+from modicum.core.setting import Setting
 from modicum.errors import UserError
 from modicum.federation import clients, simulation
 from modicum.federation.clients import Clients
-from modicum.federation.experiment import Setting
 from modicum.federation.server import OpenedOnce
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import Remember
@@ -25,7 +26,6 @@ from modicum.mechanisms.record_local import RecordLocal
 from modicum.policies import Fixed
 from modicum.privacy.noise import CryptoNoise
 from modicum.privacy.spec import SecureAggregation
-from modicum.training.optimisers import Sgd
 from modicum.training.plain import Supervised
 from tests.rows import CLIENTS, Composed, experiment, simulate
 

@@ -11,8 +11,9 @@ import pytest
 
 from modicum.config.read import check
 from modicum.config.source import parse
+from modicum.core.setting import MethodSpec
 from modicum.errors import UnsoundError, UserError
-from modicum.federation.experiment import Federation, MethodSpec
+from modicum.federation.experiment import Federation
 from modicum.federation.simulation import Simulation
 from modicum.methods import DpFedAvg, DpSgd
 from modicum.privacy.spec import PrivacySpec

@@ -9,7 +9,7 @@ from torch import nn
 
 import modicum as mo
 from modicum.federation.records import MetricsFile, RoundRecord, read_records
-from modicum.federation.train import new_folder
+from modicum.runs import new_folder
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from modicum.core.door import ReservedDoor
 from modicum.core.messages import Broadcast, Decision, Message
+from modicum.core.optimisers import Sgd
 from modicum.core.parts import Backend, Batch, ClientFacts, Frame, Job, Mechanism, Policy, State
 from modicum.engines.loop import LoopBackend
 from modicum.policies import Fixed
 from modicum.privacy.events import Release
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
-from modicum.training.optimisers import Sgd
 from modicum.training.plain import Supervised
 
 FALSE_ALARM = 1e-6  # of each statistical test, were it run with fresh randomness

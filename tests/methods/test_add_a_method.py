@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from modicum.federation.experiment import MethodSpec
+from modicum.core.setting import MethodSpec
 from modicum.methods import METHODS
 from tests.rows import METHOD_ROWS, simulate
 from tests.test_contracts import TestMethod as Contract

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from modicum.core.parts import Frame, Method
+from modicum.core.setting import MethodSpec, Setting
 from modicum.core.stack import Pool
 from modicum.data.arrays import FederatedData
-from modicum.federation.experiment import Experiment, Federation, MethodSpec, Setting
+from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.rehearsal import Rehearsal, RehearsedNoise
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import Aqc, DpSgd, NbAfl, PacDp

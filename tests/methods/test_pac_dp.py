@@ -8,8 +8,8 @@ import pytest
 
 from modicum.core.messages import NoiseFacts, Released
 from modicum.core.parts import ClientFacts, PublicFacts
+from modicum.core.setting import Setting
 from modicum.errors import UserError
-from modicum.federation.experiment import Setting
 from modicum.mechanisms.sampled_by_budget import SampledByBudget
 from modicum.methods import NbAfl, PacDp, RpdpFl
 from modicum.policies import Curve

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from modicum.core.setting import Setting
 from modicum.errors import UserError
-from modicum.federation.experiment import Experiment, Federation, Setting
+from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.simulation import Simulation
 from modicum.methods import CgmMedian, method
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.aggregation import Mean
+from modicum.core.optimisers import Sgd
 from modicum.core.parts import PERSONALISED, Batch, LocalTraining, Mechanism, Method
 from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
@@ -16,7 +17,6 @@ from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.policies import Fixed
 from modicum.training.distilled import Distilled
-from modicum.training.optimisers import Sgd
 from modicum.training.plain import Supervised
 
 BACKEND = LoopBackend(nn.Linear(2, 3))

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from modicum.core.setting import MethodSpec
 from modicum.errors import UserError
-from modicum.federation.experiment import MethodSpec
 from modicum.methods import AcdpPfsd, DpFedSam, DpPfsd, FedAvg, FedPer, PFedSd, Pfsd
 
 CHOICES = Path(__file__).parents[2] / "acdp-pfsd" / "choices.json"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from modicum.core.setting import Setting
 from modicum.errors import UserError
-from modicum.federation.experiment import Setting
 from modicum_bench.acdp_pfsd.cells import LARGE_NETWORK, TAUGHT, Cell, Choice, spec_of
 from modicum_bench.acdp_pfsd.choose import SEED
 from modicum_bench.acdp_pfsd.play import Bench

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from modicum.core.setting import MethodSpec
 from modicum.data.arrays import FederatedData
 from modicum.errors import UserError
 from modicum.federation.evaluation import evaluate
-from modicum.federation.experiment import Experiment, Federation, MethodSpec, Prepared, prepare
+from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
 from modicum.federation.rehearsal import Rehearsal
 from modicum.fitting.grid import gradient_scale, run_cell
 from modicum.fitting.proxy import bootstrap

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from modicum.federation.experiment import MethodSpec
+from modicum.core.setting import MethodSpec
 from modicum.methods import Aqc, CgmMedian, DpSgd, FedAvg, NbAfl, PacDp, RpdpFl
 from modicum_bench.pac_dp.settings import FIXED, Task
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from modicum.federation.experiment import MethodSpec
+from modicum.core.setting import MethodSpec
 from modicum.methods import PacDp
 from modicum_bench.pac_dp import methods
 from modicum_bench.pac_dp.cells import Cell, Run, tested

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from modicum.core.setting import MethodSpec
 from modicum.data import federate
 from modicum.data.arrays import FederatedData
 from modicum.errors import UserError
-from modicum.federation.experiment import Experiment, Federation, MethodSpec, Prepared, prepare
+from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
 from modicum.federation.rehearsal import Rehearsal
 from modicum.fitting.proxy import bootstrap
 from modicum.methods import DpSgd, PacDp

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from modicum.federation.experiment import MethodSpec
+from modicum.core.setting import MethodSpec
 from modicum.fitting.curves import fit_curve
 from modicum.fitting.grid import Grid, Matrix
 from modicum.methods import PacDp

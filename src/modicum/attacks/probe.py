@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from modicum.core.layout import Layout
+from modicum.core.optimisers import Optimiser, Sgd
 from modicum.core.parts import Backend as AnyBackend
 from modicum.core.parts import Batch, ClipRule, Losses, State
-from modicum.training.optimisers import Optimiser, Sgd
 
 LAYERS = ("first", "second")
 

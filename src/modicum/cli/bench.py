@@ -8,8 +8,9 @@ from pathlib import Path
 
 import typer
 
-import modicum
 from modicum.errors import UserError
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"  # where the package is a clone's
 
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -22,13 +23,12 @@ class Device(StrEnum):
 @app.callback()
 def bench() -> None:
     """Measure this machine."""
-    folder = Path(modicum.__file__).resolve().parents[2] / "benchmarks"
-    if not (folder / "modicum_bench").is_dir():
+    if not (BENCHMARKS / "modicum_bench").is_dir():
         raise UserError(
             "the benchmarks are in the source repository: clone it and run pip install -e '.[all]', then this "
             "command again"
         )
-    sys.path.append(str(folder))
+    sys.path.append(str(BENCHMARKS))
 
 
 @app.command()

@@ -12,9 +12,10 @@ import typer
 from modicum.errors import UserError
 
 if TYPE_CHECKING:
-    from modicum.federation.experiment import Federation, MethodSpec
+    from modicum.core.setting import MethodSpec
+    from modicum.federation.experiment import Federation
     from modicum.federation.run_folder import RunFolder
-    from modicum.federation.train import Run
+    from modicum.runs import Run
 
 CLIENTS = 20
 BUDGETS = (1.0, 3.0, 8.0)
@@ -33,7 +34,7 @@ def demo(
     from modicum.cli.progress import watching
     from modicum.federation.experiment import Federation
     from modicum.federation.run_folder import RunFolder
-    from modicum.federation.train import new_folder, train
+    from modicum.runs import new_folder, train
 
     if rounds < 1 or seed < 0:
         raise UserError("the demo needs at least 1 round and a seed of 0 or more")

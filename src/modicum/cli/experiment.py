@@ -13,7 +13,7 @@ from modicum.errors import UserError
 if TYPE_CHECKING:
     from modicum.config import Config
     from modicum.federation.run_folder import RunFolder
-    from modicum.federation.train import Run
+    from modicum.runs import Run
 
 
 def run(
@@ -63,7 +63,7 @@ def _carry_out(config: Config, title: str, out: Path | None, resume: Path | None
     from modicum.cli.progress import watching
     from modicum.config import experiment, to_toml
     from modicum.federation.run_folder import RunFolder
-    from modicum.federation.train import carry_out, new_folder
+    from modicum.runs import carry_out, new_folder
 
     files = RunFolder(resume or out or new_folder(f"{title}-seed{config.run.seed}"))
     if resume is not None:

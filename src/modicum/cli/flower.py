@@ -30,7 +30,7 @@ def up(
     """Start a SuperLink, nodes and silos on this machine with TLS and node keys, and run the experiment."""
     from modicum.config import read
     from modicum.engines.flower.up import Deployment
-    from modicum.federation.train import new_folder
+    from modicum.runs import new_folder
 
     if nodes is not None and nodes < 1:
         raise UserError(f"--nodes must be at least 1, got {nodes}")

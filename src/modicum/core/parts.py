@@ -24,7 +24,7 @@ from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, Unit
 
 if TYPE_CHECKING:
-    from modicum.training.optimisers import Optimiser
+    from modicum.core.optimisers import Optimiser
 
 State = dict[str, Any]
 

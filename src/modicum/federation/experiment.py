@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from modicum.core.device import device_named
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch, Method, Metric
+from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check
@@ -64,21 +65,6 @@ class Federation:
             proxy=public,
         )
         return cls(data, assign_budgets(budgets, len(data.clients), seed))
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Public sizes that a method may depend on when it is put together."""
-
-    clients: int
-    per_round: int
-    rounds: int
-
-
-class MethodSpec(Protocol):
-    """A method's settings, by its users' names; `build` composes the parts."""
-
-    def build(self, setting: Setting) -> Method: ...
 
 
 @dataclass(frozen=True, kw_only=True)

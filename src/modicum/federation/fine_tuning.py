@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from modicum.core.optimisers import Optimiser
 from modicum.core.parts import Backend, Batch
 from modicum.core.stack import Pool
 from modicum.errors import UserError
-from modicum.training.optimisers import Optimiser
 from modicum.training.plain import Supervised
 
 

@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from modicum.core.setting import MethodSpec
 from modicum.data.arrays import FederatedData
 from modicum.errors import UserError
-from modicum.federation.experiment import Experiment, Federation, MethodSpec, Prepared, prepare
+from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
 from modicum.federation.identity import records_id, run_id
 from modicum.federation.rehearsal import Rehearsal
 from modicum.fitting.proxy import bootstrap

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from modicum.core.optimisers import Sgd
 from modicum.core.parts import Batch, Descends, Frame, Job
 from modicum.core.stack import Pool, SideBySide
 from modicum.errors import UserError
-from modicum.training.optimisers import Sgd
 
 
 @dataclass(frozen=True)

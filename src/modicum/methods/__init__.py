@@ -22,7 +22,7 @@ from modicum.methods.pfsd import Pfsd
 from modicum.methods.rpdp_fl import RpdpFl
 
 if TYPE_CHECKING:
-    from modicum.federation.experiment import MethodSpec
+    from modicum.core.setting import MethodSpec
 
 METHODS: dict[str, type[MethodSpec]] = {
     "fedavg": FedAvg,

@@ -16,7 +16,7 @@ from modicum.policies import AdaptiveQuantile, Bandit, Fixed, Ppo
 from modicum.privacy.accounting.papers import acdp_pfsd_epsilon
 
 if TYPE_CHECKING:
-    from modicum.federation.experiment import Setting
+    from modicum.core.setting import Setting
 
 Clipping = Literal["ppo", "bandit", "quantile", "fixed"]
 

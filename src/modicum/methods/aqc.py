@@ -13,7 +13,7 @@ from modicum.policies import AdaptiveQuantile
 from modicum.training.plain import Supervised
 
 if TYPE_CHECKING:
-    from modicum.federation.experiment import Setting
+    from modicum.core.setting import Setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from modicum.policies import MedianNorm, NaiveMedianNorm
 from modicum.training.plain import Supervised
 
 if TYPE_CHECKING:
-    from modicum.federation.experiment import Setting
+    from modicum.core.setting import Setting
 
 FAITHFUL = (
     "faithful mode: the bound is the median of the released norms with their noise left in, as published; it "

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from modicum.core.optimisers import Sgd
 from modicum.core.parts import Method
 from modicum.errors import UserError
 from modicum.methods.groups import PRIOR, HiddenClients, ServerStep
 from modicum.methods.options import option
 from modicum.policies import Fixed
 from modicum.training.distilled import Distilled
-from modicum.training.optimisers import Sgd
 
 if TYPE_CHECKING:
-    from modicum.federation.experiment import Setting
+    from modicum.core.setting import Setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from modicum.methods.options import option
 from modicum.policies import Fixed
 
 if TYPE_CHECKING:
-    from modicum.federation.experiment import Setting
+    from modicum.core.setting import Setting
 
 
 @dataclass(frozen=True, kw_only=True)

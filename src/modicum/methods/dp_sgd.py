@@ -14,7 +14,7 @@ from modicum.privacy.spec import Adjacency
 from modicum.training.plain import Supervised
 
 if TYPE_CHECKING:
-    from modicum.federation.experiment import Setting
+    from modicum.core.setting import Setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from modicum.core.optimisers import Adam, Optimiser, Sgd
 from modicum.core.parts import Aggregation, Mechanism
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.local_steps import LocalSteps
@@ -20,10 +21,9 @@ from modicum.methods.options import (
 )
 from modicum.privacy.spec import Adjacency, View
 from modicum.training.distilled import Distilled
-from modicum.training.optimisers import Adam, Optimiser, Sgd
 
 if TYPE_CHECKING:
-    from modicum.federation.experiment import Setting
+    from modicum.core.setting import Setting
 
 PRIOR = "weight of a client's own class frequencies, which count in its loss and stay in its own model"
 

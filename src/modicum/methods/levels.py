@@ -14,7 +14,7 @@ from modicum.methods.options import ViewName, build_view, one_of, option
 from modicum.privacy.spec import Adjacency
 
 if TYPE_CHECKING:
-    from modicum.federation.experiment import Setting
+    from modicum.core.setting import Setting
 
 Level = Literal["record", "client"]
 DEFAULT_BATCH = 32  # of ordinary local training, where a client's whole update is clipped

@@ -17,7 +17,7 @@ from modicum.privacy.spec import Adjacency
 from modicum.training.plain import Supervised
 
 if TYPE_CHECKING:
-    from modicum.federation.experiment import Setting
+    from modicum.core.setting import Setting
 
 FAITHFUL = (
     "faithful mode: budgets are the ε that the paper claims, from σ = c·T·Δs/ε with Δs = 2C/n; the sensitivity of "

@@ -32,7 +32,7 @@ from modicum.privacy.spec import Adjacency
 from modicum.training.plain import Supervised
 
 if TYPE_CHECKING:
-    from modicum.federation.experiment import Setting
+    from modicum.core.setting import Setting
 
 PUBLISHED = {"mnist": (-5.5235, 12.0719, 1.4004), "cifar-10": (0.0426, 1.2900, 1.1060)}
 FAITHFUL = (

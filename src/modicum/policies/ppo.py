@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from modicum.core.messages import Decision
+from modicum.core.optimisers import Adam
 from modicum.core.parts import Place, PublicFacts, Scope, Signal, SignalName, State, View
 from modicum.errors import UserError
 from modicum.policies.outcome import Outcome, Source, outcome
-from modicum.training.optimisers import Adam
 
 RANGE = 10.0  # bounds lie in [C₀/10, 10·C₀]
 RANDOM_ROUNDS = 2  # "t < 3", counted from 1

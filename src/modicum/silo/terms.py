@@ -15,9 +15,9 @@ from typing import Any
 
 from modicum.config import Config
 from modicum.core.parts import ClientFacts, Method, Metric, PublicFacts
+from modicum.core.setting import Setting
 from modicum.errors import UserError
 from modicum.federation.cohort import Balanced, Cohorts, RandomCohorts, rounds_of
-from modicum.federation.experiment import Setting
 from modicum.mechanisms.common import metric_plans, training_multiplier
 from modicum.privacy.plan import Guard, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec

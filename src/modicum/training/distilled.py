@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax, softplus
 
 from modicum.core.layout import Layout
+from modicum.core.optimisers import Optimiser, Sgd
 from modicum.core.parts import PERSONALISED, Backend, Batch, State
 from modicum.errors import UserError
-from modicum.training.optimisers import Optimiser, Sgd
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from modicum.core.optimisers import Optimiser, Sgd
 from modicum.core.parts import Backend, Batch, State
-from modicum.training.optimisers import Optimiser, Sgd
 
 
 @dataclass(frozen=True)

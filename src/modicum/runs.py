@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from modicum.config.write import describe_experiment
+from modicum.core.setting import MethodSpec
 from modicum.errors import MissingExtraError, UserError
-from modicum.federation.experiment import Experiment, Federation, MethodSpec
+from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.simulation import Simulation

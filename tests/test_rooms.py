@@ -1,0 +1,139 @@
+"""Imports between rooms go where docs/architecture.md says, and nowhere else."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import modicum
+
+SOURCE = Path(modicum.__file__).parent
+PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
+Table = dict[str, list[str]]
+
+
+def read_table(text: str) -> Table:
+    """Each room with the rooms that it may import."""
+    rows = re.findall(r"^\| `([\w/]+)` \| .* \|(.*)\|$", text, re.MULTILINE)
+    return {room: [*re.findall(r"`([\w/]+)`", allowed), "errors"] for room, allowed in rows}
+
+
+def room_of(module: tuple[str, ...], table: Table) -> str:
+    """The room of a module's path inside the package. What is no room is a name of the package itself."""
+    inner, outer = "/".join(module[:2]), "".join(module[:1])
+    return inner if inner in table else outer if outer in table else "__init__"
+
+
+def imported(path: tuple[str, ...], text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Lines and modules of the package that a file imports, at its top or inside functions."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = ["modicum", *path][: 1 + len(path) - node.level] if node.level else []
+            base = [*above, *(node.module or "").split(".")]
+            names = [[part for part in base if part] + [alias.name] for alias in node.names]
+        else:
+            continue
+        yield from ((node.lineno, tuple(name[1:])) for name in names if name[0] == "modicum")
+
+
+def faults(root: Path, table: Table) -> list[str]:
+    """What contradicts the table: rooms without a row, rows without a room, arrows upwards, other imports."""
+    found = []
+    files = [path.relative_to(root).with_suffix("").parts for path in sorted(root.rglob("*.py"))]
+    rooms = {room_of(path, table) if len(path) > 1 and path[0] in table else path[0] for path in files}
+    found += [f"{room} has no row" for room in sorted(rooms - {*table})]
+    found += [f"there is no room {room}" for room in sorted({*table} - rooms)]
+    for i, (room, allowed) in enumerate(table.items()):
+        found += [f"{room} lists {to}, which is not below it" for to in allowed if to not in list(table)[i:]]
+    for path in files:
+        room = room_of(path, table)
+        for line, module in imported(path, root.joinpath(*path).with_suffix(".py").read_text(encoding="utf-8")):
+            if (to := room_of(module, table)) not in (room, *table[room]):
+                found.append(f"{'/'.join(path)}.py:{line}: {room} imports {to}")
+    return found
+
+
+def test_imports_follow_the_table() -> None:
+    assert faults(SOURCE, read_table(PAGE.read_text(encoding="utf-8"))) == []
+
+
+SMALL = """
+| room | what is in it | may import |
+|---|---|---|
+| `federation` | rounds | `privacy` |
+| `federation/carrier` | messages | |
+| `privacy` | what it costs | |
+| `errors` | lines | |
+"""
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """A package of three rooms that does as it is told."""
+    files = {
+        "errors.py": "",
+        "privacy/events.py": "from modicum.errors import UserError\n",
+        "federation/__init__.py": "from . import rounds\n",
+        "federation/rounds.py": "import torch\nfrom modicum.privacy import events\nfrom .. import privacy\n",
+        "federation/carrier/link.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_a_house_in_order_has_no_faults(house: Path) -> None:
+    assert faults(house, read_table(SMALL)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("privacy/a.py", "import modicum.federation.rounds\n", "privacy/a.py:1: privacy imports federation"),
+        ("privacy/a.py", "from modicum import federation\n", "privacy/a.py:1: privacy imports federation"),
+        (
+            "privacy/a.py",
+            "def f():\n    from ..federation import x\n",
+            "privacy/a.py:2: privacy imports federation",
+        ),
+        (
+            "privacy/__init__.py",
+            "from ..federation import x\n",
+            "privacy/__init__.py:1: privacy imports federation",
+        ),
+        ("privacy/a.py", "import modicum\n", "privacy/a.py:1: privacy imports __init__"),
+        (
+            "federation/a.py",
+            "from modicum.federation import carrier\n",
+            "federation/a.py:1: federation imports federation/carrier",
+        ),
+        (
+            "errors.py",
+            "if TYPE_CHECKING:\n    from modicum.privacy import events\n",
+            "errors.py:2: errors imports privacy",
+        ),
+    ],
+)
+def test_a_forbidden_import_is_found(house: Path, name: str, text: str, fault: str) -> None:
+    (house / name).write_text(text)
+    assert faults(house, read_table(SMALL)) == [fault]
+
+
+def test_a_room_needs_a_row_and_a_row_a_room(house: Path) -> None:
+    (house / "attic").mkdir()
+    (house / "attic" / "box.py").write_text("")
+    (house / "cellar.py").write_text("")
+    table = read_table(SMALL + "| `barn` | nothing | |\n")
+    assert faults(house, table)[:3] == ["attic has no row", "cellar has no row", "there is no room barn"]
+
+
+def test_an_arrow_upwards_cannot_be_listed(house: Path) -> None:
+    table = read_table(SMALL.replace("costs | |", "costs | `federation` |"))
+    assert faults(house, table) == ["privacy lists federation, which is not below it"]
