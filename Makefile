@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test lint soak bench
+.PHONY: setup demo test lint wheel soak bench
 
 setup: $(READY)
 
@@ -23,6 +23,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+wheel: setup
+	$(BIN)/python -m tests.wheel
 
 soak: SHELL := /bin/bash
 soak: setup
