@@ -20,7 +20,8 @@ from typing import Any, Self
 from modicum.errors import UserError
 
 APPLICATION_ID = 0x6D6F6463  # "modc"
-FORMAT = 1
+FORMAT = 2  # since format 2 the first entry says so too, inside the chain
+READABLE = (1, FORMAT)
 BUSY_SECONDS = 30.0
 GENESIS = "0" * 64
 
@@ -35,16 +36,17 @@ TABLES = {
 )""",
     "outbox": "CREATE TABLE outbox (entry INTEGER PRIMARY KEY, round INTEGER NOT NULL, message BLOB NOT NULL)",
 }
+TRIGGERS = {
+    "journal_keeps_every_field": """CREATE TRIGGER journal_keeps_every_field BEFORE UPDATE ON journal
+BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END""",
+    "journal_keeps_every_entry": """CREATE TRIGGER journal_keeps_every_entry BEFORE DELETE ON journal
+BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END""",
+}
 SCHEMA = f"""
 BEGIN IMMEDIATE;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT};
-{TABLES["journal"]};
-{TABLES["outbox"]};
-CREATE TRIGGER journal_keeps_every_field BEFORE UPDATE ON journal
-BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
-CREATE TRIGGER journal_keeps_every_entry BEFORE DELETE ON journal
-BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
+{";".join([*TABLES.values(), *TRIGGERS.values()])};
 COMMIT;
 """
 
@@ -97,11 +99,15 @@ def entry_hash(before: str, number: int, kind: str, key: str | None, refers: int
 
 
 class Journal:
-    """The open file. `number` and `head` are the last entry read or written through this object."""
+    """The open file. `number` and `head` are the last entry read or written through this object.
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+    What entries may say is not its business: whoever uses it has a grammar of their own.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, format: int = FORMAT) -> None:
         self._db = connection
         self.path = path
+        self.format = format
         self.number = 0
         self.head = GENESIS
 
@@ -130,7 +136,7 @@ class Journal:
         try:
             try:
                 connection = _connect(f"{uri}?mode={'ro' if read_only else 'rw'}")
-                _check_format(connection, path)
+                version = _check_format(connection, path)
                 if not read_only:
                     _make_durable(connection)
             except sqlite3.OperationalError:
@@ -138,10 +144,10 @@ class Journal:
                 if not read_only or path.with_name(path.name + "-wal").exists():
                     raise
                 connection = _connect(f"{uri}?mode=ro&immutable=1")
-                _check_format(connection, path)
+                version = _check_format(connection, path)
         except _DAMAGE as error:
             raise LedgerDamaged(f"{path} is not a readable ledger: {error}") from None
-        return cls(connection, path)
+        return cls(connection, path, version)
 
     def close(self) -> None:
         self._db.close()
@@ -157,16 +163,18 @@ class Journal:
         """All or nothing, durable on return. Starts by reading what other processes wrote."""
         with self.readable():
             self._db.execute("BEGIN IMMEDIATE")
-        number, head = self.number, self.head
         try:
             for entry in self.news():
                 read(entry)
             number, head = self.number, self.head
-            yield
-            with self.readable():
-                self._db.execute("COMMIT")
+            try:
+                yield
+                with self.readable():
+                    self._db.execute("COMMIT")
+            except BaseException:
+                self.number, self.head = number, head
+                raise
         except BaseException:
-            self.number, self.head = number, head
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
@@ -192,14 +200,14 @@ class Journal:
         return Entry(number, kind, key, refers, body, digest)
 
     def news(self) -> Iterator[Entry]:
-        """Entries not read yet, each checked against the chain."""
+        """Entries not read yet, each checked against the chain. One that its reader refuses stays unread."""
         with self.readable():
             rows = self._db.execute("SELECT * FROM journal WHERE number > ? ORDER BY number", (self.number,))
             for row in rows:
                 entry = Entry(*row)
                 self._check(entry)
-                self.number, self.head = entry.number, entry.hash
                 yield entry
+                self.number, self.head = entry.number, entry.hash
 
     def by_key(self, key: str) -> Entry | None:
         return self._one("SELECT * FROM journal WHERE key = ?", key)
@@ -209,6 +217,13 @@ class Journal:
 
     def entry(self, number: int) -> Entry | None:
         return self._one("SELECT * FROM journal WHERE number = ?", number)
+
+    def with_hash(self, digits: str) -> Entry | None:
+        """The first entry whose hash begins with these digits."""
+        with self.readable():
+            query = "SELECT * FROM journal WHERE substr(hash, 1, ?) = ? ORDER BY number"
+            row = self._db.execute(query, (len(digits), digits)).fetchone()
+        return None if row is None else Entry(*row)
 
     def of_kind(self, kind: str) -> Iterator[Entry]:
         with self.readable():
@@ -292,16 +307,22 @@ def _make_durable(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA secure_delete = ON")  # messages that were pruned must not stay in free pages
 
 
-def _check_format(connection: sqlite3.Connection, path: Path) -> None:
+def _check_format(connection: sqlite3.Connection, path: Path) -> int:
+    """The format that the file says it has, once its tables and triggers are found to be ours."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
         raise LedgerDamaged(f"{path} is not a ledger: it is some other SQLite file")
-    if version != FORMAT:
-        raise UserError(f"{path} has ledger format {version}, and this version reads format {FORMAT}")
-    tables = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall())
-    if tables != TABLES:
+    if version not in READABLE:
+        known = " and ".join(str(number) for number in READABLE)
+        raise UserError(f"{path} has ledger format {version}, and this version reads formats {known}")
+    things = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+    if {name: sql for kind, name, sql in things if kind == "table"} != TABLES:
         raise LedgerDamaged(f"{path} is not a readable ledger: its tables are not those of a ledger")
+    for kind, name, sql in things:  # a trigger of somebody else could drop a charge as it is written
+        if kind != "table" and sql is not None and TRIGGERS.get(name) != sql:
+            raise LedgerDamaged(f"{path} is not a readable ledger: it holds a {kind} of somebody else, {name!r}")
+    return int(version)
 
 
 def _sync_folder(folder: Path) -> None:

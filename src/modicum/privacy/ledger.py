@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import statistics
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +20,8 @@ from typing import Any, Self
 from modicum.errors import UserError
 from modicum.privacy.budgets import BudgetGuard, Reason, Refusal, Refused, check_plan, guard_for
 from modicum.privacy.events import Release
-from modicum.privacy.journal import Entry, Journal, LedgerDamaged, canonical
+from modicum.privacy.grammar import KIND_OF, KINDS, Grammar, Run, Said, Settlement, reservation_key
+from modicum.privacy.journal import FORMAT, Entry, Journal, LedgerDamaged, canonical
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.token import MINT, Token
@@ -31,6 +33,7 @@ class Ledger:
     def __init__(self, journal: Journal) -> None:
         """Use `create` or `open`."""
         self._journal = journal
+        self._grammar = Grammar(journal.format)
         self._lock = threading.RLock()
         self._guards: dict[str, BudgetGuard] = {}
         self._made: dict[str, int] = {}
@@ -42,9 +45,11 @@ class Ledger:
     @classmethod
     def create(cls, path: str | PathLike[str], run_id: str, noise: NoiseSource) -> Ledger:
         """A new ledger; refuses to overwrite one. The noise source is recorded for the certificate."""
+        run = Run(run_id, noise.describe(), FORMAT)
         ledger = cls(Journal.create(Path(path)))
-        with ledger._journal.transaction(ledger._read):
-            ledger._read(ledger._journal.append("run", {"run": run_id, "noise": noise.describe()}))
+        with ledger._adding() as append:
+            append(run)
+        ledger._apply(1, run)
         return ledger
 
     @classmethod
@@ -85,6 +90,18 @@ class Ledger:
             self._catch_up()
             return self._journal.head
 
+    @property
+    def format(self) -> int:
+        """The format of the file."""
+        return self._journal.format
+
+    def entry_with_hash(self, digits: str) -> int | None:
+        """The entry whose hash begins with these digits: where the ledger stood when that was its head."""
+        with self._lock:
+            self._catch_up()
+            found = self._journal.with_hash(digits)
+        return None if found is None else found.number
+
     def __len__(self) -> int:
         with self._lock:
             self._catch_up()
@@ -100,11 +117,11 @@ class Ledger:
                 raise UserError(f"client {plan.client!r} is declared twice with different plans: keep one")
         guards = {client: guard_for(plan) for client, plan in asked.items()}
         with self._lock:
-            with self._journal.transaction(self._read):
+            with self._adding() as append:
                 for client, plan in asked.items():
                     known = self.plans.get(client)
                     if known is None:
-                        self._journal.append("plan", plan.to_dict(), key=canonical([client]))
+                        append(plan)
                     elif known != plan:
                         raise UserError(
                             f"client {client!r} has another plan in this ledger: start a new run for it"
@@ -120,7 +137,7 @@ class Ledger:
         """Why `reserve` would refuse this release now; None where it would not. Writes nothing."""
         with self._lock:
             self._catch_up()
-            known = self._journal.by_key(_key(release))
+            known = self._journal.by_key(reservation_key(release))
             if known is not None:
                 return _conflict(known, release)
             guard = self._guards.get(release.client)
@@ -141,16 +158,16 @@ class Ledger:
         if not batch:
             return tokens
         with self._lock:
-            with self._journal.transaction(self._read):
+            with self._adding() as append:
                 for release in batch:
-                    entry = self._journal.by_key(_key(release))
+                    entry = self._journal.by_key(reservation_key(release))
                     settled = entry is not None and self._journal.referring_to(entry.number) is not None
                     problem = self._charge(release, charged) if entry is None else _conflict(entry, release)
                     if problem is not None:
                         refused.append(problem)
                     elif not refused:
                         if entry is None:
-                            entry = self._journal.append("reserve", release.to_dict(), key=_key(release))
+                            entry = append(release)
                             new.append(release)
                         tokens.append(Token(MINT, entry, release, settled))
                 if refused:
@@ -171,7 +188,7 @@ class Ledger:
         stands.
         """
         pairs = list(settled)
-        with self._lock, self._journal.transaction(self._read):
+        with self._lock, self._adding() as append:
             for token, message in pairs:
                 digest = hashlib.sha256(message).hexdigest()
                 self._check_issued(token)
@@ -182,7 +199,7 @@ class Ledger:
                             f"entry {token.entry} is settled with another message: send the stored one again"
                         )
                     continue
-                self._journal.append("settle", {"digest": digest, "size": len(message)}, refers=token.entry)
+                append(Settlement(digest, len(message)), token.entry)
                 if store:
                     self._journal.put_message(token.entry, token.release.round, message)
         for token, _ in pairs:
@@ -256,8 +273,10 @@ class Ledger:
     def verify_chain(self) -> None:
         """Reads the whole file again; raises `LedgerDamaged` with the number of the first wrong entry."""
         with Journal.open(self.path, read_only=True) as again:
-            for _ in again.news():
-                pass
+            grammar = Grammar(again.format)
+            for entry in again.news():
+                with self._naming(entry):
+                    grammar.take(entry, grammar.understand(entry))
             again.check_indexes()
 
     def _charge(self, release: Release, charged: dict[str, BudgetGuard]) -> Refusal | None:
@@ -273,25 +292,50 @@ class Ledger:
         for entry in self._journal.news():
             self._read(entry)
 
+    @contextmanager
+    def _adding(self) -> Iterator[Callable[..., Entry]]:
+        """A transaction. Yields what appends an entry, checked as a reader will check it."""
+        added: list[tuple[Entry, Said]] = []
+
+        def append(said: Said, refers: int | None = None) -> Entry:
+            kind = KIND_OF[type(said)]
+            entry = self._journal.append(kind, said.to_dict(), key=KINDS[kind].key(said), refers=refers)
+            try:
+                added.append((entry, self._grammar.understand(entry)))
+            except UserError as error:
+                raise UserError(f"the ledger {self.path} cannot hold this {kind!r} entry: {error}") from None
+            return entry
+
+        with self._journal.transaction(self._read):
+            yield append
+        for entry, said in added:
+            self._grammar.take(entry, said)
+
     def _read(self, entry: Entry) -> None:
-        """Takes one checked entry into account."""
+        """Takes one entry, checked against the chain, into account."""
+        with self._naming(entry):
+            said = self._grammar.understand(entry)
+            self._apply(entry.number, said)
+        self._grammar.take(entry, said)
+
+    @contextmanager
+    def _naming(self, entry: Entry) -> Iterator[None]:
+        """Whatever is wrong with an entry is said with its number."""
         try:
-            match entry.kind:
-                case "run":
-                    self.run_id, self.noise = str(entry.value["run"]), dict(entry.value["noise"])
-                case "plan":
-                    plan = PrivacyPlan.from_dict(entry.value)
-                    self.plans[plan.client], self._guards[plan.client] = plan, guard_for(plan)
-                case "reserve":
-                    self._read_charge(entry.number, Release.from_dict(entry.value))
-                case "settle":
-                    pass
-                case _:
-                    raise UserError(f"its kind {entry.kind!r} is not known here")
-        except (ValueError, KeyError, TypeError) as error:
+            yield
+        except (ValueError, ArithmeticError) as error:  # the second from a plan that cannot be priced
             raise LedgerDamaged(
                 f"the ledger {self.path} cannot be understood: entry {entry.number}: {error}", entry.number
             ) from None
+
+    def _apply(self, number: int, said: Said) -> None:
+        match said:
+            case Run():
+                self.run_id, self.noise = said.run, dict(said.noise)
+            case PrivacyPlan():
+                self.plans[said.client], self._guards[said.client] = said, guard_for(said)
+            case Release():
+                self._read_charge(number, said)
 
     def _read_charge(self, number: int, release: Release) -> None:
         problem = self._charge(release, self._guards)
@@ -314,11 +358,6 @@ class Ledger:
         entry = self._journal.entry(token.entry)
         if entry is None or entry.kind != "reserve" or entry.hash != token.hash:
             raise UserError(f"the token of entry {token.entry} was not issued by the ledger {self.path}")
-
-
-def _key(release: Release) -> str:
-    query = "+".join(block.name for block in release.blocks)
-    return canonical([release.client, release.round, release.step, query])
 
 
 def _conflict(entry: Entry, release: Release) -> Refusal | None:
