@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from modicum.privacy.spec import PrivacySpec
     from modicum.privacy.verify import ClientCheck, Verification
 
 
 def verify(
     path: Path = typer.Argument(help="A run folder (ledger.sqlite and certificate.json), or a ledger file."),
+    head: str | None = typer.Option(
+        None, help="A head hash of this ledger that somebody kept, of now or earlier: 64 digits, at least 16."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Machine-readable output."),
 ) -> None:
     """Recompute every ε from the ledger alone, with an independent accountant. Exit code 1 on a mismatch."""
     from modicum.privacy.verify import verify as check
 
-    outcome = check(path)
+    outcome = check(path, head=head)
     if as_json:
         typer.echo(json.dumps(outcome.to_dict(), ensure_ascii=False, indent=2))
     else:
@@ -30,7 +34,9 @@ def verify(
 
 
 def _show(outcome: Verification) -> None:
-    typer.echo(f"{outcome.ledger}: {outcome.entries} entries, head {outcome.head[:16] or 'unknown'}")
+    """What is claimed comes first: a match of figures says nothing without it."""
+    for line in [*_of_the_file(outcome), *_of_the_claim(outcome)]:
+        typer.echo(line)
     width = max([len(check.client) for check in outcome.clients] + [6])
     if outcome.clients:
         typer.echo(f"\n{'client':<{width}}  {'certified ε':>11}  {'recomputed':>11}  {'dp-accounting':>13}")
@@ -38,21 +44,70 @@ def _show(outcome: Verification) -> None:
         typer.echo(_line(check, width))
     for problem in outcome.problems:
         typer.echo(f"\nMISMATCH  {problem}")
-    wrong = sum(not check.matches for check in outcome.clients)
+    typer.echo(f"\n{_verdict(outcome)}")
+
+
+def _of_the_file(outcome: Verification) -> list[str]:
+    if not outcome.head:
+        return [outcome.ledger]
+    lines = [
+        f"{outcome.ledger}: run {outcome.run}, {outcome.entries} entries, format {outcome.format}",
+        f"head       {outcome.head}",
+    ]
+    kept = outcome.kept
+    if kept is not None:
+        shown = kept.digits if len(kept.digits) == 64 else f"{kept.digits}… ({len(kept.digits)} digits compared)"
+        lines.append(f"kept head  {shown}")
+        if kept.entry is None:
+            lines.append("           is NOT in this ledger")
+        elif kept.entry == outcome.entries:
+            lines.append("           is the last entry")
+        else:
+            lines.append(f"           is entry {kept.entry}; the ledger has gone on since, to {outcome.entries}")
+    return lines
+
+
+def _of_the_claim(outcome: Verification) -> list[str]:
+    """Whose noise, and what is hidden from whom; one paragraph for each kind of claim."""
+    if not outcome.clients:
+        return []
+    claims: dict[PrivacySpec, int] = {}
+    for check in outcome.clients:
+        if check.private:
+            claims[check.spec] = claims.get(check.spec, 0) + 1
+    every = len(outcome.clients)
+    said = str(outcome.noise["sentence"]).removeprefix("SIMULATION: ")
+    lines = ["", f"SIMULATION: {said}" if outcome.simulation else said]
+    for spec, count in claims.items():
+        lines += [
+            "",
+            f"claimed    for {count} of {every} clients",
+            f"unit       {spec.unit}",
+            f"adjacency  {spec.adjacency}",
+            f"δ          {spec.delta:g}",
+            f"adversary  {spec.view.sentence()}",
+        ]
+    bare = every - sum(claims.values())
+    if bare:
+        lines += ["", f"NO PRIVACY is claimed for {bare} of {every} clients (ε = ∞)"]
+    return lines
+
+
+def _verdict(outcome: Verification) -> str:
+    every = len(outcome.clients)
     if not outcome.matches:
-        typer.echo(
-            f"\nMismatch: {wrong} of {len(outcome.clients)} clients, {len(outcome.problems)} for the whole file."
-        )
-    elif outcome.certificate:
-        typer.echo(f"\nMatch: the certificate follows from the ledger for all {len(outcome.clients)} clients.")
-    else:
-        typer.echo("\nMatch: the ledger is sound. No certificate was given to compare it with.")
+        wrong = sum(not check.matches for check in outcome.clients)
+        return f"Mismatch: {wrong} of {every} clients, {len(outcome.problems)} for the whole file."
+    if outcome.certificate:
+        return f"Match: the certificate follows from the ledger for all {every} clients."
+    return "Match: the ledger is sound. No certificate was given to compare it with."
 
 
 def _line(check: ClientCheck, width: int) -> str:
+    verdict = "match" if check.matches else "MISMATCH"
     text = (
         f"{check.client:<{width}}  {_number(check.certified):>11}  {_number(check.recomputed):>11}  "
-        f"{_number(check.second_opinion):>13}  {'match' if check.matches else 'MISMATCH'}"
+        f"{_number(check.second_opinion):>13}  {verdict}{'' if check.private else ' (no privacy)'}"
     )
     return "\n".join([text, *(f"{'':<{width}}  {problem}" for problem in check.problems)])
 

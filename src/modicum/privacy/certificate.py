@@ -18,6 +18,8 @@ from modicum.errors import UserError
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.budgets import plan_guarantee
 from modicum.privacy.events import Poisson, Sampler, sampler_from_dict
+from modicum.privacy.exact import parse, unlike
+from modicum.privacy.grammar import check_noise_fields
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.plan import Guard, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, view_from_dict
@@ -110,8 +112,8 @@ class Certificate:
             raise UserError(f"no client {client!r} in this certificate: it has {_some(self.clients)}")
         return self.clients[client].epsilon
 
-    def to_json(self) -> str:
-        value = {
+    def to_dict(self) -> dict[str, Any]:
+        return {
             "schema": SCHEMA,
             "run": self.run,
             "ledger": {"head": self.head, "entries": self.entries},
@@ -119,15 +121,18 @@ class Certificate:
             "clients": {client: line.to_dict() for client, line in self.clients.items()},
             "assumptions": list(self.assumptions),
         }
-        return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
+        """Reads exactly what this version writes: an unknown, missing or repeated field is refused."""
         try:
-            value = json.loads(text)
+            value = parse(text)
             if value["schema"] != SCHEMA:
                 raise UserError(f"its schema is {value['schema']!r} and this version reads {SCHEMA!r}")
-            return cls(
+            found = cls(
                 run=str(value["run"]),
                 head=str(value["ledger"]["head"]),
                 entries=int(value["ledger"]["entries"]),
@@ -135,10 +140,15 @@ class Certificate:
                 clients={str(c): ClientGuarantee.from_dict(c, d) for c, d in value["clients"].items()},
                 assumptions=tuple(str(a) for a in value["assumptions"]),
             )
+            check_noise_fields(found.noise)
+            problem = unlike(value, found.to_dict())
         except KeyError as error:
             raise UserError(f"not a certificate: it has no {error.args[0]!r}") from None
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise UserError(f"not a certificate: {error}") from None
+        if problem is not None:
+            raise UserError(f"not a certificate of schema {SCHEMA!r}: {problem}")
+        return found
 
     def write(self, path: str | PathLike[str]) -> None:
         """Replaces the file in one step."""

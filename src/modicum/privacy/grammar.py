@@ -69,19 +69,27 @@ class Settlement:
 Said = Run | PrivacyPlan | Release | Settlement
 
 
-def check_noise(noise: dict[str, Any]) -> None:
-    """Refuses a description of a noise source that says too much, too little, or contradicts itself."""
-    source = noise.get("source")
-    if source not in SIMULATION:
-        raise UserError(f"noise source {source!r} is not known here")
-    likely = {"source": source, "simulation": noise.get("simulation"), "sentence": str(noise.get("sentence"))}
-    if source == "seeded":
-        likely["seed"] = int(noise.get("seed", 0))
-    problem = unlike(noise, likely, "noise.")
-    if problem is None and not any(noise["simulation"] is allowed for allowed in SIMULATION[source]):
-        problem = f"{source} noise cannot have 'simulation' {noise['simulation']!r}"
+def check_noise_fields(noise: dict[str, Any]) -> None:
+    """Refuses a description of a noise source that says too much or too little."""
+    if noise.get("source") not in SIMULATION:
+        raise UserError(f"noise source {noise.get('source')!r} is not known here")
+    expected = {
+        "source": noise["source"],
+        "simulation": bool(noise.get("simulation")),
+        "sentence": str(noise.get("sentence")),
+    }
+    if noise["source"] == "seeded":
+        expected["seed"] = int(noise.get("seed", 0))
+    problem = unlike(noise, expected, "noise.")
     if problem is not None:
         raise UserError(problem)
+
+
+def check_noise(noise: dict[str, Any]) -> None:
+    """Refuses one that contradicts itself as well."""
+    check_noise_fields(noise)
+    if noise["simulation"] not in SIMULATION[noise["source"]]:
+        raise UserError(f"{noise['source']} noise cannot have 'simulation' {noise['simulation']}")
 
 
 def plan_key(client: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from modicum.privacy.events import Sampler
 from modicum.privacy.journal import LedgerDamaged
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.plan import Guard, PrivacyPlan
+from modicum.privacy.spec import PrivacySpec
 
 LEDGER, CERTIFICATE = "ledger.sqlite", "certificate.json"
 OURS = 1e-9  # the same accountant again
+SHORTEST = 16  # digits of a kept head: 64 bits, what was printed before all of them were
 THEIRS, THEIRS_ABSOLUTE = 0.01, 1e-3  # two discretisations of the same PLD
 
 
@@ -27,6 +30,8 @@ class ClientCheck:
     """One client: what was certified, and what two accountants say."""
 
     client: str
+    spec: PrivacySpec
+    guard: Guard
     certified: float | None
     recomputed: float
     second_opinion: float | None  # for a filter: of what it let through, at most the cap
@@ -36,9 +41,18 @@ class ClientCheck:
     def matches(self) -> bool:
         return not self.problems
 
+    @property
+    def private(self) -> bool:
+        """False where no privacy is claimed: ε = ∞ matches, and protects nobody."""
+        return self.guard is not Guard.NONE
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "client": self.client,
+            "private": self.private,
+            **self.spec.to_dict(),
+            "adversary": self.spec.view.sentence(),
+            "guard": str(self.guard),
             "match": self.matches,
             "certified": _finite(self.certified),
             "recomputed": _finite(self.recomputed),
@@ -48,43 +62,81 @@ class ClientCheck:
 
 
 @dataclass(frozen=True)
+class KeptHead:
+    """A head hash that somebody kept, and the entry of this ledger that has it."""
+
+    digits: str
+    entry: int | None  # None: the ledger does not contain that state
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"digits": self.digits, "entry": self.entry}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verification:
     """The outcome. `problems` are those of the file as a whole."""
 
     ledger: str
-    head: str
-    entries: int
+    run: str = ""
+    format: int | None = None
+    noise: dict[str, Any] = field(default_factory=dict)  # empty where the ledger could not be understood
+    head: str = ""
+    entries: int = 0
     certificate: bool  # False where only a ledger was given
+    kept: KeptHead | None = None
     problems: tuple[str, ...]
-    clients: tuple[ClientCheck, ...]
+    clients: tuple[ClientCheck, ...] = ()
 
     @property
     def matches(self) -> bool:
         return not self.problems and all(check.matches for check in self.clients)
 
+    @property
+    def simulation(self) -> bool | None:
+        """True where noise came from a seed: the run protected nobody. None where it is not known."""
+        return self.noise.get("simulation")
+
     def to_dict(self) -> dict[str, Any]:
         return {
+            "run": self.run,
+            "simulation": self.simulation,
+            "noise": self.noise,
             "match": self.matches,
             "ledger": self.ledger,
+            "format": self.format,
             "head": self.head,
             "entries": self.entries,
+            "kept_head": None if self.kept is None else self.kept.to_dict(),
             "certificate": self.certificate,
             "problems": list(self.problems),
             "clients": [check.to_dict() for check in self.clients],
         }
 
 
-def verify(path: str | PathLike[str]) -> Verification:
-    """Checks a run folder, or a ledger file on its own. Raises `UserError` where there is nothing to check."""
+def verify(path: str | PathLike[str], *, head: str | None = None) -> Verification:
+    """Checks a run folder, or a ledger file on its own. Raises `UserError` where there is nothing to check.
+
+    `head` is a head hash of this ledger that somebody kept, now or earlier: all 64 hexadecimal digits, or at least
+    the first 16. A ledger that has gone on since then still contains it; one that was cut or rewritten does not.
+    """
     ledger_path, certificate = _find(Path(path))
+    digits = None if head is None else _hexadecimal(head)
     second_opinion.library()
     try:
         with Ledger.open(ledger_path, read_only=True) as ledger:
-            return _verify(ledger, certificate)
+            kept = None if digits is None else KeptHead(digits, ledger.entry_with_hash(digits))
+            return _verify(ledger, certificate, kept)
     except LedgerDamaged as error:
         if error.entry is None:
             raise
-        return Verification(str(ledger_path), "", 0, certificate is not None, (str(error),), ())
+        return Verification(ledger=str(ledger_path), certificate=certificate is not None, problems=(str(error),))
+
+
+def _hexadecimal(head: str) -> str:
+    digits = head.strip().lower()
+    if not re.fullmatch(f"[0-9a-f]{{{SHORTEST},64}}", digits):
+        raise UserError(f"a head hash has 64 hexadecimal digits, give at least the first {SHORTEST}: got {head!r}")
+    return digits
 
 
 def _find(path: Path) -> tuple[Path, Certificate | None]:
@@ -97,7 +149,7 @@ def _find(path: Path) -> tuple[Path, Certificate | None]:
     return path / LEDGER, Certificate.read(path / CERTIFICATE)
 
 
-def _verify(ledger: Ledger, certificate: Certificate | None) -> Verification:
+def _verify(ledger: Ledger, certificate: Certificate | None, kept: KeptHead | None) -> Verification:
     own = Certificate.from_ledger(ledger)
     opinions = _SecondOpinions(ledger)
     outside: dict[str, list[str]] = {}
@@ -108,19 +160,36 @@ def _verify(ledger: Ledger, certificate: Certificate | None) -> Verification:
         plan = ledger.plans[client]
         second = opinions.of(plan)
         certified = None if certificate is None else certificate.clients.get(client)
-        problems = [*outside.pop(client, []), *_budget_problems(plan, line), *_opinion_problems(line, second)]
+        problems = [*outside.get(client, []), *_budget_problems(plan, line), *_opinion_problems(line, second)]
         if certificate is not None:
             problems += _differences(certified, line)
         checks.append(
             ClientCheck(
-                client, None if certified is None else certified.epsilon, line.epsilon, second, tuple(problems)
+                client,
+                line.spec,
+                line.guard,
+                None if certified is None else certified.epsilon,
+                line.epsilon,
+                second,
+                tuple(problems),
             )
         )
-    whole = [f"client {client!r}: {problem}" for client, found in outside.items() for problem in found]
+    whole = []
+    if kept is not None and kept.entry is None:
+        whole.append(f"the ledger was cut or rewritten: no entry has the hash {kept.digits} that was kept")
     if certificate is not None:
         whole += _whole_problems(certificate, own)
     return Verification(
-        str(ledger.path), own.head, own.entries, certificate is not None, tuple(whole), tuple(checks)
+        ledger=str(ledger.path),
+        run=own.run,
+        format=ledger.format,
+        noise=own.noise,
+        head=own.head,
+        entries=own.entries,
+        certificate=certificate is not None,
+        kept=kept,
+        problems=tuple(whole),
+        clients=tuple(checks),
     )
 
 
