@@ -71,26 +71,31 @@ def _of_the_claim(outcome: Verification) -> list[str]:
     """Whose noise, and what is hidden from whom; one paragraph for each kind of claim."""
     if not outcome.clients:
         return []
-    claims: dict[PrivacySpec, int] = {}
+    claims: dict[PrivacySpec | None, list[str]] = {}
     for check in outcome.clients:
-        if check.private:
-            claims[check.spec] = claims.get(check.spec, 0) + 1
-    every = len(outcome.clients)
+        claims.setdefault(check.spec if check.private else None, []).append(check.client)
     said = str(outcome.noise["sentence"]).removeprefix("SIMULATION: ")
     lines = ["", f"SIMULATION: {said}" if outcome.simulation else said]
-    for spec, count in claims.items():
+    for spec, clients in claims.items():
+        whose = _some(clients, len(outcome.clients))
+        if spec is None:
+            lines += ["", f"NO PRIVACY is claimed for {whose} (ε = ∞)"]
+            continue
         lines += [
             "",
-            f"claimed    for {count} of {every} clients",
+            f"claimed    for {whose}",
             f"unit       {spec.unit}",
             f"adjacency  {spec.adjacency}",
             f"δ          {spec.delta:g}",
             f"adversary  {spec.view.sentence()}",
         ]
-    bare = every - sum(claims.values())
-    if bare:
-        lines += ["", f"NO PRIVACY is claimed for {bare} of {every} clients (ε = ∞)"]
     return lines
+
+
+def _some(clients: list[str], every: int) -> str:
+    if len(clients) == every:
+        return f"all {every} clients"
+    return f"{len(clients)} of {every} clients: {', '.join(clients[:5])}{', …' if len(clients) > 5 else ''}"
 
 
 def _verdict(outcome: Verification) -> str:
