@@ -60,7 +60,8 @@ def write(path: Path, rows: Rows, format: int = FORMAT) -> None:
     """Replaces every entry, with a chain that is whole; raises `sqlite3.IntegrityError` where the file refuses."""
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA synchronous = OFF")  # a forger is in a hurry
-        db.execute("PRAGMA journal_mode = MEMORY")
+        with suppress(sqlite3.OperationalError):  # somebody has it open
+            db.execute("PRAGMA journal_mode = MEMORY")
         db.execute("BEGIN")
         for name in TRIGGERS:
             db.execute(f"DROP TRIGGER IF EXISTS {name}")

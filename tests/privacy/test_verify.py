@@ -6,20 +6,23 @@ import json
 import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import forger
 import pytest
 from run_folder import CHARGES, PLANS, RECORD, SECRET, make_run, one
 
 from modicum.errors import MissingExtraError, UserError
 from modicum.privacy import second_opinion
 from modicum.privacy.certificate import Certificate
-from modicum.privacy.journal import GENESIS, entry_hash
+from modicum.privacy.journal import GENESIS
 from modicum.privacy.ledger import Ledger
-from modicum.privacy.noise import CryptoNoise
+from modicum.privacy.noise import CryptoNoise, SimulatedNoise
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
-from modicum.privacy.verify import Verification, verify
+from modicum.privacy.verify import KeptHead, Verification, verify
 
 
 @pytest.fixture
@@ -39,19 +42,10 @@ def edit(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def rewrite(run: Path, change: Callable[[int, str], str], keep: int = 1000) -> None:
-    """A forger with full access: changes bodies, recomputes every hash and makes a fitting certificate."""
-    db = sqlite3.connect(run / "ledger.sqlite")
-    rows = db.execute("SELECT * FROM journal ORDER BY number").fetchall()[:keep]
-    for name in ("journal_keeps_every_field", "journal_keeps_every_entry"):
-        db.execute(f"DROP TRIGGER {name}")
-    db.execute("DELETE FROM journal")
-    head = GENESIS
-    for number, kind, key, refers, body, _ in rows:
-        new = change(number, body)
-        head = entry_hash(head, number, kind, key, refers, new)
-        db.execute("INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?)", (number, kind, key, refers, new, head))
-    db.commit()
-    db.close()
+    """A forger with full access: changes bodies and their keys, and recomputes every hash."""
+    rows = forger.rows_of(run / "ledger.sqlite")[:keep]
+    changed = [replace(row, body=change(number, row.body)) for number, row in enumerate(rows, 1)]
+    forger.write(run / "ledger.sqlite", [row.keyed() for row in changed])
 
 
 def certify_again(run: Path) -> None:
@@ -175,7 +169,6 @@ def test_a_forged_budget_is_found(run: Path) -> None:
 
 def test_a_charge_of_a_client_without_a_plan_is_found(run: Path) -> None:
     rewrite(run, lambda n, body: body.replace('"client":"open"', '"client":"nobody"') if n == 7 else body)
-    certify_again(run)
     outcome = verify(run)
     assert any("'open'" in p and "unknown-client" in p for p in outcome.problems)
 
@@ -243,3 +236,100 @@ def test_without_dp_accounting_the_extra_is_named(run: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(MissingExtraError, match=r"modicum\[verify\]"):
         verify(run)
+
+
+# A head that somebody kept.
+
+
+def heads(run: Path) -> list[str]:
+    with closing(sqlite3.connect(run / "ledger.sqlite")) as db:
+        return [head for (head,) in db.execute("SELECT hash FROM journal ORDER BY number")]
+
+
+def test_every_earlier_head_is_found_at_its_entry(run: Path) -> None:
+    for entry, head in enumerate(heads(run), 1):
+        for said in (head, head[:16], f" {head.upper()}\n"):
+            with Ledger.open(run / "ledger.sqlite", read_only=True) as ledger:
+                assert ledger.entry_with_hash(said.strip().lower()) == entry
+    outcome = verify(run, head=heads(run)[8].upper())
+    assert outcome.matches
+    assert outcome.kept == KeptHead(heads(run)[8], 9)
+    assert outcome.to_dict()["kept_head"] == {"digits": heads(run)[8], "entry": 9}
+    assert verify(run).to_dict()["kept_head"] is None
+
+
+def test_a_ledger_that_was_cut_or_rewritten_lacks_the_head(run: Path) -> None:
+    """Ledger and certificate replaced together: alone they match, and only the witness knows."""
+    kept = heads(run)
+    rewrite(run, lambda _, body: body, keep=len(kept) - 1)
+    certify_again(run)
+    assert verify(run).matches
+    outcome = verify(run, head=kept[-1])
+    assert not outcome.matches
+    assert outcome.kept == KeptHead(kept[-1], None)
+    assert "cut or rewritten" in outcome.problems[0]
+    assert verify(run, head=kept[-2]).matches  # of before what was cut
+    rewrite(run, lambda n, body: body.replace('"run-7"', '"run-8"') if n == 1 else body)
+    certify_again(run)
+    assert verify(run).matches
+    for head in kept:
+        assert not verify(run, head=head[:16]).matches
+
+
+@pytest.mark.parametrize("head", ["", "0123456789abcde", "g" * 64, "0" * 65, "0x" + "0" * 20])
+def test_what_is_no_head(run: Path, head: str) -> None:
+    with pytest.raises(UserError, match="64 hexadecimal digits"):
+        verify(run, head=head)
+
+
+def test_the_claim_is_told_with_the_figures(tmp_path: Path) -> None:
+    told = verify(make_run(tmp_path / "run", SimulatedNoise(3))).to_dict()
+    assert told["simulation"] is True
+    assert told["noise"]["seed"] == 3
+    by_name = {line["client"]: line for line in told["clients"]}
+    assert [name for name, line in by_name.items() if not line["private"]] == ["open"]
+    behind = by_name["behind"]
+    assert (behind["unit"], behind["adjacency"], behind["delta"]) == ("client", "zero-out", 1e-5)
+    assert "only the sum of each round" in behind["adversary"]
+
+
+# A certificate says what it must and nothing else.
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.update(note="audited"), "'note' is not known"),
+        (lambda c: c["clients"]["gdp"].update(true_epsilon=0.1), "'clients.gdp.true_epsilon' is not known"),
+        (lambda c: c["clients"]["gdp"]["view"].update(x=1), "'clients.gdp.view.x' is not known"),
+        (lambda c: c["ledger"].update(checked=True), "'ledger.checked' is not known"),
+        (lambda c: c["noise"].update(quality="good"), "'noise.quality' is not known"),
+        (lambda c: c["noise"].update(simulation=0), "'noise.simulation' cannot be 0"),
+        (lambda c: c["clients"]["gdp"].pop("budget"), "no 'budget'"),
+        (lambda c: c["noise"].pop("sentence"), "'noise.sentence' is missing"),
+        (lambda c: c.update(schema="modicum-certificate/2"), "this version reads 'modicum-certificate/1'"),
+        (lambda c: c["clients"]["gdp"].update(epsilon="2.0"), "'clients.gdp.epsilon' cannot be '2.0'"),
+    ],
+)
+def test_a_certificate_is_read_exactly(run: Path, change: Callable[[dict[str, Any]], None], words: str) -> None:
+    edit(run, change)
+    with pytest.raises(UserError, match=r"certificate\.json: not a certificate") as caught:
+        verify(run)
+    assert words in str(caught.value)
+
+
+def test_a_certificate_says_nothing_twice(run: Path) -> None:
+    path = run / "certificate.json"
+    path.write_text(path.read_text().replace('"epsilon": 2.0', '"epsilon": 0.1, "epsilon": 2.0'))
+    with pytest.raises(UserError, match="'epsilon' is there twice"):
+        verify(run)
+
+
+def test_a_reader_that_takes_what_it_knows_misses_them(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broken twin of the two tests above."""
+    from modicum.privacy import certificate
+
+    monkeypatch.setattr(certificate, "unlike", lambda *_: None)
+    monkeypatch.setattr(certificate, "parse", json.loads)
+    edit(run, lambda c: c["clients"]["gdp"].update(true_epsilon=0.1))
+    assert verify(run).matches

@@ -298,12 +298,15 @@ class Ledger:
         added: list[tuple[Entry, Said]] = []
 
         def append(said: Said, refers: int | None = None) -> Entry:
-            kind = KIND_OF[type(said)]
-            entry = self._journal.append(kind, said.to_dict(), key=KINDS[kind].key(said), refers=refers)
+            kind, value = KIND_OF[type(said)], said.to_dict()
+            key = KINDS[kind].key(said)
+            draft = Entry(self._journal.number + 1, kind, key, refers, canonical(value), "")
             try:
-                added.append((entry, self._grammar.understand(entry)))
+                understood = self._grammar.understand(draft)
             except UserError as error:
                 raise UserError(f"the ledger {self.path} cannot hold this {kind!r} entry: {error}") from None
+            entry = self._journal.append(kind, value, key, refers)
+            added.append((entry, understood))
             return entry
 
         with self._journal.transaction(self._read):
