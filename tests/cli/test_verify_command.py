@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 from modicum.cli import main
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import NoSampling
+from modicum.privacy.journal import Journal
 from modicum.privacy.ledger import Ledger
-from modicum.privacy.noise import CryptoNoise
+from modicum.privacy.noise import CryptoNoise, SimulatedNoise
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 
@@ -65,6 +67,78 @@ def test_json(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert report["match"] is True
     assert report["certificate"] is False
     assert len(report["clients"]) == 2
+
+
+def test_what_is_claimed_comes_before_any_match(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "verify", str(run)) == 0
+    before = capsys.readouterr().out.split("match")[0]
+    for fact in (
+        "unit       record",
+        "adjacency  zero-out",
+        "δ          1e-05",
+        "adversary  the server and everyone",
+    ):
+        assert fact in before
+    assert "for all 2 clients" in before
+    assert "cryptographic generator" in before
+    assert "SIMULATION" not in before
+    assert "NO PRIVACY" not in before
+
+
+def test_a_simulation_and_no_privacy_are_said_before_any_match(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with Ledger.create(path, "run-1", SimulatedNoise(3)) as ledger:
+        bare = PrivacyPlan(client="bare", spec=PrivacySpec(unit="record"), budget=math.inf, guard=Guard.NONE)
+        hidden = PrivacyPlan(client="gdp", spec=PrivacySpec(unit="client"), budget=2.0, guard=Guard.GDP_FILTER)
+        ledger.declare([bare, hidden])
+    assert call(monkeypatch, "verify", str(path)) == 0
+    before, after = capsys.readouterr().out.split("match", 1)
+    assert "SIMULATION: noise and sampling coins are computed from seed 3" in before
+    assert "NO PRIVACY is claimed for 1 of 2 clients: bare (ε = ∞)" in before
+    assert "claimed    for 1 of 2 clients: gdp\nunit       client" in before
+    assert after.startswith(" (no privacy)")
+    assert call(monkeypatch, "verify", str(path), "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert list(report).index("simulation") < list(report).index("match")
+    assert (report["simulation"], [c["private"] for c in report["clients"]]) == (True, [False, True])
+
+
+def test_a_head_that_was_kept(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(run / "ledger.sqlite")
+    with Ledger.open(path) as ledger:
+        early = ledger.head()
+        ledger.declare([PrivacyPlan(client="c", spec=PrivacySpec(unit="record"), budget=1.0, guard="gdp-filter")])
+        late = ledger.head()
+    for head, code, words in (
+        (late, 0, "is the last entry"),
+        (early[:16], 0, "is entry 3; the ledger has gone on since, to 4"),
+        ("0" * 64, 1, "is NOT in this ledger"),
+        ("0" * 64, 1, "MISMATCH  the ledger was cut or rewritten"),
+    ):
+        assert call(monkeypatch, "verify", path, "--head", head) == code
+        assert words in capsys.readouterr().out
+    assert call(monkeypatch, "verify", path, "--head", early, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["kept_head"] == {"digits": early, "entry": 3}
+    assert call(monkeypatch, "verify", path, "--head", "abc") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_second_plan_is_no_match(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The forgery that only appends: ε = 2 would become 0.08."""
+    with Journal.open(run / "ledger.sqlite") as journal:
+        entries = list(journal.news())
+        with journal.transaction(lambda _: None):
+            journal.append("plan", {**entries[2].value, "budget": 0.08})
+    assert call(monkeypatch, "verify", str(run)) == 1
+    assert "entry 4: its key does not follow from its body" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["nothing", "certificate.json", "broken.sqlite", "."])
