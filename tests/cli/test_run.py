@@ -20,7 +20,6 @@ from modicum.cli.app import app
 from modicum.config import read, to_toml
 from modicum.federation.records import read_records
 from modicum.methods import METHODS
-from modicum.privacy.journal import Journal
 from modicum.privacy.verify import verify
 
 SMALL = """\
@@ -144,23 +143,6 @@ def test_resuming_a_finished_run_changes_nothing(call: Call) -> None:
     assert json.loads(out)["rounds"] == 3
     assert contents(Path("r")) == before
     assert call("run", "small.toml", "--resume", "r", "--json")[0] == 0
-
-
-@pytest.mark.parametrize("kind", ["plan", "run"])
-def test_resuming_a_ledger_that_somebody_appended_to(call: Call, kind: str) -> None:
-    """A second plan would let all of it be spent again, a second run entry would change the noise source."""
-    call("run", small(), "--out", "r", "--json")
-    with Journal.open(Path("r/ledger.sqlite")) as journal:
-        entry = next(entry for entry in journal.news() if entry.kind == kind)
-        list(journal.news())
-        with journal.transaction(lambda _: None):
-            forged = journal.append(kind, entry.value).number
-    before = contents(Path("r"))
-    code, out, err = call("run", "--resume", "r")
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    assert f"entry {forged}: " in err
-    assert contents(Path("r")) == before
 
 
 def test_cryptographic_noise_is_no_simulation(call: Call) -> None:

@@ -141,6 +141,28 @@ def test_a_second_plan_is_no_match(
     assert "entry 4: its key does not follow from its body" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["plan", "run"])
+def test_a_run_that_somebody_appended_to_is_not_resumed(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second plan would let all of it be spent again, a second run entry would change the noise source."""
+    small = '[data]\nname = "digits"\nclients = 2\n[method]\nname = "aqc"\n[run]\nrounds = 1\n'
+    (tmp_path / "small.toml").write_text(small)
+    folder = tmp_path / "r"
+    assert call(monkeypatch, "run", str(tmp_path / "small.toml"), "--out", str(folder), "--json") == 0
+    with Journal.open(folder / "ledger.sqlite") as journal:
+        entry = next(entry for entry in list(journal.news()) if entry.kind == kind)
+        with journal.transaction(lambda _: None):
+            forged = journal.append(kind, entry.value)
+    capsys.readouterr()
+    assert call(monkeypatch, "run", "--resume", str(folder)) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"entry {forged.number}: " in err
+    with Journal.open(folder / "ledger.sqlite", read_only=True) as journal:
+        assert [e.hash for e in journal.news()][-1] == forged.hash  # nothing was spent
+
+
 @pytest.mark.parametrize("name", ["nothing", "certificate.json", "broken.sqlite", "."])
 def test_bad_input(
     run: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -69,7 +69,7 @@ def _of_the_file(outcome: Verification) -> list[str]:
 
 def _of_the_claim(outcome: Verification) -> list[str]:
     """Whose noise, and what is hidden from whom; one paragraph for each kind of claim."""
-    if not outcome.clients:
+    if not outcome.noise:
         return []
     claims: dict[PrivacySpec | None, list[str]] = {}
     for check in outcome.clients:
