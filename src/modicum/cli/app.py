@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from modicum.cli import account, bench, datasets, demo, experiment, fit, flower, methods, silo, verify
+from modicum.cli import account, bench, check, datasets, demo, experiment, fit, flower, methods, silo, verify
 
 app = typer.Typer(
     name="modicum",
@@ -20,6 +20,7 @@ app.command("fit-clipping")(fit.fit_clipping)
 app.add_typer(account.app, name="account")
 app.add_typer(datasets.app, name="datasets")
 app.command("methods")(methods.methods)
+app.command("check")(check.check)
 app.command("verify")(verify.verify)
 app.add_typer(bench.app, name="bench")
 app.add_typer(silo.app, name="silo")
