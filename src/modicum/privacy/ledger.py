@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -37,14 +37,21 @@ class Ledger:
         self.plans: dict[str, PrivacyPlan] = {}
         self.run_id = ""
         self.noise: dict[str, Any] = {}
+        self.foreign_parts: tuple[str, ...] = ()
         self.violations: list[tuple[int, Refusal]] = []
 
     @classmethod
-    def create(cls, path: str | PathLike[str], run_id: str, noise: NoiseSource) -> Ledger:
-        """A new ledger; refuses to overwrite one. The noise source is recorded for the certificate."""
+    def create(
+        cls, path: str | PathLike[str], run_id: str, noise: NoiseSource, foreign_parts: Sequence[str] = ()
+    ) -> Ledger:
+        """A new ledger; refuses to overwrite one.
+
+        The noise source is recorded for the certificate, and so are the parts that are not Modicum's own.
+        """
         ledger = cls(Journal.create(Path(path)))
+        run = {"run": run_id, "noise": noise.describe(), "foreign_parts": list(foreign_parts)}
         with ledger._journal.transaction(ledger._read):
-            ledger._read(ledger._journal.append("run", {"run": run_id, "noise": noise.describe()}))
+            ledger._read(ledger._journal.append("run", run))
         return ledger
 
     @classmethod
@@ -279,6 +286,7 @@ class Ledger:
             match entry.kind:
                 case "run":
                     self.run_id, self.noise = str(entry.value["run"]), dict(entry.value["noise"])
+                    self.foreign_parts = tuple(str(part) for part in entry.value.get("foreign_parts", ()))
                 case "plan":
                     plan = PrivacyPlan.from_dict(entry.value)
                     self.plans[plan.client], self._guards[plan.client] = plan, guard_for(plan)

@@ -24,6 +24,7 @@ from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
 from modicum.federation.clients import Client, Clients
 from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
+from modicum.federation.foreign import foreign_parts
 from modicum.federation.run_folder import RunFolder
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.budgets import Reason, Refusal
@@ -253,7 +254,8 @@ class _TakingPart:
         shared = backend.layout.where(method.wrapper.shared).to(data.first.device)
         public = self.terms.public(join.facts, join.multipliers, int(shared.sum()), join.adaptive)
         self.frame = Frame(backend, method.training, method.policy, shared, self.terms.metrics, public)
-        self.ledger = silo.files.open_ledger(join.run, silo.noise)
+        foreign = foreign_parts(silo.spec.experiment.method, method, data.model)
+        self.ledger = silo.files.open_ledger(join.run, silo.noise, foreign_parts=foreign)
         self.ledger.declare([self.plan])
         self.dtype = data.first.dtype
         self.model_bytes = int(shared.sum()) * data.first.element_size()
