@@ -31,6 +31,7 @@ from modicum.privacy.budgets import Reason, Refusal
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.noise import CryptoNoise, NoiseSource, SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
+from modicum.silo.grant import GrantWatch, objection
 from modicum.silo.spec import FIRST, Grant, SiloSpec
 from modicum.silo.terms import Join, Terms, adapts, digest
 from modicum.silo.wire import SMALL, Answer, Code, Kind, Refuse
@@ -260,7 +261,10 @@ class _TakingPart:
         self.dtype = data.first.dtype
         self.model_bytes = int(shared.sum()) * data.first.element_size()
         client = _client(facts, self.plan, data, shared)
-        self.clients = Clients(method, self.frame, [client], self.ledger, silo.noise, silo.files.clients)
+        self.watch = GrantWatch(self.grant, method.mechanism.purpose)
+        self.clients = Clients(
+            method, self.frame, [client], self.ledger, silo.noise, silo.files.clients, watch=self.watch
+        )
 
     def answer(self, b: Broadcast) -> bytes:
         self._check(b)
@@ -270,14 +274,14 @@ class _TakingPart:
             LOG.exception("round %d cannot be computed: zero plus noise is sent, and charged", b.round)
             answer = self._ask(b, replace(self.frame, backend=Zero(self.frame.backend.layout)))
         if isinstance(answer, Refusal):
-            LOG.warning("the ledger refuses round %d: %s", b.round, answer.detail or answer.reason)
-            raise Refuse(FROM_LEDGER.get(answer.reason, Code.NOT_PLANNED))
+            LOG.warning("round %d is refused: %s", b.round, self.watch.refused or answer.detail or answer.reason)
+            raise Refuse(self.watch.refused or FROM_LEDGER.get(answer.reason, Code.NOT_PLANNED))
         # The server proposes a round only after it has stored all earlier ones.
         self.clients.acknowledge(b.round)
         return answer
 
     def _ask(self, b: Broadcast, frame: Frame) -> bytes | Refusal:
-        self.clients.frame = frame
+        self.clients.frame, self.watch.refused = frame, None
         return self.clients.answer([b])[b.client]
 
     def _check(self, b: Broadcast) -> None:
@@ -295,12 +299,9 @@ class _TakingPart:
             raise Refuse(Code.TOO_MANY_ROUNDS)
         if b.model.numel() != int(self.frame.shared.sum()) or b.model.dtype != self.dtype or not finite(b.model):
             raise Refuse(Code.BAD_MODEL)
-        low, high = self.grant.bounds
-        if not low <= b.decision.bound <= high:
-            raise Refuse(Code.BOUND_OUT_OF_RANGE)
-        z = b.decision.noise_multiplier
-        if z is not None and not self.grant.smallest_noise <= z < math.inf:
-            raise Refuse(Code.NOISE_TOO_SMALL)
+        outside = objection(self.grant, b.decision.bound, b.decision.noise_multiplier)
+        if outside is not None:
+            raise Refuse(outside)
 
 
 class Zero:
