@@ -71,6 +71,21 @@ def test_each_kind_of_part_is_found(changes: dict[str, object], named: str) -> N
     assert foreign_parts(DpSgd(), replace(OURS, **changes)) == (f"{kind} {HERE}.{name}",)  # type: ignore[arg-type]
 
 
+def helper() -> None:
+    """Something that a part may carry."""
+
+
+@dataclass(frozen=True)
+class Carrying:
+    """A spec with functions in it: Python's own and somebody's."""
+
+    functions: tuple[object, ...] = ([].append, len, helper)
+
+
+def test_functions_inside_of_parts() -> None:
+    assert foreign_parts(Carrying(), OURS) == (f"method {HERE}.Carrying", f"method {HERE}.helper")
+
+
 def test_models() -> None:
     model = nn.Sequential(nn.Flatten(), OwnLayer(5, 3))
     assert foreign_parts(DpSgd(), OURS, "logistic", model) == (f"model {HERE}.OwnLayer",)

@@ -31,8 +31,9 @@ def foreign_parts(spec: object, method: Method, *models: object) -> tuple[str, .
 def _outside(part: Any) -> Iterator[str]:
     """This part where it is not ours, and those inside of it."""
     own = part if hasattr(part, "__qualname__") else type(part)  # a function, or an object's class
-    if own.__module__.partition(".")[0] not in KNOWN:
-        yield f"{own.__module__}.{own.__qualname__}"
+    module = own.__module__ or "builtins"  # a list's own append has none
+    if module.partition(".")[0] not in KNOWN:
+        yield f"{module}.{own.__qualname__}"
     if is_dataclass(part):
         for field in fields(part):
             yield from _outside(getattr(part, field.name))
