@@ -64,7 +64,7 @@ from modicum.policies import (
     Ppo,
     ScaleFreeCurve,
 )
-from modicum.privacy.noise import CryptoNoise, SimulatedNoise
+from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.spec import Adjacency, SecureAggregation, TrustedServer
 from modicum.training.plain import Supervised
 
@@ -226,24 +226,16 @@ def experiment(method: MethodSpec, **settings: Any) -> Experiment:
     return Experiment(federation=settings.pop("federation", None) or federation(), method=method, **settings)
 
 
-class AsDeployed(SimulatedNoise):
-    """Seeded, so that runs can be compared, in a run that takes it for the noise of a deployment."""
-
-    def describe(self) -> dict[str, Any]:
-        return CryptoNoise().describe()
-
-
 def simulate(
     spec: MethodSpec,
     folder: Path,
     *,
     seed: int = 0,
     watch: DoorWatch | None = None,
-    noise: type[SimulatedNoise] = SimulatedNoise,
     **settings: Any,
 ) -> Simulation:
     """A simulation in `folder` whose noise and coins have a seed of their own."""
-    return Simulation(experiment(spec, **settings), folder, noise=noise(seed), watch=watch)
+    return Simulation(experiment(spec, **settings), folder, noise=SimulatedNoise(seed), watch=watch)
 
 
 def with_client(fed: Federation, i: int, change: Callable[[ClientData], ClientData]) -> Federation:

@@ -16,6 +16,8 @@ from modicum.core.messages import NoiseFacts, Opened, Released, ReleasedSum, dec
 from modicum.core.parts import ClientFacts, Place, PublicFacts, State, View
 from modicum.core.setting import Setting
 from modicum.core.store import load_state, save_state
+from modicum.errors import UserError
+from modicum.federation.interference import frozen
 from modicum.federation.transcript import Remember
 from modicum.methods import METHODS
 from modicum.methods.options import help_of
@@ -33,7 +35,6 @@ from tests.rows import (
     federation,
     simulate,
 )
-from tests.test_non_interference import frozen
 
 DIMENSION = 6
 NAMES = tuple(f"client-{i:02d}" for i in range(CLIENTS))
@@ -91,9 +92,10 @@ class TestPolicy:
     def test_is_a_frozen_value(self, name: str) -> None:
         policy = POLICIES[name]
         hash(policy)
-        for field in fields(policy):  # type: ignore[arg-type]
+        own = [field.name for field in fields(policy)]  # type: ignore[arg-type]
+        for attribute in (*own, "scope"):  # one without settings is frozen too
             with pytest.raises(FrozenInstanceError):
-                setattr(policy, field.name, 1)
+                setattr(policy, attribute, 1)
 
     def test_bounds_stay_usable_whatever_is_released(self, name: str) -> None:
         policy = POLICIES[name]
@@ -175,10 +177,14 @@ class TestAggregation:
         expected = self.step(name, one, state) + 3 * self.step(name, other, state) - 3 * rest
         torch.testing.assert_close(self.step(name, both, state), expected)
 
-    def test_a_sum_is_taken_as_it_is_or_refused(self, name: str) -> None:
-        if not AGGREGATIONS[name].needs_individuals:
-            lr = self.step(name, released(1.0, NAMES[:1])) / released(1.0, NAMES[:1])[0].update
-            torch.testing.assert_close(self.step(name, summed()), lr * summed().update)
+    def test_a_sum_is_taken_as_it_is_or_refused(self, name: str, tmp_path: Path) -> None:
+        if AGGREGATIONS[name].needs_individuals:
+            behind_a_sum = Composed(Fixed(0.5), MECHANISMS["client-secure-aggregation"], AGGREGATIONS[name])
+            with pytest.raises(UserError, match="needs each client's update"):
+                simulate(behind_a_sum, tmp_path)
+            return
+        lr = self.step(name, released(1.0, NAMES[:1])) / released(1.0, NAMES[:1])[0].update
+        torch.testing.assert_close(self.step(name, summed()), lr * summed().update)
 
     def test_state_is_new_and_survives_a_checkpoint(self, name: str, tmp_path: Path) -> None:
         rule = AGGREGATIONS[name]
@@ -218,6 +224,7 @@ class TestMechanism:
         sim.step()
         sim.close()
         assert any(s.kind == "message" for s in seen.seen) or name == "client-central-secret"
+        assert any(s.kind == "opened" for s in seen.seen)
         for s in seen.seen:
             if s.kind in ("message", "opened", "broadcast"):
                 assert encode(decode(s.content)) == s.content

@@ -19,18 +19,19 @@ from torch import Tensor
 
 from modicum.aggregation import Mean
 from modicum.core.door import Door, DoorWatch, SumDoor
-from modicum.core.messages import Message, encode
+from modicum.core.messages import Message
 from modicum.core.optimisers import Sgd
-from modicum.core.parts import Backend, Batch, Frame, Job, Method, Opened, Policy, State, View
+from modicum.core.parts import Backend, Batch, Frame, Job, Method, Policy, State, View
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays
 from modicum.errors import UserError
-from modicum.federation.replay import Recording, Replaying
+from modicum.federation.garbage import loud
+from modicum.federation.interference import Sight, difference, sights
 from modicum.federation.simulation import Simulation
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.policies import AdaptiveQuantile
 from modicum.privacy.events import Release
-from modicum.privacy.noise import SimulatedNoise
+from modicum.privacy.noise import CryptoNoise, NoiseSource, SimulatedNoise
 from modicum.training.plain import Supervised
 from tests.rows import (
     AGGREGATIONS,
@@ -38,9 +39,9 @@ from tests.rows import (
     MECHANISMS,
     METHOD_ROWS,
     POLICIES,
-    AsDeployed,
     Composed,
     StepQuantile,
+    experiment,
     federation,
     fits,
     simulate,
@@ -48,58 +49,21 @@ from tests.rows import (
 )
 
 
-def frozen(value: Any) -> Any:
-    """Something that equals another exactly when all bits do."""
-    match value:
-        case Tensor():
-            return str(value.dtype), tuple(value.shape), value.detach().numpy().tobytes()
-        case Mapping():
-            return {str(k): frozen(v) for k, v in value.items()}
-        case tuple() | list():
-            return [frozen(v) for v in value]
-        case float():
-            return value.hex()
-    return value
-
-
-def opened_bytes(opened: Opened | None) -> Any:
-    if opened is None:
-        return None
-    return [encode(r) for r in opened] if isinstance(opened, tuple) else encode(opened)
-
-
-def visible(sim: Simulation) -> list[Any]:
-    """Everything that a policy, the server or a reader of the results gets to see, round by round."""
-    seen: list[Any] = [sim.server.run]
-    take = sim.server.observe
-
-    def observe(proposal: Any, opened: Opened | None, public: Mapping[str, float]) -> None:
-        seen.append(opened_bytes(opened))
-        take(proposal, opened, public)
-
-    sim.server.observe = observe  # type: ignore[method-assign]
-    while not sim.server.finished:
-        seen.append(frozen({n: d.to_dict() for n, d in sim.server.propose().decisions.items()}))
-        seen.append(frozen(sim.step().to_dict()))
-        state = sim.server.state
-        seen.append(frozen([state.model, state.policy, state.aggregation, dict(state.retired)]))
-    seen.append({name: frozen(c.state.get("policy")) for name, c in sim.clients.clients.items()})
-    seen.append(frozen(sim.client_accuracies()))
-    sim.close()
-    return seen
-
-
 def interferes(
-    spec: MethodSpec, folder: Path, around: Callable[[DoorWatch], DoorWatch] = lambda w: w, **settings: Any
+    spec: MethodSpec,
+    folder: Path,
+    around: Callable[[DoorWatch], DoorWatch] = lambda w: w,
+    noise: Callable[[int], NoiseSource] = lambda seed: CryptoNoise(),  # noqa: ARG005
+    **settings: Any,
 ) -> bool:
     """Whether a second run shows another picture. `around` puts a leak between the doors and the mechanism."""
-    recording = Recording()
-    settings = {"noise": AsDeployed, **settings}
-    first = visible(simulate(spec, folder / "real", seed=1, watch=around(recording), **settings))
-    garbage = federation(data_seed=7, scale=30.0)
-    watch = around(Replaying(recording.tape))
-    second = visible(simulate(spec, folder / "garbage", seed=2, watch=watch, federation=garbage, **settings))
-    return first != second
+    garbage = loud(federation(), 7)
+    others = [lambda: experiment(spec, federation=garbage, **settings)]
+    return difference(lambda: experiment(spec, **settings), others, folder, around=around, noise=noise) is not None
+
+
+def visible(sim: Simulation) -> list[Sight]:
+    return list(sights(sim))
 
 
 PAIRS = [(p, m) for p in POLICIES for m in MECHANISMS if fits(POLICIES[p], MECHANISMS[m], Mean())]

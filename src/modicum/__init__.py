@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from modicum.errors import PrivacyWarning, UnsoundError, UserError
     from modicum.federation.experiment import Federation
+    from modicum.federation.interference import Checked, check
     from modicum.privacy.certificate import Certificate
     from modicum.privacy.verify import verify
     from modicum.runs import Run, train
@@ -44,9 +45,11 @@ _WHERE = {
     **dict.fromkeys(_DATA, "modicum.data"),
     **dict.fromkeys(("PrivacyWarning", "UnsoundError", "UserError"), "modicum.errors"),
     "Certificate": "modicum.privacy.certificate",
+    "Checked": "modicum.federation.interference",
     "Federation": "modicum.federation.experiment",
     "Metric": "modicum.core.parts",
     "Run": "modicum.runs",
+    "check": "modicum.federation.interference",
     "train": "modicum.runs",
     "verify": "modicum.privacy.verify",
 }
@@ -54,6 +57,7 @@ _MODULES = ("methods", "models")
 
 __all__ = [
     "Certificate",
+    "Checked",
     "Dirichlet",
     "Federation",
     "Iid",
@@ -66,6 +70,7 @@ __all__ = [
     "UnsoundError",
     "UserError",
     "assign_budgets",
+    "check",
     "federate",
     "from_csv",
     "from_npz_folder",

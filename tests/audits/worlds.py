@@ -7,20 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from modicum.core.parts import Method, Policy
 from modicum.core.setting import Setting
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.federation.experiment import Experiment, Federation
-from modicum.federation.replay import Recording, Replaying
-from modicum.federation.simulation import Simulation
-from modicum.federation.transcript import Remember
+from modicum.federation.interference import difference
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import DpFedAvg, DpSgd
-from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.spec import Adjacency, SecureAggregation, ServerSeesMessages, TrustedServer
 
 ONE_STEP = LocalSteps(batch=1, steps=1)
@@ -87,37 +83,6 @@ def experiment(method: object, seed: int, **settings: object) -> Experiment:
     return Experiment(federation=federation, method=method, rounds=3, **settings)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What the server and the policies saw, and what came of it."""
-
-    seen: list[tuple[str, int, str, str, bytes]]
-    bounds: list[dict[str, float]]
-    model: torch.Tensor
-
-
-def shown(run: Experiment, folder: Path, watch: Recording | Replaying, noise: int) -> Shown:
-    transcript = Remember()
-    simulation = Simulation(run, folder, noise=SimulatedNoise(noise), transcript=transcript, watch=watch)
-    try:
-        bounds = [dict(record.bounds) for record in simulation.rounds()]
-        visible = [(s.party, s.round, s.kind, s.sender, s.content) for s in transcript.seen]
-        return Shown(visible, bounds, simulation.model.clone())
-    finally:
-        simulation.close()
-
-
-def interferes(make: Callable[[int], Experiment], folder: Path, *, sealed: bool = False) -> bool:
-    """Whether garbage in place of the data, with the same releases, changes anything that is visible.
-
-    Sealed messages are for a trusted server's eyes and may depend on data; all else may not.
-    """
-    recording = Recording()
-    first = shown(make(1), folder / "first", recording, noise=1)
-    second = shown(make(2), folder / "second", Replaying(recording.tape), noise=2)
-
-    def public(run: Shown) -> list[tuple[str, int, str, str, bytes]]:
-        return [s for s in run.seen if not (sealed and s[2] == "message")]
-
-    same = first.bounds == second.bounds and public(first) == public(second)
-    return not (same and torch.equal(first.model, second.model))
+def interferes(make: Callable[[int], Experiment], folder: Path) -> bool:
+    """Whether garbage in place of the data, with the same releases, changes anything that is visible."""
+    return difference(lambda: make(1), [lambda: make(2)], folder) is not None

@@ -21,10 +21,8 @@ def test_replayed_outputs_are_the_models(way: Way, monkeypatch: pytest.MonkeyPat
     model = build("resnet18", (3, 8, 8), 5, seed=0, dropout=0.5).double().train()
     backend, plain = LoopBackend(model, way), LoopBackend(model, Way.EAGER)
     first = backend.layout.read(model)
-    for step, rows in enumerate((3, 7, 8, 5, 20, 30, 0)):
+    for step, rows in enumerate((3, 7, 8, 5, 20, 30)):
         theta, x = first * (1 + 0.1 * step), torch.randn(rows, 3, 8, 8, dtype=torch.float64)
-        found = backend.outputs(theta, x) if rows else None
-        if found is not None:
-            torch.testing.assert_close(found, plain.outputs(theta, x))
+        torch.testing.assert_close(backend.outputs(theta, x), plain.outputs(theta, x))
     assert len(backend._graphs._kept) == (way is Way.AUTO)
     assert model.training

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from modicum.core.messages import Decision, NoiseFacts, Released, encode
+from modicum.silo.terms import MOST_CLIENTS
 from modicum.silo.wire import HEADER, MAGIC, VERSION, Answer, Code, Kind, answer_from, read_exactly, read_header
 from tests.silo.helpers import EXPERIMENT, Server, charged_rounds, ledger_of, opened, serving, write_silo
 
@@ -245,6 +247,58 @@ def test_a_slow_sender_is_cut_off(tmp_path: Path) -> None:
             began = time.monotonic()
             assert server.card()["name"] == "client-00"
             assert time.monotonic() - began < 5
+
+
+DRIPS = 40  # bytes, one at a time: ten times longer than a request may take
+
+
+def _drip(link: socket.socket, pause: float) -> int:
+    """How many bytes of a request are taken, one by one, before the other side hangs up."""
+    request = HEADER.pack(MAGIC, VERSION, Kind.HELLO, 1000) + b"x" * DRIPS
+    for sent, byte in enumerate(request[:DRIPS]):
+        try:
+            link.sendall(bytes([byte]))
+        except OSError:
+            return sent
+        time.sleep(pause)
+    return DRIPS
+
+
+def test_whoever_sends_a_byte_now_and_then_is_cut_off_too(tmp_path: Path) -> None:
+    """The time limit is that of the whole message. Each byte alone comes well within it."""
+    path = write_silo(tmp_path, silo="timeout = 0.5")
+    with serving(path), socket.socket(socket.AF_UNIX) as link:
+        link.connect(str(Server(path).socket))
+        assert _drip(link, 0.1) < DRIPS
+        assert Server(path).card()["name"] == "client-00"
+
+
+def test_a_limit_for_each_byte_alone_would_wait_for_ever() -> None:
+    """The twin: the same bytes through `read_exactly` without a moment by which they must have come."""
+    with ThreadPoolExecutor(1) as pool:
+        for until, whole in ((None, True), (time.monotonic() + 0.2, False)):
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                ours.settimeout(0.2)
+                reader = pool.submit(read_exactly, ours, DRIPS, until)
+                _drip(theirs, 0.02)
+                if whole:
+                    assert len(reader.result(timeout=10)) == DRIPS
+                else:
+                    with pytest.raises(TimeoutError):
+                        reader.result(timeout=10)
+
+
+def many(names: int) -> list[str]:
+    return [f"client-{i:02d}" for i in range(names)]
+
+
+def test_an_invitation_that_names_too_many_is_refused_unread(waiting: Server) -> None:
+    crowd = replace(waiting, names=many(MOST_CLIENTS + 1))
+    assert crowd.join().refused is Code.MALFORMED
+    assert replace(crowd, names=many(300)).join(digest="another").refused is Code.EXPERIMENT_DIFFERS
+    spare = dict.fromkeys(many(MOST_CLIENTS + 1), 1.0)
+    assert waiting.join(multipliers=spare).refused is Code.MALFORMED
 
 
 def _raw(server: Server, head: bytes) -> Answer:

@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 import typer
+import typer.core
 
-from modicum.cli import account, bench, datasets, demo, experiment, fit, flower, methods, silo, verify
+from modicum import __version__
+from modicum.cli import account, bench, check, datasets, demo, experiment, fit, flower, methods, silo, verify
+
+# Where rich is installed, typer escapes "[default: …]" for it even in help that rich does not show.
+typer.core.HAS_RICH = False
 
 app = typer.Typer(
     name="modicum",
-    help="Differentially private federated learning with a budget of its own for every client.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"modicum {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: bool = typer.Option(
+        False, "--version", help="Show the version and stop.", callback=_show_version, is_eager=True
+    ),
+) -> None:
+    """Differentially private federated learning with a budget of its own for every client."""
+
+
 app.command("demo")(demo.demo)
 app.command("run")(experiment.run)
 app.command("fit-clipping")(fit.fit_clipping)
 app.add_typer(account.app, name="account")
 app.add_typer(datasets.app, name="datasets")
 app.command("methods")(methods.methods)
+app.command("check")(check.check)
 app.command("verify")(verify.verify)
 app.add_typer(bench.app, name="bench")
 app.add_typer(silo.app, name="silo")

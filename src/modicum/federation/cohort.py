@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -40,6 +41,8 @@ class Balanced:
 
     @cached_property
     def _table(self) -> tuple[tuple[int, ...], ...]:
+        if self.per_round == self.clients:
+            return (tuple(range(self.clients)),) * self.rounds
         rng = np.random.Generator(np.random.Philox(key=self.seed))
         waiting: list[int] = []
         table = []
@@ -48,9 +51,11 @@ class Balanced:
             waiting = waiting[self.per_round :]
             if len(cohort) < self.per_round:  # a new pass; nobody twice in one round
                 order = [int(i) for i in rng.permutation(self.clients)]
-                fresh = [i for i in order if i not in set(cohort)]
+                already = set(cohort)
+                fresh = [i for i in order if i not in already]
                 taken = fresh[: self.per_round - len(cohort)]
-                waiting = [i for i in order if i not in set(taken)]
+                gone = set(taken)
+                waiting = [i for i in order if i not in gone]
                 cohort = cohort + taken
             table.append(tuple(sorted(cohort)))
         return tuple(table)
@@ -62,8 +67,11 @@ class Balanced:
     def invited(self, round: int) -> tuple[int, ...]:
         return self._table[round]
 
+    def rounds_of(self, client: int) -> tuple[int, ...]:
+        return tuple(t for t, cohort in enumerate(self._table) if _holds(cohort, client))
+
     def participations(self, client: int) -> int:
-        return sum(client in self.invited(t) for t in range(self.rounds))
+        return len(self.rounds_of(client))
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,12 @@ class SecretPoisson:
         return self.rounds
 
 
+def _holds(cohort: tuple[int, ...], client: int) -> bool:
+    """Whether a sorted cohort has this client in it."""
+    i = bisect_left(cohort, client)
+    return i < len(cohort) and cohort[i] == client
+
+
 def _check_size(per_round: int, clients: int) -> None:
     if not 1 <= per_round <= clients:
         raise UserError(f"clients per round must lie between 1 and {clients}, got {per_round}")
@@ -123,5 +137,5 @@ def _check_size(per_round: int, clients: int) -> None:
 def rounds_of(cohorts: Cohorts, client: int, rounds: int) -> tuple[int, ...]:
     """Rounds in which a client may take part: all of them where that is not fixed beforehand."""
     if isinstance(cohorts, Balanced):
-        return tuple(t for t in range(rounds) if client in cohorts.invited(t))
+        return cohorts.rounds_of(client)
     return tuple(range(rounds))

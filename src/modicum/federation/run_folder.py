@@ -133,14 +133,22 @@ class RunFolder:
             self.write(path, mark.encode())
         return path.read_text() == mark
 
-    def open_ledger(self, run: str, noise: NoiseSource, records: str = "") -> Ledger:
-        """The ledger of this run: a new one, or the one it began with, on the same records."""
+    def open_ledger(
+        self, run: str, noise: NoiseSource, records: str = "", foreign_parts: tuple[str, ...] = ()
+    ) -> Ledger:
+        """The ledger of this run: a new one, or the one it began with, on the same records and with the same code.
+
+        `foreign_parts` are those that are not Modicum's own.
+        """
         if self.ledger.exists() and self._never_began():
             for name in ("", "-wal", "-shm"):
                 self.ledger.with_name(self.ledger.name + name).unlink(missing_ok=True)
         fresh = not self.ledger.exists()
-        ledger = Ledger.create(self.ledger, run, noise) if fresh else Ledger.open(self.ledger, noise)
-        if ledger.run_id != run or not self._same_records(records):
+        if fresh:
+            ledger = Ledger.create(self.ledger, run, noise, foreign_parts)
+        else:
+            ledger = Ledger.open(self.ledger, noise)
+        if (ledger.run_id, ledger.foreign_parts) != (run, foreign_parts) or not self._same_records(records):
             ledger.close()
             raise UserError(
                 f"{self.path} holds a run with other settings or data: continue it with those it began with, or "

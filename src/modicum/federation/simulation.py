@@ -19,6 +19,7 @@ from modicum.federation.clients import Client, Clients
 from modicum.federation.cohort import Balanced, Cohorts, RandomCohorts, SecretPoisson, rounds_of
 from modicum.federation.evaluation import accuracy_by_client, evaluate, own_model
 from modicum.federation.experiment import Experiment, prepare
+from modicum.federation.foreign import foreign_parts
 from modicum.federation.identity import records_id, run_id
 from modicum.federation.records import MetricsFile, RoundRecord
 from modicum.federation.run_folder import RunFolder
@@ -68,7 +69,8 @@ class Simulation:
             self.backend, self.method.training, self.method.policy, shared, experiment.metrics, public
         )
         files = RunFolder(folder)
-        self.ledger = files.open_ledger(run_id(experiment), self.noise, records_id(experiment))
+        foreign = foreign_parts(experiment.method, self.method, experiment.model, self.data.model)
+        self.ledger = files.open_ledger(run_id(experiment), self.noise, records_id(experiment), foreign)
         self.ledger.declare(self.plans.values())
         first, run = self.data.first[shared], self.ledger.run_id
         self.server = Server(self.method, public, self.cohorts, run, self.frame, first, experiment.average)

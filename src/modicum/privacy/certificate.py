@@ -103,7 +103,7 @@ class Certificate:
             entries=entries,
             noise=ledger.noise,
             clients=clients,
-            assumptions=_assumptions(clients, ledger.noise),
+            assumptions=_assumptions(clients, ledger.noise, ledger.foreign_parts),
         )
 
     def epsilon(self, client: str) -> float:
@@ -217,7 +217,9 @@ def _seen_in(ledger: Ledger) -> tuple[dict[str, dict[Sampler, None]], dict[str, 
     return used, bare
 
 
-def _assumptions(clients: dict[str, ClientGuarantee], noise: dict[str, Any]) -> tuple[str, ...]:
+def _assumptions(
+    clients: dict[str, ClientGuarantee], noise: dict[str, Any], foreign_parts: tuple[str, ...]
+) -> tuple[str, ...]:
     """What must be true outside the ledger for the figures to hold, in plain words."""
     views = {line.spec.view for line in clients.values()}
     samplers = {s for line in clients.values() for s in line.samplers}
@@ -229,6 +231,11 @@ def _assumptions(clients: dict[str, ClientGuarantee], noise: dict[str, Any]) -> 
         "The clock is not hidden: how long a step takes can depend on the data.",
         "Whoever can roll back ledger and certificate together can hide releases: keep the head hash elsewhere.",
     ]
+    if foreign_parts:
+        said.append(
+            f"These parts are not Modicum's own: {', '.join(foreign_parts)}. The guarantee assumes that they do "
+            "what they say, and that policies and the server see released values only."
+        )
     if any(isinstance(s, Poisson) and s.known_to is KnownTo.CLIENT for s in samplers):
         said.append(
             "Clients draw their own sampling coins afresh for each step and tell nobody, nor the batch size."

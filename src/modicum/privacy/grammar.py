@@ -2,7 +2,7 @@
 
 | kind | body | key | refers to | when |
 |---|---|---|---|---|
-| `run` | format, run, noise | none | nothing | the first entry, and no other |
+| `run` | format, run, noise, foreign_parts | none | nothing | the first entry, and no other |
 | `plan` | a `PrivacyPlan` | [client] | nothing | once for each client |
 | `reserve` | a `Release` | [client, round, step, query] | nothing | after the plan of its client |
 | `settle` | digest, size | none | a reservation | once for each reservation, after it |
@@ -33,18 +33,21 @@ class Run:
 
     run: str
     noise: dict[str, Any]
-    format: int  # of the file; format 1 did not say so here
+    format: int  # of the file; format 1 said neither this nor the next
+    foreign_parts: tuple[str, ...] = ()  # classes and functions of method and model that Modicum does not ship
 
     def __post_init__(self) -> None:
         check_noise(self.noise)
 
     def to_dict(self) -> dict[str, Any]:
-        said = {} if self.format == 1 else {"format": self.format}
+        said = {} if self.format == 1 else {"format": self.format, "foreign_parts": list(self.foreign_parts)}
         return {**said, "run": self.run, "noise": self.noise}
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> Run:
-        return cls(str(d["run"]), dict(d["noise"]), int(d.get("format", 1)))
+        format = int(d.get("format", 1))
+        parts = () if format == 1 else tuple(str(part) for part in d["foreign_parts"])
+        return cls(str(d["run"]), dict(d["noise"]), format, parts)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -40,12 +40,18 @@ class Ledger:
         self.plans: dict[str, PrivacyPlan] = {}
         self.run_id = ""
         self.noise: dict[str, Any] = {}
+        self.foreign_parts: tuple[str, ...] = ()
         self.violations: list[tuple[int, Refusal]] = []
 
     @classmethod
-    def create(cls, path: str | PathLike[str], run_id: str, noise: NoiseSource) -> Ledger:
-        """A new ledger; refuses to overwrite one. The noise source is recorded for the certificate."""
-        run = Run(run_id, noise.describe(), FORMAT)
+    def create(
+        cls, path: str | PathLike[str], run_id: str, noise: NoiseSource, foreign_parts: Sequence[str] = ()
+    ) -> Ledger:
+        """A new ledger; refuses to overwrite one.
+
+        The noise source is recorded for the certificate, and so are the parts that are not Modicum's own.
+        """
+        run = Run(run_id, noise.describe(), FORMAT, tuple(foreign_parts))
         ledger = cls(Journal.create(Path(path)))
         with ledger._adding() as append:
             append(run)
@@ -335,6 +341,7 @@ class Ledger:
         match said:
             case Run():
                 self.run_id, self.noise = said.run, dict(said.noise)
+                self.foreign_parts = said.foreign_parts
             case PrivacyPlan():
                 self.plans[said.client], self._guards[said.client] = said, guard_for(said)
             case Release():

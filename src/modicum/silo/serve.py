@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,17 +43,21 @@ def serve(spec: SiloSpec, ready: Callable[[Silo], None] | None = None) -> None:
 
 
 def _serve_one(silo: Silo, link: socket.socket, timeout: float) -> None:
-    """Whatever the other side does, the worst that follows is a closed connection."""
-    link.settimeout(timeout)
+    """Whatever the other side does, the worst that follows is a closed connection.
+
+    A request has `timeout` seconds to arrive in full, and an answer as long to be taken in full.
+    """
+    until = time.monotonic() + timeout
     try:
         try:
-            kind, length = read_header(link)
+            kind, length = read_header(link, until)
             if length > silo.limit(kind):
                 raise Refuse(Code.TOO_LARGE)
-            answer = silo.answer(kind, read_exactly(link, length))
+            answer = silo.answer(kind, read_exactly(link, length, until))
         except Refuse as refusal:
             LOG.warning("refused a connection: %s", refusal.code)
             answer = Answer(refused=refusal.code)
+        link.settimeout(timeout)  # of the whole answer: `sendall` does not begin anew with each piece
         _send(link, answer)
     except (OSError, EOFError):
         LOG.warning("a connection ended before its request or answer was complete")

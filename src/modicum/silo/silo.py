@@ -24,12 +24,14 @@ from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
 from modicum.federation.clients import Client, Clients
 from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
+from modicum.federation.foreign import foreign_parts
 from modicum.federation.run_folder import RunFolder
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.budgets import Reason, Refusal
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.noise import CryptoNoise, NoiseSource, SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
+from modicum.silo.grant import GrantWatch, objection
 from modicum.silo.spec import FIRST, Grant, SiloSpec
 from modicum.silo.terms import Join, Terms, adapts, digest
 from modicum.silo.wire import SMALL, Answer, Code, Kind, Refuse
@@ -253,12 +255,16 @@ class _TakingPart:
         shared = backend.layout.where(method.wrapper.shared).to(data.first.device)
         public = self.terms.public(join.facts, join.multipliers, int(shared.sum()), join.adaptive)
         self.frame = Frame(backend, method.training, method.policy, shared, self.terms.metrics, public)
-        self.ledger = silo.files.open_ledger(join.run, silo.noise)
+        foreign = foreign_parts(silo.spec.experiment.method, method, data.model)
+        self.ledger = silo.files.open_ledger(join.run, silo.noise, foreign_parts=foreign)
         self.ledger.declare([self.plan])
         self.dtype = data.first.dtype
         self.model_bytes = int(shared.sum()) * data.first.element_size()
         client = _client(facts, self.plan, data, shared)
-        self.clients = Clients(method, self.frame, [client], self.ledger, silo.noise, silo.files.clients)
+        self.watch = GrantWatch(self.grant, method.mechanism.purpose)
+        self.clients = Clients(
+            method, self.frame, [client], self.ledger, silo.noise, silo.files.clients, watch=self.watch
+        )
 
     def answer(self, b: Broadcast) -> bytes:
         self._check(b)
@@ -268,14 +274,14 @@ class _TakingPart:
             LOG.exception("round %d cannot be computed: zero plus noise is sent, and charged", b.round)
             answer = self._ask(b, replace(self.frame, backend=Zero(self.frame.backend.layout)))
         if isinstance(answer, Refusal):
-            LOG.warning("the ledger refuses round %d: %s", b.round, answer.detail or answer.reason)
-            raise Refuse(FROM_LEDGER.get(answer.reason, Code.NOT_PLANNED))
+            LOG.warning("round %d is refused: %s", b.round, self.watch.refused or answer.detail or answer.reason)
+            raise Refuse(self.watch.refused or FROM_LEDGER.get(answer.reason, Code.NOT_PLANNED))
         # The server proposes a round only after it has stored all earlier ones.
         self.clients.acknowledge(b.round)
         return answer
 
     def _ask(self, b: Broadcast, frame: Frame) -> bytes | Refusal:
-        self.clients.frame = frame
+        self.clients.frame, self.watch.refused = frame, None
         return self.clients.answer([b])[b.client]
 
     def _check(self, b: Broadcast) -> None:
@@ -293,12 +299,9 @@ class _TakingPart:
             raise Refuse(Code.TOO_MANY_ROUNDS)
         if b.model.numel() != int(self.frame.shared.sum()) or b.model.dtype != self.dtype or not finite(b.model):
             raise Refuse(Code.BAD_MODEL)
-        low, high = self.grant.bounds
-        if not low <= b.decision.bound <= high:
-            raise Refuse(Code.BOUND_OUT_OF_RANGE)
-        z = b.decision.noise_multiplier
-        if z is not None and not self.grant.smallest_noise <= z < math.inf:
-            raise Refuse(Code.NOISE_TOO_SMALL)
+        outside = objection(self.grant, b.decision.bound, b.decision.noise_multiplier)
+        if outside is not None:
+            raise Refuse(outside)
 
 
 class Zero:

@@ -23,6 +23,8 @@ from modicum.privacy.plan import Guard, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Shows
 
+MOST_CLIENTS = 10_000  # a run's silos; an invitation that names more is refused before it is looked at
+
 
 def digest(config: Config) -> str:
     """Names method, model and schedule. Data, budgets and folders are each party's own business."""
@@ -129,6 +131,8 @@ class Join:
     def decode(cls, body: bytes) -> Join:
         """Raises whatever hostile bytes provoke; the caller repeats none of it."""
         d = json.loads(body)
+        if max(len(d["facts"]), len(d["multipliers"])) > MOST_CLIENTS:
+            raise ValueError("too many clients")
         facts = tuple(facts_from_list(f) for f in d["facts"])
         if not facts or len({f.name for f in facts}) != len(facts):
             raise ValueError("names must differ")

@@ -118,24 +118,37 @@ def answer_from(status: int, body: bytes) -> Answer:
         return Answer(refused=Code.UNAVAILABLE)
 
 
-def read_header(link: socket.socket) -> tuple[int, int]:
+def read_header(link: socket.socket, until: float | None = None) -> tuple[int, int]:
     """(kind or status, length). Raises `Refuse` for anything that is no header of this version."""
-    magic, version, kind, length = HEADER.unpack(read_exactly(link, HEADER.size))
+    magic, version, kind, length = HEADER.unpack(read_exactly(link, HEADER.size, until))
     if (magic, version) != (MAGIC, VERSION):
         raise Refuse(Code.MALFORMED)
     return kind, length
 
 
-def read_exactly(link: socket.socket, length: int) -> bytes:
-    """`length` bytes, taken as they come: a false claim never makes room for more than was sent."""
+def read_exactly(link: socket.socket, length: int, until: float | None = None) -> bytes:
+    """`length` bytes, taken as they come: a false claim never makes room for more than was sent.
+
+    `until`, on the monotonic clock, is when all of them must have come; without it the link's own time limit holds
+    for each piece, and whoever sends a byte now and then is waited for.
+    """
     parts, left = [], length
     while left:
+        if until is not None:
+            link.settimeout(_left(until))
         part = link.recv(min(left, 1 << 20))
         if not part:
             raise EOFError("the other side closed the connection")
         parts.append(part)
         left -= len(part)
     return b"".join(parts)
+
+
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the message did not arrive in time")
+    return left
 
 
 def check_path(path: Path) -> None:

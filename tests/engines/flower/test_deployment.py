@@ -265,6 +265,7 @@ def test_silos_and_server_agree_on_what_was_released(played: Played) -> None:
     with Ledger.open(played.made.at.server / "ledger.sqlite", read_only=True) as server:
         for name in played.made.budgets:
             with Ledger.open(played.made.at.state(name) / "ledger.sqlite", read_only=True) as own:
+                assert own.spent(name)
                 assert [r.to_dict() for r in own.spent(name)] == [r.to_dict() for r in server.spent(name)]
 
 

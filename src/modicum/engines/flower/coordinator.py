@@ -24,6 +24,7 @@ from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
 from modicum.federation.evaluation import evaluate
 from modicum.federation.experiment import Experiment, Federation, prepare
+from modicum.federation.foreign import foreign_parts
 from modicum.federation.records import MetricsFile, RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.server import OpenedOnce, Proposal, Server
@@ -99,7 +100,8 @@ class Coordinator:
         self.plans = {f.name: self.terms.plan(f) for f in self.join.facts}
         self._model(next(iter(cards.values())))
         self._invite()
-        self.ledger = self.files.open_ledger(self.join.run, Unseen(self.simulation))
+        foreign = foreign_parts(config.method, self.terms.method)
+        self.ledger = self.files.open_ledger(self.join.run, Unseen(self.simulation), foreign_parts=foreign)
         self.ledger.declare(self.plans.values())
         if self.files.checkpoint.exists():
             self.server.restore(load_state(self.files.checkpoint))

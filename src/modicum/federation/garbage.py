@@ -1,0 +1,72 @@
+"""Other records in the place of a federation's own: same clients, sizes and public data, other content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from modicum.data.arrays import Array, Arrays, ClientData
+from modicum.federation.experiment import Federation
+
+LOUD = 30.0  # times as large as features usually are
+
+Fill = Callable[[np.random.Generator, Arrays, int], Arrays]
+
+
+def loud(federation: Federation, seed: int) -> Federation:
+    """Random values far outside of what a model meets, with random labels."""
+    classes = federation.data.classes
+
+    def fill(rng: np.random.Generator, own: Arrays, client: int) -> Arrays:  # noqa: ARG001
+        x = rng.integers(0, 256, own.x.shape) if own.x.dtype == np.uint8 else LOUD * rng.normal(size=own.x.shape)
+        return Arrays(x.astype(own.x.dtype), _labels(rng, len(own), classes))
+
+    return _filled(federation, seed, fill)
+
+
+def blank(federation: Federation, seed: int) -> Federation:
+    """Nothing but zeros; every record of a client has the same label."""
+
+    def fill(rng: np.random.Generator, own: Arrays, client: int) -> Arrays:  # noqa: ARG001
+        y = np.arange(len(own)) % 2 if len(federation.budgets) == 1 else np.full(len(own), client % 2)
+        return Arrays(np.zeros_like(own.x), y)
+
+    return _filled(federation, seed, fill)
+
+
+def dealt_anew(federation: Federation, seed: int) -> Federation:
+    """The federation's own records, as plausible as before, but with other clients and other labels."""
+    data = federation.data
+    pool = Arrays.concatenate([part for c in data.clients for part in (c.train, c.validation, c.test)])
+
+    def fill(rng: np.random.Generator, own: Arrays, client: int) -> Arrays:  # noqa: ARG001
+        return Arrays(pool.x[rng.integers(0, len(pool), len(own))], _labels(rng, len(own), data.classes))
+
+    return _filled(federation, seed, fill)
+
+
+GARBAGE: dict[str, Callable[[Federation, int], Federation]] = {
+    "loud": loud,
+    "blank": blank,
+    "dealt anew": dealt_anew,
+}
+
+
+def _labels(rng: np.random.Generator, rows: int, classes: int) -> Array:
+    y = rng.integers(0, classes, rows)
+    y[:2] = np.arange(2)[:rows]  # never one label alone: that is refused as nothing to learn
+    return y
+
+
+def _filled(federation: Federation, seed: int, fill: Fill) -> Federation:
+    rng, data = np.random.default_rng(seed), federation.data
+
+    def other(client: ClientData, i: int) -> ClientData:
+        train, validation, test = (fill(rng, own, i) for own in (client.train, client.validation, client.test))
+        return replace(client, train=train, validation=validation, test=test)
+
+    clients = tuple(other(client, i) for i, client in enumerate(data.clients))
+    test = fill(rng, data.test, 0)
+    return Federation(replace(data, clients=clients, test=test), federation.budgets)

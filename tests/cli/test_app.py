@@ -1,0 +1,31 @@
+"""The command itself: its version, its help and the help of every verb."""
+
+from __future__ import annotations
+
+import click
+import pytest
+import typer
+
+from modicum import __version__
+from modicum.cli import run
+from modicum.cli.app import app
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["--version"]) == 0
+    assert capsys.readouterr().out == f"modicum {__version__}\n"
+
+
+def verbs(group: click.Group, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found = [before]
+    for name, command in group.commands.items():
+        found += verbs(command, (*before, name)) if hasattr(command, "commands") else [(*before, name)]
+    return found
+
+
+@pytest.mark.parametrize("verb", verbs(typer.main.get_command(app)), ids=" ".join)  # type: ignore[arg-type]
+def test_help_is_plain_text(verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, [*verb, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Usage: modicum")
+    assert "\\" not in said

@@ -1,0 +1,231 @@
+"""`mo.check`: an honest method passes, and one that peeks is told which decision gave it away.
+
+Each twin hands raw values of the records from training to the policy by another back door.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import modicum as mo
+from modicum.aggregation import Mean
+from modicum.cli import run
+from modicum.cli.app import app
+from modicum.core.optimisers import Sgd
+from modicum.core.parts import Batch, Method, State, View
+from modicum.core.setting import Setting
+from modicum.errors import UserError
+from modicum.federation import interference
+from modicum.federation.garbage import GARBAGE
+from modicum.mechanisms.record_local import RecordLocal
+from modicum.policies import AdaptiveQuantile
+from modicum.training.plain import Supervised
+from tests.rows import federation
+
+WATCHED: list[float] = []
+ONCE: dict[str, float] = {}
+
+
+@dataclass(frozen=True)
+class Telling(Supervised):
+    """Training that tells the mean raw loss of a step to whoever listens."""
+
+    tell: Callable[[float], None] = lambda loss: None  # noqa: ARG005
+
+    def losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        losses = super().losses(outputs, targets)
+        self.tell(float(losses.detach().sum()))
+        return losses
+
+
+@dataclass(frozen=True)
+class Listening(AdaptiveQuantile):
+    """A policy that follows what it hears."""
+
+    hear: Callable[[], float] = lambda: 0.0
+
+    def observe(self, state: State, view: View) -> State:
+        return {"bound": super().observe(state, view)["bound"] * (1 + 1e-3 * self.hear())}
+
+
+@dataclass(frozen=True)
+class Twin:
+    """Two parts that know each other."""
+
+    tell: Callable[[float], None]
+    hear: Callable[[], float]
+
+    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+        return Method(
+            name="twin",
+            training=Telling(Sgd(0.3), tell=self.tell),
+            policy=Listening(0.5, hear=self.hear),
+            mechanism=RecordLocal(),
+            aggregation=Mean(),
+        )
+
+
+def shared_list(folder: Path) -> Twin:  # noqa: ARG001
+    drop: list[float] = []
+    return Twin(drop.append, lambda: drop[-1])
+
+
+def closure(folder: Path) -> Twin:  # noqa: ARG001
+    last = 0.0
+
+    def tell(loss: float) -> None:
+        nonlocal last
+        last = loss
+
+    return Twin(tell, lambda: last)
+
+
+def global_variable(folder: Path) -> Twin:  # noqa: ARG001
+    return Twin(WATCHED.append, lambda: WATCHED[-1])
+
+
+def filled_once(folder: Path) -> Twin:  # noqa: ARG001
+    """A global that the first play fills: were all plays in one process, it would look like a constant."""
+    return Twin(lambda loss: None if ONCE else ONCE.update(loss=loss), lambda: ONCE["loss"])
+
+
+def found_by_gc(folder: Path) -> Twin:  # noqa: ARG001
+    def hear() -> float:
+        return max(float(o.x.abs().sum()) for o in gc.get_objects() if isinstance(o, Batch))
+
+    return Twin(lambda loss: None, hear)  # noqa: ARG005
+
+
+def a_file(folder: Path) -> Twin:
+    path = folder / "note"
+    return Twin(lambda loss: path.write_text(str(loss)) and None, lambda: float(path.read_text()))
+
+
+def the_environment(folder: Path) -> Twin:  # noqa: ARG001
+    return Twin(lambda loss: os.environ.update(NOTE=str(loss)), lambda: float(os.environ["NOTE"]))
+
+
+TWINS = [shared_list, closure, global_variable, filled_once, found_by_gc, a_file, the_environment]
+
+
+@pytest.mark.parametrize("twin", TWINS, ids=lambda t: t.__name__)
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_a_policy_that_peeks_is_found_whatever_takes_the_records_place(
+    twin: Callable[[Path], Twin], garbage: str, tmp_path: Path
+) -> None:
+    found = mo.check(twin(tmp_path), federation=federation(), garbage=[garbage])
+    assert not found.holds
+    assert found.difference is not None
+    assert found.difference.startswith("the server's state (policy) in round 0; then the decided bound of")
+    assert "'client-00' in round 1 (" in found.difference
+    assert "\n" not in str(found)
+
+
+def test_plays_in_one_process_would_miss_what_is_filled_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why every play has a process of its own, and what a system that cannot fork does not find."""
+    monkeypatch.setattr(interference, "_apart", lambda play: play())
+    monkeypatch.setattr(sys.modules[__name__], "ONCE", {})
+    assert mo.check(filled_once(tmp_path), federation=federation(), garbage=["loud"]).holds
+    assert not mo.check(global_variable(tmp_path), federation=federation(), garbage=["loud"]).holds
+
+
+def test_an_honest_method_passes_on_embedded_data() -> None:
+    found = mo.check(mo.methods.Aqc())
+    assert found.holds
+    assert str(found) == "Aqc: nothing changed in 2 rounds on other records (loud, blank, dealt anew)"
+
+
+def test_the_same_parts_without_the_back_door_pass() -> None:
+    deaf = Twin(lambda loss: None, lambda: 0.0)  # noqa: ARG005
+    assert mo.check(deaf, federation=federation()).holds
+
+
+def test_a_policy_that_stops_on_other_records_is_found() -> None:
+    """A refusal that depends on records tells something about them."""
+
+    drop: list[float] = []
+
+    def hear() -> float:
+        if max(drop) > 200:
+            raise UserError("too large\nfor me")
+        return 0.0
+
+    found = mo.check(Twin(drop.append, hear), federation=federation(), garbage=["loud"])
+    assert found.difference == "on other records it stops with UserError: too large"
+
+
+def test_an_error_of_the_method_itself_is_its_own() -> None:
+    with pytest.raises(UserError, match="makes nothing personal"):
+        mo.check(mo.methods.FedPer())
+    with pytest.raises(UserError, match="unknown garbage 'quiet': use loud, blank, dealt anew"):
+        mo.check(mo.methods.DpSgd(), garbage=["quiet"])
+
+
+def test_garbage_keeps_what_is_public_and_nothing_else() -> None:
+    real = federation().data
+    for make in GARBAGE.values():
+        other = make(federation(), 1).data
+        assert (other.names, other.sizes, other.input_shape) == (real.names, real.sizes, real.input_shape)
+        assert (other.proxy.x == real.proxy.x).all()
+        for mine, theirs in zip(real.clients, other.clients, strict=True):
+            for part in ("train", "validation", "test"):
+                assert (getattr(mine, part).x != getattr(theirs, part).x).any()
+
+
+EXPERIMENT = '[data]\nname = "digits"\n\n[method]\nname = "fedper"\npersonal = "1.bias"\n\n[run]\nrounds = 3\n'
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_method.py").write_text(
+        "from tests.federation.test_interference import shared_list\n\n\n"
+        "def Peeking():\n    return shared_list(None)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "own_method:Peeking"
+
+
+def test_the_command(
+    own_module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.toml").write_text(EXPERIMENT)
+    assert run(app, ["check", "dp-sgd"]) == 0
+    assert capsys.readouterr().out.startswith("DpSgd: nothing changed in 2 rounds")
+    assert run(app, ["check", "own.toml", "--json"]) == 0
+    said: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (said["method"], said["holds"], said["difference"]) == ("FedPer", True, None)
+    assert run(app, ["check", own_module]) == 1
+    assert capsys.readouterr().out.startswith("Twin peeks: the server's state (policy) in round 0; then")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["dp-sdg"], "unknown method 'dp-sdg'"),
+        (["nothing.here:Spec"], "no module 'nothing.here'"),
+        (["modicum.methods:Nothing"], "'modicum.methods' has no 'Nothing'"),
+        (["math:pi"], "'math:pi' is no method"),
+        (["missing.toml"], "missing.toml"),
+        (["fedper"], "makes nothing personal"),
+        (["dp-sgd", "--rounds", "0"], "at least 1"),
+        (["dp-sgd", "--model", "cnn-tiny"], "unknown model"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["check", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
