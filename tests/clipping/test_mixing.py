@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.clipping import Flat, SlowClippingWarning, clipped_sum
+from modicum.clipping import Clipper, Flat, SlowClippingWarning, clipped_sum
 from modicum.clipping import probe as probe_module
 from modicum.clipping.problem import modes
 from modicum.engines.loop import LoopBackend
@@ -77,10 +77,18 @@ def test_dropout_mixes_nothing(recwarn: pytest.WarningsRecorder) -> None:
 
 def test_a_part_that_is_switched_to_training_is_looked_at_anew() -> None:
     net = nn.Sequential(nn.BatchNorm1d(1, affine=False), nn.Flatten(), nn.Linear(5, 3)).eval()
-    clipped_sum(net, cross_entropy, X[:, None], Y, Flat(1.0))
+    clipped = Clipper(net)
+    clipped(cross_entropy, X[:, None], Y, Flat(1.0))
     net[0].train()
     with pytest.warns(SlowClippingWarning):
-        clipped_sum(net, cross_entropy, X[:, None], Y, Flat(1.0))
+        clipped(cross_entropy, X[:, None], Y, Flat(1.0))
+
+
+def test_a_loss_that_mixes_is_found_out_after_one_that_does_not() -> None:
+    clipped = Clipper(model())
+    clipped(cross_entropy, X, Y, Flat(1.0))
+    with pytest.warns(SlowClippingWarning, match="depends on the others"):
+        clipped(relative, X, Y, Flat(1.0))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from modicum.clipping import Auto, Flat, Way, clipped_sum
+from modicum.clipping import Auto, Clipper, Flat, Way
 from modicum.clipping.capture import Graphs, filled_up, rounded_up
 from modicum.clipping.flat import applies
 from modicum.clipping.problem import in_mode
@@ -24,6 +24,7 @@ class LoopBackend:
         self.model, self.way = model, way
         self.layout = Layout.of(model)
         self._graphs = Graphs()
+        self._clipped = Clipper(model, way)
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         size = rounded_up(len(x))
@@ -61,7 +62,7 @@ class LoopBackend:
         for row, batch, bound in zip(theta, batches, bounds, strict=True):
             self.layout.load(self.model, row)
             clip = Flat(bound) if rule is ClipRule.FLAT else Auto(bound)
-            clipped = clipped_sum(self.model, losses, batch.x, dict(batch.targets), clip, way=self.way)
+            clipped = self._clipped(losses, batch.x, dict(batch.targets), clip)
             sums.append(self.layout.flatten(clipped.total))
             norms.append(clipped.norms)
         return torch.stack(sums), norms
