@@ -51,9 +51,10 @@ def moved_by_one_record(net: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]
     """How far the clipped sum moves, over C, when one record is taken away that was far from the others."""
     x = X.clone()
     x[5] = 100.0
-    present = clipped_sum(net, loss, x, Y, Flat(1.0)).total
+    clipped = Clipper(net)
+    present = clipped(loss, x, Y, Flat(1.0)).total
     kept = [i for i in range(len(x)) if i != 5]
-    absent = clipped_sum(net, loss, x[kept], Y[kept], Flat(1.0)).total
+    absent = clipped(loss, x[kept], Y[kept], Flat(1.0)).total
     return float(sum((present[n] - absent[n]).double().square().sum() for n in present)) ** 0.5
 
 

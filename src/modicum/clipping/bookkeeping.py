@@ -160,7 +160,7 @@ class Books:
 
     def settle(self, clip: Clip, weights: Tensor | None) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """The weighted sum, the norms, and whether all examples are finite: if not, the sum is worth nothing."""
-        names = list(self.squares)
+        names = [name for name in self.trained if name in self.squares]
         if not names:
             none = nothing(self.trained, self.examples)
             return none.total, none.norms, torch.ones((), dtype=torch.bool, device=none.norms.device)
