@@ -77,7 +77,9 @@ def order_of_clients() -> Iterator[str]:
     """A client's update does not depend on who was computed before it."""
     for kind in ("dense", "conv"):
         for name, mechanism in MECHANISMS.items():
-            one, other = (_round(kind, lambda b, t, r=r: _updates(mechanism, b, t, reverse=r)) for r in (False, True))
+            one, other = (
+                _round(kind, lambda b, t, r=r: _updates(mechanism, b, t, reverse=r)) for r in (False, True)
+            )
             if not torch.equal(one, other):
                 yield f"order of clients: {kind}, {name}"
 
