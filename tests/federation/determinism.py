@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -77,17 +78,15 @@ def order_of_clients() -> Iterator[str]:
     """A client's update does not depend on who was computed before it."""
     for kind in ("dense", "conv"):
         for name, mechanism in MECHANISMS.items():
-            one, other = (
-                _round(kind, lambda b, t, r=r: _updates(mechanism, b, t, reverse=r)) for r in (False, True)
-            )
-            if not torch.equal(one, other):
+            runs = [partial(_updates, mechanism, reverse=reverse) for reverse in (False, True)]
+            if not torch.equal(*(_round(kind, updates) for updates in runs)):
                 yield f"order of clients: {kind}, {name}"
 
 
 def own_job_alone() -> Iterator[str]:
     """Nor on who else is there."""
     for kind in ("dense", "conv"):
-        together, alone = (_round(kind, lambda b, t, n=n: _first_update(b, t, n)) for n in (4, 1))
+        together, alone = (_round(kind, partial(_first_update, clients=n)) for n in (4, 1))
         if not torch.equal(together, alone):
             yield f"own job alone: {kind}"
 
