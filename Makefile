@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test lint wheel soak bench
+.PHONY: setup demo test test-all lint wheel soak bench
 
 setup: $(READY)
 
@@ -17,6 +17,9 @@ demo: setup
 	$(BIN)/modicum demo
 
 test: setup
+	$(BIN)/python -m pytest -n 2 -m "not soak and not heavy"
+
+test-all: setup
 	$(BIN)/python -m pytest -n 2 -m "not soak"
 
 lint: setup

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from modicum.clipping import Flat, Way, clipped_sum
+from modicum.clipping import Clipper, Flat, Way
 
 Sums = Callable[[], dict[str, Tensor]]
 BOUND = 1.0
@@ -96,8 +96,9 @@ LABELS = {Way.EAGER: "eager, ", Way.AUTO: "", Way.COMPILED: "compiled, "}
 
 def ours(step: Step, way: Way = Way.AUTO) -> Sums:
     clip = Flat(BOUND)
-    clipped_sum(step.model, each_loss, step.x, step.y, clip, way=Way.EAGER)  # a model's first batch is probed
-    return lambda: clipped_sum(step.model, each_loss, step.x, step.y, clip, way=way).total
+    clipper = Clipper(step.model, way)
+    clipper(each_loss, step.x, step.y, clip)  # a clipper's first batch is probed
+    return lambda: clipper(each_loss, step.x, step.y, clip).total
 
 
 def torch_func(step: Step) -> Sums:

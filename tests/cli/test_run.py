@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import Path
@@ -362,13 +361,11 @@ def test_the_demo_ends_in_a_table_a_picture_and_verified_certificates(call: Call
     assert {p.name for p in Path("d").iterdir() if p.is_dir()} == shown
 
 
-def test_importing_and_help_are_quick_and_without_torch() -> None:
+def test_importing_and_help_are_without_torch() -> None:
     code = (
         "import modicum, modicum.cli.app, sys; assert not {'torch', 'pydantic', 'matplotlib'} & set(sys.modules)"
     )
-    start = time.monotonic()
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert time.monotonic() - start < 5  # under one second on an idle machine; this one may be busy
 
 
 def test_a_killed_process_resumes_to_the_same_bits(call: Call) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from modicum.clipping import Clip, ClippedSum, clipped_sum, reference_clipped_sum
+from modicum.clipping import Clip, ClippedSum, Clipper, reference_clipped_sum
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 
@@ -40,13 +41,14 @@ def check(
     clip: Clip,
     *,
     loss: Callable[[Any, Any], Tensor] = cross_entropy,
-    engine: Callable[..., ClippedSum] = clipped_sum,
+    engine: Callable[..., ClippedSum] | None = None,
     **options: Any,
 ) -> ClippedSum:
     """Twice, since the first batch of a model is probed and the later ones are not."""
     dtype = next(model.parameters()).dtype
     truth = reference_clipped_sum(model, loss, x, y, clip, **options)
+    clipped = Clipper(model) if engine is None else partial(engine, model)
     for _ in range(2):
-        found = engine(model, loss, x, y, clip, **options)
+        found = clipped(loss, x, y, clip, **options)
         assert_same(found, truth, dtype)
     return found

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.clipping import Auto, Clip, Flat, PerLayer, Way, clipped_sum, flat, reference_clipped_sum, rounding
+from modicum.clipping import Auto, Clip, Clipper, Flat, PerLayer, Way, flat, reference_clipped_sum, rounding
 from modicum.clipping.capture import CannotCaptureWarning, Graphs
-from modicum.clipping.clipped_sum import _FLAT
 from tests.clipping.helpers import assert_same, cross_entropy
 from tests.clipping.replays import Replayed
 
@@ -52,43 +51,45 @@ def batch(examples: int, seed: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("clip", CLIPS)
 def test_sums_and_norms_are_the_references(way: Way, clip: Clip) -> None:
     model = network().double()
-    clipped_sum(model, cross_entropy, *batch(4, 0), clip)
+    clipped = Clipper(model, way)
     for seed, examples in enumerate((5, 8, 3, 7, 8)):  # all filled up to 8
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(0.01)
         weights = torch.rand(examples) if seed % 2 else None
         truth = reference_clipped_sum(model, cross_entropy, *batch(examples, seed), clip, weights=weights)
-        found = clipped_sum(model, cross_entropy, *batch(examples, seed), clip, weights=weights, way=way)
+        found = clipped(cross_entropy, *batch(examples, seed), clip, weights=weights)
         assert_same(found, truth, torch.float64)
-    graphs = _FLAT[model].compiled if way is Way.COMPILED else _FLAT[model].replayed
+    graphs = clipped.flat.compiled if way is Way.COMPILED else clipped.flat.replayed
     assert len(graphs._kept) == 1
 
 
 @pytest.mark.usefixtures("gpu")
 def test_a_bound_that_changes_needs_no_new_graph() -> None:
     model = network().double()
+    clipped = Clipper(model)
     for seed in range(6):
         clip = Flat(0.1 + 0.1 * seed)
         truth = reference_clipped_sum(model, cross_entropy, *batch(8, seed), clip)
-        assert_same(clipped_sum(model, cross_entropy, *batch(8, seed), clip), truth, torch.float64)
-    assert len(_FLAT[model].replayed._kept) == 1
+        assert_same(clipped(cross_entropy, *batch(8, seed), clip), truth, torch.float64)
+    assert len(clipped.flat.replayed._kept) == 1
 
 
 @pytest.mark.usefixtures("gpu")
 def test_an_example_that_is_not_finite_is_left_out() -> None:
     model = network().double()
+    clipped = Clipper(model)
     for seed in range(6):
         x, y = batch(8, seed)
         if seed > 3:
             x[2, 0, 0, 0] = torch.nan
-        found = clipped_sum(model, cross_entropy, x, y, Flat(0.3))
+        found = clipped(cross_entropy, x, y, Flat(0.3))
         assert_same(found, reference_clipped_sum(model, cross_entropy, x, y, Flat(0.3)), torch.float64)
     assert found.norms[2] == 0
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_model_is_not_kept_alive_by_its_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_live_as_long_as_their_clipper(monkeypatch: pytest.MonkeyPatch) -> None:
     class Forgets(Replayed):
         """A real graph holds tensors, not the work."""
 
@@ -102,11 +103,12 @@ def test_a_model_is_not_kept_alive_by_its_graphs(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(flat, "Graphs", lambda make=Forgets, *rest: Graphs(make, *rest))
     model = network().double()
+    clipped = Clipper(model)
     for _ in range(4):
-        clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3))
-    assert len(_FLAT[model].replayed._kept) == 1
+        clipped(cross_entropy, *batch(8, 0), Flat(0.3))
+    assert len(clipped.flat.replayed._kept) == 1
     gone = weakref.ref(model)
-    del model
+    del model, clipped
     gc.collect()
     assert gone() is None
 
@@ -130,11 +132,12 @@ class Counts(nn.Module):
 def test_a_model_that_remembers_is_not_replayed() -> None:
     model = Counts().double()
     x, y = torch.randn(8, 4, dtype=torch.float64), torch.randint(3, (8,))
-    for _ in range(3):
-        clipped_sum(model, cross_entropy, x, y, Flat(100.0))
+    clipped = Clipper(model)
+    for _ in range(2):
+        clipped(cross_entropy, x, y, Flat(100.0))
     with pytest.warns(CannotCaptureWarning):
-        clipped_sum(model, cross_entropy, x, y, Flat(100.0))
-    assert _FLAT[model].replayed.refused
+        clipped(cross_entropy, x, y, Flat(100.0))
+    assert clipped.flat.replayed.refused
 
 
 @pytest.mark.usefixtures("gpu")
@@ -145,11 +148,11 @@ def test_a_compiler_that_fails_leaves_the_eager_sum(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(flat, "fuse", broken)
     model = network().double()
     truth = reference_clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3))
-    clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3))
+    clipped = Clipper(model, Way.COMPILED)
     with pytest.warns(CannotCaptureWarning, match="no compiler here"):
-        found = clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3), way=Way.COMPILED)
+        found = clipped(cross_entropy, *batch(8, 0), Flat(0.3))
     assert_same(found, truth, torch.float64)
-    assert_same(clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3), way=Way.COMPILED), truth, torch.float64)
+    assert_same(clipped(cross_entropy, *batch(8, 0), Flat(0.3)), truth, torch.float64)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -168,9 +171,8 @@ def test_a_compiler_that_loses_part_of_one_norm_is_found_out(monkeypatch: pytest
     monkeypatch.setattr(flat, "fuse", lossy)
     model = network().double()
     truth = reference_clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3))
-    clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3))
     with pytest.warns(CannotCaptureWarning, match="other numbers"):
-        found = clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3), way=Way.COMPILED)
+        found = Clipper(model, Way.COMPILED)(cross_entropy, *batch(8, 0), Flat(0.3))
     assert_same(found, truth, torch.float64)
 
 
@@ -183,9 +185,9 @@ def test_traced_sums_have_the_same_allowance(way: Way, u: float, monkeypatch: py
         monkeypatch.setattr(f"modicum.clipping.{place}.product_rounding", lambda *_: u)
     model = network()
     x, y = (t.float() if t.is_floating_point() else t for t in batch(8, 0))
-    eager = clipped_sum(model, cross_entropy, x, y, Flat(0.3), way=Way.EAGER)
+    eager, clipped = Clipper(model, Way.EAGER)(cross_entropy, x, y, Flat(0.3)), Clipper(model, way)
     for _ in range(4):
-        found = clipped_sum(model, cross_entropy, x, y, Flat(0.3), way=way)
+        found = clipped(cross_entropy, x, y, Flat(0.3))
         torch.testing.assert_close(found.norms, eager.norms)
     exact = reference_clipped_sum(model, cross_entropy, x, y, Flat(0.3)).norms
     assert bool((found.norms > exact * (1 + 1e-4)).all()) is (u > 0)
@@ -195,10 +197,10 @@ def test_traced_sums_have_the_same_allowance(way: Way, u: float, monkeypatch: py
 def test_a_compiled_sum_is_the_references() -> None:
     """The real compiler, which takes a minute or two on a CPU."""
     model = network().double()
-    clipped_sum(model, cross_entropy, *batch(8, 0), Flat(0.3))
+    clipped = Clipper(model, Way.COMPILED)
     truth = reference_clipped_sum(model, cross_entropy, *batch(7, 1), Flat(0.3))
-    found = clipped_sum(model, cross_entropy, *batch(7, 1), Flat(0.3), way=Way.COMPILED)
-    assert not _FLAT[model].compiled.refused
+    found = clipped(cross_entropy, *batch(7, 1), Flat(0.3))
+    assert not clipped.flat.compiled.refused
     assert_same(found, truth, torch.float64)
 
 

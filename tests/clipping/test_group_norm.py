@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.clipping import Flat, SlowClippingWarning, clipped_sum, group_norm, reference_clipped_sum
+from modicum.clipping import Clipper, Flat, SlowClippingWarning, group_norm, reference_clipped_sum
 from tests.clipping.helpers import assert_same, cross_entropy
 
 SHAPES = [(3, 6), (3, 6, 5), (3, 6, 4, 5)]
@@ -57,8 +57,9 @@ def test_a_model_with_a_shared_norm(form: torch.memory_format) -> None:
     x = torch.randn(5, 1, 6, 6, dtype=torch.float64).to(memory_format=form)
     y = torch.randint(3, (5,))
     truth = reference_clipped_sum(model, cross_entropy, x, y, Flat(0.3))
+    clipped = Clipper(model)
     for _ in range(3):
-        assert_same(clipped_sum(model, cross_entropy, x, y, Flat(0.3)), truth, torch.float64)
+        assert_same(clipped(cross_entropy, x, y, Flat(0.3)), truth, torch.float64)
     assert "forward" not in vars(model.norm)
 
 
@@ -69,7 +70,8 @@ def test_a_forward_function_that_somebody_has_put_in_place_stays() -> None:
     model.norm.forward = lambda x: 2 * own(x)  # type: ignore[method-assign]
     x, y = torch.randn(5, 1, 6, 6, dtype=torch.float64), torch.randint(3, (5,))
     truth = reference_clipped_sum(model, cross_entropy, x, y, Flat(0.3))
+    clipped = Clipper(model)
     with pytest.warns(SlowClippingWarning):  # its weight is used in another way than the layer's
-        assert_same(clipped_sum(model, cross_entropy, x, y, Flat(0.3)), truth, torch.float64)
-    assert_same(clipped_sum(model, cross_entropy, x, y, Flat(0.3)), truth, torch.float64)
+        assert_same(clipped(cross_entropy, x, y, Flat(0.3)), truth, torch.float64)
+    assert_same(clipped(cross_entropy, x, y, Flat(0.3)), truth, torch.float64)
     assert "forward" in vars(model.norm)

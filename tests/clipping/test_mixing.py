@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.clipping import Flat, SlowClippingWarning, clipped_sum
+from modicum.clipping import Clipper, Flat, SlowClippingWarning, clipped_sum
 from modicum.clipping import probe as probe_module
 from modicum.clipping.problem import modes
 from modicum.engines.loop import LoopBackend
@@ -51,9 +51,10 @@ def moved_by_one_record(net: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]
     """How far the clipped sum moves, over C, when one record is taken away that was far from the others."""
     x = X.clone()
     x[5] = 100.0
-    present = clipped_sum(net, loss, x, Y, Flat(1.0)).total
+    clipped = Clipper(net)
+    present = clipped(loss, x, Y, Flat(1.0)).total
     kept = [i for i in range(len(x)) if i != 5]
-    absent = clipped_sum(net, loss, x[kept], Y[kept], Flat(1.0)).total
+    absent = clipped(loss, x[kept], Y[kept], Flat(1.0)).total
     return float(sum((present[n] - absent[n]).double().square().sum() for n in present)) ** 0.5
 
 
@@ -77,10 +78,18 @@ def test_dropout_mixes_nothing(recwarn: pytest.WarningsRecorder) -> None:
 
 def test_a_part_that_is_switched_to_training_is_looked_at_anew() -> None:
     net = nn.Sequential(nn.BatchNorm1d(1, affine=False), nn.Flatten(), nn.Linear(5, 3)).eval()
-    clipped_sum(net, cross_entropy, X[:, None], Y, Flat(1.0))
+    clipped = Clipper(net)
+    clipped(cross_entropy, X[:, None], Y, Flat(1.0))
     net[0].train()
     with pytest.warns(SlowClippingWarning):
-        clipped_sum(net, cross_entropy, X[:, None], Y, Flat(1.0))
+        clipped(cross_entropy, X[:, None], Y, Flat(1.0))
+
+
+def test_a_loss_that_mixes_is_found_out_after_one_that_does_not() -> None:
+    clipped = Clipper(model())
+    clipped(cross_entropy, X, Y, Flat(1.0))
+    with pytest.warns(SlowClippingWarning, match="depends on the others"):
+        clipped(relative, X, Y, Flat(1.0))
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_deep_models_give_the_loops_results(name: str, dtype: torch.dtype) -> No
     assert_same(stacked(model), LoopBackend(model), *stack(model, shape))
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet34"])
+@pytest.mark.parametrize("name", ["resnet18", pytest.param("resnet34", marks=pytest.mark.heavy)])
 def test_a_deep_model_gives_the_loops_sums(name: str) -> None:
     """One call in place of all: the whole comparison is a soak."""
     model, shape = shipped(name, torch.float64)

@@ -22,13 +22,14 @@ from modicum.federation import clients, records, server, simulation, train
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.transcript import Seen
-from modicum.methods import Aqc, DpFedAvg
+from modicum.methods import Aqc, DpFedAvg, DpSgd
 from modicum.privacy.ledger import Ledger
 
 torch.set_num_threads(1)
 
 METHODS = {
     "individual": lambda: Aqc(batch=20, lr=1.0, steps=2),
+    "convolution": lambda: DpSgd(batch=20, lr=0.5, steps=2),
     "trusted": lambda: DpFedAvg(view="trusted-server", rate=0.6, batch=20),
 }
 
@@ -74,7 +75,8 @@ class Points:
 
 def experiment(kind: str) -> Experiment:
     federation = Federation.from_dataset("digits", clients=4, partition="iid", budgets=[2.0, 8.0])
-    return Experiment(federation=federation, method=METHODS[kind](), rounds=5, per_round=None, seed=7)
+    model = "cnn-small" if kind == "convolution" else "logistic"
+    return Experiment(federation=federation, method=METHODS[kind](), rounds=5, per_round=None, seed=7, model=model)
 
 
 def watch_steps(points: Points) -> None:
@@ -132,6 +134,13 @@ def draw_again() -> None:
     clients.Clients._recall = forget  # type: ignore[method-assign]
 
 
+def sums_from_the_probe() -> None:
+    """Broken twin: what a process computes first comes from books that were kept for looking."""
+    from tests.federation.determinism import break_it
+
+    break_it("sums from the probe")
+
+
 def child(job: dict[str, Any]) -> list[str]:
     folder = Path(job["folder"])
     kind = job["kind"]
@@ -145,6 +154,8 @@ def child(job: dict[str, Any]) -> list[str]:
             checkpoint_before_settling()
         case "draw-again":
             draw_again()
+        case "sums-from-the-probe":
+            sums_from_the_probe()
     files = RunFolder(folder)
     files.make(fresh=False)
     train.carry_out(experiment(kind), files, "", simulation=job["simulation"], transcript=sent)

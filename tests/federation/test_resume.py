@@ -170,6 +170,26 @@ def test_killed_and_resumed_is_as_if_undisturbed(
     check_seed(zygote, reference, tmp_path / "run", seed)
 
 
+@pytest.mark.parametrize(
+    "name", ["after settle_many", pytest.param("before settle_many", marks=pytest.mark.heavy)]
+)
+def test_a_killed_convolution_resumes_to_the_same_bits(
+    zygote: Zygote, reference: Reference, tmp_path: Path, name: str
+) -> None:
+    whole, _ = reference.of("convolution")
+    problems = disturbed(zygote, tmp_path / "run", "convolution", [{"name": name, "point": 2}])
+    assert problems + differences(tmp_path / "run", whole) == []
+
+
+def test_a_first_sum_from_the_probe_is_caught(zygote: Zygote, tmp_path: Path) -> None:
+    """Each process begins with such a sum, the undisturbed run's as well as the resumed one's."""
+    kills = [{"name": "after settle_many", "point": 2}]
+    for name, deaths in (("whole", []), ("run", kills)):
+        problems = disturbed(zygote, tmp_path / name, "convolution", deaths, twin="sums-from-the-probe")
+        assert problems == []
+    assert "model.safetensors differs" in differences(tmp_path / "run", tmp_path / "whole")
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(100, 150))
 def test_killed_and_resumed_fifty_times(zygote: Zygote, reference: Reference, tmp_path: Path, seed: int) -> None:

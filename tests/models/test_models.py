@@ -108,3 +108,34 @@ def test_the_catalogue_is_read_without_torch() -> None:
     code = "import sys, modicum.models as m; m.names(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     assert all(entry.line and "\n" not in entry.line for entry in CATALOGUE.values())
+
+
+class Cancels(nn.Module):
+    """A product minus itself, added up in another order: nothing but rounding comes out."""
+
+    def __init__(self, mixes: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(784, 3, bias=False)
+        self.mixes = mixes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = 1e3 * x.flatten(1)
+        halves = x[:, ::2] @ self.layer.weight[:, ::2].t() + x[:, 1::2] @ self.layer.weight[:, 1::2].t()
+        found: torch.Tensor = self.layer(x) - halves + self.mixes * x.mean(0).mean()
+        return found
+
+
+def test_rounding_is_no_reason_to_refuse_a_model() -> None:
+    """In float32 a batch's outputs and its examples' own have no digit in common."""
+    model = Cancels().eval()
+    x = torch.rand(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    together, alone = model(x), torch.cat([model(x[i : i + 1]) for i in range(3)])
+    assert (together - alone).abs().max() > 0.1 * together.abs().max()
+    assert check_model(model, (1, 28, 28), 3) is model
+
+
+@pytest.mark.parametrize("mixes", [1.0, 1e-6])
+def test_rounding_does_not_hide_examples_that_are_mixed(mixes: float) -> None:
+    with pytest.raises(UnsoundError, match="depends on the rest of its batch"):
+        check_model(Cancels(mixes), (1, 28, 28), 3)

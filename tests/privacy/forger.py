@@ -85,9 +85,9 @@ def forged(folder: Path, honest: Path, rows: Rows, format: int = FORMAT) -> Path
 
 
 def as_format_1(rows: Rows) -> Rows:
-    """The same entries as they were written before the first one named the format."""
+    """The same entries as they were written before the first one named the format and foreign parts."""
     value = rows[0].value
-    del value["format"]
+    del value["format"], value["foreign_parts"]
     return [rows[0].saying(value), *rows[1:]]
 
 

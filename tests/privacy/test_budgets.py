@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -179,19 +178,6 @@ def test_the_table_of_many_clients_equals_the_guards() -> None:
         refused += int((~allowed).sum())
     assert table.spent == pytest.approx([g.spent for g in guards], rel=1e-12)  # type: ignore[attr-defined]
     assert 0 < refused < 12 * len(plans)
-
-
-def test_a_hundred_thousand_clients_are_charged_in_a_fifth_of_a_second() -> None:
-    plans = [replace(rdp_plan(2.0), client=f"c{i}") for i in range(100_000)]
-    table = BudgetTable(plans)
-    rng = np.random.default_rng(0)
-    z, q = rng.uniform(2, 200, len(plans)), rng.uniform(0.001, 0.5, len(plans))
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        table.charge(z, q)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) <= 0.2
 
 
 def test_the_table_takes_filters_only() -> None:

@@ -1,7 +1,7 @@
 """Per-example clipping: the sum of clipped gradients of a batch, without storing a gradient for each example."""
 
 from modicum.clipping.bounds import Auto, Clip, Flat, PerLayer
-from modicum.clipping.clipped_sum import SlowClippingWarning, clipped_sum
+from modicum.clipping.clipped_sum import Clipper, SlowClippingWarning, clipped_sum
 from modicum.clipping.flat import Way
 from modicum.clipping.problem import ClippedSum, Loss, Targets
 from modicum.clipping.reference import reference_clipped_sum
@@ -10,6 +10,7 @@ __all__ = [
     "Auto",
     "Clip",
     "ClippedSum",
+    "Clipper",
     "Flat",
     "Loss",
     "PerLayer",

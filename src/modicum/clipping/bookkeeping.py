@@ -22,7 +22,7 @@ from torch.func import functional_call
 from modicum.clipping import group_norm
 from modicum.clipping.bounds import Clip
 from modicum.clipping.pieces import Dense, Kept, Piece
-from modicum.clipping.problem import ClippedSum, Loss, check_losses, example_factors, nothing, zero_like
+from modicum.clipping.problem import Loss, check_losses, example_factors, nothing, zero_like
 from modicum.clipping.rounding import safe_squares
 from modicum.clipping.rules import known, pieces
 
@@ -158,26 +158,12 @@ class Books:
                 self.squares[name] = safe_squares(squares, self.kept[name])
         call.input = call.gradient = None
 
-    def settle(self, clip: Clip, weights: Tensor | None) -> ClippedSum:
-        """Factors from the norms, and the weighted sum."""
-        names = list(self.squares)
+    def settle(self, clip: Clip, weights: Tensor | None) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """The weighted sum, the norms, and whether all examples are finite: if not, the sum is worth nothing."""
+        names = [name for name in self.trained if name in self.squares]
         if not names:
-            return nothing(self.trained, self.examples)
-        squares = torch.stack([self.squares[name] for name in names], dim=1)
-        factors, norms, finite = example_factors(clip, names, squares, weights)
-        kept, self.kept = self.kept, {}
-        if not bool(finite.all()):  # one question, since on a GPU each answer is waited for
-            if not bool(finite.any()):
-                return ClippedSum(nothing(self.trained).total, norms)
-            # Zero times an infinite activation is not zero, so the poisoned examples are left out altogether.
-            kept, factors = {name: k.rows(finite) for name, k in kept.items()}, factors[finite]
-        return ClippedSum(self._weighted(kept, names, factors), norms)
-
-    def settle_blindly(self, clip: Clip, weights: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """The weighted sum, the norms, and whether all examples were finite: if not, the sum is worth nothing."""
-        names = list(self.squares)
-        if not names:
-            raise CannotKeepBooksError("a loss that no trained parameter reaches")
+            none = nothing(self.trained, self.examples)
+            return none.total, none.norms, torch.ones((), dtype=torch.bool, device=none.norms.device)
         squares = torch.stack([self.squares[name] for name in names], dim=1)
         factors, norms, finite = example_factors(clip, names, squares, weights)
         kept, self.kept = self.kept, {}

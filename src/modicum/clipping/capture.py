@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modicum.clipping.problem import without_drawing
 from modicum.clipping.rounding import product_rounding
 
 Work = Callable[..., tuple[Tensor, ...]]
@@ -111,14 +112,14 @@ class Graphs:
         self.refused = False
         self._pool: Any = None  # memory that all graphs share: answers are copied before the next replay
 
-    def run(self, key: Hashable, work: Work, inputs: Sequence[Tensor], *, now: bool = False) -> tuple[Tensor, ...]:
-        """`key` names everything but the inputs' values that the work depends on; `now` does not wait."""
+    def run(self, key: Hashable, work: Work, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """`key` names everything but the inputs' values that the work depends on."""
         if self.refused:
             return work(*inputs)
         key = (key, _surroundings(inputs))
         found = self._kept.get(key)
         if found is None:
-            if not (self._repeats(key) or now):
+            if not self._repeats(key):
                 return work(*inputs)
             truth = work(*inputs)
             found = self._captured(work, inputs, truth)
@@ -138,8 +139,9 @@ class Graphs:
         if self._pool is None and inputs[0].is_cuda:
             self._pool = torch.cuda.graph_pool_handle()
         try:
-            found = self._make(work, inputs, self._pool)
-            again = found(inputs)
+            with without_drawing(inputs[0].device):
+                found = self._make(work, inputs, self._pool)
+                again = found(inputs)
         except Exception as reason:  # compilers fail in many ways, and the work itself has just succeeded
             self._refuse(f"{type(reason).__name__}: {' '.join(str(reason).split())[:160]}")
             return None

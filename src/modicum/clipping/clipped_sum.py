@@ -1,11 +1,11 @@
-"""The one function that training calls: book-keeping where it is known to be right, the fall-back elsewhere."""
+"""What training calls: book-keeping where it is known to be right, the fall-back elsewhere."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from modicum.clipping.bookkeeping import Books, CannotKeepBooksError, requiring_
 from modicum.clipping.bounds import Clip
 from modicum.clipping.fallback import fallback_clipped_sum
 from modicum.clipping.flat import FlatSums, Problem, Way
-from modicum.clipping.probe import Probed, probe
+from modicum.clipping.probe import Verdict, probe
 from modicum.clipping.problem import (
     ClippedSum,
     Loss,
@@ -24,19 +24,102 @@ from modicum.clipping.problem import (
     modes,
     nothing,
     trained_parameters,
+    without_drawing,
 )
+
+REMEMBERED = 64
+"""Verdicts that are kept: a loss that is made anew for each call would otherwise fill the memory."""
 
 
 class SlowClippingWarning(UserWarning):
-    """A model takes the slow way; said once for each model, with the reason."""
+    """A model takes the slow way; said once for each clipper, with the reason."""
 
 
-# What the first batch showed about a model: whether book-keeping is right for it. A cache, not state: the answer
-# can be found again at any time, and both ways give the same sums.
-_VERDICTS: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], bool]] = WeakKeyDictionary()
+class Clipper:
+    """The clipped sums of one model, of which the first batches are probed.
 
-# The graphs of a model whose batches repeat in shape; a cache as well.
-_FLAT: WeakKeyDictionary[nn.Module, FlatSums] = WeakKeyDictionary()
+    A sum's bits are a function of its inputs: the probe only judges, and one route computes, on the first batch as
+    on later ones. Book-keeping, unless the model was found out or an example is not finite; then the fall-back.
+    """
+
+    def __init__(self, model: nn.Module, way: Way = Way.AUTO) -> None:
+        self.model, self.way = model, way
+        self.flat = FlatSums()
+        self._right: OrderedDict[Hashable | None, bool] = OrderedDict()
+
+    def __call__(
+        self,
+        loss: Loss,
+        x: Any,
+        y: Any,
+        clip: Clip,
+        *,
+        weights: Tensor | None = None,
+        parameters: Iterable[str] | None = None,
+    ) -> ClippedSum:
+        """See `clipped_sum`."""
+        trained = trained_parameters(self.model, parameters)
+        examples = batch_size(x)
+        check_weights(weights, examples)
+        if examples == 0 or not trained:
+            return nothing(trained, examples)
+        problem = Problem(self.model, trained, loss, x, y, clip, weights, examples)
+        found = self._by_books(problem) if self._trusts_books(problem) else None
+        if found is None:
+            return fallback_clipped_sum(self.model, loss, x, y, clip, weights, trained, examples)
+        return found
+
+    def _trusts_books(self, problem: Problem) -> bool:
+        """Probe the batch, unless an earlier one has settled the matter."""
+        key = _key(problem)
+        known = self._right.get(key)
+        if known is not None:
+            return known
+        try:
+            with without_drawing(problem.device):
+                verdict = probe(self.model, problem.trained, problem.loss, problem.x, problem.y, problem.examples)
+        except CannotKeepBooksError as reason:
+            self._remember(key, right=False)
+            self._tell(reason)
+            return False
+        if verdict is Verdict.PROVEN:
+            self._remember(key, right=True)
+        return verdict is not Verdict.NOT_FINITE
+
+    def _remember(self, key: Hashable | None, *, right: bool) -> None:
+        """Forgetting costs another probe and changes no number."""
+        if key is not None:
+            self._right[key] = right
+        if len(self._right) > REMEMBERED:
+            self._right.popitem(last=False)
+
+    def _tell(self, reason: CannotKeepBooksError) -> None:
+        kind = type(self.model).__name__
+        message = f"per-example clipping of {kind} takes the slow way because of {reason}"
+        warnings.warn(message, SlowClippingWarning, stacklevel=5)
+
+    def _by_books(self, problem: Problem) -> ClippedSum | None:
+        """None where an example is not finite, or this batch does what the probed ones did not."""
+        try:
+            if flat.takes(problem, self.way):
+                return self.flat.run(problem, self.way)
+            books = Books(problem.model, problem.trained, problem.examples)
+            with requiring_grad(problem.model, {}):
+                books.backward(books.forward(problem.loss, problem.x, problem.y))
+        except CannotKeepBooksError as reason:
+            self._tell(reason)
+            return None
+        with torch.no_grad(), torch.autocast(problem.device.type, enabled=False):
+            total, norms, fine = books.settle(problem.clip, problem.weights)
+        return ClippedSum(total, norms) if bool(fine) else None
+
+
+def _key(problem: Problem) -> Hashable | None:
+    """What a verdict is about; None where it cannot be remembered."""
+    if not isinstance(problem.loss, Hashable):
+        return None
+    parts = tuple(map(id, problem.model.modules()))
+    return problem.loss, tuple(problem.trained), modes(problem.model), parts
 
 
 def clipped_sum(
@@ -57,56 +140,7 @@ def clipped_sum(
     are trained (default: all that require a gradient). An empty batch gives zeros. Call under `torch.autocast` for
     mixed precision: norms and sums stay in float32. `way` touches speed alone: on a GPU, work that repeats itself
     is replayed as one CUDA graph or compiled, for which model and loss must be functions of their inputs.
+
+    The model is probed each time: whoever needs many sums keeps a `Clipper`.
     """
-    trained = trained_parameters(model, parameters)
-    examples = batch_size(x)
-    check_weights(weights, examples)
-    if examples == 0 or not trained:
-        return nothing(trained, examples)
-    verdicts = _VERDICTS.setdefault(model, {})
-    key = (tuple(trained), modes(model), tuple(map(id, model.modules())))
-    if verdicts.get(key, False) and flat.applies(way, _device_type(trained)):
-        found = _FLAT.setdefault(model, FlatSums()).run(
-            Problem(model, trained, loss, x, y, clip, weights, examples), way
-        )
-        if found is not None:
-            return found
-    if verdicts.get(key, True):
-        try:
-            probed = _keep_books(model, loss, x, y, trained, examples, proven=key in verdicts)
-        except CannotKeepBooksError as reason:
-            verdicts[key] = False
-            warnings.warn(
-                f"per-example clipping of {type(model).__name__} takes the slow way because of {reason}",
-                SlowClippingWarning,
-                stacklevel=2,
-            )
-        else:
-            if probed.proven:
-                verdicts[key] = True
-            if probed.usable:
-                with torch.no_grad(), torch.autocast(_device_type(trained), enabled=False):
-                    return probed.books.settle(clip, weights)
-    return fallback_clipped_sum(model, loss, x, y, clip, weights, trained, examples)
-
-
-def _keep_books(
-    model: nn.Module,
-    loss: Loss,
-    x: Any,
-    y: Any,
-    trained: dict[str, nn.Parameter],
-    examples: int,
-    *,
-    proven: bool,
-) -> Probed:
-    if not proven:
-        return probe(model, trained, loss, x, y, examples)
-    books = Books(model, trained, examples)
-    with requiring_grad(model, {}):
-        books.backward(books.forward(loss, x, y))
-    return Probed(books, usable=True, proven=True)
-
-
-def _device_type(trained: dict[str, nn.Parameter]) -> str:
-    return next(iter(trained.values())).device.type
+    return Clipper(model, way)(loss, x, y, clip, weights=weights, parameters=parameters)

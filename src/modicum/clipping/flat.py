@@ -24,10 +24,7 @@ from modicum.clipping.problem import ClippedSum, Loss, modes, sum_dtype
 from modicum.clipping.rounding import product_rounding
 
 LARGE = 1 << 20
-"""A model of more parameters gains by fused kernels; a smaller one by fewer launches."""
-
-COMPILE_AFTER = 1000
-"""Calls of equal shape before a large model is compiled: by then they took about as long as compiling does."""
+"""A model of more parameters gains nothing by fewer launches, and each graph would hold a copy of it."""
 
 FLIPS, COARSE_FLIPS = 0.01, 0.25
 """How far a compiled parameter's sum may be off on its first batch: other rounding flips some ReLUs, tf32 many."""
@@ -37,15 +34,21 @@ NORMS, COARSE_NORMS = 0.001, 0.05
 
 
 class Way(StrEnum):
-    """How a clipped sum is run. The sums are the same."""
+    """How a clipped sum is run. The sums are the same; those of a compiler up to rounding."""
 
-    AUTO = "auto"  # on a GPU, what repeats itself is replayed (small models) or compiled (large ones)
+    AUTO = "auto"  # on a GPU, the work of small models is replayed where it repeats itself
     EAGER = "eager"  # launch by launch
-    COMPILED = "compiled"  # compiled at once
+    COMPILED = "compiled"  # compiled on the first batch of a shape
 
 
 def applies(way: Way, device: str) -> bool:
+    """A matter of the configuration alone, never of how many batches came before."""
     return way is Way.COMPILED or (way is Way.AUTO and device == "cuda")
+
+
+def takes(problem: Problem, way: Way) -> bool:
+    small = way is Way.COMPILED or not problem.large
+    return applies(way, problem.device.type) and small and problem.fits
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,16 @@ class Problem:
         return self.loss, shape, tuple(self.trained), modes(self.model), str(self.batch[1])
 
     @property
+    def device(self) -> torch.device:
+        return next(iter(self.trained.values())).device
+
+    @property
+    def large(self) -> bool:
+        return sum(p.numel() for p in self.trained.values()) > LARGE
+
+    @property
     def fits(self) -> bool:
+        """Whether this is a function of tensors."""
         return isinstance(self.loss, Hashable) and all(isinstance(leaf, Tensor) for leaf in self.batch[0])
 
     @cached_property
@@ -106,7 +118,7 @@ class Problem:
             books = Books(self.model, self.trained, size)
             books.backward(books.forward(self.loss, x, y, dict(zip(names, state, strict=True))))
             with torch.no_grad(), torch.autocast(weights.device.type, enabled=False):
-                total, norms, fine = books.settle_blindly(_with_bounds(self.clip, bounds), weights)
+                total, norms, fine = books.settle(_with_bounds(self.clip, bounds), weights)
             return (*total.values(), norms, fine)
 
         return clipped
@@ -127,17 +139,13 @@ class FlatSums:
 
     def __init__(self) -> None:
         self.replayed = Graphs()
-        self.compiled = Graphs(compile_work, COMPILE_AFTER, compiled_agrees)
+        self.compiled = Graphs(compile_work, 0, compiled_agrees)
 
     def run(self, problem: Problem, way: Way) -> ClippedSum | None:
-        """None where this cannot be done, or an example is not finite and has to be left out."""
-        large = sum(p.numel() for p in problem.trained.values()) > LARGE
-        graphs = self.compiled if large or way is Way.COMPILED else self.replayed
-        if graphs.refused or not problem.fits:
-            return None
+        """None where an example is not finite and has to be left out."""
+        graphs = self.compiled if way is Way.COMPILED else self.replayed
         size = rounded_up(problem.examples)
-        work, inputs = problem.work(size), problem.inputs(size)
-        *sums, norms, fine = graphs.run(problem.key(), work, inputs, now=way is Way.COMPILED)
+        *sums, norms, fine = graphs.run(problem.key(), problem.work(size), problem.inputs(size))
         if not bool(fine):
             return None
         return ClippedSum(dict(zip(problem.trained, sums, strict=True)), norms[: problem.examples])

@@ -94,6 +94,13 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
             module.training = mode
 
 
+@contextmanager
+def without_drawing(device: torch.device) -> Iterator[None]:
+    """Whatever layers draw inside, such as dropout, they draw the same afterwards as if nobody had looked."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
 def sum_dtype(p: Tensor) -> torch.dtype:
     """Norms and sums of half-precision models are kept in float32."""
     return torch.float64 if p.dtype == torch.float64 else torch.float32

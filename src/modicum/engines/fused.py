@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from modicum.clipping.problem import without_drawing
 from modicum.clipping.rounding import full_precision
 from modicum.core.parts import Batch, ClipRule, Losses
 from modicum.core.stack import SideBySide
@@ -17,8 +19,12 @@ from modicum.engines.stacked import StackedEngine
 from modicum.engines.twin import CannotStackError
 from modicum.engines.vmapped import VmapEngine
 
-COMPARED = 3  # clients whose first results are compared with the loop's
+FEW = slice(0, 3)  # clients whose first results are compared with the loop's
 GRADIENTS, SUMS = "gradients", "clipped sums"
+FAILURES = (CannotStackError, RuntimeError, AttributeError)
+
+Engine = StackedEngine | VmapEngine | LoopBackend
+T = TypeVar("T")
 
 
 class SlowEngineWarning(UserWarning):
@@ -36,7 +42,7 @@ class FusedBackend:
         self.loop = LoopBackend(model)
         self.layout = self.loop.layout
         self.model = model
-        self._engine: StackedEngine | VmapEngine
+        self._engine: Engine
         try:
             self._engine = StackedEngine(model, self.loop)
         except CannotStackError:
@@ -47,67 +53,83 @@ class FusedBackend:
         return self.loop.outputs(theta, x)
 
     def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
-        if not self._usable(GRADIENTS, batches):
-            return self.loop.gradients(theta, batches, losses)
-        try:
-            found = self._engine.gradients(theta, batches, losses)
-        except (CannotStackError, RuntimeError, AttributeError) as reason:
-            self._give_up(GRADIENTS, reason)
-            return self.loop.gradients(theta, batches, losses)
-        if not self._known(GRADIENTS):
-            few = slice(0, COMPARED)
-            with exactly(theta.device):
-                again = self._engine.gradients(theta[few], batches[few], losses)
-                truth = self.loop.gradients(theta[few], batches[few], losses)
-            if not self._compare(GRADIENTS, again, truth):
-                return self.loop.gradients(theta, batches, losses)
-        return found
+        def few(engine: Engine) -> Tensor:
+            return engine.gradients(theta[FEW], batches[FEW], losses)
+
+        return self._by_either(GRADIENTS, batches, few, lambda engine: engine.gradients(theta, batches, losses))
 
     def descend(self, theta: Tensor, steps: Sequence[Sequence[Batch]], losses: Losses, rate: float) -> Tensor:
-        done = 0
-        while done < len(steps):
-            rest = [batches for batches in steps[done:] if isinstance(batches, SideBySide)]
-            proven = self._proven.get((GRADIENTS, self.model.training), False) and len(theta) > 1
-            if proven and isinstance(self._engine, StackedEngine) and len(rest) == len(steps) - done:
-                return self._engine.descend(theta, rest, losses, rate)
-            theta = theta.sub(self.gradients(theta, steps[done], losses), alpha=rate)
-            done += 1
+        engine = self._engine
+        rest = [batches for batches in steps if isinstance(batches, SideBySide)]
+        if not isinstance(engine, StackedEngine) or len(rest) < len(steps):
+            return self._descend(theta, steps, losses, rate)
+        for done, batches in enumerate(rest):
+
+            def few(engine: Engine, theta: Tensor = theta, batches: SideBySide = batches) -> Tensor:
+                return engine.gradients(theta[FEW], batches[FEW], losses)
+
+            if not self._stacks(GRADIENTS, batches, few):
+                return self._descend(theta, steps[done:], losses, rate)
+            if self._known(GRADIENTS):
+                return engine.descend(theta, rest[done:], losses, rate)
+            theta = engine.descend(theta, [batches], losses, rate)
+        return theta
+
+    def _descend(self, theta: Tensor, steps: Sequence[Sequence[Batch]], losses: Losses, rate: float) -> Tensor:
+        for batches in steps:
+            theta = theta.sub(self.gradients(theta, batches, losses), alpha=rate)
         return theta
 
     def clipped_sums(
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
     ) -> tuple[Tensor, list[Tensor]]:
-        if not self._usable(SUMS, batches):
-            return self.loop.clipped_sums(theta, batches, losses, bounds, rule)
-        try:
-            found = self._engine.clipped_sums(theta, batches, losses, bounds, rule)
-        except (CannotStackError, RuntimeError, AttributeError) as reason:
-            self._give_up(SUMS, reason)
-            return self.loop.clipped_sums(theta, batches, losses, bounds, rule)
-        if not self._known(SUMS):
-            few = slice(0, COMPARED)
-            with exactly(theta.device):
-                again, _ = self._engine.clipped_sums(theta[few], batches[few], losses, bounds[few], rule)
-                truth, _ = self.loop.clipped_sums(theta[few], batches[few], losses, bounds[few], rule)
-            if not self._compare(SUMS, again, truth):
-                return self.loop.clipped_sums(theta, batches, losses, bounds, rule)
-        return found
+        def few(engine: Engine) -> Tensor:
+            return engine.clipped_sums(theta[FEW], batches[FEW], losses, bounds[FEW], rule)[0]
 
-    def _usable(self, kind: str, batches: Sequence[Batch]) -> bool:
-        return len(batches) > 1 and self._proven.get((kind, self.model.training), True)
+        def all_of(engine: Engine) -> tuple[Tensor, list[Tensor]]:
+            return engine.clipped_sums(theta, batches, losses, bounds, rule)
+
+        return self._by_either(SUMS, batches, few, all_of)
+
+    def _by_either(
+        self, kind: str, batches: Sequence[Batch], few: Callable[[Engine], Tensor], all_of: Callable[[Engine], T]
+    ) -> T:
+        new = not self._known(kind)
+        if self._stacks(kind, batches, few):
+            try:
+                return all_of(self._engine)
+            except FAILURES as reason:
+                if not new:  # errors of a model that worked before are real ones: out of memory, for instance
+                    raise
+                self._give_up(kind, reason)
+        return all_of(self.loop)
+
+    def _stacks(self, kind: str, batches: Sequence[Batch], few: Callable[[Engine], Tensor]) -> bool:
+        """Whether the stack computes this. Until it is proven, `few` first clients are computed both ways as well;
+        nothing but the verdict is used of that, so that a proof changes no number."""
+        if len(batches) < 2 or self._known(kind):
+            return len(batches) > 1 and self._proven[kind, self.model.training]
+        try:
+            with exactly(self._device), without_drawing(self._device):
+                found, truth = few(self._engine), few(self.loop)
+        except FAILURES as reason:
+            self._give_up(kind, reason)
+            return False
+        return self._compare(kind, found, truth)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters(), torch.zeros(())).device
 
     def _known(self, kind: str) -> bool:
         return (kind, self.model.training) in self._proven
 
     def _give_up(self, kind: str, reason: Exception) -> None:
-        """Errors of a model that worked before are real ones: out of memory, for instance."""
-        if self._known(kind):
-            raise reason
         self._proven[kind, self.model.training] = False
         warnings.warn(
             f"{type(self.model).__name__} runs client by client because of {' '.join(str(reason).split())}",
             SlowEngineWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
 
     def _compare(self, kind: str, found: Tensor, truth: Tensor) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from modicum.clipping import Auto, Flat, Way, clipped_sum
+from modicum.clipping import Auto, Clipper, Flat, Way
 from modicum.clipping.capture import Graphs, filled_up, rounded_up
 from modicum.clipping.flat import applies
 from modicum.clipping.problem import in_mode
@@ -15,6 +15,7 @@ from modicum.core.layout import Layout
 from modicum.core.parts import Batch, ClipRule, Losses
 
 EVALUATION_BATCH = 2048
+ALIGNED = 64  # bytes: where torch lets fresh memory begin, and the widest registers of a CPU
 
 
 class LoopBackend:
@@ -24,6 +25,10 @@ class LoopBackend:
         self.model, self.way = model, way
         self.layout = Layout.of(model)
         self._graphs = Graphs()
+        self._clipped = Clipper(model, way)
+
+    def _load(self, row: Tensor) -> None:
+        self.layout.load(self.model, aligned(row))
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         size = rounded_up(len(x))
@@ -38,7 +43,7 @@ class LoopBackend:
         return (self._outputs(theta, x),)
 
     def _outputs(self, theta: Tensor, x: Tensor) -> Tensor:
-        self.layout.load(self.model, theta)
+        self._load(theta)
         with in_mode(self.model, training=False), torch.no_grad():
             return torch.cat([self.model(part) for part in torch.split(x, EVALUATION_BATCH)])
 
@@ -49,8 +54,8 @@ class LoopBackend:
     def _gradient(self, row: Tensor, batch: Batch, losses: Losses) -> Tensor:
         if not len(batch):
             return torch.zeros_like(row)
-        self.layout.load(self.model, row)
-        loss = losses(self.model(batch.x), batch.targets).mean()
+        self._load(row)
+        loss = losses(self.model(aligned(batch.x)), batch.targets).mean()
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
 
@@ -59,9 +64,18 @@ class LoopBackend:
     ) -> tuple[Tensor, list[Tensor]]:
         sums, norms = [], []
         for row, batch, bound in zip(theta, batches, bounds, strict=True):
-            self.layout.load(self.model, row)
+            self._load(row)
             clip = Flat(bound) if rule is ClipRule.FLAT else Auto(bound)
-            clipped = clipped_sum(self.model, losses, batch.x, dict(batch.targets), clip, way=self.way)
+            clipped = self._clipped(losses, aligned(batch.x), dict(batch.targets), clip)
             sums.append(self.layout.flatten(clipped.total))
             norms.append(clipped.norms)
         return torch.stack(sums), norms
+
+
+def aligned(t: Tensor) -> Tensor:
+    """The same numbers at the beginning of a block of memory.
+
+    Libraries add in another order where a tensor begins elsewhere, and a row of a stack begins where its place in
+    the stack says: a client's bits would depend on who else is there.
+    """
+    return t if t.data_ptr() % ALIGNED == 0 else t.clone()

@@ -1,0 +1,178 @@
+"""Whether bits are a function of inputs, engine and threads, asked in a process of its own.
+
+    python -m tests.federation.determinism THREADS [TWIN]
+
+The instruction set comes from the environment. Prints a line for each promise that is broken.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from modicum.clipping import ClippedSum, Clipper
+from modicum.clipping.bookkeeping import Books, requiring_grad
+from modicum.clipping.flat import Problem
+from modicum.core.parts import Backend, ClipRule
+from modicum.core.stack import SideBySide
+from modicum.engines import loop
+from modicum.engines.fused import FusedBackend
+from modicum.engines.loop import LoopBackend
+from modicum.federation.experiment import Experiment, Federation
+from modicum.federation.simulation import Simulation
+from modicum.methods import DpFedAvg, DpSgd
+from modicum.models import build
+from tests.engines.helpers import BOUNDS, losses, stack
+from tests.federation.test_randomness import MECHANISMS, _jobs, _updates
+from tests.mechanisms.stage import Stage, double_model
+
+
+class SumsFromTheProbe(Clipper):
+    """Broken twin: the first sum comes from books that were kept for looking, with torch's own group norm and the
+    layers in another order."""
+
+    used = False
+
+    def _by_books(self, problem: Problem) -> ClippedSum | None:
+        if self.used:
+            return super()._by_books(problem)
+        self.used = True
+        backwards = dict(reversed(problem.trained.items()))
+        books = Books(problem.model, backwards, problem.examples, only_gradients=True)
+        with requiring_grad(problem.model, problem.trained):
+            books.backward(books.forward(problem.loss, problem.x, problem.y))
+        for call in books.calls:
+            if call.gradient is not None:
+                books.measure(call, call.gradient)
+        with torch.no_grad():
+            total, norms, _ = books.settle(problem.clip, problem.weights)
+        return ClippedSum({name: total[name] for name in problem.trained}, norms)
+
+
+class DrawsWhileLooking(Clipper):
+    """Broken twin: looking at the first batch moves the generator that dropout draws from."""
+
+    def _trusts_books(self, problem: Problem) -> bool:
+        if not self._right:
+            torch.rand(1)
+        return super()._trusts_books(problem)
+
+
+def break_it(twin: str) -> None:
+    match twin:
+        case "sums from the probe":
+            loop.Clipper = SumsFromTheProbe  # type: ignore[misc]
+        case "draws while looking":
+            loop.Clipper = DrawsWhileLooking  # type: ignore[misc]
+        case "anywhere in memory":
+            loop.aligned = lambda t: t
+
+
+def order_of_clients() -> Iterator[str]:
+    """A client's update does not depend on who was computed before it."""
+    for kind in ("dense", "conv"):
+        for name, mechanism in MECHANISMS.items():
+            runs = [partial(_updates, mechanism, reverse=reverse) for reverse in (False, True)]
+            if not torch.equal(*(_round(kind, updates) for updates in runs)):
+                yield f"order of clients: {kind}, {name}"
+
+
+def own_job_alone() -> Iterator[str]:
+    """Nor on who else is there."""
+    for kind in ("dense", "conv"):
+        together, alone = (_round(kind, partial(_first_update, clients=n)) for n in (4, 1))
+        if not torch.equal(together, alone):
+            yield f"own job alone: {kind}"
+
+
+def _round(kind: str, updates: Callable[[Backend, Tensor], Tensor]) -> Tensor:
+    model = double_model(kind, 3)
+    backend = LoopBackend(model)
+    return updates(backend, backend.layout.read(model).clone())
+
+
+def _first_update(backend: Backend, theta: Tensor, clients: int) -> Tensor:
+    stage = Stage(MECHANISMS["record"], backend)
+    jobs = _jobs(stage, theta, clients)
+    return stage.run(jobs[::-1])[-1][0].update
+
+
+def used_backends() -> Iterator[str]:
+    """A backend that has worked before computes what a new one does: loop and stack, sums, gradients and steps."""
+    for name in ("mlp", "cnn-small"):
+        model = build(name, (1, 8, 8), 10, seed=0)
+        theta, batches = stack(model, (1, 8, 8), (6, 6, 6))
+        steps = SideBySide.steps(batches, 3)
+        for engine in (LoopBackend, FusedBackend):
+            used, new = engine(model), engine(model)
+            used.clipped_sums(theta, batches, losses, BOUNDS[:3], ClipRule.FLAT)
+            used.gradients(theta, batches, losses)
+            for what in ("clipped sums", "gradients", "steps"):
+                if not torch.equal(*(_computed(what, b, theta, batches, steps) for b in (used, new))):
+                    yield f"used backends: {what} of {name} by {engine.__name__}"
+
+
+def _computed(
+    what: str, backend: LoopBackend | FusedBackend, theta: Tensor, batches: list, steps: list[SideBySide]
+) -> Tensor:
+    if what == "clipped sums":
+        return backend.clipped_sums(theta, batches, losses, BOUNDS[:3], ClipRule.FLAT)[0]
+    if what == "steps" and isinstance(backend, FusedBackend):
+        return backend.descend(theta, steps, losses, 0.3)
+    return backend.gradients(theta, batches, losses)
+
+
+def with_dropout() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10))
+
+
+RUNS: dict[str, tuple[str | Callable[[], nn.Module], DpSgd | DpFedAvg]] = {
+    "cnn-small, records": ("cnn-small", DpSgd(batch=20, lr=0.5, steps=2)),
+    "mlp, records": ("mlp", DpSgd(batch=20, lr=0.5, steps=2)),
+    "mlp, clients": ("mlp", DpFedAvg(batch=20)),
+    "dropout, records": (with_dropout, DpSgd(batch=20, lr=0.5, steps=2)),
+}
+
+
+def resumed_runs() -> Iterator[str]:
+    """A run that was stopped after a round ends as one that was not."""
+    with tempfile.TemporaryDirectory() as folder:
+        for i, name in enumerate(RUNS):
+            whole = _model(name, Path(folder) / f"{i}-whole", stop=False)
+            if not torch.equal(whole, _model(name, Path(folder) / f"{i}-resumed", stop=True)):
+                yield f"resumed runs: {name}"
+
+
+def _model(name: str, folder: Path, *, stop: bool) -> Tensor:
+    made, method = RUNS[name]
+    federation = Federation.from_dataset("digits", clients=2, partition="iid", budgets=[8.0])
+    model = made if isinstance(made, str) else made()
+    run = Experiment(federation=federation, method=method, rounds=2, per_round=None, seed=7, model=model)
+    if stop:
+        first = Simulation(run, folder)
+        next(iter(first.rounds()))
+        first.close()
+    simulation = Simulation(run, folder)
+    list(simulation.rounds())
+    simulation.close()
+    return simulation.model.clone()
+
+
+def main() -> None:
+    torch.set_num_threads(int(sys.argv[1]))
+    if len(sys.argv) > 2:
+        break_it(sys.argv[2])
+    for promise in (order_of_clients, own_job_alone, used_backends, resumed_runs):
+        for broken in promise():
+            print(broken)
+
+
+if __name__ == "__main__":
+    main()
