@@ -84,9 +84,10 @@ class Certificate:
     noise: dict[str, Any]
     clients: dict[str, ClientGuarantee]
     assumptions: tuple[str, ...]
+    account: dict[str, Any]  # the dataset's, over all runs; apart from the run's own ε
 
     @classmethod
-    def from_ledger(cls, ledger: Ledger) -> Certificate:
+    def from_ledger(cls, ledger: Ledger, account: dict[str, Any] | None = None) -> Certificate:
         """The certificate of everything in the ledger now; compute it when the run is over."""
         head, entries = ledger.head(), len(ledger)
         used, bare = _seen_in(ledger)
@@ -101,6 +102,7 @@ class Certificate:
             noise=ledger.noise,
             clients=clients,
             assumptions=_assumptions(clients, ledger.noise),
+            account=_no_account(ledger.noise) if account is None else account,
         )
 
     def epsilon(self, client: str) -> float:
@@ -117,6 +119,7 @@ class Certificate:
             "noise": self.noise,
             "clients": {client: line.to_dict() for client, line in self.clients.items()},
             "assumptions": list(self.assumptions),
+            "account": self.account,
         }
         return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -133,6 +136,7 @@ class Certificate:
                 noise=dict(value["noise"]),
                 clients={str(c): ClientGuarantee.from_dict(c, d) for c, d in value["clients"].items()},
                 assumptions=tuple(str(a) for a in value["assumptions"]),
+                account=dict(value.get("account") or _no_account(value["noise"])),
             )
         except KeyError as error:
             raise UserError(f"not a certificate: it has no {error.args[0]!r}") from None
@@ -229,6 +233,16 @@ def _assumptions(clients: dict[str, ClientGuarantee], noise: dict[str, Any]) -> 
     if any(line.guard is Guard.NONE for line in clients.values()):
         said.append("For clients with guard 'none' nothing is promised.")
     return tuple(said)
+
+
+def _no_account(noise: dict[str, Any]) -> dict[str, Any]:
+    """In simulations, and on a server, which cannot know what the silos' records have spent."""
+    why = (
+        "No account is kept: the noise is simulated, so nobody is protected and nothing is spent."
+        if noise["simulation"]
+        else "No account is kept here: ε speaks of this run alone, and other runs on the same records add to it."
+    )
+    return {"kept": False, "sentence": why}
 
 
 def _some(names: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from modicum.privacy.certificate import Certificate, ClientGuarantee
 from modicum.privacy.events import Sampler
 from modicum.privacy.journal import LedgerDamaged
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.lifetime import statement_problems
 from modicum.privacy.plan import Guard, PrivacyPlan
 
 LEDGER, CERTIFICATE = "ledger.sqlite", "certificate.json"
@@ -119,6 +120,7 @@ def _verify(ledger: Ledger, certificate: Certificate | None) -> Verification:
     whole = [f"client {client!r}: {problem}" for client, found in outside.items() for problem in found]
     if certificate is not None:
         whole += _whole_problems(certificate, own)
+        whole += statement_problems(certificate.account, ledger.plans.values())
     return Verification(
         str(ledger.path), own.head, own.entries, certificate is not None, tuple(whole), tuple(checks)
     )
