@@ -3,7 +3,7 @@
 Later runs are chosen after earlier models were seen, so the grant is a filter (R2), fixed before the first run:
 
 - `gdp`: a run costs Σ(Δ/σ)², the cap is μ² of the grant (ε, δ). Lossless; hidden sampling is charged as none.
-- `rdp`: a run costs Σρ(α*), the cap is cap(α*). One order, chosen from the grant alone.
+- `rdp`: a run costs Σρ(α*), the cap is cap(α*). One order, fixed when the account is opened.
 - `one-run`: no lifetime grant was stated, so nothing is composed: a record takes part in one run.
 """
 
@@ -36,14 +36,26 @@ class DrawRefused(UserError):  # noqa: N818
     """A run may not draw on the account; nothing was drawn."""
 
 
-def order_for(epsilon: float, delta: float) -> float:
-    """α* for a grant: the order at which unsampled Gaussians get most of it, the largest cap(α)/α.
+def order_for(unit: Unit, adjacency: Adjacency, epsilon: float, delta: float, first: PrivacyPlan) -> float:
+    """α* for a grant: the order at which most runs like the first one fit. Known before anything is released.
 
-    Sampled Gaussians cost nearly in proportion to α as well, up to orders that only weak noise makes costly.
+    Where that says nothing, the order at which plain Gaussians get most: the largest cap(α)/α.
     """
     if math.isinf(epsilon):
         return 2.0
-    return max(rdp.ORDERS, key=lambda order: _cap(epsilon, delta, order) / order)
+    orders = [order for order in rdp.ORDERS if _cap(epsilon, delta, order) > 0]
+
+    def fit(order: float) -> float:
+        lifetime = Lifetime(
+            unit=unit, adjacency=adjacency, filter=Filter.RDP, budget=epsilon, delta=delta, order=order
+        )
+        try:
+            return lifetime.cap / lifetime.price(first)
+        except DrawRefused:
+            return 0.0
+
+    best = max(orders, key=fit)
+    return best if fit(best) else max(orders, key=lambda order: _cap(epsilon, delta, order) / order)
 
 
 def _cap(epsilon: float, delta: float, order: float) -> float:

@@ -82,7 +82,7 @@ class Kept:
         self._account: DatasetAccount | None = None
         if exists(spec.account_folder):
             self._account = DatasetAccount.open(spec.account_folder)
-            self._account.check(lifetime_of(spec, self._account.lifetime), identity_of(spec))
+            self._account.check(lifetime_in(spec, self._account.lifetime), identity_of(spec))
         self._check_receipt()
 
     def draw(self, join: Join, plan: PrivacyPlan) -> None:
@@ -125,10 +125,10 @@ class Kept:
             self._account.close()
 
     def _begin(self, plan: PrivacyPlan) -> DatasetAccount:
-        lifetime, identity = lifetime_of(self.spec, plan), identity_of(self.spec)
+        lifetime, identity = lifetime_for(self.spec, plan), identity_of(self.spec)
         lifetime.price(plan)  # a run without a price opens no account
         account = DatasetAccount.start(self.spec.account_folder, lifetime, identity)
-        account.check(lifetime_of(self.spec, account.lifetime), identity)  # another process may have been first
+        account.check(lifetime_in(self.spec, account.lifetime), identity)  # another process may have been first
         return account
 
     def _receipt(self) -> dict[str, Any] | None:
@@ -158,31 +158,36 @@ class Kept:
             )
 
 
-def lifetime_of(spec: SiloSpec, known: Lifetime | PrivacyPlan) -> Lifetime:
-    """The grant in a silo's file. What it leaves open is as in the account, or follows from the first plan."""
+def lifetime_for(spec: SiloSpec, first: PrivacyPlan) -> Lifetime:
+    """The grant of a new account. What the silo's file leaves open follows from the first run's plan."""
     a, order = spec.account, None
-    unit, adjacency = Unit(a.unit or spec.grant.unit), Adjacency(a.adjacency or spec.grant.adjacency)
+    kind = Filter(a.filter or ("rdp" if samples(first) else "gdp"))
+    if a.budget is not None and kind is Filter.RDP:
+        order = a.order or order_for(*_about(spec), a.budget, a.delta, first)
+    return _lifetime(spec, kind, order)
+
+
+def lifetime_in(spec: SiloSpec, opened: Lifetime) -> Lifetime:
+    """The grant that the silo's file states now. What it leaves open is as in the account."""
+    a = spec.account
+    kind = Filter(a.filter or (Filter.GDP if opened.filter is Filter.ONE_RUN else opened.filter))
+    return _lifetime(spec, kind, a.order or opened.order or 2.0 if kind is Filter.RDP else None)
+
+
+def _lifetime(spec: SiloSpec, kind: Filter, order: float | None) -> Lifetime:
+    (unit, adjacency), a = _about(spec), spec.account
     if a.budget is None:
         return Lifetime(unit=unit, adjacency=adjacency, filter=Filter.ONE_RUN)
-    if isinstance(known, Lifetime):
-        sampled, order = known.filter is Filter.RDP, known.order
-    else:
-        sampled = samples(known)
-    kind = Filter(a.filter or ("rdp" if sampled else "gdp"))
-    order = a.order or order or order_for(a.budget, a.delta)
-    return Lifetime(
-        unit=unit,
-        adjacency=adjacency,
-        filter=kind,
-        budget=a.budget,
-        delta=a.delta,
-        order=order if kind is Filter.RDP else None,
-    )
+    return Lifetime(unit=unit, adjacency=adjacency, filter=kind, budget=a.budget, delta=a.delta, order=order)
+
+
+def _about(spec: SiloSpec) -> tuple[Unit, Adjacency]:
+    return Unit(spec.account.unit or spec.grant.unit), Adjacency(spec.account.adjacency or spec.grant.adjacency)
 
 
 def identity_of(spec: SiloSpec) -> Identity:
     """What identifies a record: a declared id, else its contents; in a client's account nothing has to."""
-    if Unit(spec.account.unit or spec.grant.unit) is Unit.CLIENT:
+    if _about(spec)[0] is Unit.CLIENT:
         return Identity.CLIENT
     return Identity.CONTENTS if spec.experiment.data.id_column is None else Identity.ID
 

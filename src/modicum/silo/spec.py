@@ -70,7 +70,7 @@ class AccountConfig:
     filter: Literal["gdp", "rdp"] | None = setting(
         None, "how runs add up (default: rdp where the first run samples in secret, else gdp)"
     )
-    order: float | None = setting(None, "α* of the RDP filter (default: chosen from budget and delta)")
+    order: float | None = setting(None, "α* of the RDP filter (default: the best for runs like the first)")
     folder: str | None = setting(None, "where it is kept: not in a run's folder (default: account-NAME)")
 
     def __post_init__(self) -> None:
