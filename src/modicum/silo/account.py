@@ -17,6 +17,7 @@ from modicum.data.own import csv_ids, npz_ids
 from modicum.errors import UserError
 from modicum.federation.run_folder import RunFolder
 from modicum.privacy.account_files import exists
+from modicum.privacy.accounting.rdp import ORDERS
 from modicum.privacy.dataset_account import DatasetAccount
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.lifetime import Filter, Lifetime, order_for, samples
@@ -171,7 +172,7 @@ def lifetime_in(spec: SiloSpec, opened: Lifetime) -> Lifetime:
     """The grant that the silo's file states now. What it leaves open is as in the account."""
     a = spec.account
     kind = Filter(a.filter or (Filter.GDP if opened.filter is Filter.ONE_RUN else opened.filter))
-    return _lifetime(spec, kind, a.order or opened.order or 2.0 if kind is Filter.RDP else None)
+    return _lifetime(spec, kind, a.order or opened.order or ORDERS[-1] if kind is Filter.RDP else None)
 
 
 def _lifetime(spec: SiloSpec, kind: Filter, order: float | None) -> Lifetime:
