@@ -26,7 +26,7 @@ from tests.silo.helpers import EXPERIMENT, Server, charged_rounds, opened, write
 TABLE = EXPERIMENT.replace("batch = 32", "batch = 16")
 CLIENT_LEVEL = TABLE.replace('name = "dp-sgd"', 'name = "aqc"\nlevel = "client"')
 NAMES = ("clinic", "ward")
-LIFETIME = '\n[account]\nbudget = {budget}\nfolder = "../account"\n'
+LIFETIME = "\n[account]\nbudget = {budget}\n"
 
 
 def records(seed: int = 3, n: int = 120) -> dict[str, np.ndarray]:
@@ -46,12 +46,12 @@ def ward(
     grant: str = "bounds = [0.01, 10.0]",
     account: str = "",
 ) -> Path:
-    """A silo's folder for one run; data and account lie beside the folders and belong to all runs."""
+    """A silo's folder for one run. The data lie beside the folders, and so does their account, by default."""
     data = root / "data"
     data.mkdir(parents=True, exist_ok=True)
     np.savez(data / "ward.npz", **(table or records()))
     tables = f'\n[data]\nnpz = "../data"\nclasses = 2\n{extra}'
-    text = LIFETIME.format(budget=lifetime) if lifetime else '\n[account]\nfolder = "../account"\n'
+    text = LIFETIME.format(budget=lifetime) if lifetime else "\n[account]\n"
     return write_silo(
         root / run, "ward", experiment=experiment, budget=budget, data=tables + text + account, grant=grant
     )
@@ -75,7 +75,7 @@ def state(path: Path) -> Path:
 
 
 def account_of(root: Path) -> DatasetAccount:
-    return DatasetAccount.open(root / "account")
+    return DatasetAccount.open(root / "account-ward")
 
 
 def test_runs_in_new_folders_draw_on_the_same_grant_until_it_is_used_up(
@@ -149,7 +149,7 @@ def test_the_draw_is_on_disk_before_the_ledger_exists(tmp_path: Path, monkeypatc
     look = silo_module.RunFolder.open_ledger
 
     def watched(self: Any, run: str, *rest: Any) -> Any:
-        folder = tmp_path / "account"
+        folder = tmp_path / "account-ward"
         with_draw = (folder / "account.sqlite").exists() and run in DatasetAccount.open(folder).draws
         seen.append(with_draw)
         return look(self, run, *rest)
@@ -209,17 +209,17 @@ def test_a_lost_ledger_of_a_simulation_is_refused_as_well(tmp_path: Path) -> Non
 def test_a_lost_or_older_account_is_refused(tmp_path: Path) -> None:
     first, second = ward(tmp_path, "a", lifetime=8.0), ward(tmp_path, "b", lifetime=8.0)
     assert join(first, "run-a") is None
-    shutil.copytree(tmp_path / "account", tmp_path / "older")
+    shutil.copytree(tmp_path / "account-ward", tmp_path / "older")
     assert join(second, "run-b") is None
-    shutil.move(tmp_path / "account", tmp_path / "kept")
+    shutil.move(tmp_path / "account-ward", tmp_path / "kept")
     with pytest.raises(UserError, match="drew on an account that is not in"):
         Silo(read_spec(second))
-    shutil.move(tmp_path / "older", tmp_path / "account")
+    shutil.move(tmp_path / "older", tmp_path / "account-ward")
     with pytest.raises(UserError, match="is an older copy, without this run's draw"):
         Silo(read_spec(second))
-    shutil.rmtree(tmp_path / "account")
+    shutil.rmtree(tmp_path / "account-ward")
     assert join(ward(tmp_path / "elsewhere", "a", lifetime=8.0), "run-a") is None
-    shutil.copytree(tmp_path / "elsewhere" / "account", tmp_path / "account")
+    shutil.copytree(tmp_path / "elsewhere" / "account-ward", tmp_path / "account-ward")
     with pytest.raises(UserError, match="drew on another account"):
         Silo(read_spec(second))
 

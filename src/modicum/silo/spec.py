@@ -36,7 +36,7 @@ class SiloConfig:
 class Grant:
     """The table [grant]: what this silo is willing to release, whatever anybody asks."""
 
-    budget: float = setting(None, "ε for everything that ever leaves in this run")
+    budget: float = setting(None, "ε for everything that leaves in this run")
     delta: float = setting(1e-5, "δ, at most")
     unit: Literal["record", "client"] = setting("record", "whose participation is hidden")
     adjacency: Literal["zero-out", "replace-one"] = setting("zero-out", "how neighbours differ; sizes are public")
@@ -71,7 +71,7 @@ class AccountConfig:
         None, "how runs add up (default: rdp where the first run samples in secret, else gdp)"
     )
     order: float | None = setting(None, "α* of the RDP filter (default: the best for runs like the first)")
-    folder: str | None = setting(None, "where it is kept: not in a run's folder (default: account-NAME)")
+    folder: str | None = setting(None, "where it is kept (default: account-NAME beside the data)")
 
     def __post_init__(self) -> None:
         if (self.budget is not None and not self.budget > 0) or not 0 < self.delta < 1:
@@ -120,7 +120,9 @@ def read_spec(path: str | os.PathLike[str]) -> SiloSpec:
     socket = here / Path(silo.socket).expanduser()
     check_path(socket)
     folder = here / Path(silo.folder).expanduser()
-    account_folder = here / Path(account.folder or f"account-{silo.name}").expanduser()
+    account_folder = (
+        here / Path(account.folder or _beside(experiment.data, here) / f"account-{silo.name}").expanduser()
+    )
     if folder.resolve() in (account_folder.resolve(), *account_folder.resolve().parents):
         raise source.error("an account outlives a run: keep it outside the folder of [silo]", "account", "folder")
     return SiloSpec(
@@ -136,6 +138,12 @@ def read_spec(path: str | os.PathLike[str]) -> SiloSpec:
         account_folder=account_folder,
         own_data="data" in source.tables,
     )
+
+
+def _beside(data: DataConfig, here: Path) -> Path:
+    """Where a silo's own data lie: whatever silo's file names them, and for whatever run, it finds one account."""
+    own = data.csv or data.npz
+    return here if own is None else Path(own).expanduser().resolve().parent
 
 
 def _required(source: Source, cls: type[Any], name: str, key: str) -> Any:

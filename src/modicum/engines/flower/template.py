@@ -38,7 +38,7 @@ folder = "state-{name}"
 socket = "{name}.sock"
 
 [grant]
-budget = 2.0                # ε of everything that ever leaves in this run
+budget = 2.0                # ε of everything that leaves in this run
 delta = 1e-5
 unit = "record"
 bounds = [0.01, 10.0]       # clipping bounds it accepts
