@@ -305,6 +305,16 @@ def test_public_data_and_simulations_are_exempt_and_say_so(tmp_path: Path) -> No
     assert list(tmp_path.glob("*/account-*")) == []
 
 
+def test_records_with_an_account_are_not_simulated_with(tmp_path: Path) -> None:
+    path = ward(tmp_path, "a")
+    pretend = path.read_text().replace("simulation = false", "simulation = true")
+    (tmp_path / "a" / "pretend.toml").write_text(pretend)
+    Silo(read_spec(tmp_path / "a" / "pretend.toml")).close()  # a try-out before there is an account
+    assert join(path, "run-a") is None
+    with pytest.raises(UserError, match="simulated noise would tell about them without end"):
+        Silo(read_spec(tmp_path / "a" / "pretend.toml"))
+
+
 def test_the_account_as_a_table_and_for_scripts(tmp_path: Path) -> None:
     path = ward(tmp_path, "a", lifetime=8.0)
     runner = CliRunner()

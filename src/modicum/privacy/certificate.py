@@ -23,6 +23,7 @@ from modicum.privacy.plan import Guard, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, TrustedServer, view_from_dict
 
 SCHEMA = "modicum-certificate/1"
+SIMULATED = "No account is kept: the noise is simulated, so nobody is protected and nothing is counted."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,12 +238,8 @@ def _assumptions(clients: dict[str, ClientGuarantee], noise: dict[str, Any]) -> 
 
 def _no_account(noise: dict[str, Any]) -> dict[str, Any]:
     """In simulations, and on a server, which cannot know what the silos' records have spent."""
-    why = (
-        "No account is kept: the noise is simulated, so nobody is protected and nothing is spent."
-        if noise["simulation"]
-        else "No account is kept here: ε speaks of this run alone, and other runs on the same records add to it."
-    )
-    return {"kept": False, "sentence": why}
+    alone = "No account is kept here: ε speaks of this run alone, and other runs on the same records add to it."
+    return {"kept": False, "sentence": SIMULATED if noise["simulation"] else alone}
 
 
 def _some(names: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from modicum.errors import UserError
 from modicum.federation.run_folder import RunFolder
 from modicum.privacy.account_files import exists
 from modicum.privacy.accounting.rdp import ORDERS
+from modicum.privacy.certificate import SIMULATED
 from modicum.privacy.dataset_account import DatasetAccount
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.lifetime import Filter, Lifetime, order_for, samples
@@ -66,10 +67,15 @@ class Exempt:
 
 
 def account_of(spec: SiloSpec, own: ClientData) -> Account:
-    """The silo's account. A simulation protects nobody and spends nothing; public data have nothing to spend."""
+    """The silo's account. A simulation protects nobody and is not counted; public data have nothing to spend."""
     name = spec.experiment.data.name
+    if name is None and spec.simulation and exists(spec.account_folder):
+        raise UserError(
+            f"these records have an account in {spec.account_folder}, and simulated noise would tell about them "
+            "without end: simulate with other data, or leave simulation out"
+        )
     if spec.simulation:
-        return Exempt("No account is kept: the noise is simulated, so nobody is protected and nothing is spent.")
+        return Exempt(SIMULATED)
     if name is not None:
         return Exempt(f"No account is kept: {name!r} are public data.")
     return Kept(spec, own)
@@ -81,6 +87,7 @@ class Kept:
     def __init__(self, spec: SiloSpec, own: ClientData) -> None:
         self.spec, self.own = spec, own
         self._account: DatasetAccount | None = None
+        self._records: Digests | None = None
         if exists(spec.account_folder):
             self._account = DatasetAccount.open(spec.account_folder)
             self._account.check(lifetime_in(spec, self._account.lifetime), identity_of(spec))
@@ -91,11 +98,11 @@ class Kept:
             self._account = self._begin(plan)
         account = self._account
         agreement = hashlib.sha256(join.encode()).hexdigest()
-        done = account.draw(join.run, agreement, plan, table_of(self.spec, self.own, account.secret()))
+        done = account.draw(join.run, agreement, plan, self._table(account))
+        account.check_ledger(join.run, RunFolder(self.spec.folder).ledger)
         receipt = {"account": account.id, "run": join.run, "entry": done.number, "hash": done.hash}
         if self._receipt() != receipt:
             write_durably(self.spec.folder / RECEIPT, json.dumps(receipt).encode())
-        account.check_ledger(join.run, RunFolder(self.spec.folder).ledger)
 
     def remember(self, ledger: Ledger) -> None:
         assert self._account is not None  # drawn on before there was a ledger
@@ -111,7 +118,7 @@ class Kept:
         if account is None:
             sentence = f"The first run opens the account in {folder}; nothing is drawn yet."
             return {"kept": True, "opened": False, "folder": folder, "sentence": sentence}
-        table = table_of(self.spec, self.own, account.secret())
+        table = self._table(account)
         return {
             "kept": True,
             "opened": True,
@@ -131,6 +138,11 @@ class Kept:
         account = DatasetAccount.start(self.spec.account_folder, lifetime, identity)
         account.check(lifetime_in(self.spec, account.lifetime), identity)  # another process may have been first
         return account
+
+    def _table(self, account: DatasetAccount) -> Digests:
+        if self._records is None:
+            self._records = table_of(self.spec, self.own, account.secret())
+        return self._records
 
     def _receipt(self) -> dict[str, Any] | None:
         path = self.spec.folder / RECEIPT
