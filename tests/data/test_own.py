@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from modicum.data import federate, from_csv, from_npz_folder, from_torch
+from modicum.data.own import csv_ids
 from modicum.errors import UserError
 
 GUIDE = Path(__file__).parents[2] / "docs" / "data.md"
@@ -107,3 +108,15 @@ def test_bad_torch_lists() -> None:
     ]:
         with pytest.raises(UserError, match=message):
             from_torch(datasets, **settings)  # type: ignore[arg-type]
+
+
+def test_ids_are_no_feature_and_belong_to_one_client(tmp_path: Path) -> None:
+    path = tmp_path / "ward.csv"
+    path.write_text("client,patient,age,label\na,p7,1,0\nb,p8,2,1\na,p9,3,1\n")
+    assert from_csv(path, id="patient").train.x.shape == (3, 1)
+    assert csv_ids(path, "a", client="client", id="patient") == ["p7", "p9"]
+    with pytest.raises(UserError, match="no column 'who'"):
+        from_csv(path, id="who")
+    path.write_text("client,patient,age,label\na,,1,0\n")
+    with pytest.raises(UserError, match="every record needs a value under 'patient'"):
+        csv_ids(path, "a", client="client", id="patient")

@@ -308,7 +308,7 @@ def test_the_claim_is_told_with_the_figures(tmp_path: Path) -> None:
         (lambda c: c["noise"].update(simulation=0), "'noise.simulation' cannot be 0"),
         (lambda c: c["clients"]["gdp"].pop("budget"), "no 'budget'"),
         (lambda c: c["noise"].pop("sentence"), "'noise.sentence' is missing"),
-        (lambda c: c.update(schema="modicum-certificate/2"), "this version reads 'modicum-certificate/1'"),
+        (lambda c: c.update(schema="modicum-certificate/3"), "this version reads 'modicum-certificate/2'"),
         (lambda c: c["clients"]["gdp"].update(epsilon="2.0"), "'clients.gdp.epsilon' cannot be '2.0'"),
     ],
 )
@@ -317,6 +317,15 @@ def test_a_certificate_is_read_exactly(run: Path, change: Callable[[dict[str, An
     with pytest.raises(UserError, match=r"certificate\.json: not a certificate") as caught:
         verify(run)
     assert words in str(caught.value)
+
+
+def test_a_certificate_from_before_accounts_keeps_none(run: Path) -> None:
+    edit(run, lambda c: c.update(schema="modicum-certificate/1") or c.pop("account"))
+    assert verify(run).matches
+    assert not Certificate.read(run / "certificate.json").account["kept"]
+    edit(run, lambda c: c.update(account={"kept": True, "sentence": "ε = 0.1 for life"}))
+    with pytest.raises(UserError, match="its schema is 'modicum-certificate/1'"):
+        verify(run)
 
 
 def test_a_certificate_says_nothing_twice(run: Path) -> None:

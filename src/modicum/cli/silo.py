@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -44,6 +46,36 @@ def check(file: Path = FILE) -> None:
             typer.echo(_line(silo))
         finally:
             silo.close()
+
+
+@app.command("account")
+def account(
+    file: Path = FILE, as_json: bool = typer.Option(False, "--json", help="Machine-readable output.")
+) -> None:
+    """What may ever be learned of the silo's records: the lifetime grant, what each run drew, what is left."""
+    from modicum.silo.account import overview
+    from modicum.silo.silo import own_experiment
+    from modicum.silo.spec import read_spec
+
+    spec = read_spec(file)
+    found = overview(spec, own_experiment(spec).federation.data.clients[0])
+    typer.echo(json.dumps(found, ensure_ascii=False, indent=2) if as_json else "\n".join(_account_lines(found)))
+
+
+def _account_lines(found: dict[str, Any]) -> Iterator[str]:
+    yield found["sentence"]
+    if not found["kept"] or not found["opened"]:
+        return
+    from modicum.privacy.dataset_account import percent
+
+    width = max([len(d["run"]) for d in found["draws"]] + [3])
+    yield f"\n{'run':<{width}}  {'date':<10}  {'records':>9}  {'ε granted':>9}  {'drawn':>7}"
+    for d in found["draws"]:
+        budget = "∞" if d["budget"] is None else f"{d['budget']:g}"
+        yield f"{d['run']:<{width}}  {d['date']:<10}  {d['records']:>9}  {budget:>9}  {percent(d['share']):>7}"
+    left = percent(found["left"], up=False)
+    yield f"\nleft       {left} of the grant, for the most-spent of the {found['records']} records held now"
+    yield f"head       {found['head']} ({found['entries']} entries): keep it elsewhere to notice an older copy"
 
 
 def _line(silo: Silo) -> str:

@@ -86,7 +86,9 @@ def _records(config: Config) -> Dataset:
     if data.npz is not None:
         return from_npz_folder(data.npz, classes=data.classes)
     assert data.csv is not None  # the schema allows one of the three
-    return from_csv(data.csv, client=data.client_column, label=data.label_column, classes=data.classes)
+    return from_csv(
+        data.csv, client=data.client_column, label=data.label_column, id=data.id_column, classes=data.classes
+    )
 
 
 def _budgets(config: Config) -> Budgets:

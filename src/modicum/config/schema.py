@@ -21,6 +21,7 @@ class DataConfig:
     csv: str | None = setting(None, "your own: a table with a client column")
     client_column: str = setting("client", "of the csv file")
     label_column: str = setting("label", "of the csv file")
+    id_column: str | None = setting(None, "of the csv file, or an array of the npz files: who a record is")
     classes: int | None = setting(None, "of your own data (default: the largest label + 1)")
     dir: str | None = setting(None, "folder of dataset files (default: MODICUM_DATA, else the cache)")
     clients: int | None = setting(None, "how many (default: the clients that the data come with, else 20)")

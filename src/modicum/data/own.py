@@ -32,21 +32,20 @@ def from_npz_folder(folder: str | os.PathLike[str], *, classes: int | None = Non
 
 
 def from_csv(
-    path: str | os.PathLike[str], *, client: str = "client", label: str = "label", classes: int | None = None
+    path: str | os.PathLike[str],
+    *,
+    client: str = "client",
+    label: str = "label",
+    id: str | None = None,
+    classes: int | None = None,
 ) -> Dataset:
-    """A table with a header: a column of client names, a column of labels 0, 1, …, and numeric features."""
-    try:
-        with Path(path).open(
-            newline="", encoding="utf-8-sig"
-        ) as f:  # spreadsheets like to write a byte-order mark
-            reader = csv.DictReader(f)
-            rows, columns = list(reader), list(reader.fieldnames or ())
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"cannot read {path} as a CSV file: {error}") from None
-    for column in (client, label):
-        if column not in columns:
-            raise UserError(f"{path} has no column {column!r}: its columns are {', '.join(columns)}")
-    features = [c for c in columns if c not in (client, label)]
+    """A table with a header: a column of client names, a column of labels 0, 1, …, and numeric features.
+
+    A column of ids says who a record is. It is no feature.
+    """
+    special = (client, label) if id is None else (client, label, id)
+    rows, columns = _read_csv(path, special)
+    features = [c for c in columns if c not in special]
     if not rows or not features:
         raise UserError(f"{path} needs at least one row and one feature column besides {client!r} and {label!r}")
     x, y = _numbers(path, rows, features), _numbers(path, rows, [label])[:, 0]
@@ -54,6 +53,27 @@ def from_csv(
     names = sorted(set(owner.tolist()))
     parts = [Arrays(x[owner == name], y[owner == name]) for name in names]
     return _assemble(Path(path).stem, names, parts, [None] * len(names), classes)
+
+
+def csv_ids(path: str | os.PathLike[str], name: str, *, client: str, id: str) -> list[str]:
+    """The ids of one client's records."""
+    rows, _ = _read_csv(path, (client, id))
+    return _present(path, id, [row[id] or "" for row in rows if row[client] == name])
+
+
+def npz_ids(folder: str | os.PathLike[str], name: str, id: str) -> list[str]:
+    """The ids of one client's records, from an array beside x and y."""
+    path = Path(folder) / f"{name}.npz"
+    arrays = _load_npz(path)
+    if id not in arrays or arrays[id].shape != (len(arrays.get("x", ())),):
+        raise UserError(f"{path} needs an array {id!r} with one id per record, it has {', '.join(arrays)}")
+    return _present(path, id, [str(value) for value in arrays[id].tolist()])
+
+
+def _present(where: object, id: str, ids: list[str]) -> list[str]:
+    if not ids or not all(value.strip() for value in ids):
+        raise UserError(f"{where}: every record needs a value under {id!r}: fill it in, or leave id_column out")
+    return ids
 
 
 def from_torch(
@@ -75,14 +95,34 @@ def from_torch(
     return _assemble(name, labels, parts, [None] * len(parts), classes, common)
 
 
-def _read_npz(path: Path) -> tuple[Arrays, Arrays | None]:
+def _read_csv(path: str | os.PathLike[str], needed: Sequence[str]) -> tuple[list[dict[str, str]], list[str]]:
+    """Rows and columns of a table that has the columns needed."""
+    try:
+        with Path(path).open(
+            newline="", encoding="utf-8-sig"
+        ) as f:  # spreadsheets like to write a byte-order mark
+            reader = csv.DictReader(f)
+            rows, columns = list(reader), list(reader.fieldnames or ())
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"cannot read {path} as a CSV file: {error}") from None
+    for column in needed:
+        if column not in columns:
+            raise UserError(f"{path} has no column {column!r}: its columns are {', '.join(columns)}")
+    return rows, columns
+
+
+def _load_npz(path: Path) -> dict[str, Array]:
     try:
         with np.load(path, allow_pickle=False) as content:
-            arrays = {key: content[key] for key in content.files}
+            return {key: content[key] for key in content.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise UserError(
             f"{path} cannot be read as .npz ({error}): save it with numpy.savez(path, x=…, y=…)"
         ) from None
+
+
+def _read_npz(path: Path) -> tuple[Arrays, Arrays | None]:
+    arrays = _load_npz(path)
     if not {"x", "y"} <= arrays.keys():
         raise UserError(f"{path} needs arrays x and y, it has {', '.join(arrays) or 'none'}")
     test = _arrays(path, arrays["x_test"], arrays["y_test"]) if {"x_test", "y_test"} <= arrays.keys() else None

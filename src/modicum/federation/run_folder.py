@@ -67,6 +67,10 @@ class RunFolder:
     def clients(self) -> Path:
         return self.path / "clients"
 
+    @property
+    def _records_mark(self) -> Path:
+        return self.clients / "(records)"
+
     def refuse_occupied(self) -> None:
         """A new run never writes over anything. Asked before data are read, and again by `make`."""
         try:
@@ -127,7 +131,7 @@ class RunFolder:
 
     def _same_records(self, mark: str) -> bool:
         """Whether the run began with these records. The mark is private: it lies with the clients' own states."""
-        path = self.clients / "(records)"
+        path = self._records_mark
         if not path.exists():
             self.clients.mkdir(parents=True, exist_ok=True)
             self.write(path, mark.encode())
@@ -144,6 +148,11 @@ class RunFolder:
             for name in ("", "-wal", "-shm"):
                 self.ledger.with_name(self.ledger.name + name).unlink(missing_ok=True)
         fresh = not self.ledger.exists()
+        if fresh and self._records_mark.exists():  # it is written when the ledger is made, and never before
+            raise UserError(
+                f"{self.ledger} is missing, and a run began here: put it back, what was released is written "
+                "nowhere else"
+            )
         if fresh:
             ledger = Ledger.create(self.ledger, run, noise, foreign_parts)
         else:

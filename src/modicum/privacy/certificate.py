@@ -25,7 +25,9 @@ from modicum.privacy.plan import Guard, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, view_from_dict
 from modicum.privacy.views import KnownTo
 
-SCHEMA = "modicum-certificate/1"
+SCHEMA = "modicum-certificate/2"
+BEFORE_ACCOUNTS = "modicum-certificate/1"
+SIMULATED = "No account is kept: the noise is simulated, so nobody is protected and nothing is counted."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +89,10 @@ class Certificate:
     noise: dict[str, Any]
     clients: dict[str, ClientGuarantee]
     assumptions: tuple[str, ...]
+    account: dict[str, Any]  # the dataset's, over all runs; apart from the run's own ε
 
     @classmethod
-    def from_ledger(cls, ledger: Ledger) -> Certificate:
+    def from_ledger(cls, ledger: Ledger, account: dict[str, Any] | None = None) -> Certificate:
         """The certificate of everything in the ledger now; compute it when the run is over."""
         head, entries = ledger.head(), len(ledger)
         used, bare = _seen_in(ledger)
@@ -104,6 +107,7 @@ class Certificate:
             noise=ledger.noise,
             clients=clients,
             assumptions=_assumptions(clients, ledger.noise, ledger.foreign_parts),
+            account=_no_account(ledger.noise) if account is None else account,
         )
 
     def epsilon(self, client: str) -> float:
@@ -120,6 +124,7 @@ class Certificate:
             "noise": self.noise,
             "clients": {client: line.to_dict() for client, line in self.clients.items()},
             "assumptions": list(self.assumptions),
+            "account": self.account,
         }
 
     def to_json(self) -> str:
@@ -130,6 +135,8 @@ class Certificate:
         """Reads exactly what this version writes: an unknown, missing or repeated field is refused."""
         try:
             value = parse(text)
+            if value["schema"] == BEFORE_ACCOUNTS and "account" not in value:
+                value = {**value, "schema": SCHEMA, "account": _no_account(value["noise"])}
             if value["schema"] != SCHEMA:
                 raise UserError(f"its schema is {value['schema']!r} and this version reads {SCHEMA!r}")
             found = cls(
@@ -139,6 +146,7 @@ class Certificate:
                 noise=dict(value["noise"]),
                 clients={str(c): ClientGuarantee.from_dict(c, d) for c, d in value["clients"].items()},
                 assumptions=tuple(str(a) for a in value["assumptions"]),
+                account=dict(value["account"]),
             )
             check_noise_fields(found.noise)
             problem = unlike(value, found.to_dict())
@@ -244,6 +252,12 @@ def _assumptions(
     if any(line.guard is Guard.NONE for line in clients.values()):
         said.append("For clients with guard 'none' nothing is promised.")
     return tuple(said)
+
+
+def _no_account(noise: dict[str, Any]) -> dict[str, Any]:
+    """In simulations, and on a server, which cannot know what the silos' records have spent."""
+    alone = "No account is kept here: ε speaks of this run alone, and other runs on the same records add to it."
+    return {"kept": False, "sentence": SIMULATED if noise["simulation"] else alone}
 
 
 def _some(names: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from modicum.privacy.certificate import Certificate, ClientGuarantee
 from modicum.privacy.events import Sampler
 from modicum.privacy.journal import LedgerDamaged
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.lifetime import statement_problems
 from modicum.privacy.plan import Guard, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 
@@ -179,6 +180,7 @@ def _verify(ledger: Ledger, certificate: Certificate | None, kept: KeptHead | No
         whole.append(f"the ledger was cut or rewritten: no entry has the hash {kept.digits} that was kept")
     if certificate is not None:
         whole += _whole_problems(certificate, own)
+        whole += statement_problems(certificate.account, ledger.plans.values())
     return Verification(
         ledger=str(ledger.path),
         run=own.run,

@@ -113,8 +113,9 @@ def _guarantees(certificate: Certificate) -> str:
         for text, who in promised.items()
     )
     rests = "".join(f"<li>{escape(text)}</li>" for text in certificate.assumptions)
+    account = escape(str(certificate.account["sentence"]))
     return (
-        f"<ul>{promises}</ul><p>This rests on:</p><ul>{rests}</ul>"
+        f"<ul>{promises}</ul><p>{account}</p><p>This rests on:</p><ul>{rests}</ul>"
         f"<p class='quiet'>Ledger head {escape(certificate.head)}, {certificate.entries} entries. "
         "Recompute it with <code>modicum verify</code> on this folder.</p>"
     )

@@ -29,8 +29,10 @@ from modicum.federation.run_folder import RunFolder
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.budgets import Reason, Refusal
 from modicum.privacy.certificate import Certificate
+from modicum.privacy.lifetime import DrawRefused
 from modicum.privacy.noise import CryptoNoise, NoiseSource, SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
+from modicum.silo.account import account_of
 from modicum.silo.grant import GrantWatch, objection
 from modicum.silo.spec import FIRST, Grant, SiloSpec
 from modicum.silo.terms import Join, Terms, adapts, digest
@@ -62,9 +64,10 @@ class Silo:
         self.spec = spec
         self.files = RunFolder(spec.folder)
         self.files.make(fresh=False)
-        self.experiment = _own_experiment(spec)
+        self.experiment = own_experiment(spec)
         self._refuse_methods_without_privacy()
         self.noise: NoiseSource = SimulatedNoise(spec.experiment.run.seed) if spec.simulation else CryptoNoise()
+        self.account = account_of(spec, self.experiment.federation.data.clients[0])
         self.taking_part: _TakingPart | None = None
         saved = spec.folder / JOINED
         if saved.exists():
@@ -86,6 +89,7 @@ class Silo:
         if self.taking_part is not None:
             self.write_certificate()
             self.taking_part.ledger.close()
+        self.account.close()
 
     def limit(self, kind: int) -> int:
         """The most bytes that a request of this kind may claim."""
@@ -149,7 +153,7 @@ class Silo:
         else:
             if self.spec.run not in (FIRST, join.run):
                 raise Refuse(Code.UNKNOWN_RUN)
-            self._check_terms(join)
+            self._draw(join, self._check_terms(join))
             self.spec.folder.mkdir(parents=True, exist_ok=True)
             write_durably(self.spec.folder / JOINED, join.encode())
             self._begin(join)
@@ -157,8 +161,16 @@ class Silo:
         plan = self.taking_part.plan
         return json.dumps({"multiplier": self.taking_part.terms.multiplier(plan)}).encode()
 
-    def _check_terms(self, join: Join) -> None:
-        """Is this the run that the silo's operator agreed to? Public values only."""
+    def _draw(self, join: Join, plan: PrivacyPlan) -> None:
+        """The whole run's price, from the account of these records, before anything else is written."""
+        try:
+            self.account.draw(join, plan)
+        except DrawRefused as refusal:
+            LOG.warning("the account refuses run %s: %s", join.run, refusal)
+            raise Refuse(Code.BUDGET) from None
+
+    def _check_terms(self, join: Join) -> PrivacyPlan:
+        """Is this the run that the silo's operator agreed to? Public values only. Returns the plan for it."""
         grant, own = self.spec.grant, self.facts
         if self.spec.name not in join.names:
             raise Refuse(Code.UNKNOWN_CLIENT)
@@ -192,6 +204,7 @@ class Silo:
             raise Refuse(Code.NOISE_TOO_SMALL)
         if join.adaptive != adapts(plan) or (not adapts(plan) and not self._same_noise(join, terms, plan)):
             raise Refuse(Code.FACTS_DIFFER)
+        return plan
 
     def _same_noise(self, join: Join, terms: Terms, plan: PrivacyPlan) -> bool:
         said = join.multipliers.get(self.spec.name, -1.0)
@@ -223,7 +236,8 @@ class Silo:
     def write_certificate(self) -> None:
         """What this silo guarantees to the people behind its records, from its own ledger."""
         assert self.taking_part is not None
-        Certificate.from_ledger(self.taking_part.ledger).write(self.files.certificate)
+        ledger = self.taking_part.ledger
+        Certificate.from_ledger(ledger, self.account.statement(ledger.run_id)).write(self.files.certificate)
 
 
 def within(plan: PrivacyPlan, grant: Grant) -> bool:
@@ -255,9 +269,12 @@ class _TakingPart:
         shared = backend.layout.where(method.wrapper.shared).to(data.first.device)
         public = self.terms.public(join.facts, join.multipliers, int(shared.sum()), join.adaptive)
         self.frame = Frame(backend, method.training, method.policy, shared, self.terms.metrics, public)
+        self.account = silo.account
+        self.account.draw(join, self.plan)
         foreign = foreign_parts(silo.spec.experiment.method, method, data.model)
         self.ledger = silo.files.open_ledger(join.run, silo.noise, foreign_parts=foreign)
         self.ledger.declare([self.plan])
+        self.account.remember(self.ledger)
         self.dtype = data.first.dtype
         self.model_bytes = int(shared.sum()) * data.first.element_size()
         client = _client(facts, self.plan, data, shared)
@@ -276,6 +293,7 @@ class _TakingPart:
         if isinstance(answer, Refusal):
             LOG.warning("round %d is refused: %s", b.round, self.watch.refused or answer.detail or answer.reason)
             raise Refuse(self.watch.refused or FROM_LEDGER.get(answer.reason, Code.NOT_PLANNED))
+        self.account.remember(self.ledger)
         # The server proposes a round only after it has stored all earlier ones.
         self.clients.acknowledge(b.round)
         return answer
@@ -333,7 +351,7 @@ def _client(facts: ClientFacts, plan: PrivacyPlan, data: Prepared, shared: Tenso
     return Client(facts, plan, data.records[0], data.validation[0], state)
 
 
-def _own_experiment(spec: SiloSpec) -> Experiment:
+def own_experiment(spec: SiloSpec) -> Experiment:
     """The agreed experiment over this silo's records alone, checked before anything is joined."""
     config = spec.experiment
     data = federation(config).data

@@ -36,7 +36,7 @@ class SiloConfig:
 class Grant:
     """The table [grant]: what this silo is willing to release, whatever anybody asks."""
 
-    budget: float = setting(None, "ε for everything that ever leaves in this run")
+    budget: float = setting(None, "ε for everything that leaves in this run")
     delta: float = setting(1e-5, "δ, at most")
     unit: Literal["record", "client"] = setting("record", "whose participation is hidden")
     adjacency: Literal["zero-out", "replace-one"] = setting("zero-out", "how neighbours differ; sizes are public")
@@ -55,6 +55,31 @@ class Grant:
             raise UserError("bounds are two positive numbers, smallest first, and rounds at least 1")
 
 
+@dataclass(frozen=True, kw_only=True)
+class AccountConfig:
+    """The table [account]: what may ever be learned of this silo's records, over all runs. Fixed by the first."""
+
+    budget: float | None = setting(None, "ε over all runs; left out: a record takes part in one run only")
+    delta: float = setting(1e-5, "δ of the same")
+    unit: Literal["record", "client"] | None = setting(
+        None, "whose participation is hidden (default: the grant's)"
+    )
+    adjacency: Literal["zero-out", "replace-one"] | None = setting(
+        None, "how neighbours differ (default: the grant's)"
+    )
+    filter: Literal["gdp", "rdp"] | None = setting(
+        None, "how runs add up (default: rdp where the first run samples in secret, else gdp)"
+    )
+    order: float | None = setting(None, "α* of the RDP filter (default: the best for runs like the first)")
+    folder: str | None = setting(None, "where it is kept (default: account-NAME beside the data)")
+
+    def __post_init__(self) -> None:
+        if (self.budget is not None and not self.budget > 0) or not 0 < self.delta < 1:
+            raise UserError("a lifetime budget must be positive and delta between 0 and 1")
+        if self.order is not None and (not self.order > 1 or self.filter == "gdp"):
+            raise UserError("order is above 1, and belongs to the rdp filter")
+
+
 @dataclass(frozen=True)
 class SiloSpec:
     """A silo's file, checked, with absolute paths."""
@@ -67,6 +92,8 @@ class SiloSpec:
     simulation: bool
     timeout: float
     grant: Grant
+    account: AccountConfig
+    account_folder: Path
     own_data: bool  # False: its share of the experiment's own data, for trying things out
 
 
@@ -75,10 +102,11 @@ def read_spec(path: str | os.PathLike[str]) -> SiloSpec:
     file = Path(path)
     source, here = read_source(file), file.absolute().parent
     for name in source.tables:
-        if name not in ("silo", "grant", "data"):
-            raise source.error(f"unknown table {name!r}: use silo, grant and data", name)
+        if name not in ("silo", "grant", "account", "data"):
+            raise source.error(f"unknown table {name!r}: use silo, grant, account and data", name)
     silo: SiloConfig = _required(source, SiloConfig, "silo", "name")
     grant: Grant = _required(source, Grant, "grant", "budget")
+    account: AccountConfig = read_table(source, AccountConfig, "account", source.tables.get("account", {}))
     if grant.view == "secure-aggregation" and not silo.simulation:
         raise source.error(
             "secure aggregation is only simulated so far, so a server would see more than it may: use "
@@ -91,17 +119,31 @@ def read_spec(path: str | os.PathLike[str]) -> SiloSpec:
         experiment = replace(experiment, data=_data(source, here))
     socket = here / Path(silo.socket).expanduser()
     check_path(socket)
+    folder = here / Path(silo.folder).expanduser()
+    account_folder = (
+        here / Path(account.folder or _beside(experiment.data, here) / f"account-{silo.name}").expanduser()
+    )
+    if folder.resolve() in (account_folder.resolve(), *account_folder.resolve().parents):
+        raise source.error("an account outlives a run: keep it outside the folder of [silo]", "account", "folder")
     return SiloSpec(
         name=silo.name,
         experiment=experiment,
-        folder=here / Path(silo.folder).expanduser(),
+        folder=folder,
         socket=socket,
         run=silo.run,
         simulation=silo.simulation,
         timeout=silo.timeout,
         grant=grant,
+        account=account,
+        account_folder=account_folder,
         own_data="data" in source.tables,
     )
+
+
+def _beside(data: DataConfig, here: Path) -> Path:
+    """Where a silo's own data lie: whatever silo's file names them, and for whatever run, it finds one account."""
+    own = data.csv or data.npz
+    return here if own is None else Path(own).expanduser().resolve().parent
 
 
 def _required(source: Source, cls: type[Any], name: str, key: str) -> Any:

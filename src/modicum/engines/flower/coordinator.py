@@ -337,8 +337,8 @@ def _without_data(config: Config, card: Card, simulation: bool) -> Experiment:
 
 def _advice(code: Code) -> str:
     return {
-        Code.UNKNOWN_RUN: ": it belongs to another run; give it another folder",
-        Code.BUDGET: ": its budget is too small for this many rounds",
+        Code.UNKNOWN_RUN: ": it belongs to another run; a new run needs a new folder, and draws on its account",
+        Code.BUDGET: ": its budget, or what its account has left over all runs, is too small for this run",
         Code.NOISE_TOO_SMALL: ": its calibrated noise is under its own floor",
         Code.WEAKER_VIEW: ": the method's view trusts somebody whom the silo does not trust",
         Code.UNAVAILABLE: ": it gave no answer in time",

@@ -38,12 +38,16 @@ folder = "state-{name}"
 socket = "{name}.sock"
 
 [grant]
-budget = 2.0                # ε of everything that ever leaves in this run
+budget = 2.0                # ε of everything that leaves in this run
 delta = 1e-5
 unit = "record"
 bounds = [0.01, 10.0]       # clipping bounds it accepts
 smallest_noise = 0.3        # noise multiplier under which nothing leaves
 rounds = 50
+
+[account]                   # over all runs on these records, for ever: see docs/silo-account.md
+budget = 8.0
+delta = 1e-5
 
 [data]
 npz = "records-{name}"      # a folder with {name}.npz: arrays x and y; here a share of the digits, to try out

@@ -1,0 +1,218 @@
+"""What may ever be learned about a dataset, over all runs: a grant, and the currency in which it is drawn (R15).
+
+Later runs are chosen after earlier models were seen, so the grant is a filter (R2), fixed before the first run:
+
+- `gdp`: a run costs Σ(Δ/σ)², the cap is μ² of the grant (ε, δ). Lossless; hidden sampling is charged as none.
+- `rdp`: a run costs Σρ(α*), the cap is cap(α*). One order, fixed when the account is opened.
+- `one-run`: no lifetime grant was stated, so nothing is composed: a record takes part in one run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from modicum.errors import UserError
+from modicum.privacy.accounting import gdp, rdp
+from modicum.privacy.accounting.choose import shown
+from modicum.privacy.accounting.gaussians import normal_form
+from modicum.privacy.budgets import filter_cap
+from modicum.privacy.plan import Guard, PrivacyPlan
+from modicum.privacy.spec import Adjacency, Unit
+
+
+class Filter(StrEnum):
+    """How the draws of many runs are added up."""
+
+    GDP = "gdp"
+    RDP = "rdp"
+    ONE_RUN = "one-run"
+
+
+class DrawRefused(UserError):  # noqa: N818
+    """A run may not draw on the account; nothing was drawn."""
+
+
+def order_for(unit: Unit, adjacency: Adjacency, epsilon: float, delta: float, first: PrivacyPlan) -> float:
+    """α* for a grant: the order at which most runs like the first one fit. Known before anything is released.
+
+    Where that says nothing, the order at which plain Gaussians get most: the largest cap(α)/α.
+    """
+    if math.isinf(epsilon):
+        return 2.0
+    orders = [order for order in rdp.ORDERS if _cap(epsilon, delta, order) > 0]
+
+    def fit(order: float) -> float:
+        lifetime = Lifetime(
+            unit=unit, adjacency=adjacency, filter=Filter.RDP, budget=epsilon, delta=delta, order=order
+        )
+        try:
+            return lifetime.cap / lifetime.price(first)
+        except DrawRefused:
+            return 0.0
+
+    best = max(orders, key=fit)
+    return best if fit(best) else max(orders, key=lambda order: _cap(epsilon, delta, order) / order)
+
+
+def _cap(epsilon: float, delta: float, order: float) -> float:
+    """cap(α), also where it is negative: nothing of the grant is left at that order."""
+    return epsilon - math.log1p(-1 / order) + (math.log(delta) + math.log(order)) / (order - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lifetime:
+    """A lifetime grant, as it stands in the account's first entry. It never changes."""
+
+    unit: Unit
+    adjacency: Adjacency
+    filter: Filter
+    budget: float | None = None  # ε over all runs; None for one run, ∞ where nothing is promised
+    delta: float | None = None
+    order: float | None = None  # α* of the RDP filter
+
+    def __post_init__(self) -> None:
+        for name, kind in (("unit", Unit), ("adjacency", Adjacency), ("filter", Filter)):
+            object.__setattr__(self, name, kind(getattr(self, name)))
+        if self.adjacency is Adjacency.ADD_REMOVE:
+            raise UserError("an account speaks of zero-out or replace-one: how many records there are is public")
+        stated = self.filter is not Filter.ONE_RUN
+        if stated != (self.budget is not None) or stated != (self.delta is not None):
+            raise UserError("a lifetime grant is a budget ε and a δ; without them records take part in one run")
+        if (self.filter is Filter.RDP) != (self.order is not None):
+            raise UserError("the RDP filter, and nothing else, needs an order α*")
+        self.cap  # noqa: B018 - refuses a grant that buys nothing
+
+    @property
+    def cap(self) -> float:
+        """The most that any one record may have drawn, in the filter's currency."""
+        if self.budget is None or self.delta is None:
+            return 1.0
+        if math.isinf(self.budget):
+            return math.inf
+        if self.order is None:
+            return gdp.mu_from_epsilon(self.budget, self.delta) ** 2
+        return rdp.filter_cap(self.budget, self.delta, self.order)
+
+    def price(self, plan: PrivacyPlan) -> float:
+        """The most that a run with this plan can cost one unit, in the filter's currency.
+
+        The plan counts in full, or the cap of its own filter: a run that ends early gets nothing back.
+        """
+        if self.unit is Unit.CLIENT and plan.spec.unit is Unit.RECORD:
+            raise DrawRefused(
+                "the account protects the client as a whole and this run single records, which bounds nothing for "
+                "all of them together: use a method of unit client"
+            )
+        if self.filter is Filter.ONE_RUN:
+            return 1.0
+        match plan.guard:
+            case Guard.NONE:
+                return math.inf
+            case Guard.PLAN:
+                return self._planned(plan)
+            case Guard.GDP_FILTER:
+                squared = filter_cap(plan) * (self._shift(plan) / _own_shift(plan)) ** 2
+                return squared if self.order is None else self.order * squared / 2
+            case Guard.RDP_FILTER:
+                return self._filtered(plan)
+
+    def _shift(self, plan: PrivacyPlan) -> float:
+        """How far one unit of the account moves a sum of the run, in its clipping bounds.
+
+        A client's message has norm at most C whatever its records are, so one record moves it by up to 2C.
+        """
+        return 2.0 if self.adjacency is Adjacency.REPLACE_ONE or plan.spec.unit is not self.unit else 1.0
+
+    def _planned(self, plan: PrivacyPlan) -> float:
+        groups = normal_form(plan.releases, plan.spec)
+        shift = self._shift(plan)
+        if self.order is None:
+            return math.fsum(g.count * (shift / g.noise_multiplier) ** 2 for g in groups)
+        return math.fsum(
+            g.count * rdp.rdp_sampled_gaussian(g.rate, g.noise_multiplier / shift, self.order) for g in groups
+        )
+
+    def _filtered(self, plan: PrivacyPlan) -> float:
+        """Rényi divergence grows with the order, so a run's own filter bounds every order under its own."""
+        assert plan.order is not None  # the plan says so
+        if self.order is None or self.order > plan.order or self._shift(plan) > _own_shift(plan):
+            raise DrawRefused(
+                f"the run's noise adapts under an RDP filter of order {plan.order:g}, which bounds nothing in "
+                f"this account ({self.filter}{'' if self.order is None else f' of order {self.order:g}'}, "
+                f"{self.adjacency}): use a method that fixes its noise beforehand"
+            )
+        return filter_cap(plan)
+
+    def sentence(self) -> str:
+        """What holds over all runs, for people."""
+        if self.budget is None or self.delta is None:
+            return f"No lifetime grant was stated: each {self.unit} takes part in one run only, whose ε is all."
+        if math.isinf(self.budget):
+            return "Nothing is promised over several runs (a lifetime budget of ε = ∞)."
+        what = {
+            Adjacency.ZERO_OUT: "contribution was real or blanked out",
+            Adjacency.REPLACE_ONE: "value was one or another",
+        }[self.adjacency]
+        how = "the GDP filter" if self.order is None else f"an RDP filter at α* = {self.order:g}"
+        return (
+            f"All runs on these records together are ({shown(self.budget)}, {self.delta:g})-differentially "
+            f"private, kept by {how}: hides whether one {self.unit}'s {what}, from whoever each run hides it from."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        unbounded = self.budget is not None and math.isinf(self.budget)
+        return {
+            "unit": str(self.unit),
+            "adjacency": str(self.adjacency),
+            "filter": str(self.filter),
+            "epsilon": "inf" if unbounded else self.budget,
+            "delta": self.delta,
+            "order": self.order,
+        }
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> Lifetime:
+        return cls(
+            unit=Unit(d["unit"]),
+            adjacency=Adjacency(d["adjacency"]),
+            filter=Filter(d["filter"]),
+            budget=None if d["epsilon"] is None else float(d["epsilon"]),
+            delta=None if d["delta"] is None else float(d["delta"]),
+            order=None if d["order"] is None else float(d["order"]),
+        )
+
+
+def statement_problems(said: dict[str, Any], plans: Iterable[PrivacyPlan]) -> list[str]:
+    """What in a certificate's section on its account does not follow from the grant and the plan it names.
+
+    The account itself is not at hand: that it was drawn on is the silo's word.
+    """
+    if said.get("kept") is not True:
+        return []
+    try:
+        lifetime = Lifetime.from_dict(said)
+        prices = [lifetime.price(plan) for plan in plans]
+        found = (lifetime.cap, *prices)
+        stated = (math.inf if said[name] is None else float(said[name]) for name in ("cap", "drawn"))
+        same = all(math.isclose(a, b, rel_tol=1e-9) for a, b in zip(stated, found, strict=True))
+    except (KeyError, ValueError, TypeError) as error:
+        return [f"the certificate's section on the account cannot be understood: {error}"]
+    if not same or said.get("sentence") != lifetime.sentence():
+        return ["the certificate's section on the account does not follow from its grant and the run's plan"]
+    return []
+
+
+def _own_shift(plan: PrivacyPlan) -> float:
+    """The shift that the run's own filter charges for, per effective noise."""
+    return 2.0 if plan.spec.adjacency is Adjacency.REPLACE_ONE else 1.0
+
+
+def samples(plan: PrivacyPlan) -> bool:
+    """Whether hidden sampling amplifies anything in a run: then the GDP filter would charge too much."""
+    if plan.guard is Guard.PLAN:
+        return any(g.rate < 1 for g in normal_form(plan.releases, plan.spec))
+    return plan.guard is Guard.RDP_FILTER

@@ -1,0 +1,119 @@
+"""Who has spent what: keyed digests of records, and how much of a lifetime grant each has drawn.
+
+A digest is 64 bits of BLAKE2b under a secret key, so that the file tells nothing without the key. Should two
+records collide, they share the larger of their spends: an error on the safe side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+Digests = npt.NDArray[np.uint64]
+Spends = npt.NDArray[np.float64]
+
+HEAD = struct.Struct("<QQ")  # how many records, how many different spends
+
+
+class Identity(StrEnum):
+    """What makes two rows of two tables the same record."""
+
+    CONTENTS = "contents"  # equal features and label
+    ID = "id"  # an equal entry in a declared column
+    CLIENT = "client"  # the account is the client's: whatever it holds is the same unit
+
+
+def _digests(key: bytes, parts: Iterable[bytes], kind: Identity) -> Digests:
+    person = kind.encode()
+    found = b"".join(hashlib.blake2b(p, key=key, digest_size=8, person=person).digest() for p in parts)
+    return np.unique(np.frombuffer(found, dtype="<u8")).astype(np.uint64)
+
+
+def by_id(key: bytes, ids: Sequence[str]) -> Digests:
+    return _digests(key, (value.encode() for value in ids), Identity.ID)
+
+
+def by_contents(key: bytes, blocks: Iterable[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]) -> Digests:
+    """Features and labels, as a model is fed with them; −0 is 0, since nothing can tell the two apart."""
+    return _digests(key, _rows(blocks), Identity.CONTENTS)
+
+
+def _rows(blocks: Iterable[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]) -> Iterable[bytes]:
+    for x, y in blocks:
+        features = np.ascontiguousarray(x.reshape(len(x), -1), dtype="<f4") + np.float32(0)
+        labels = np.ascontiguousarray(y, dtype="<i8").reshape(-1, 1)
+        table = np.hstack([features.view(np.uint8), labels.view(np.uint8)])
+        raw, width = table.tobytes(), table.shape[1]
+        yield from (raw[i : i + width] for i in range(0, len(raw), width))
+
+
+def whole_client() -> Digests:
+    return np.zeros(1, dtype=np.uint64)
+
+
+def fingerprint(key: bytes, table: Digests) -> str:
+    """One text for a whole table, whatever the order of its rows; tells nothing without the key."""
+    return hashlib.blake2b(np.sort(table).astype("<u8").tobytes(), key=key, digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Spending:
+    """Every record the account has seen: its digest (ascending) and what it has drawn so far."""
+
+    records: Digests
+    spent: Spends
+
+    @classmethod
+    def nothing(cls) -> Spending:
+        return cls(np.empty(0, np.uint64), np.empty(0))
+
+    def of(self, table: Digests, identity: Identity) -> Spends:
+        """What each record of a table has drawn.
+
+        A row that was never seen starts at nothing where an id says who it is. By contents alone it may be a
+        known record that was edited, so it starts at the most that any record absent from this table has drawn.
+        """
+        start = 0.0
+        if identity is Identity.CONTENTS and len(self.records):
+            absent = ~np.isin(self.records, table, assume_unique=True)
+            start = float(self.spent[absent].max(initial=0.0))
+        spent = np.full(len(table), start)
+        if len(self.records):
+            at = np.minimum(np.searchsorted(self.records, table), len(self.records) - 1)
+            known = self.records[at] == table
+            spent[known] = self.spent[at[known]]
+        return spent
+
+    def after(self, table: Digests, spent: Spends) -> Spending:
+        """With these spends for the records of the table, and everybody else's as they were."""
+        others = ~np.isin(self.records, table, assume_unique=True)
+        records = np.concatenate([self.records[others], table])
+        order = np.argsort(records)
+        return Spending(records[order], np.concatenate([self.spent[others], spent])[order])
+
+    def pack(self) -> bytes:
+        """Digests, then one small number for each that says which of few different spends it has."""
+        levels, which = np.unique(self.spent, return_inverse=True)
+        small = which.astype(_index_type(len(levels)))
+        head = HEAD.pack(len(self.records), len(levels))
+        parts = (levels.astype("<f8"), self.records.astype("<u8"), small)
+        return head + b"".join(part.tobytes() for part in parts)
+
+    @classmethod
+    def unpack(cls, blob: bytes) -> Spending:
+        count, levels = HEAD.unpack_from(blob)
+        spends = np.frombuffer(blob, "<f8", levels, HEAD.size)
+        at = HEAD.size + spends.nbytes
+        records = np.frombuffer(blob, "<u8", count, at)
+        which = np.frombuffer(blob, _index_type(levels), count, at + records.nbytes)
+        return cls(records.astype(np.uint64), spends[which].astype(np.float64))
+
+
+def _index_type(levels: int) -> str:
+    return "<u1" if levels <= 1 << 8 else "<u2" if levels <= 1 << 16 else "<u4"

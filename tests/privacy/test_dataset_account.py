@@ -1,0 +1,403 @@
+"""The account of a dataset: a filter over all runs, charged record by record, and nothing resets it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+from account_actor import (
+    FORK,
+    filter_plan,
+    gdp,
+    killed_at,
+    new,
+    plan,
+    rdp,
+    releases_before_it_draws,
+    sound,
+    table,
+    undrawn,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modicum.errors import UserError
+from modicum.privacy import dataset_account
+from modicum.privacy.dataset_account import DatasetAccount
+from modicum.privacy.journal import Journal, LedgerDamaged
+from modicum.privacy.lifetime import DrawRefused, Filter, Lifetime
+from modicum.privacy.spec import Adjacency, Unit
+from modicum.privacy.spending import Digests, Identity, Spending, by_contents, by_id, fingerprint, whole_client
+
+ONE_RUN = Lifetime(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, filter=Filter.ONE_RUN)
+
+
+def draws(account: DatasetAccount, *costs: float, rows: Digests | None = None) -> int:
+    """How many runs of these costs (in μ²) fit, asked in turn."""
+    fitted = 0
+    for cost in costs:
+        try:
+            account.draw(
+                f"run-{len(account.draws)}", "agreed", plan(z=cost**-0.5), table(1) if rows is None else rows
+            )
+            fitted += 1
+        except DrawRefused:
+            pass
+    return fitted
+
+
+def test_the_grant_is_shared_by_all_runs_and_refused_before_it_is_overspent(tmp_path: Path) -> None:
+    """Each run costs 0.01 of μ² = 0.0718: seven fit, the eighth is refused with what is asked and what is left."""
+    with new(tmp_path / "a") as account:
+        assert draws(account, *[0.01] * 7) == 7
+        before = account.head
+        with pytest.raises(
+            DrawRefused, match=r"'run-8' asks 14% of .*ε = 1.* and 2\.5% is left .* plan fewer"
+        ) as said:
+            account.draw("run-8", "agreed", plan(), table(1))
+        assert "\n" not in str(said.value)
+        assert account.head == before
+        assert draws(account, 0.001) == 1  # what still fits may be drawn
+        assert 0 < account.left(table(1)) < 0.015
+
+
+def test_asking_again_draws_nothing_and_nothing_is_given_back(tmp_path: Path) -> None:
+    with new(tmp_path / "a") as account:
+        first = account.draw("r", "agreed", plan(), table(1, 2))
+        account.remember("r", 4, "h")
+        assert account.draw("r", "agreed", plan(), table(2, 1)) == first
+        with pytest.raises(DrawRefused, match="other terms"):
+            account.draw("r", "agreed", plan(z=9.0), table(1, 2))
+        with pytest.raises(DrawRefused, match="other terms"):
+            account.draw("r", "something else", plan(), table(1, 2))
+        with pytest.raises(DrawRefused, match="records have changed"):
+            account.draw("r", "agreed", plan(), table(1, 3))
+    with DatasetAccount.open(tmp_path / "a") as again:
+        assert again.draws["r"].cost == pytest.approx(0.01)
+        assert again.spending().of(table(1, 2, 3), Identity.ID).tolist() == pytest.approx([0.01, 0.01, 0])
+
+
+RUNS = st.lists(st.tuples(st.floats(0.001, 0.05), st.sets(st.integers(1, 6), min_size=1)), max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(RUNS, st.sampled_from(list(Identity)))
+def test_no_record_ever_passes_the_cap(runs: list[tuple[float, set[int]]], identity: Identity) -> None:
+    """In whatever order and over whatever tables: a record's spend is at least what its own runs cost it."""
+    spending, cap = Spending.nothing(), gdp().cap
+    paid = dict.fromkeys(range(1, 7), 0.0)
+    for cost, records in runs:
+        rows = whole_client() if identity is Identity.CLIENT else table(*records)
+        spent = spending.of(rows, identity)
+        if spent.max() + cost > cap:
+            continue
+        spending = Spending.unpack(spending.after(rows, spent + cost).pack())
+        for record in records:
+            paid[record] += cost
+    everybody = np.zeros(6, np.uint64) if identity is Identity.CLIENT else table(*paid)
+    known = spending.of(everybody[:1] if identity is Identity.CLIENT else everybody, Identity.ID)
+    assert (np.broadcast_to(known, 6) >= np.array(list(paid.values())) - 1e-12).all()
+    assert (known <= cap).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.permutations([0.03, 0.02, 0.012, 0.009]))
+def test_the_order_of_draws_does_not_matter_while_all_fit(
+    tmp_path_factory: pytest.TempPathFactory, costs: list[float]
+) -> None:
+    with new(tmp_path_factory.mktemp("a") / "a") as account:
+        assert draws(account, *costs) == 4
+        assert account.left(table(1)) == pytest.approx(1 - 0.071 / gdp().cap, rel=1e-9)
+
+
+# What follows a record.
+
+
+def features(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, 3)).astype(np.float32), rng.integers(0, 2, n)
+
+
+KEY = b"k" * 32
+X, Y = features(50)
+EDITS = {
+    "the same": (X, Y),
+    "other order of rows": (X[::-1], Y[::-1]),
+    "columns reordered": (X[:, ::-1], Y),
+    "a column added": (np.hstack([X, np.ones((50, 1), np.float32)]), Y),
+    "every row edited": (X + np.float32(1e-3), Y),
+    "half edited": (np.vstack([X[:25], X[25:] + 1]), Y),
+    "rows taken out": (X[:20], Y[:20]),
+    "some out, others in": (np.vstack([X[:40], features(30, 1)[0]]), np.r_[Y[:40], features(30, 1)[1]]),
+    "extended": (np.vstack([X, features(30, 1)[0]]), np.r_[Y, features(30, 1)[1]]),
+    "labels changed": (X, 1 - Y),
+    "minus zero": (np.where(X == 0, np.float32(-0.0), X), Y),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_no_edit_of_a_table_resets_what_was_spent(tmp_path: Path, edit: str) -> None:
+    with new(tmp_path / "a") as account:
+        key = account.secret()
+        assert draws(account, 0.05, rows=by_contents(key, [(X, Y)])) == 1
+        assert draws(account, 0.05, rows=by_contents(key, [EDITS[edit]])) == 0
+        assert draws(account, 0.02, rows=by_contents(key, [EDITS[edit]])) == 1
+
+
+def test_taking_rows_out_first_and_putting_edited_ones_in_later_resets_nothing(tmp_path: Path) -> None:
+    with new(tmp_path / "a") as account:
+        assert draws(account, 0.05, rows=table(1, 2, 3, 4)) == 1
+        assert draws(account, 0.001, rows=table(1, 2)) == 1
+        assert draws(account, 0.05, rows=table(1, 2, 30, 40)) == 0
+        assert draws(account, 0.05, rows=table(70, 80)) == 0
+
+
+def test_added_rows_start_afresh_while_nobody_is_missing(tmp_path: Path) -> None:
+    with new(tmp_path / "a") as account:
+        assert draws(account, 0.04, rows=table(1, 2)) == 1
+        assert draws(account, 0.03, rows=table(1, 2, 3)) == 1
+        assert account.spending().of(table(1, 2, 3), Identity.ID).tolist() == pytest.approx([0.07, 0.07, 0.03])
+
+
+def test_an_id_says_who_a_record_is_and_new_ones_start_afresh(tmp_path: Path) -> None:
+    with new(tmp_path / "a", identity=Identity.ID) as account:
+        key = account.secret()
+        assert draws(account, 0.05, rows=by_id(key, ["anna", "ben"])) == 1
+        assert draws(account, 0.05, rows=by_id(key, ["cleo", "dan"])) == 1
+        assert draws(account, 0.05, rows=by_id(key, ["cleo", "eve"])) == 0
+        assert draws(account, 0.05, rows=by_id(key, ["anna", "eve"])) == 0
+
+
+def keyed_by_the_file(key: bytes, blocks: list[tuple[np.ndarray, np.ndarray]]) -> Digests:
+    """A broken twin: one digest for the whole table, as a hash of the file would be."""
+    return np.array([int(fingerprint(key, by_contents(key, blocks))[:15], 16)], dtype=np.uint64)
+
+
+def test_an_account_keyed_by_the_table_is_caught(tmp_path: Path) -> None:
+    """One more row, and it is another file with a fresh ε for all the old ones."""
+    caught = []
+    for edit, changed in EDITS.items():
+        with new(tmp_path / edit, identity=Identity.ID) as account:
+            key = account.secret()
+            assert draws(account, 0.05, rows=keyed_by_the_file(key, [(X, Y)])) == 1
+            if draws(account, 0.05, rows=keyed_by_the_file(key, [changed])):
+                caught.append(edit)
+    assert {"extended", "every row edited", "columns reordered", "rows taken out"} <= set(caught)
+
+
+# One run only, where no lifetime grant was stated.
+
+
+def test_without_a_lifetime_grant_a_record_takes_part_once(tmp_path: Path) -> None:
+    with new(tmp_path / "a", ONE_RUN, Identity.ID) as account:
+        account.draw("first", "agreed", plan(), table(1, 2))
+        account.draw("others", "agreed", plan(z=0.3), table(3, 4))
+        with pytest.raises(DrawRefused, match="opened for one run, without a lifetime grant"):
+            account.draw("second", "agreed", plan(z=1000.0), table(2, 5))
+
+
+# What is on disk.
+
+
+def test_the_key_is_private_and_stays_out_of_the_file(tmp_path: Path) -> None:
+    with new(tmp_path / "a") as account:
+        key = account.secret()
+        rows = by_contents(key, [(X, Y)])
+        account.draw("r", "agreed", plan(), rows)
+    assert stat.S_IMODE((tmp_path / "a" / "account.key").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "a" / "account.sqlite").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
+    assert key not in (tmp_path / "a" / "account.sqlite").read_bytes()
+    assert not np.isin(by_contents(b"x" * 32, [(X, Y)]), rows).any()  # without the key no record is found
+
+
+def test_a_grant_and_what_identifies_a_record_never_change(tmp_path: Path) -> None:
+    new(tmp_path / "a").close()
+    with DatasetAccount.open(tmp_path / "a") as account:
+        account.check(gdp(), Identity.CONTENTS)
+        for other in (gdp(2.0), rdp(), gdp(adjacency="replace-one"), gdp(unit="client"), ONE_RUN):
+            with pytest.raises(UserError, match="a lifetime grant never changes"):
+                account.check(other, Identity.CONTENTS)
+        with pytest.raises(UserError, match="all would count as new"):
+            account.check(gdp(), Identity.ID)
+    with new(tmp_path / "a", gdp(100.0)) as account:  # beginning it again changes nothing
+        assert account.lifetime == gdp()
+
+
+def test_a_lost_file_or_key_is_refused(tmp_path: Path) -> None:
+    with new(tmp_path / "a") as account:
+        account.draw("r", "agreed", plan(), table(1))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "a" / "account.key").unlink()
+    with pytest.raises(UserError, match=r"without it no record is recognised"):
+        new(tmp_path / "a")
+    with DatasetAccount.open(tmp_path / "a", read_only=True) as looked:
+        assert list(looked.draws) == ["r"]
+    (tmp_path / "a" / "account.key").write_bytes(b"k" * 32)
+    with pytest.raises(UserError, match="not the key of this account"):
+        new(tmp_path / "a")
+    (tmp_path / "b" / "account.sqlite").unlink()
+    with pytest.raises(UserError, match=r"has lost account\.sqlite"):
+        new(tmp_path / "b")
+
+
+def test_changed_records_or_entries_are_found(tmp_path: Path) -> None:
+    for what, said in {
+        "UPDATE outbox SET message = zeroblob(16)": "its records were changed",
+        "DELETE FROM outbox": "its records were changed",
+    }.items():
+        folder = tmp_path / said.replace(" ", "-") / what[:6]
+        with new(folder) as account:
+            account.draw("r", "agreed", plan(), table(1))
+            account._journal._db.execute(what)
+            with pytest.raises(LedgerDamaged, match=said):
+                account.draw("s", "agreed", plan(), table(1))
+
+
+@pytest.mark.parametrize("kind", ["account", "draw", "mark", "other"])
+def test_an_entry_that_does_not_belong_is_refused(tmp_path: Path, kind: str) -> None:
+    """A second grant, a draw twice, a note about a run that drew nothing, anything unknown."""
+    with new(tmp_path / "a") as account:
+        account.draw("r", "agreed", plan(), table(1))
+        first = {e.kind: e.value for e in (account._journal.entry(1), account._journal.entry(2)) if e}
+    value = first.get(kind, {"run": "nobody", "entries": 1, "head": "h"})
+    if kind == "account":
+        value["lifetime"]["epsilon"] = 100.0
+    with Journal.open(tmp_path / "a" / "account.sqlite") as journal, journal.transaction(lambda _: None):
+        journal.append(kind, value)
+    with pytest.raises(LedgerDamaged, match="does not belong here"):
+        DatasetAccount.open(tmp_path / "a")
+
+
+# A run's ledger, as the account remembers it.
+
+
+def ledger_of(path: Path, lines: int) -> Journal:
+    journal = Journal.create(path)
+    with journal.transaction(lambda _: None):
+        for i in range(lines):
+            journal.append("line", {"i": i})
+    return journal
+
+
+def test_a_ledger_that_is_gone_or_older_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with new(tmp_path / "a") as account:
+        account.draw("r", "agreed", plan(), table(1))
+        account.check_ledger("r", path)  # nothing is remembered yet: it never began
+        with ledger_of(path, 2):
+            pass
+        shutil.copy(path, tmp_path / "older.sqlite")
+        with Journal.open(path) as journal:
+            with journal.transaction(lambda _: None):
+                journal.append("line", {"i": 2})
+            account.remember("r", journal.number, journal.head)
+        account.check_ledger("r", path)
+        with Journal.open(path) as journal, journal.transaction(lambda _: None):
+            journal.append("line", {"i": 3})  # a kill before it was noted
+        account.check_ledger("r", path)
+        with pytest.raises(
+            UserError, match="an older copy, or not the ledger that the account remembers at entry 3"
+        ):
+            account.check_ledger("r", tmp_path / "older.sqlite")
+        with ledger_of(tmp_path / "another.sqlite", 0) as other:
+            with other.transaction(lambda _: None):
+                for i in range(5):
+                    other.append("line", {"i": -i})
+            with pytest.raises(UserError, match="an older copy"):
+                account.check_ledger("r", other.path)
+        with pytest.raises(UserError, match=r"absent.sqlite is missing, and the account remembers 3 entries"):
+            account.check_ledger("r", tmp_path / "absent.sqlite")
+
+
+def test_two_silos_cannot_play_the_same_run_on_one_draw(tmp_path: Path) -> None:
+    one, other = new(tmp_path / "a"), new(tmp_path / "a")
+    for account in (one, other):
+        account.draw("r", "agreed", plan(), table(1))
+        account.remember("r", 2, "begun")
+    one.remember("r", 4, "one's first answer")
+    with pytest.raises(UserError, match="another silo takes part in run 'r'"):
+        other.remember("r", 4, "the other's first answer")
+    one.close(), other.close()
+
+
+# Kills and processes.
+
+
+def kill_everywhere(folder: Path, life: object) -> tuple[int, list[str]]:
+    """Kills a child before its 1st, 2nd, … statement or file move, until one finishes; then goes on from there."""
+    problems: list[str] = []
+    for die_at in range(1, 500):
+        place, log = folder / str(die_at), folder / f"{die_at}.log"
+        if not killed_at(die_at, place, log, ["r", "s"], life):  # type: ignore[arg-type]
+            return die_at - 1, problems
+        problems += undrawn(place, log)
+        for run in ("r", "s"):
+            life(place, log, run)  # type: ignore[operator]
+        problems += undrawn(place, log)
+        with DatasetAccount.open(place) as account:
+            assert list(account.draws) == ["r", "s"]  # nothing is drawn twice, nothing is forgotten
+            assert account.spending().of(table(1), account.identity)[0] == pytest.approx(0.02)
+    raise AssertionError("the child never finished")
+
+
+def test_a_kill_anywhere_loses_no_draw_and_repeats_none(tmp_path: Path) -> None:
+    killed, problems = kill_everywhere(tmp_path, sound)
+    assert killed > 25
+    assert problems == []
+
+
+def test_an_account_drawn_on_after_releasing_is_caught(tmp_path: Path) -> None:
+    _, problems = kill_everywhere(tmp_path, releases_before_it_draws)
+    assert problems
+
+
+def _draw_until_refused(folder: Path, name: str, seen: Path) -> None:
+    with new(folder) as account:
+        fitted = 0
+        for i in range(20):
+            try:
+                account.draw(f"{name}-{i}", "agreed", plan(), table(1, 2))
+                fitted += 1
+            except DrawRefused:
+                break
+        seen.write_text(json.dumps(fitted))
+
+
+def test_two_processes_share_one_grant(tmp_path: Path) -> None:
+    """Seven draws fit, whoever makes them; both may be the first to open the account."""
+    children = [
+        FORK.Process(target=_draw_until_refused, args=(tmp_path / "a", name, tmp_path / name)) for name in "pq"
+    ]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+        assert child.exitcode == 0
+    assert sum(json.loads((tmp_path / name).read_text()) for name in "pq") == 7
+    with DatasetAccount.open(tmp_path / "a") as account:
+        assert len(account.draws) == 7
+
+
+def test_a_run_with_a_filter_of_its_own_draws_its_cap(tmp_path: Path) -> None:
+    with new(tmp_path / "a", gdp(2.0)) as account:
+        drawn = account.draw("r", "agreed", filter_plan(1.0), table(1))
+        assert drawn.cost == pytest.approx(gdp(1.0).cap)
+
+
+def test_a_million_records_are_packed_small_and_fast() -> None:
+    rng = np.random.default_rng(0)
+    rows = np.unique(rng.integers(0, 2**63, 1_000_000, dtype=np.uint64))
+    spending = Spending.nothing()
+    for part in (rows, rows[: len(rows) // 2], rows[::3]):
+        spending = spending.after(part, spending.of(part, Identity.CONTENTS) + 0.01)
+    blob = spending.pack()
+    assert len(blob) < 9.1 * len(rows)
+    again = Spending.unpack(blob)
+    assert np.array_equal(again.records, spending.records)
+    assert np.array_equal(again.spent, spending.spent)
+    assert dataset_account.percent(0.14001) == "14.1%"
