@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from modicum.config import Config, federation, to_toml
-from modicum.core.messages import Broadcast, encode, paid
+from modicum.core.messages import Broadcast, Expected, Message, Opened, encode, paid
 from modicum.core.parts import ClientFacts, Frame
 from modicum.core.store import load_state, save_state
 from modicum.data.arrays import Arrays, ClientData, FederatedData
@@ -30,12 +30,15 @@ from modicum.federation.server import OpenedOnce, Proposal, Server
 from modicum.privacy.budgets import Refused
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import Release
+from modicum.privacy.plan import PrivacyPlan
 from modicum.report.summary import Summary, groups, last
 from modicum.report.write import write_report
 from modicum.silo.terms import Join, Terms, adapts, digest
 from modicum.silo.wire import TRANSIENT, Answer, Code, Kind
 
 INVITATION = "invitation.json"
+OWN_FAULT = frozenset({Code.BAD_MODEL, Code.BOUND_OUT_OF_RANGE, Code.NOISE_TOO_SMALL, Code.MALFORMED})
+"""Refusals of a proposal as such: the server's own doing, for which no silo retires."""
 
 
 class Carrier(Protocol):
@@ -193,26 +196,29 @@ class Coordinator:
         answers = self.carrier.ask(Kind.ROUND, bodies, self.patience.round)
         blobs = {n: answers[n].body for n in proposal.asked if n in answers and answers[n].refused is None}
         refused = {n: str(c) for n, a in answers.items() if (c := a.refused) is not None and c not in TRANSIENT}
+        expected = {b.client: self._expected(b) for b in proposal.broadcasts if b.client in blobs}
+        read = server.read(proposal, blobs, expected)
         self.bytes_down = {n: len(body) for n, body in bodies.items()}
         self.bytes_up = {n: len(blob) for n, blob in blobs.items()}
         opened = self._once.open(
             proposal.round,
             self.data.first.device,
-            lambda: server.open(proposal, blobs, self._events(proposal, blobs)) if blobs else None,
+            lambda: self._open(proposal, read.messages, expected) if blobs else None,
         )
-        server.advance(opened, refused)
+        moved = server.advance(opened, {n: c for n, c in refused.items() if c not in OWN_FAULT})
         public = {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy)
         server.observe(proposal, opened, public)
         record = RoundRecord(
             round=proposal.round,
             bounds={name: proposal.decisions[name].bound for name in proposal.asked},
-            answered=len(blobs),
+            answered=len(read.messages),
             refused=refused,
-            abandoned=opened is None,
+            abandoned=not moved,
             reserved=self.ledger.share_made(),
             public=public,
             paid=paid(opened),
             simulated=self._simulated(),
+            impossible=read.impossible,
         )
         self.metrics.append(record)
         save_state(self.files.checkpoint, server.state.to_dict())
@@ -227,12 +233,22 @@ class Coordinator:
                 continue  # the silo will refuse as well, and retire
 
     def _event(self, b: Broadcast) -> tuple[Release, ...]:
+        return self.terms.method.mechanism.events(*self._agreed(b))
+
+    def _expected(self, b: Broadcast) -> Expected:
+        return self.terms.method.mechanism.expected(*self._agreed(b))
+
+    def _agreed(self, b: Broadcast) -> tuple[ClientFacts, PrivacyPlan, Frame, Broadcast, int]:
+        """All that decides an honest answer; how often the silo took part is the server's own count."""
         facts = self.join.facts[self.names.index(b.client)]
         earlier = len({r.round for r in self.ledger.spent(b.client) if r.round < b.round})
-        return self.terms.method.mechanism.events(facts, self.plans[b.client], self.frame, b, earlier)
+        return facts, self.plans[b.client], self.frame, b, earlier
 
-    def _events(self, proposal: Proposal, blobs: Mapping[str, bytes]) -> dict[str, tuple[Release, ...]]:
-        return {b.client: self._event(b) for b in proposal.broadcasts if b.client in blobs}
+    def _open(
+        self, proposal: Proposal, messages: Sequence[Message], expected: Mapping[str, Expected]
+    ) -> Opened | None:
+        events = {b.client: self._event(b) for b in proposal.broadcasts if b.client in expected}
+        return self.server.open(proposal, messages, events, expected)
 
     @property
     def model(self) -> Tensor:
