@@ -15,10 +15,10 @@ from modicum.errors import UserError
 
 @dataclass(frozen=True)
 class TrimmedMean:
-    """θ + lr · mean, coordinate by coordinate, without the ⌈share·n⌉ largest and smallest values (Yin et al. 2018).
+    """θ + lr · mean of each coordinate without its ⌈share·n⌉ largest and smallest values (Yin et al. 2018).
 
-    Of n who answer it survives as many hostile ones as it cuts off at either end: each coordinate then lies between
-    honest values. At least one value is kept.
+    Of n who answer it survives as many hostile ones as it cuts off at either end: each coordinate then lies
+    between honest values. At least one value is kept.
     """
 
     lr: float = 1.0
@@ -43,7 +43,7 @@ class TrimmedMean:
 
 @dataclass(frozen=True)
 class Median:
-    """θ + lr · median of each coordinate; of an even number, the mean of the two in the middle (Yin et al. 2018)."""
+    """θ + lr · median of each coordinate, of an even number the mean of the middle two (Yin et al. 2018)."""
 
     lr: float = 1.0
     needs_individuals = True
@@ -61,7 +61,7 @@ class Median:
 
 @dataclass(frozen=True)
 class NormBounded:
-    """θ + lr · mean of u_i·min(1, M/‖u_i‖), M the median of this round's norms: nobody counts for more than M/n."""
+    """θ + lr · mean of u_i·min(1, M/‖u_i‖), M the median of a round's norms: nobody moves it by more than M/n."""
 
     lr: float = 1.0
     needs_individuals = True
