@@ -106,7 +106,8 @@ class Rehearsal:
             self.backend, self.method.training, self.method.policy, shared, experiment.metrics, public
         )
         first = self.data.first[shared]
-        self.server = Server(self.method, public, cohorts, "rehearsal", self.frame, first, experiment.average)
+        limits = experiment.average, experiment.bounds
+        self.server = Server(self.method, public, cohorts, "rehearsal", self.frame, first, *limits)
         self.door = RehearsedNoise(experiment.seed)
         personal = self.data.first[~shared]
         self.states: dict[str, State] = {n: {"personal": personal} if len(personal) else {} for n in self.facts}

@@ -97,6 +97,7 @@ class Server:
         frame: Frame,
         first: Tensor,
         average: float = 0.0,
+        bounds: tuple[float, float] | None = None,
     ) -> None:
         if method.aggregation.needs_individuals and not method.mechanism.individuals:
             raise UserError(
@@ -105,7 +106,7 @@ class Server:
             )
         _refuse_unequal_noise(method, public)
         self.method, self.public, self.cohorts, self.run, self.frame = method, public, cohorts, run, frame
-        self.average = average
+        self.average, self.bounds = average, bounds
         self.names = tuple(c.name for c in public.clients)
         self.state = ServerState(0, first, method.policy.init(public), method.aggregation.init(public))
 
@@ -133,10 +134,17 @@ class Server:
     def propose(self) -> Proposal:
         """Decisions for everyone, and a broadcast for each client of this round's cohort that has not retired."""
         t = self.state.round
-        chosen = self.method.policy.decide(self.state.policy, t, self.names)
+        chosen = self._within(self.method.policy.decide(self.state.policy, t, self.names))
         decisions = self.method.mechanism.decisions(chosen, self.public.multipliers)
         cohort = tuple(self.names[i] for i in self.cohorts.invited(t))
         return Proposal(t, decisions, cohort, self._broadcasts(cohort, decisions))
+
+    def _within(self, chosen: Mapping[str, Decision]) -> dict[str, Decision]:
+        """C within the agreed bounds: clients refuse others, and hostile signals must not lead there."""
+        if self.bounds is None:
+            return dict(chosen)
+        low, high = self.bounds
+        return {name: replace(d, bound=min(max(d.bound, low), high)) for name, d in chosen.items()}
 
     def _broadcasts(self, names: Sequence[str], decisions: Mapping[str, Decision]) -> tuple[Broadcast, ...]:
         t, model = self.state.round, self.state.model

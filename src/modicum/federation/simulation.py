@@ -85,7 +85,8 @@ class Simulation:
         self.ledger = files.open_ledger(run_id(experiment), self.noise, records_id(experiment))
         self.ledger.declare(self.plans.values())
         first, run = self.data.first[shared], self.ledger.run_id
-        self.server = Server(self.method, public, self.cohorts, run, self.frame, first, experiment.average)
+        limits = experiment.average, experiment.bounds
+        self.server = Server(self.method, public, self.cohorts, run, self.frame, first, *limits)
         self.clients = Clients(
             self.method,
             self.frame,

@@ -6,9 +6,11 @@ same run: the invitation, the model, the policy's state and the record of what w
 
 from __future__ import annotations
 
+import json
+import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +22,7 @@ from modicum.core.messages import Broadcast, Expected, Message, Opened, encode, 
 from modicum.core.parts import ClientFacts, Frame
 from modicum.core.store import load_state, save_state
 from modicum.data.arrays import Arrays, ClientData, FederatedData
+from modicum.engines.flower.card import Card, Kinds
 from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
 from modicum.federation.evaluation import evaluate
@@ -36,7 +39,8 @@ from modicum.report.write import write_report
 from modicum.silo.terms import Join, Terms, adapts, digest
 from modicum.silo.wire import TRANSIENT, Answer, Code, Kind
 
-INVITATION = "invitation.json"
+LOG = logging.getLogger("modicum.server")
+INVITATION, KINDS = "invitation.json", "kinds.json"
 OWN_FAULT = frozenset({Code.BAD_MODEL, Code.BOUND_OUT_OF_RANGE, Code.NOISE_TOO_SMALL, Code.MALFORMED})
 """Refusals of a proposal as such: the server's own doing, for which no silo retires."""
 
@@ -56,29 +60,6 @@ class Patience:
     round: float = 600.0  # for a round's answers; who is later counts as absent
 
 
-@dataclass(frozen=True)
-class Card:
-    """What a silo says of itself."""
-
-    facts: ClientFacts  # participations follow from the schedule
-    shape: tuple[int, ...]
-    classes: int
-    simulation: bool
-    digest: str
-    run: str | None
-
-    @classmethod
-    def read(cls, name: str, answer: Answer) -> Card:
-        try:
-            d = answer.json()
-            budget = float("inf") if d["budget"] is None else float(d["budget"])
-            facts = ClientFacts(str(d["name"]), int(d["records"]), budget, 1, int(d["validation"]))
-            shape = tuple(int(n) for n in d["shape"])
-            return cls(facts, shape, int(d["classes"]), bool(d["simulation"]), str(d["digest"]), d["run"])
-        except Exception:
-            raise UserError(f"silo {name!r} introduces itself in a way that this version does not know") from None
-
-
 class Coordinator:
     """Runs an experiment in a folder over a carrier, one durable round at a time."""
 
@@ -96,11 +77,11 @@ class Coordinator:
         self.names = tuple(sorted(names))
         self.terms = Terms(config, self.names)
         self._continuing = self.files.checkpoint.exists()
-        cards = self._cards()
-        self.simulation = all(card.simulation for card in cards.values())
-        self.join = self._invitation(cards)
+        kind = self._kind(self._cards())
+        self.simulation = kind[2]
+        self.join = self._invitation()
         self.plans = {f.name: self.terms.plan(f) for f in self.join.facts}
-        self._model(next(iter(cards.values())))
+        self._model(kind)
         self._invite()
         self.ledger = self.files.open_ledger(self.join.run, Unseen(self.simulation))
         self.ledger.declare(self.plans.values())
@@ -127,27 +108,50 @@ class Coordinator:
             raise UserError(
                 f"no answer from {_some(missing)} within {self._joining:g} s: start node and silo, then run again"
             )
-        cards = {name: Card.read(name, answers[name]) for name in self.names if name not in missing}
-        for name, card in cards.items():
-            if card.facts.name != name:
-                raise UserError(
-                    f"the node of {name!r} speaks for {card.facts.name!r}: register it under that name"
-                )
-            if card.digest != digest(self.config):
-                raise UserError(f"silo {name!r} agreed to another experiment: give all the same experiment file")
-        if len({(c.shape, c.classes, c.simulation) for c in cards.values()}) != 1:
-            raise UserError("silos differ in the shape of records, in classes or in simulation: make them alike")
+        cards = {}
+        for name in (n for n in self.names if n not in missing):
+            try:
+                cards[name] = self._card(name, answers[name])
+            except UserError as odd:
+                if not self._continuing:
+                    raise
+                LOG.warning("going on without %s: %s", name, odd)
         return cards
 
-    def _invitation(self, cards: Mapping[str, Card]) -> Join:
+    def _kind(self, cards: Mapping[str, Card]) -> Kinds:
+        """In what all are alike; written down once, so that nobody can tell a restarted server otherwise."""
+        path = self.files.path / KINDS
+        if path.exists():
+            shape, classes, simulation = json.loads(path.read_bytes())
+            return tuple(shape), classes, simulation
+        kinds = {card.kind for card in cards.values()}
+        if len(kinds) != 1:
+            raise UserError("silos differ in the shape of records, in classes or in simulation: make them alike")
+        self.files.write(path, json.dumps(min(kinds)).encode())
+        return min(kinds)
+
+    def _card(self, name: str, answer: Answer) -> Card:
+        """What a silo says of itself, which has to be what was agreed."""
+        card, agreed = Card.read(name, answer), {f.name: f for f in self.terms.agreed()}[name]
+        if card.facts.name != name:
+            raise UserError(f"the node of {name!r} speaks for {card.facts.name!r}: register it under that name")
+        if card.digest != digest(self.config):
+            raise UserError(f"silo {name!r} agreed to another experiment: give all the same experiment file")
+        said = replace(card.facts, participations=agreed.participations)
+        if said != agreed:
+            raise UserError(
+                f"silo {name!r} has {said.records} records, {said.validation} for validation, and grants ε = "
+                f"{said.budget:g}; agreed are {agreed.records}, {agreed.validation} and {agreed.budget:g}: "
+                "correct [run.silos] in everybody's experiment file, or the silo's own"
+            )
+        return card
+
+    def _invitation(self) -> Join:
         """Made once; a restarted server repeats it word for word."""
         path = self.files.path / INVITATION
         if path.exists():
             return self._kept(Join.decode(path.read_bytes()))
-        facts = tuple(
-            ClientFacts(n, c.facts.records, c.facts.budget, self.terms.participations(n), c.facts.validation)
-            for n, c in cards.items()
-        )
+        facts = self.terms.agreed()
         plans = {f.name: self.terms.plan(f) for f in facts}
         join = Join(
             run=secrets.token_hex(8),
@@ -165,24 +169,27 @@ class Coordinator:
             raise UserError(f"{self.files.path} holds another run: continue that one, or choose another folder")
         return join
 
-    def _model(self, card: Card) -> None:
+    def _model(self, kind: Kinds) -> None:
         """The first model, the frame and the server, from public shapes alone."""
-        experiment = _without_data(self.config, card, self.simulation)
+        experiment = _without_data(self.config, kind)
         method = self.terms.method
         self.data = prepare(experiment, method)
         self.backend = LoopBackend(self.data.model)
         shared = self.backend.layout.where(method.wrapper.shared).to(self.data.first.device)
         public = self.terms.public(self.join.facts, self.join.multipliers, int(shared.sum()), self.join.adaptive)
         self.frame = Frame(self.backend, method.training, method.policy, shared, self.terms.metrics, public)
-        first, run = self.data.first[shared], self.join.run
-        self.server = Server(method, public, self.terms.cohorts, run, self.frame, first, self.config.run.average)
+        first, run, limits = self.data.first[shared], self.join.run, (self.config.run.average, self.terms.bounds)
+        self.server = Server(method, public, self.terms.cohorts, run, self.frame, first, *limits)
 
     def _invite(self) -> None:
         answers = self.carrier.ask(Kind.JOIN, dict.fromkeys(self.names, self.join.encode()), self._joining)
         for name in self.names:
             refused = answers[name].refused if name in answers else Code.UNAVAILABLE
-            if refused is not None and not (self._continuing and refused in TRANSIENT):
+            if refused is None:
+                continue
+            if not self._continuing:
                 raise UserError(f"silo {name!r} does not join: {refused}{_advice(refused)}")
+            LOG.warning("going on without %s: %s", name, refused)  # it answers later rounds, or is absent
 
     def rounds(self) -> Iterator[RoundRecord]:
         while not self.server.finished:
@@ -326,9 +333,10 @@ class Unseen:
     uniform = coins = normal
 
 
-def _without_data(config: Config, card: Card, simulation: bool) -> Experiment:
+def _without_data(config: Config, kind: Kinds) -> Experiment:
     """The experiment over stand-in records of the right shape. In simulation, proxy and test records are real."""
-    records = Arrays(np.zeros((2, *card.shape), dtype=np.float32), np.array([0, 1]))
+    shape, classes, simulation = kind
+    records = Arrays(np.zeros((2, *shape), dtype=np.float32), np.array([0, 1]))
     nothing = Arrays.empty(records)
     stand_in = ClientData("stand-in", records, nothing, nothing)
     test, proxy, proxy_validation, proxy_classes = nothing, nothing, nothing, 0
@@ -336,7 +344,7 @@ def _without_data(config: Config, card: Card, simulation: bool) -> Experiment:
         real = federation(config).data
         test, proxy, proxy_validation = real.test, real.proxy, real.proxy_validation
         proxy_classes = real.proxy_classes
-    data = FederatedData("deployed", (stand_in,), test, card.classes, proxy, proxy_validation, proxy_classes)
+    data = FederatedData("deployed", (stand_in,), test, classes, proxy, proxy_validation, proxy_classes)
     run = config.run
     return Experiment(
         federation=Federation(data, (1.0,)),
