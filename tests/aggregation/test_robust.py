@@ -14,8 +14,9 @@ from modicum.aggregation import Mean, Median, Momentum, NormBounded, TrimmedMean
 from modicum.core.messages import NoiseFacts, Released
 from modicum.core.parts import PublicFacts
 from modicum.errors import UserError
+from modicum.federation.experiment import Setting
 from modicum.methods import METHODS, method
-from tests.rows import CLIENTS, ROUNDS, Setting, simulate
+from tests.rows import CLIENTS, ROUNDS, simulate
 
 PUBLIC = PublicFacts((), 1, 3, {})
 D = 4

@@ -63,6 +63,15 @@ def test_an_impossible_answer_is_absent_and_named(
         assert caplog.messages.count(line) >= 1
 
 
+def test_the_report_names_who_it_was(tmp_path: Path) -> None:
+    made, _ = play(Scripted(prepare(tmp_path, text(rounds=2)), doing(ATTACKS["an update of 3e38"])))
+    made = coordinator(Scripted(tmp_path))
+    made.finish()
+    made.close()
+    page = (tmp_path / "server" / "report.html").read_text()
+    assert "z: in 2 of 2 rounds; first in round 0: its update has norm" in page
+
+
 def test_honest_answers_are_all_taken(tmp_path: Path) -> None:
     _, records = play(Scripted(prepare(tmp_path, text(rounds=6))))
     assert [(r.answered, dict(r.impossible)) for r in records] == [(4, {})] * 6

@@ -31,13 +31,13 @@ def hostile(rng: np.random.Generator, b: Broadcast, m: Noised, reach: float) -> 
         return choices[int(rng.integers(len(choices)))]
 
     def numbers() -> dict[str, float]:
-        return {str(one_of(*WORDS)): float(one_of(*NUMBERS)) for _ in range(int(rng.integers(4)))}  # type: ignore[arg-type]
+        return {str(one_of(*WORDS)): float(rng.choice(NUMBERS)) for _ in range(int(rng.integers(4)))}
 
     def raw(**changes: object) -> bytes:
         meta = {"kind": "noised", "client": m.client, "round": m.round, "signals": m.signals, "metrics": m.metrics}
         return bytes(save({"values": m.update}, metadata={"modicum": json.dumps({**meta, **changes})}))
 
-    facts = NoiseFacts(*(float(one_of(*NUMBERS)) for _ in range(2)), numbers())  # type: ignore[arg-type]
+    facts = NoiseFacts(float(rng.choice(NUMBERS)), float(rng.choice(NUMBERS)), numbers())
     blob = bytearray(encode(m))
     match int(rng.integers(16)):
         case 0:
@@ -64,7 +64,7 @@ def hostile(rng: np.random.Generator, b: Broadcast, m: Noised, reach: float) -> 
             return Answer(encode(replace(m, update=odd)))  # type: ignore[arg-type]
         case 6:
             update = m.update.clone()
-            update[rng.random(len(update)) < one_of(0.01, 0.5, 1.0)] = float(one_of(*VALUES))  # type: ignore[arg-type]
+            update[rng.random(len(update)) < rng.choice((0.01, 0.5, 1.0))] = float(rng.choice(VALUES))
             return Answer(encode(replace(m, update=update)))
         case 7:
             return Answer(encode(replace(m, signals=numbers())))
@@ -79,7 +79,7 @@ def hostile(rng: np.random.Generator, b: Broadcast, m: Noised, reach: float) -> 
         case 12:
             return None
         case 13:
-            return Answer(encode(replace(m, update=float(one_of(1.00001, 2.0, 1e6)) * reach * unit(m.update))))  # type: ignore[arg-type]
+            return Answer(encode(replace(m, update=rng.choice((1.00001, 2.0, 1e6)) * reach * unit(m.update))))
         case 14:  # as far as it may
             return Answer(encode(replace(m, update=0.99999 * reach * unit(m.update))))
     return Answer(encode(m))

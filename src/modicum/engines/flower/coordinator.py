@@ -360,6 +360,7 @@ def _without_data(config: Config, kind: Kinds) -> Experiment:
 def _advice(code: Code) -> str:
     return {
         Code.UNKNOWN_RUN: ": it belongs to another run; give it another folder",
+        Code.FACTS_DIFFER: ": its records, budget or noise are not those of [run.silos]: correct either",
         Code.BUDGET: ": its budget is too small for this many rounds",
         Code.NOISE_TOO_SMALL: ": its calibrated noise is under its own floor",
         Code.WEAKER_VIEW: ": the method's view trusts somebody whom the silo does not trust",
