@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from modicum.aggregation import Mean, Momentum, NoiseAware, Weighted
+from modicum.aggregation import Mean, Median, Momentum, NoiseAware, NormBounded, TrimmedMean, Weighted
 from modicum.core.door import DoorWatch
 from modicum.core.messages import Decision
 from modicum.core.optimisers import Sgd
@@ -130,9 +130,14 @@ AGGREGATIONS: dict[str, Aggregation] = {
     "weighted": Weighted(),
     "weighted-given": Weighted(weights={f"client-{i:02d}": 1.0 + i for i in range(CLIENTS)}),
     "noise-aware": NoiseAware(),
+    "trimmed-mean": TrimmedMean(),
+    "median": Median(),
+    "norm-bounded": NormBounded(),
     "momentum": Momentum(),
     "momentum-noise-aware": Momentum(NoiseAware(), 0.5),
 }
+
+ROBUST = {"trimmed-mean", "median", "norm-bounded"}  # not linear in the updates, on purpose
 
 METHOD_ROWS: dict[str, MethodSpec] = {
     "fedavg": FedAvg(batch=4),

@@ -15,6 +15,7 @@ from modicum.core.messages import (
     Broadcast,
     Decision,
     Message,
+    Noised,
     NoiseFacts,
     Released,
     ReleasedSum,
@@ -31,6 +32,7 @@ FACTS = NoiseFacts(0.5, 2.0, {"clip-bit": 0.1})
 MESSAGES: list[Message | Broadcast | ReleasedSum] = [
     Broadcast("run", 3, "c", Decision(0.1, 2.0), VALUES, ("accuracy",)),
     Broadcast("run", 3, "c", Decision(0.1), VALUES),
+    Noised("c", 3, VALUES, {"clip-bit": 0.3}, {"accuracy": -0.2}),
     Released("c", 3, VALUES, {"clip-bit": 0.3}, FACTS, {"accuracy": -0.2}),
     Sealed("c", 3, VALUES.double(), {"clip-bit": 0.5}),
     Share("c", 3, VALUES, {}),

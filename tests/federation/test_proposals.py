@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from modicum.core.messages import Broadcast, Decision, NoiseFacts, Released, Sealed, decode, encode
+from modicum.core.messages import Broadcast, Decision, Noised, Sealed, decode, encode
 from modicum.core.parts import ClientFacts, Place, PublicFacts, Scope, State, View
 from modicum.errors import UnsoundError, UserError
 from modicum.federation.simulation import Simulation
@@ -91,7 +91,7 @@ def test_more_rounds_than_planned_are_refused(simulation: Simulation) -> None:
 
 def _foreign(blob: bytes, **changes: Any) -> bytes:
     message = decode(blob)
-    assert isinstance(message, Released)
+    assert isinstance(message, Noised)
     return encode(replace(message, **changes))
 
 
@@ -101,7 +101,7 @@ def test_the_server_drops_what_does_not_fit(simulation: Simulation) -> None:
     answers = simulation.clients.answer(proposal.broadcasts)
     good = {name: a for name, a in answers.items() if isinstance(a, bytes)}
     message = decode(good["c0"])
-    assert isinstance(message, Released)
+    assert isinstance(message, Noised)
     update = message.update
     hostile = {
         "noise": b"\x00" * 64,
@@ -113,14 +113,19 @@ def test_the_server_drops_what_does_not_fit(simulation: Simulation) -> None:
         "another client": _foreign(good["c0"], client="c1"),
         "a broadcast": encode(proposal.broadcasts[0]),
     }
+    expected = {b.client: simulation.clients.expected(b) for b in proposal.broadcasts}
     for name, blob in hostile.items():
-        opened = simulation.server.open(proposal, {**good, "c0": blob}, {})
-        assert isinstance(opened, tuple)
-        assert [m.client for m in opened] == ["c1", "c2"], name
-    sealed = encode(Sealed("c0", 0, update, {}))
-    opened = simulation.server.open(proposal, {"c0": sealed}, {})
-    assert opened == ()
-    assert isinstance(simulation.server.open(proposal, good, {}), tuple)
+        read = simulation.server.read(proposal, {**good, "c0": blob}, expected)
+        assert [m.client for m in read.messages] == ["c1", "c2"], name
+        assert list(read.impossible) == ["c0"]
+    sealed = encode(Sealed("c0", 0, 0 * update, {}))
+    read = simulation.server.read(proposal, {"c0": sealed}, expected)
+    assert simulation.server.open(proposal, read.messages, {}, expected) == ()
+    read = simulation.server.read(proposal, good, expected)
+    assert not read.impossible
+    opened = simulation.server.open(proposal, read.messages, {}, expected)
+    assert isinstance(opened, tuple)
+    assert [r.client for r in opened] == ["c0", "c1", "c2"]
 
 
 def test_a_signal_that_was_not_sent_is_noticed(tmp_path: Path) -> None:
@@ -128,8 +133,10 @@ def test_a_signal_that_was_not_sent_is_noticed(tmp_path: Path) -> None:
 
     made = Simulation(experiment(WithPolicy(DpSgd(), AdaptiveQuantile()), 0), tmp_path / "run")
     proposal = made.server.propose()
-    bare = encode(Released("c0", 0, made.server.state.model, {}, NoiseFacts(0.0, 1.0)))
-    assert made.server.open(proposal, {"c0": bare}, {}) == ()
+    expected = {b.client: made.clients.expected(b) for b in proposal.broadcasts}
+    bare = encode(Noised("c0", 0, 0 * made.server.state.model, {}))
+    read = made.server.read(proposal, {"c0": bare}, expected)
+    assert read.impossible == {"c0": "its signals are not those that were asked for"}
     made.close()
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from modicum.attacks.probe import ProbeBackend
 from modicum.core.door import ReservedSumDoor
-from modicum.core.messages import Released, ReleasedSum
+from modicum.core.messages import Noised, ReleasedSum
 from modicum.core.parts import Batch, Mechanism, Opening, Signal, SignalName
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.local_steps import LocalSteps
@@ -108,7 +108,7 @@ def test_an_empty_batch_still_releases_noise() -> None:
     job = stage.job("c", records(1, 3), theta, SimulatedNoise(2))
     [(message, _)] = stage.run([job])
     assert len(job.door.drawn[0]) == 0  # type: ignore[attr-defined]
-    assert isinstance(message, Released)
+    assert isinstance(message, Noised)
     assert has_std(message.update, job.plan.releases[0].noise_multiplier)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from modicum.attacks.probe import ProbeBackend
-from modicum.core.messages import Decision, Message, NoiseFacts, Released, ReleasedSum, Sealed, Share
+from modicum.core.messages import Decision, Message, Noised, ReleasedSum, Sealed, Share
 from modicum.core.parts import Batch, ClientFacts, Opening, Signal, SignalName
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms.client_level import ClientLevel
@@ -58,16 +58,17 @@ def _cohort(
     plans = {n: mechanism.plan(ClientFacts(n, 1, b, 1), ()) for n, b in budgets.items()}
     multipliers = {n: p.releases[0].noise_multiplier if p.releases else 0.0 for n, p in plans.items()}
     decisions = mechanism.decisions(dict.fromkeys(budgets, Decision(bound)), multipliers)
-    jobs, events = [], {}
+    jobs, events, expected = [], {}, {}
     for i, (name, budget) in enumerate(budgets.items()):
         row = torch.eye(D, dtype=torch.float64)[[i]] * -1e3
         batch = Batch(row, {"y": torch.zeros(1, dtype=torch.long)})
         job = replace(stage, budget=budget).job(name, batch, theta, Silent(0))
         job = replace(job, broadcast=replace(job.broadcast, decision=decisions[name]))
         events[name] = mechanism.events(job.facts, job.plan, stage.frame(), job.broadcast, 0)
+        expected[name] = mechanism.expected(job.facts, job.plan, stage.frame(), job.broadcast, 0)
         jobs.append(job)
     messages = [message for message, _ in stage.run(jobs)]
-    opening = Opening(0, tuple(budgets), events, theta, float(len(budgets)), NoNoise())
+    opening = Opening(0, tuple(budgets), events, theta, float(len(budgets)), NoNoise(), expected)
     return messages, opening, decisions
 
 
@@ -151,9 +152,9 @@ def test_only_shares_count_as_shares() -> None:
     mechanism = ClientLevel(local=ONE, view=SecureAggregation(5, 1, 2))
     messages, opening, _ = _cohort(mechanism, {f"c{i}": 2.0 for i in range(5)})
     foreign = [
-        Released("c0", 0, messages[0].update, {}, NoiseFacts(0.0, 1.0)),
+        Noised("c0", 0, messages[0].update, {}),
         Sealed("c1", 0, messages[1].update, {}),
-        Released("c2", 0, messages[2].update, {}, NoiseFacts(0.0, 1.0)),
+        Noised("c2", 0, messages[2].update, {}),
     ]
     assert all(isinstance(m, Share) for m in messages)
     assert mechanism.open([*foreign[:2], *messages[2:]], opening) is not None

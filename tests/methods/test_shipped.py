@@ -51,7 +51,7 @@ def test_names_and_settings() -> None:
     ("name", "settings"),
     [
         ("dp-sgd", {"rule": "sharp"}),
-        ("dp-sgd", {"aggregation": "median"}),
+        ("dp-sgd", {"aggregation": "krum"}),
         ("dp-sgd", {"clip": 0.0}),
         ("dp-sgd", {"batch": 0}),
         ("dp-sgd", {"lr": -1.0}),

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from modicum.config import read
-from modicum.core.messages import Broadcast, Decision, Released, decode, encode
+from modicum.core.messages import Broadcast, Decision, Noised, decode, encode
 from modicum.core.parts import ClientFacts
 from modicum.privacy.ledger import Ledger
 from modicum.silo.silo import Silo
@@ -200,13 +200,20 @@ class Server:
             self.sent.setdefault(round, []).append(answer.body)
         return answer
 
-    def messages(self) -> dict[int, Released]:
+    def noise_std(self, round: int) -> float:
+        """Of the message's noise, as a server derives it."""
+        assert self.silo is not None
+        assert self.silo.taking_part is not None
+        expected = self.silo.taking_part.clients.expected(self.proposal(round))
+        return float(expected.facts.variance**0.5)
+
+    def messages(self) -> dict[int, Noised]:
         """What the bytes hold, after checking that no round was ever answered in two ways."""
         found = {}
         for round, blobs in self.sent.items():
             assert len(set(blobs)) == 1, f"round {round} left the silo in {len(set(blobs))} versions"
             message = decode(blobs[0])
-            assert isinstance(message, Released)
+            assert isinstance(message, Noised)
             found[round] = message
         return found
 

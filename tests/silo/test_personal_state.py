@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from modicum.core.messages import Released
+from modicum.core.messages import Noised
 from modicum.core.parts import PERSONALISED
 from modicum.core.store import load_state
 from tests.silo.helpers import EXPERIMENT, Server, opened, start, stop, write_silo
@@ -140,7 +140,7 @@ def test_nothing_personal_is_in_the_bytes_sent(tmp_path: Path, case: Case) -> No
     server, states = uninterrupted(tmp_path, case)
     for round, message in server.messages().items():
         blob, private = server.sent[round][0], states[round][case.keeps]
-        assert isinstance(message, Released)
+        assert isinstance(message, Noised)
         assert message.update.shape == (case.shared,)
         assert len(blob) < 4 * case.shared + 1024
         assert not copied(private, blob)
@@ -157,7 +157,7 @@ def test_a_personalised_model_is_covered_by_the_noise_that_was_planned(tmp_path:
         noise = message.update - clipped
         assert not copied(update, server.sent[round][0])
         assert not copied(clipped, server.sent[round][0])
-        assert float(noise.std()) == pytest.approx(message.facts.variance**0.5, rel=0.12)
+        assert float(noise.std()) == pytest.approx(server.noise_std(round), rel=0.12)
         assert float(noise.std()) > 5 * float(clipped.std())
 
 

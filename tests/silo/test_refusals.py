@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from modicum.core.messages import Decision, NoiseFacts, Released, encode
+from modicum.core.messages import Decision, Noised, encode
 from modicum.silo.terms import MOST_CLIENTS
 from modicum.silo.wire import HEADER, MAGIC, VERSION, Answer, Code, Kind, answer_from, read_exactly, read_header
 from tests.silo.helpers import EXPERIMENT, Server, charged_rounds, ledger_of, opened, serving, write_silo
@@ -313,7 +313,7 @@ def _raw(server: Server, head: bytes) -> Answer:
 def test_the_scripted_server_sees_a_difference() -> None:
     """The check of bytes bites: two versions of one round are found out."""
     server = Server(Path("nowhere.toml"))
-    blob = encode(Released("a", 0, torch.zeros(2), {}, NoiseFacts(0.0, 1.0)))
+    blob = encode(Noised("a", 0, torch.zeros(2), {}))
     server.sent[0] = [blob, blob + b" "]
     with pytest.raises(AssertionError, match="2 versions"):
         server.messages()

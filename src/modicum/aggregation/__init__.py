@@ -3,6 +3,7 @@
 from modicum.aggregation.mean import Mean
 from modicum.aggregation.momentum import Momentum
 from modicum.aggregation.noise_aware import NoiseAware
+from modicum.aggregation.robust import Median, NormBounded, TrimmedMean
 from modicum.aggregation.weighted import Weighted
 
-__all__ = ["Mean", "Momentum", "NoiseAware", "Weighted"]
+__all__ = ["Mean", "Median", "Momentum", "NoiseAware", "NormBounded", "TrimmedMean", "Weighted"]

@@ -21,7 +21,7 @@ from modicum.aggregation.mean import Mean
 from modicum.attacks.bounds import FloatArray, LowerBounds, lower_bounds
 from modicum.attacks.probe import ProbeBackend, ProbeTraining
 from modicum.core.door import DoorWatch
-from modicum.core.messages import Broadcast, Decision, Message, Released, ReleasedSum, Sealed, Share, decode
+from modicum.core.messages import Broadcast, Decision, Message, Noised, ReleasedSum, Sealed, Share, decode
 from modicum.core.parts import Backend, Batch, ClientFacts, Frame, Mechanism, Method, Opening, Policy
 from modicum.errors import UserError
 from modicum.federation.clients import Client, Clients
@@ -197,7 +197,7 @@ class _Stage:
         messages: dict[str, Message] = {}
         for name, answer in self.clients.answer(broadcasts).items():
             message = decode(answer) if isinstance(answer, bytes) else None
-            if not isinstance(message, Released | Sealed | Share):
+            if not isinstance(message, Noised | Sealed | Share):
                 raise UserError(
                     f"the audit's client {name!r} refused: give it a budget for {self.what.rounds} rounds"
                 )

@@ -58,6 +58,7 @@ def experiment(config: Config) -> Experiment:
         seed=run.seed,
         hot_start=run.hot_start,
         average=run.average,
+        bounds=run.bounds,
         evaluate_every=run.evaluate_every,
         device=run.device,
         model_options=dict(config.model.options),

@@ -72,6 +72,19 @@ class MetricConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SiloTerms:
+    """What a deployed run knows of one silo: agreed beforehand, never taken from what the silo says (R14)."""
+
+    records: int = setting(0, "it trains on")
+    budget: float = setting(0.0, "ε that it grants (inf for no privacy)")
+    validation: int = setting(0, "records that it holds out for declared metrics")
+
+    def __post_init__(self) -> None:
+        if self.records < 1 or self.validation < 0 or not self.budget > 0:
+            raise UserError("an agreed silo needs its records and budget, e.g. { records = 479, budget = 1.0 }")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """How long, with whom, and what is written down."""
 
@@ -90,6 +103,12 @@ class RunConfig:
     device: str = setting("cpu", "cpu, cuda, cuda:1, …")
     simulation: bool = setting(True, "seeded noise that protects nobody; false: cryptographic noise")
     metrics: tuple[MetricConfig, ...] = setting((), "metrics on clients' own data, paid from their budgets")
+    bounds: tuple[float, float] | None = setting(
+        None, "smallest and largest clipping bound, whatever a policy chooses (default: deployed, 0.001 and 1000)"
+    )
+    silos: dict[str, SiloTerms] = setting(  # noqa: RUF009
+        dict, "a deployment's silos as agreed, e.g. clinic = { records = 479, budget = 1.0 }"
+    )
 
     def __post_init__(self) -> None:
         for name in ("rounds", "evaluate_every", "per_round", "max_participations"):
@@ -102,6 +121,8 @@ class RunConfig:
             raise UserError(f"average must lie in [0, 1), got {self.average}")
         if self.seed < 0:
             raise UserError(f"seed must be 0 or more, got {self.seed}")
+        if self.bounds is not None and not 0 < self.bounds[0] <= self.bounds[1] < float("inf"):
+            raise UserError(f"bounds are two positive numbers, smallest first, got {list(self.bounds)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,7 @@ def describe_experiment(experiment: Experiment, simulation: bool) -> str:
             "seed": e.seed,
             "hot_start": e.hot_start,
             "average": e.average,
+            "bounds": e.bounds,
             "evaluate_every": e.evaluate_every,
             "device": e.device,
             "simulation": simulation,

@@ -1,8 +1,9 @@
 """What travels between server and clients, typed by who may look inside.
 
-`Released` and `ReleasedSum` went through the door with noise: anyone may see them. `Sealed` is for a trusted
-server and `Share` for secure aggregation: only the server half of the mechanism that made them opens them.
-Policies and aggregation never get a `Sealed` or a `Share`.
+A client sends `Noised`, which went through the door with noise and which anyone may see, `Sealed` for a trusted
+server, or `Share` for secure aggregation: only the server half of the mechanism that made them opens them.
+Policies and aggregation get `Released` and `ReleasedSum`, whose facts about noise the server has derived: a client
+reports none (R14).
 """
 
 from __future__ import annotations
@@ -62,9 +63,44 @@ class NoiseFacts:
     signal_variance: Mapping[str, float] = field(default_factory=dict)
 
 
+Range = tuple[float, float]
+"""Smallest and largest value."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an answer to a proposal can be, from plan, decision and agreed terms alone (R14).
+
+    An honest answer lies outside with probability at most `possible.DOUBT`. Names that are not listed, and listed
+    ones that are missing, do not occur in an honest answer.
+    """
+
+    facts: NoiseFacts
+    norm: float  # largest norm of the update
+    signals: Mapping[str, Range] = field(default_factory=dict)
+    metrics: Mapping[str, Range] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Noised:
+    """One client's noised update and signals, as it sends them."""
+
+    client: str
+    round: int
+    update: Tensor = field(repr=False)
+    signals: Mapping[str, float]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    kind = "noised"
+
+    def known(self, facts: NoiseFacts) -> Released:
+        """Opened, with what the server knows of its noise."""
+        return Released(self.client, self.round, self.update, self.signals, facts, self.metrics)
+
+
 @dataclass(frozen=True)
 class Released:
-    """One client's noised update and signals."""
+    """One client's noised update and signals, with the server's own knowledge of the noise in them."""
 
     client: str
     round: int
@@ -114,7 +150,8 @@ class ReleasedSum:
     kind = "sum"
 
 
-Message = Released | Sealed | Share
+Message = Noised | Sealed | Share
+Anything = Message | Broadcast | Released | ReleasedSum
 Opened = tuple[Released, ...] | ReleasedSum
 
 
@@ -128,7 +165,7 @@ def paid(opened: Opened | None) -> dict[str, float]:
     return {n: statistics.fmean(r.metrics[n] for r in opened if n in r.metrics) for n in sorted(names)}
 
 
-def encode(message: Message | Broadcast | ReleasedSum) -> bytes:
+def encode(message: Anything) -> bytes:
     """The bytes on the wire: tensors in safetensors format, everything else as JSON in its header."""
     try:
         from safetensors.torch import save
@@ -158,12 +195,13 @@ def encode(message: Message | Broadcast | ReleasedSum) -> bytes:
                 "gain": facts.gain,
                 "signal_variance": dict(facts.signal_variance),
             }
+        if isinstance(message, Noised | Released | ReleasedSum):
             meta["metrics"] = dict(message.metrics)
         tensor = message.update
     return bytes(save({"values": tensor.detach().cpu().contiguous()}, metadata={"modicum": json.dumps(meta)}))
 
 
-def decode(blob: bytes) -> Message | Broadcast | ReleasedSum:
+def decode(blob: bytes) -> Anything:
     """The inverse of `encode`, bit for bit. Unknown or damaged bytes are refused."""
     from safetensors.torch import load
 
@@ -204,7 +242,7 @@ def _facts(d: Mapping[str, Any]) -> NoiseFacts:
     return NoiseFacts(_number(d["variance"]), _number(d["gain"]), _numbers(d["signal_variance"]))
 
 
-def _build(meta: dict[str, Any], tensor: Tensor) -> Message | Broadcast | ReleasedSum:
+def _build(meta: dict[str, Any], tensor: Tensor) -> Anything:
     kind, round = meta["kind"], _count(meta["round"])
     if kind == "broadcast":
         decision = Decision.from_dict(meta["decision"])
@@ -212,6 +250,8 @@ def _build(meta: dict[str, Any], tensor: Tensor) -> Message | Broadcast | Releas
         return Broadcast(_text(meta["run"]), round, _text(meta["client"]), decision, tensor, due)
     signals = _numbers(meta["signals"])
     match kind:
+        case "noised":
+            return Noised(_text(meta["client"]), round, tensor, signals, _numbers(meta["metrics"]))
         case "released":
             facts, metrics = _facts(meta["facts"]), _numbers(meta["metrics"])
             return Released(_text(meta["client"]), round, tensor, signals, facts, metrics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +22,13 @@ class Optimiser(Protocol):
 
     def gains(self, steps: int) -> tuple[float, float]:
         """How a constant gradient g and noise of variance v in every step reach the update: (|Δ|/|g|, Var Δ/v)."""
+
+    def farthest(self, steps: int, clipped: float, noise: float, dimension: int) -> float:
+        """The largest norm of the update of `dimension` parameters.
+
+        Each step's gradient is a part of norm at most `clipped` plus Gaussian noise; `noise` is that noise's std
+        times a quantile of the norm of standard normal values.
+        """
 
 
 def _positive(name: str, value: float) -> None:
@@ -55,6 +63,12 @@ class Sgd:
         reach = [self.lr * (1 - m ** (steps - s)) / (1 - m) for s in range(steps)]
         return sum(reach), sum(r * r for r in reach)
 
+    def farthest(self, steps: int, clipped: float, noise: float, dimension: int) -> float:  # noqa: ARG002
+        """The update is linear in the gradients: clipped parts add up by the triangle inequality, and the noise
+        of all steps is one Gaussian."""
+        gain, spread = self.gains(steps)
+        return gain * clipped + math.sqrt(spread) * noise
+
 
 @dataclass(frozen=True)
 class Adam:
@@ -81,3 +95,12 @@ class Adam:
 
     def gains(self, steps: int) -> tuple[float, float]:
         return self.lr * steps, self.lr**2 * steps
+
+    def farthest(self, steps: int, clipped: float, noise: float, dimension: int) -> float:  # noqa: ARG002
+        """Whatever the gradients: |m_t| ≤ (1−β₁)·√(Σ_{k<t} (β₁²/β₂)^k / (1−β₂))·√v_t by Cauchy and Schwarz."""
+        shrink, total, root = self.beta1**2 / self.beta2, 0.0, 0.0
+        for t in range(1, steps + 1):
+            root += shrink ** (t - 1)
+            bias = math.sqrt(1 - self.beta2**t) / (1 - self.beta1**t)
+            total += bias * (1 - self.beta1) * math.sqrt(root / (1 - self.beta2))
+        return self.lr * total * math.sqrt(dimension)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from modicum.core.door import Door, SumDoor
 from modicum.core.layout import Layout
-from modicum.core.messages import Broadcast, Decision, Message, Opened, Released, ReleasedSum
+from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, Opened, ReleasedSum
 from modicum.errors import UserError
 from modicum.privacy.events import Release
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
@@ -285,6 +285,7 @@ class Opening:
     model: Tensor  # shared parameters before the round
     denominator: float  # the cohort's fixed public (or expected) size
     door: SumDoor | None = None  # the server's own, where the server adds the noise
+    expected: Mapping[str, Expected] = field(default_factory=dict)  # of each client that was asked
 
 
 class Mechanism(Protocol):
@@ -316,6 +317,11 @@ class Mechanism(Protocol):
     ) -> tuple[Release, ...]:
         """What the client would release if it followed this proposal; reserved before data is touched."""
 
+    def expected(
+        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+    ) -> Expected:
+        """What the client's answer to this proposal can be, and the noise in it. Nothing reported enters (R14)."""
+
     def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
         """The client half, for several clients at once; each result depends on its own job alone."""
 
@@ -337,13 +343,13 @@ class Aggregation(Protocol):
 class Codec(Protocol):
     """A map after the door, such as thresholding or compression: post-processing, so it is free."""
 
-    def apply(self, released: Released) -> Released: ...
+    def apply(self, noised: Noised) -> Noised: ...
 
 
 @dataclass(frozen=True)
 class Identity:
-    def apply(self, released: Released) -> Released:
-        return released
+    def apply(self, noised: Noised) -> Noised:
+        return noised
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from modicum.core.door import Door, DoorWatch, ReservedDoor
-from modicum.core.messages import Broadcast, Released, encode, finite
+from modicum.core.messages import Broadcast, Expected, Noised, encode, finite
 from modicum.core.parts import Batch, ClientFacts, Frame, Job, Method, State
 from modicum.core.store import load_state, save_state
 from modicum.privacy.budgets import Reason, Refusal, Refused
@@ -97,6 +97,13 @@ class Clients:
     def events(self, broadcast: Broadcast) -> tuple[Release, ...]:
         client = self.clients[broadcast.client]
         return self.method.mechanism.events(
+            client.facts, client.plan, self.frame, broadcast, self._participation(client, broadcast.round)
+        )
+
+    def expected(self, broadcast: Broadcast) -> Expected:
+        """What a server may expect of the answer, with this side's own count of participations."""
+        client = self.clients[broadcast.client]
+        return self.method.mechanism.expected(
             client.facts, client.plan, self.frame, broadcast, self._participation(client, broadcast.round)
         )
 
@@ -185,7 +192,7 @@ class Clients:
             if self.charges_here and not job.door.tokens:  # its filter refused the very first step
                 sent[name] = Refusal(name, Reason.BUDGET_EXCEEDED)
                 continue
-            if isinstance(message, Released):
+            if isinstance(message, Noised):
                 message = self.method.codec.apply(message)
             blob = sent[name] = encode(message)
             self._write(name, round, state)

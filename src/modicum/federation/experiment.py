@@ -81,6 +81,7 @@ class Experiment:
     seed: int = 0
     hot_start: int = 0  # epochs of the first model on the public proxy; 0: none
     average: float = 0.0  # β of the average over rounds that is reported in place of the last model; 0: none
+    bounds: tuple[float, float] | None = None  # that no policy leaves; None: the policy's own limits
     evaluate_every: int = 1
     device: str = "cpu"
     model_options: dict[str, float] = field(default_factory=dict)

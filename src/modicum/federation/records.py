@@ -28,6 +28,7 @@ class RoundRecord:
     public: Mapping[str, float] = field(default_factory=dict)
     paid: Mapping[str, float] = field(default_factory=dict)
     simulated: Mapping[str, float] = field(default_factory=dict)
+    impossible: Mapping[str, str] = field(default_factory=dict)  # whose answers no honest client can have sent
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from modicum.core.door import SERVER
-from modicum.core.messages import Broadcast, Message, ReleasedSum
+from modicum.core.messages import Broadcast, Expected, Message, ReleasedSum
 from modicum.core.parts import Batch, Frame, Job, Opening, PublicFacts, State
 from modicum.engines.choose import choose
 from modicum.federation.evaluation import accuracy_by_client, evaluate, own_model
@@ -107,7 +107,8 @@ class Rehearsal:
             self.backend, self.method.training, self.method.policy, shared, experiment.metrics, public
         )
         first = self.data.first[shared]
-        self.server = Server(self.method, public, cohorts, "rehearsal", self.frame, first, experiment.average)
+        limits = experiment.average, experiment.bounds
+        self.server = Server(self.method, public, cohorts, "rehearsal", self.frame, first, *limits)
         self.door = RehearsedNoise(experiment.seed)
         personal = self.data.first[~shared]
         self.states: dict[str, State] = {n: {"personal": personal} if len(personal) else {} for n in self.facts}
@@ -153,8 +154,13 @@ class Rehearsal:
         secret = self.method.mechanism.cohort_rate is not None  # everyone is charged, drawn or not (R5)
         charged = self.server.broadcasts_to_all(proposal) if secret else proposal.broadcasts
         events = {b.client: self._events(b) for b in charged}
+        expected = {b.client: self._expected(b) for b in proposal.broadcasts}
         size = self.server.cohorts.size
-        return Opening(proposal.round, proposal.cohort, events, self.server.state.model, size, self.door)
+        return Opening(proposal.round, proposal.cohort, events, self.server.state.model, size, self.door, expected)
+
+    def _expected(self, b: Broadcast) -> Expected:
+        facts, plan = self.facts[b.client], self.plans[b.client]
+        return self.method.mechanism.expected(facts, plan, self.frame, b, self._turns[b.client])
 
     def _events(self, b: Broadcast) -> tuple[Release, ...]:
         name = b.client

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,9 +15,10 @@ from modicum.core.door import DoorWatch, ReservedSumDoor, SumDoor
 from modicum.core.messages import (
     Broadcast,
     Decision,
+    Expected,
     Message,
+    Noised,
     Opened,
-    Released,
     ReleasedSum,
     Sealed,
     Share,
@@ -28,10 +30,13 @@ from modicum.core.parts import Frame, Method, Opening, PublicFacts, State, View
 from modicum.core.store import write_durably
 from modicum.errors import UnsoundError, UserError
 from modicum.federation.cohort import Cohorts
+from modicum.mechanisms.possible import objection
 from modicum.privacy.events import Release
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.token import Token
+
+LOG = logging.getLogger("modicum.server")
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,14 @@ class Proposal:
     @property
     def asked(self) -> tuple[str, ...]:
         return tuple(b.client for b in self.broadcasts)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What came back: messages that an honest client can have sent, and of the others why not."""
+
+    messages: tuple[Message, ...]
+    impossible: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -84,6 +97,7 @@ class Server:
         frame: Frame,
         first: Tensor,
         average: float = 0.0,
+        bounds: tuple[float, float] | None = None,
     ) -> None:
         if method.aggregation.needs_individuals and not method.mechanism.individuals:
             raise UserError(
@@ -92,7 +106,7 @@ class Server:
             )
         _refuse_unequal_noise(method, public)
         self.method, self.public, self.cohorts, self.run, self.frame = method, public, cohorts, run, frame
-        self.average = average
+        self.average, self.bounds = average, bounds
         self.names = tuple(c.name for c in public.clients)
         self.state = ServerState(0, first, method.policy.init(public), method.aggregation.init(public))
 
@@ -120,10 +134,17 @@ class Server:
     def propose(self) -> Proposal:
         """Decisions for everyone, and a broadcast for each client of this round's cohort that has not retired."""
         t = self.state.round
-        chosen = self.method.policy.decide(self.state.policy, t, self.names)
+        chosen = self._within(self.method.policy.decide(self.state.policy, t, self.names))
         decisions = self.method.mechanism.decisions(chosen, self.public.multipliers)
         cohort = tuple(self.names[i] for i in self.cohorts.invited(t))
         return Proposal(t, decisions, cohort, self._broadcasts(cohort, decisions))
+
+    def _within(self, chosen: Mapping[str, Decision]) -> dict[str, Decision]:
+        """C within the agreed bounds: clients refuse others, and hostile signals must not lead there."""
+        if self.bounds is None:
+            return dict(chosen)
+        low, high = self.bounds
+        return {name: replace(d, bound=min(max(d.bound, low), high)) for name, d in chosen.items()}
 
     def _broadcasts(self, names: Sequence[str], decisions: Mapping[str, Decision]) -> tuple[Broadcast, ...]:
         t, model = self.state.round, self.state.model
@@ -138,41 +159,61 @@ class Server:
         """The proposal as it would be sent to everyone: what a secret cohort's members are charged for."""
         return self._broadcasts(self.names, proposal.decisions)
 
-    def open(
-        self,
-        proposal: Proposal,
-        blobs: Mapping[str, bytes],
-        events: Mapping[str, tuple[Release, ...]],
-        door: SumDoor | None = None,
-    ) -> Opened | None:
-        """What may be seen of the answers; late, double or foreign messages are dropped."""
-        messages = [m for name, blob in blobs.items() if (m := self._checked(blob, name, proposal)) is not None]
-        context = Opening(proposal.round, proposal.cohort, events, self.state.model, self.cohorts.size, door)
-        return self.method.mechanism.open(messages, context)
+    def read(self, proposal: Proposal, blobs: Mapping[str, bytes], expected: Mapping[str, Expected]) -> Answers:
+        """Answers that are possible. Who sent another counts as absent in this round and is named (R14)."""
+        messages, impossible = [], {}
+        for name, blob in blobs.items():
+            found = self._read(blob, name, proposal, expected)
+            if isinstance(found, str):
+                impossible[name] = found
+                LOG.warning("round %d: %s counts as absent: %s", proposal.round, name, found)
+            else:
+                messages.append(found)
+        return Answers(tuple(messages), impossible)
 
-    def _checked(self, blob: bytes, name: str, proposal: Proposal) -> Message | None:
-        """The message, or None: whatever one client sends can at most make that client count as absent."""
+    def _read(self, blob: bytes, name: str, proposal: Proposal, expected: Mapping[str, Expected]) -> Message | str:
+        """The message, or why there is none: whatever a client sends, at most that client counts as absent."""
         try:
             message = decode(blob)
         except UserError:
-            return None
-        if not isinstance(message, Released | Sealed | Share):
-            return None
+            return "its bytes are not a message of this version"
+        if not isinstance(message, Noised | Sealed | Share) or name not in proposal.asked:
+            return "it sent something else than an answer"
+        if (message.client, message.round) != (name, proposal.round):
+            return "its answer is another client's or another round's"
         model, update = self.state.model, message.update
-        expected = (name, proposal.round, model.shape, model.dtype)
-        fits = (message.client, message.round, update.shape, update.dtype) == expected and name in proposal.asked
-        wanted = {str(s.name) for s in self.method.policy.signals}
-        return message if fits and finite(update) and wanted <= set(message.signals) else None
+        if (update.shape, update.dtype) != (model.shape, model.dtype):
+            return "its update has another shape or precision than the model"
+        return objection(message, expected[name]) or message
 
-    def advance(self, opened: Opened | None, refused: Mapping[str, str]) -> None:
-        """The next model; an abandoned or empty round leaves it as it is."""
-        state = self.state
+    def open(
+        self,
+        proposal: Proposal,
+        messages: Sequence[Message],
+        events: Mapping[str, tuple[Release, ...]],
+        expected: Mapping[str, Expected],
+        door: SumDoor | None = None,
+    ) -> Opened | None:
+        """What may be seen of messages that `read` let through."""
+        model, size = self.state.model, self.cohorts.size
+        context = Opening(proposal.round, proposal.cohort, events, model, size, door, expected)
+        return self.method.mechanism.open(messages, context)
+
+    def advance(self, opened: Opened | None, refused: Mapping[str, str]) -> bool:
+        """Whether there is a new model; an abandoned or empty round leaves it as it is, and so does one whose
+        model would not be finite: clients could only refuse that. `refused` names clients that retire."""
+        state, moved = self.state, False
         if opened is not None:
-            combine = self.method.aggregation.combine
-            state.model, state.aggregation = combine(state.aggregation, state.model, opened)
-            self._remember()
+            model, aggregation = self.method.aggregation.combine(state.aggregation, state.model, opened)
+            moved = finite(model)
+            if moved:
+                state.model, state.aggregation = model, aggregation
+                self._remember()
+            else:
+                LOG.warning("round %d: its model would not be finite, so the last one stays", state.round)
         state.retired = {**state.retired, **refused}
         state.round += 1
+        return moved
 
     def _remember(self) -> None:
         """Σ β^(t−s)·θ_s / Σ β^(t−s): an exponential average whose weights add up to one from the start."""

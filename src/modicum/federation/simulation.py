@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -26,15 +27,28 @@ from modicum.federation.run_folder import RunFolder
 from modicum.federation.server import OpenedOnce, Proposal, Server, TrustedLedger
 from modicum.federation.transcript import AGGREGATOR, Forget, Kind, Seen, Transcript
 from modicum.mechanisms.common import metric_plans, training_multiplier
-from modicum.privacy.budgets import Refusal, Refused
+from modicum.privacy.budgets import Reason, Refusal, Refused
 from modicum.privacy.events import Release
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
 from modicum.privacy.plan import Guard, PrivacyPlan
 from modicum.privacy.token import Token
 from modicum.privacy.views import Shows
 
+OWN_FAULT = frozenset({Reason.BAD_MODEL, Reason.BAD_BOUND})
+"""Refusals of a proposal as such: the server's own doing, for which no client retires."""
+
 Faults = Callable[[int, str], bool]
 """(round, client) → True where the client never answers; for tests and what-if experiments."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What came of asking a round's cohort."""
+
+    opened: Opened | None
+    answered: int
+    refused: Mapping[str, str]  # who retires, and why
+    impossible: Mapping[str, str] = field(default_factory=dict)
 
 
 class Simulation:
@@ -73,7 +87,8 @@ class Simulation:
         self.ledger = files.open_ledger(run_id(experiment), self.noise, records_id(experiment), foreign)
         self.ledger.declare(self.plans.values())
         first, run = self.data.first[shared], self.ledger.run_id
-        self.server = Server(self.method, public, self.cohorts, run, self.frame, first, experiment.average)
+        limits = experiment.average, experiment.bounds
+        self.server = Server(self.method, public, self.cohorts, run, self.frame, first, *limits)
         self.clients = Clients(
             self.method,
             self.frame,
@@ -122,41 +137,43 @@ class Simulation:
     def step(self) -> RoundRecord:
         """One round: propose, reserve, compute, settle, open, aggregate, observe, checkpoint."""
         server, proposal = self.server, self.server.propose()
-        if self.trusted is None:
-            opened, answered, refused = self._exchange(proposal)
-        else:
-            opened, answered, refused = self._exchange_trusted(proposal, self.trusted)
+        trusted = self.trusted
+        done = self._exchange(proposal) if trusted is None else self._exchange_trusted(proposal, trusted)
+        opened, refused = done.opened, done.refused
         for release in (opened,) if isinstance(opened, ReleasedSum) else opened or ():
             self._note(SERVER, proposal.round, "opened", SERVER, release)
-        server.advance(opened, refused)
+        moved = server.advance(opened, {n: why for n, why in refused.items() if why not in OWN_FAULT})
         public = self._evaluate_public()
         server.observe(proposal, opened, public)
         secret = self.method.mechanism.cohort_rate is not None  # who was drawn, and how many, stays untold (R5)
         record = RoundRecord(
             round=proposal.round,
             bounds={name: d.bound for name, d in proposal.decisions.items() if secret or name in proposal.asked},
-            answered=None if secret else answered,
+            answered=None if secret else done.answered,
             refused=refused,
-            abandoned=opened is None,
+            abandoned=not moved,
             reserved=self.ledger.share_made(),
             public=public,
             paid=paid(opened),
             simulated=self._evaluate(proposal.round),
+            impossible={} if secret else done.impossible,
         )
         self.metrics.append(record)
         save_state(self._checkpoint, server.state.to_dict())
         self.clients.acknowledge(server.state.round)
         return record
 
-    def _exchange(self, proposal: Proposal) -> tuple[Opened | None, int, dict[str, str]]:
+    def _exchange(self, proposal: Proposal) -> Exchange:
         blobs, refused = self._ask(proposal.broadcasts)
         events = {b.client: self.clients.events(b) for b in proposal.broadcasts if b.client in blobs}
+        expected = {b.client: self.clients.expected(b) for b in proposal.broadcasts if b.client in blobs}
+        answers = self.server.read(proposal, blobs, expected)
         opened = self._once.open(
             proposal.round,
             self.data.first.device,
-            lambda: self.server.open(proposal, blobs, events) if blobs else None,
+            lambda: self.server.open(proposal, answers.messages, events, expected) if blobs else None,
         )
-        return opened, len(blobs), refused
+        return Exchange(opened, len(answers.messages), refused, answers.impossible)
 
     def _ask(self, broadcasts: Sequence[Broadcast]) -> tuple[dict[str, bytes], dict[str, str]]:
         """Carry proposals to clients and their answers back, noting what each side sees."""
@@ -181,21 +198,21 @@ class Simulation:
         if not isinstance(self.transcript, Forget):
             self.transcript.record(Seen(party, round, kind, sender, encode(message)))
 
-    def _exchange_trusted(
-        self, proposal: Proposal, trusted: TrustedLedger
-    ) -> tuple[Opened | None, int, dict[str, str]]:
+    def _exchange_trusted(self, proposal: Proposal, trusted: TrustedLedger) -> Exchange:
         events, tokens, refused = self._reserve_trusted(proposal, trusted)
         asked = [b for b in proposal.broadcasts if b.client not in refused]
         stored = trusted.stored(proposal.round)
         if stored is not None:
-            return stored, sum(not self._faults(b.round, b.client) for b in asked), refused
+            return Exchange(stored, sum(not self._faults(b.round, b.client) for b in asked), refused)
         blobs, _ = self._ask(asked)
         if not tokens:  # nobody has budget left
-            return None, 0, refused
-        opened = self.server.open(proposal, blobs, events, trusted.door(tokens))
+            return Exchange(None, 0, refused)
+        expected = {b.client: self.clients.expected(b) for b in asked}
+        answers = self.server.read(proposal, blobs, expected)
+        opened = self.server.open(proposal, answers.messages, events, expected, trusted.door(tokens))
         assert isinstance(opened, ReleasedSum)
         trusted.settle(tokens, opened)
-        return opened, len(blobs), refused
+        return Exchange(opened, len(answers.messages), refused, answers.impossible)
 
     def _reserve_trusted(
         self, proposal: Proposal, trusted: TrustedLedger

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from modicum.core.messages import Broadcast, Decision, Message, Opened
+from modicum.core.messages import Broadcast, Decision, Expected, Message, Opened
 from modicum.core.parts import ClientFacts, Frame, Job, Opening, State
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
@@ -59,6 +59,11 @@ class AsPublished:
         self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
     ) -> tuple[Release, ...]:
         return self.inner.events(facts, plan, frame, broadcast, participation)
+
+    def expected(
+        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+    ) -> Expected:
+        return self.inner.expected(facts, plan, frame, broadcast, participation)
 
     def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
         return self.inner.run(jobs, frame)

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from modicum.core.messages import Broadcast, Decision, Message, NoiseFacts, Opened, Released
+from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened
 from modicum.core.parts import ClientFacts, Frame, Job, Opening, State
 from modicum.mechanisms import common
 from modicum.mechanisms.local_steps import LocalSteps, train_locally
+from modicum.mechanisms.possible import DOUBT
 from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, ServerSeesMessages, Unit
@@ -50,6 +51,15 @@ class Clear:
         )
         return (update, *common.metric_events(self.spec, broadcast, frame.metrics))
 
+    def expected(
+        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+    ) -> Expected:
+        """Nothing is clipped, so that any finite update is possible: only a robust aggregation bounds it."""
+        _, *metrics = self.events(facts, plan, frame, broadcast, participation)
+        doubt = DOUBT / max(1, len(metrics))
+        rates = common.expected_metrics(metrics, self.spec.unit, facts.validation, doubt)
+        return Expected(NoiseFacts(0.0, 1.0), math.inf, {}, rates)
+
     def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
         first = common.starts(jobs, frame)
         results: list[tuple[Message, State]] = []
@@ -57,9 +67,9 @@ class Clear:
             event = self.events(job.facts, job.plan, frame, job.broadcast, 0)[0]
             update = job.door.release(event, 0, {UPDATE: common.shared_part(last - initial, job, frame)})[UPDATE]
             metrics = common.released_metrics(job, frame, self.spec)
-            message = Released(job.facts.name, job.broadcast.round, update, {}, NoiseFacts(0.0, 1.0), metrics)
+            message = Noised(job.facts.name, job.broadcast.round, update, {}, metrics)
             results.append((message, common.keep_personal(job, frame, last)))
         return results
 
-    def open(self, messages: Sequence[Message], context: Opening) -> Opened | None:  # noqa: ARG002
-        return tuple(m for m in messages if isinstance(m, Released))
+    def open(self, messages: Sequence[Message], context: Opening) -> Opened | None:
+        return common.opened(messages, context)

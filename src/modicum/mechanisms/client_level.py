@@ -21,10 +21,11 @@ from modicum.core.door import Ask, release_together
 from modicum.core.messages import (
     Broadcast,
     Decision,
+    Expected,
     Message,
+    Noised,
     NoiseFacts,
     Opened,
-    Released,
     ReleasedSum,
     Sealed,
     Share,
@@ -33,6 +34,7 @@ from modicum.core.parts import SIGNAL_BOUND, ClientFacts, Frame, Job, Opening, S
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms import common
 from modicum.mechanisms.local_steps import LocalSteps, train_locally
+from modicum.mechanisms.possible import DOUBT, ROUNDING, around, noise_norm, spread
 from modicum.privacy.calibration import calibrate_noise, largest_steps
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
@@ -130,6 +132,25 @@ class ClientLevel:
             noise_origin=Origin.PRESET if chosen is None else Origin.RELEASED,
         )
 
+    def expected(
+        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+    ) -> Expected:
+        """An update within its bound plus one draw of noise; behind a trusted server without any."""
+        event, *metrics = self.events(facts, plan, frame, broadcast, participation)
+        main, *signals = event.blocks
+        doubt = DOUBT / (1 + len(signals) + len(metrics))
+        noisy = float(self.view.senders_add_noise)
+        noise = noisy * main.noise_std * noise_norm(broadcast.model.numel(), doubt)
+        norm = (main.bound + noise) * (1 + ROUNDING)
+        stds = {b.name: b.noise_std for b in signals}
+        known = NoiseFacts(main.noise_std**2, 1.0, {name: std**2 for name, std in stds.items()})
+        middle = SIGNAL_BOUND if self.individuals else 0.0  # a share's and a sealed message's values are centred
+        rates = common.expected_metrics(metrics, Unit.CLIENT, facts.validation, doubt)
+        if not self.individuals:
+            stds, rates = stds | {e.blocks[0].name: e.blocks[0].noise_std for e in metrics}, {}
+        reach = {name: SIGNAL_BOUND + noisy * spread(doubt) * std for name, std in stds.items()}
+        return Expected(known, norm, {name: around(middle, r) for name, r in reach.items()}, rates)
+
     def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
         first = common.starts(jobs, frame)
         trained = train_locally(jobs, first, frame, self.local)
@@ -174,13 +195,11 @@ class ClientLevel:
         if not self.individuals:
             return Share(event.client, event.round, update, scalars)
         signals, metrics = _tell_apart(scalars)
-        blocks = {b.name: b.noise_std**2 for b in event.blocks}
-        facts = NoiseFacts(blocks.pop(UPDATE), 1.0, blocks)
-        return Released(event.client, event.round, update, signals, facts, metrics)
+        return Noised(event.client, event.round, update, signals, metrics)
 
     def open(self, messages: Sequence[Message], context: Opening) -> Opened | None:
         if self.individuals:
-            return tuple(m for m in messages if isinstance(m, Released))
+            return common.opened(messages, context)
         stds = _shared_noise(context.events)
         noised = self.view.senders_add_noise
         kind = Share if noised else Sealed

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from modicum.core.messages import Broadcast
-from modicum.core.parts import SIGNAL_BOUND, Frame, Job, Metric, Signal, SignalName
+from modicum.core.messages import Broadcast, Message, Noised, Range, Released
+from modicum.core.parts import SIGNAL_BOUND, Frame, Job, Metric, Opening, Signal, SignalName
+from modicum.mechanisms.possible import around, spread
 from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, Unit
@@ -117,6 +118,20 @@ def metric_events(spec: PrivacySpec, broadcast: Broadcast, metrics: Sequence[Met
         for m in metrics
         if m.name in broadcast.metrics
     )
+
+
+def expected_metrics(events: Sequence[Release], unit: Unit, records: int, doubt: float) -> dict[str, Range]:
+    """What released metrics can be: a rate of 0 to 1 and its noise, on the scale of `metric_rate`."""
+    over = max(1, records) if unit is Unit.RECORD else 1
+    found = {}
+    for block in (event.blocks[0] for event in events):
+        found[block.name.removeprefix("metric:")] = around(0.5, 0.5 + spread(doubt) * block.noise_std / over)
+    return found
+
+
+def opened(messages: Sequence[Message], context: Opening) -> tuple[Released, ...]:
+    """Messages that may be seen one by one, each with what the server knows of its noise."""
+    return tuple(m.known(context.expected[m.client].facts) for m in messages if isinstance(m, Noised))
 
 
 def metric_value(job: Job, frame: Frame, unit: Unit) -> Tensor:

@@ -10,9 +10,10 @@ from typing import Literal
 from torch import Tensor, tensor
 from torch.nn.functional import cross_entropy
 
-from modicum.core.messages import Broadcast, Decision, Message, Opened, Released
+from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, Opened
 from modicum.core.parts import PERSONALISED, ClientFacts, Frame, Job, Opening, State
 from modicum.mechanisms.client_level import UPDATE, ClientLevel
+from modicum.mechanisms.possible import around
 from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
@@ -54,6 +55,12 @@ class RawMetrics:
         noised = self.inner.events(facts, plan, frame, broadcast, participation)
         return (*noised, self._figures(broadcast))
 
+    def expected(
+        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+    ) -> Expected:
+        inner = self.inner.expected(facts, plan, frame, broadcast, participation)
+        return replace(inner, metrics={"accuracy": around(0.5, 0.5), "loss": around(WORST / 2, WORST / 2)})
+
     def _figures(self, broadcast: Broadcast) -> Release:
         return Release(
             client=broadcast.client,
@@ -66,14 +73,14 @@ class RawMetrics:
     def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
         results: list[tuple[Message, State]] = []
         for job, (message, state) in zip(jobs, self.inner.run(jobs, frame), strict=True):
-            assert isinstance(message, Released)
+            assert isinstance(message, Noised)
             private = {RAW: self._test(job, frame, message, state)}
             sent = job.door.release(self._figures(job.broadcast), 0, private)[RAW]
             accuracy, loss = sent.tolist()
             results.append((replace(message, metrics={"accuracy": accuracy, "loss": loss}), state))
         return results
 
-    def _test(self, job: Job, frame: Frame, message: Released, state: State) -> Tensor:
+    def _test(self, job: Job, frame: Frame, message: Noised, state: State) -> Tensor:
         theta = state[PERSONALISED]
         if self.tested == "noised":
             theta = theta.clone()

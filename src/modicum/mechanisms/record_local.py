@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from modicum.core.door import Ask, release_together
-from modicum.core.messages import Broadcast, Decision, Message, NoiseFacts, Opened, Released
+from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened, Range
 from modicum.core.parts import Batch, ClientFacts, ClipRule, Frame, Job, Opening, Place, Scope, State, View
 from modicum.core.stack import Pool
 from modicum.errors import UserError
 from modicum.mechanisms import common
+from modicum.mechanisms.possible import DOUBT, ROUNDING, around, most_drawn, noise_norm, spread
 from modicum.privacy.accounting.rdp import best_order
 from modicum.privacy.calibration import calibrate_noise, largest_steps
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
@@ -150,6 +151,48 @@ class RecordLocal:
             noise_origin=Origin.RELEASED if adaptive else Origin.PRESET,
         )
 
+    def expected(
+        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+    ) -> Expected:
+        """Each step's clipped mean is at most C·b/B for b records drawn where B are expected; noise adds up.
+
+        A client that missed a proposal counts its participations otherwise than the server, so that one of its
+        rounds may be a step longer or shorter than the server thinks. Where a client decides before each step, its
+        bounds and noise are unknown here: facts are those of the first decision, and only finiteness is checked.
+        """
+        count = self.steps_in(facts, participation)
+        event = self._event(facts, plan, frame, broadcast, broadcast.decision, 0, count)
+        metrics = common.metric_events(self.spec, broadcast, frame.metrics)
+        known = self.facts_of(event, facts, count, frame.training.optimiser.gains(count))
+        doubt = DOUBT / (2 + len(event.blocks) - 1 + len(metrics))
+        rates = common.expected_metrics(metrics, Unit.RECORD, facts.validation, doubt)
+        if frame.policy.scope is Scope.STEP:
+            unknown = (-math.inf, math.inf)
+            return Expected(known, math.inf, {b.name: unknown for b in event.blocks[1:]}, rates)
+        norm, signals = self._reach(event, facts, frame, broadcast.model.numel(), doubt)
+        return Expected(known, norm, signals, rates)
+
+    def _reach(
+        self, event: Release, facts: ClientFacts, frame: Frame, dimension: int, doubt: float
+    ) -> tuple[float, dict[str, Range]]:
+        """The update's largest norm and the signals' ranges: this doubt for each, and once for all batches."""
+        total, parts, over = self.total_steps(facts), facts.participations, self.expected_batch(facts)
+        most, least = -(-total // parts), max(1, total // parts)
+        main, *signals = event.blocks
+        share = most_drawn(facts.records, event.sampler, doubt / most) / over
+        noise = main.noise_std / over * noise_norm(dimension, doubt)
+        norm = frame.training.optimiser.farthest(most, main.bound * share, noise, dimension)
+        reach = {b.name: b.bound * share + spread(doubt) * b.noise_std / over / math.sqrt(least) for b in signals}
+        return norm * (1 + ROUNDING), {name: around(0.5, r) for name, r in reach.items()}
+
+    def facts_of(
+        self, event: Release, facts: ClientFacts, steps: int, gains: tuple[float, float] = (1.0, 1.0)
+    ) -> NoiseFacts:
+        """The noise in an update made of `steps` releases like this one, or in one of them alone."""
+        gain, spread_out = gains
+        main, *signals = ((b.name, (b.noise_std / self.expected_batch(facts)) ** 2) for b in event.blocks)
+        return NoiseFacts(main[1] * spread_out, gain, {name: variance / steps for name, variance in signals})
+
     def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
         # Longest first, so that the clients still at work are always the first rows of the stack.
         order = sorted(range(len(jobs)), key=lambda i: -self._steps(jobs[i]))
@@ -192,8 +235,8 @@ class RecordLocal:
             gradients[live] = _release([walks[i] for i in live], step, sums[live], [norms[i] for i in live])
         return gradients
 
-    def open(self, messages: Sequence[Message], context: Opening) -> Opened | None:  # noqa: ARG002
-        return tuple(m for m in messages if isinstance(m, Released))
+    def open(self, messages: Sequence[Message], context: Opening) -> Opened | None:
+        return common.opened(messages, context)
 
 
 class _Walk:
@@ -210,7 +253,6 @@ class _Walk:
         self.released = 0  # steps that have passed the door
         self.stopped: Tensor | None = None  # the local model at the step that the ledger refused
         self.signals: dict[str, float] = {s.name: 0.0 for s in frame.policy.signals}
-        self.variance = 0.0
 
     def _first_policy_state(self) -> State:
         policy, public = self.frame.policy, self.frame.public
@@ -255,32 +297,24 @@ class _Walk:
         seen = {name: noised[name].item() / self.expected + 0.5 for name in self.signals}
         for name, value in seen.items():
             self.signals[name] += value
-        self.variance += (self.event.blocks[0].noise_std / self.expected) ** 2
         self._observe(step, gradient, seen)
 
     def _observe(self, step: int, gradient: Tensor, seen: dict[str, float]) -> None:
         if self._own_policy:
             policy, job = self.frame.policy, self.job
-            facts = NoiseFacts(
-                (self.event.blocks[0].noise_std / self.expected) ** 2, 1.0, self._signal_variance(1)
-            )
-            released = Released(job.facts.name, job.broadcast.round, gradient, seen, facts)
+            noised = Noised(job.facts.name, job.broadcast.round, gradient, seen)
+            released = noised.known(self.mechanism.facts_of(self.event, job.facts, 1))
             view = View(job.broadcast.round, (released,), {job.facts.name: self.decision}, step=step)
             self.policy_state = policy.observe(self.policy_state, view)
-
-    def _signal_variance(self, steps: int) -> dict[str, float]:
-        return {b.name: (b.noise_std / self.expected) ** 2 / steps for b in self.event.blocks[1:]}
 
     def result(self, first: Tensor, trained: Tensor) -> tuple[Message, State]:
         trained = trained if self.stopped is None else self.stopped
         steps = max(1, self.released)
-        gain, spread = self.frame.training.optimiser.gains(self.released)
-        facts = NoiseFacts(self.variance / steps * spread, gain, self._signal_variance(steps))
         metrics = common.released_metrics(self.job, self.frame, self.mechanism.spec)
         job = self.job
         update = common.shared_part(trained - first, job, self.frame)
         signals = {name: total / steps for name, total in self.signals.items()}
-        message = Released(job.facts.name, job.broadcast.round, update, signals, facts, metrics)
+        message = Noised(job.facts.name, job.broadcast.round, update, signals, metrics)
         state = common.keep_personal(job, self.frame, trained)
         if self.policy_state:
             state["policy"] = self.policy_state

@@ -22,7 +22,9 @@ class FedAvg(Minibatches, Aggregated):
     """Federated averaging without privacy: the reference that shows what privacy costs (ε = ∞)."""
 
     momentum: float = option(0.0, "momentum of the clients, from 0 up to 1")
-    aggregation: AggregationName = option("weighted", "mean, or weighted by the clients' numbers of records")
+    aggregation: AggregationName = option(
+        "weighted", "weighted (by records), mean, trimmed-mean, median or norm-bounded"
+    )
 
     def build(self, setting: Setting) -> Method:  # noqa: ARG002
         mechanism = Clear(local=self.local_steps())

@@ -34,17 +34,22 @@ class ServerStep:
 
     server_lr: float = option(1.0, "how far the server moves along the mean update")
     server_momentum: float = option(0.0, "momentum of the server, from 0 up to 1")
+    aggregation: AggregationName | None = option(
+        None, "mean; or, where each message is seen, weighted, noise-aware, trimmed-mean, median, norm-bounded"
+    )
 
-    def server_step(self, name: AggregationName = "mean") -> Aggregation:
-        return build_aggregation(name, self.server_lr, self.server_momentum)
+    def server_step(self, name: AggregationName | None = None) -> Aggregation:
+        return build_aggregation(name or self.aggregation or "mean", self.server_lr, self.server_momentum)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregated(ServerStep):
-    """With a choice of weights, where each client's message may be seen."""
+    """With weights by noise, where each client's message may be seen."""
 
     aggregation: AggregationName | None = option(
-        None, "mean, weighted (by records) or noise-aware; none: noise-aware, and mean where only a sum is seen"
+        None,
+        "mean, weighted (by records), noise-aware, trimmed-mean, median or norm-bounded; none: noise-aware, and "
+        "mean where only a sum is seen",
     )
 
     def aggregated(self, mechanism: Mechanism) -> Aggregation:

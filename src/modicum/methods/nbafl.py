@@ -33,7 +33,9 @@ class NbAfl(Minibatches, Optimised, Aggregated):
         "sound", "sound: noise for the true sensitivity 2C; faithful: for 2C/n, with noise on the way down"
     )
     clip: float = option(1.0, "clipping bound C of a client's update")
-    aggregation: AggregationName | None = option("weighted", "mean, weighted (as published) or noise-aware")
+    aggregation: AggregationName | None = option(
+        "weighted", "weighted (as published), mean, noise-aware, trimmed-mean, median or norm-bounded"
+    )
     delta: float = option(1e-5, "δ of the guarantee")
 
     def build(self, setting: Setting) -> Method:

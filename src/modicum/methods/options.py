@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, field
 from typing import Any, Literal
 
-from modicum.aggregation import Mean, Momentum, NoiseAware, Weighted
+from modicum.aggregation import Mean, Median, Momentum, NoiseAware, NormBounded, TrimmedMean, Weighted
 from modicum.core.parts import Aggregation
 from modicum.errors import UserError
 from modicum.privacy.spec import SecureAggregation, ServerSeesMessages, TrustedServer, View
 
 ViewName = Literal["server-sees-messages", "secure-aggregation", "trusted-server"]
-AggregationName = Literal["mean", "weighted", "noise-aware"]
+AggregationName = Literal["mean", "weighted", "noise-aware", "trimmed-mean", "median", "norm-bounded"]
 AdjacencyName = Literal["zero-out", "replace-one"]  # add-remove would hide sizes, which every run tells (R4)
 RuleName = Literal["flat", "auto"]
 OptimiserName = Literal["sgd", "adam"]
@@ -43,10 +43,13 @@ def build_aggregation(name: AggregationName, lr: float, momentum: float) -> Aggr
     """θ ← θ + lr · mean update, by the name of what the mean weighs."""
     if not 0 < lr < float("inf"):
         raise UserError(f"the server's learning rate must be positive and finite, got {lr}")
-    known: Mapping[str, type[Mean] | type[Weighted] | type[NoiseAware]] = {
+    known: Mapping[str, Callable[[float], Aggregation]] = {
         "mean": Mean,
         "weighted": Weighted,
         "noise-aware": NoiseAware,
+        "trimmed-mean": TrimmedMean,
+        "median": Median,
+        "norm-bounded": NormBounded,
     }
     if name not in known:
         raise UserError(f"unknown aggregation {name!r}: use {', '.join(known)}")

@@ -34,7 +34,7 @@ class RpdpFl(Optimised, Aggregated, Promise):
     full_budget: float = option(1.0, "the ε whose records all take part in each step; it sets the common noise")
     steps: int = option(1, "local steps a round")
     aggregation: AggregationName | None = option(
-        "weighted", "mean, weighted (by records, as published) or noise-aware"
+        "weighted", "weighted (by records, as published), mean, noise-aware, trimmed-mean, median or norm-bounded"
     )
 
     def build(self, setting: Setting) -> Method:  # noqa: ARG002

@@ -42,6 +42,7 @@ def run_page(
             _picture(picture),
             "<h2>What is guaranteed</h2>" + _guarantees(certificate),
             "<h2>What was paid</h2>" + _paid(summary, records),
+            _impossible(records),
             f"<details><summary>Settings</summary><pre>{escape(config)}</pre></details>",
         ],
     )
@@ -119,6 +120,22 @@ def _guarantees(certificate: Certificate) -> str:
         f"<p class='quiet'>Ledger head {escape(certificate.head)}, {certificate.entries} entries. "
         "Recompute it with <code>modicum verify</code> on this folder.</p>"
     )
+
+
+def _impossible(records: Sequence[RoundRecord]) -> str:
+    """Who sent what no honest client can have sent, and when first; nothing where nobody did."""
+    first: dict[str, tuple[int, str]] = {}
+    count: dict[str, int] = {}
+    for record in records:
+        for name, why in record.impossible.items():
+            first.setdefault(name, (record.round, why))
+            count[name] = count.get(name, 0) + 1
+    items = (
+        f"{name}: in {count[name]} of {len(records)} rounds; first in round {round}: {why}"
+        for name, (round, why) in first.items()
+    )
+    lines = "".join(f"<li>{escape(item)}</li>" for item in items)
+    return f"<h2>Answers that counted as absent</h2><ul>{lines}</ul>" if lines else ""
 
 
 def _names(who: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from modicum.config.read import read_table
 from modicum.config.schema import DataConfig
 from modicum.config.source import Source, read_source
 from modicum.errors import UserError
+from modicum.silo.terms import BOUNDS
 from modicum.silo.wire import check_path
 
 FIRST = "first"  # as `run`: whichever run asks first, and that one only
@@ -44,7 +45,7 @@ class Grant:
         "server-sees-messages", "from whom it is hidden; secure-aggregation only with simulation = true"
     )
     smallest_noise: float = setting(0.1, "noise multiplier under which nothing leaves, whatever the budget allows")
-    bounds: tuple[float, float] = setting((1e-3, 1e3), "smallest and largest clipping bound")
+    bounds: tuple[float, float] = setting(BOUNDS, "smallest and largest clipping bound")
     rounds: int = setting(1000, "largest number of rounds to take part in")
 
     def __post_init__(self) -> None:

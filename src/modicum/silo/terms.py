@@ -25,13 +25,16 @@ from modicum.privacy.views import Shows
 
 MOST_CLIENTS = 10_000  # a run's silos; an invitation that names more is refused before it is looked at
 
+BOUNDS = (1e-3, 1e3)
+
 
 def digest(config: Config) -> str:
-    """Names method, model and schedule. Data, budgets and folders are each party's own business."""
+    """Names method, model, schedule and the agreed silos. Data and folders are each party's own business."""
     run = config.run
     schedule = (run.rounds, run.per_round, run.max_participations, run.metrics)
+    agreed = (run.bounds, sorted(run.silos.items()))
     model = (config.model.name, sorted(config.model.options.items()))
-    text = repr((config.method_name, config.method, model, schedule))
+    text = repr((config.method_name, config.method, model, schedule, agreed))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -80,6 +83,25 @@ class Terms:
 
     def participations(self, name: str) -> int:
         return max(1, self.cohorts.participations(self.names.index(name)))
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Between which every proposed clipping bound lies; by default those that a silo grants by default."""
+        return self.config.run.bounds or BOUNDS
+
+    def agreed(self) -> tuple[ClientFacts, ...]:
+        """Records and budgets as the experiment file has them: what a silo says decides nothing (R14)."""
+        silos = self.config.run.silos
+        if set(silos) != set(self.names):
+            odd = min(set(silos) ^ set(self.names))
+            raise UserError(
+                f"silo {odd!r} is not both agreed on and taking part: write every silo's records and budget into "
+                f"the experiment file that all have, e.g. [run.silos] {odd} = {{ records = 479, budget = 1.0 }}"
+            )
+        return tuple(
+            ClientFacts(n, silos[n].records, silos[n].budget, self.participations(n), silos[n].validation)
+            for n in self.names
+        )
 
     def plan(self, facts: ClientFacts) -> PrivacyPlan:
         """What this client would release in the whole run: a function of public facts and its own budget."""

@@ -42,6 +42,10 @@ steps = 2
 rounds = 2
 seed = 5
 simulation = true
+
+[run.silos]
+client-00 = { records = 719, budget = 1.0 }
+client-01 = { records = 719, budget = 4.0 }
 """
 
 CLIENT_LEVEL = RECORD_LEVEL.replace(

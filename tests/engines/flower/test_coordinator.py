@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from modicum.config import experiment, read
+from modicum.engines.flower.card import Card
 from modicum.engines.flower.coordinator import Carrier, Coordinator, Patience
 from modicum.errors import UserError
 from modicum.federation.records import read_records
@@ -262,6 +263,23 @@ def test_a_silo_that_is_not_there_is_named(tmp_path: Path) -> None:
         pytest.raises(UserError, match="no answer from client-01 within 1 s"),
     ):
         coordinator(tmp_path, Direct(held, trouble))
+
+
+@pytest.mark.parametrize("agreed", ["records = 720, budget = 1.0", "records = 719, budget = 1.5"])
+def test_a_silo_with_other_records_or_another_budget_than_agreed_is_named(tmp_path: Path, agreed: str) -> None:
+    text = RECORD_LEVEL.replace("records = 719, budget = 1.0", agreed)
+    with silos(tmp_path, text) as held, pytest.raises(UserError, match="silo 'client-00' has 719 records, 0 for"):
+        coordinator(tmp_path, Direct(held))
+    assert charged_rounds(tmp_path / "client-00.toml") == set()
+
+
+def test_a_silo_itself_refuses_other_terms_than_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where a server does not look at cards: the silo compares the invitation with what it has."""
+    text = RECORD_LEVEL.replace("records = 719, budget = 1.0", "records = 720, budget = 1.0")
+    monkeypatch.setattr(Coordinator, "_card", lambda _, name, answer: Card.read(name, answer))
+    with silos(tmp_path, text) as held, pytest.raises(UserError, match="'client-00' does not join: facts-differ"):
+        coordinator(tmp_path, Direct(held))
+    assert charged_rounds(tmp_path / "client-00.toml") == set()
 
 
 def test_another_experiment_is_found_out_before_anything_is_asked(tmp_path: Path) -> None:

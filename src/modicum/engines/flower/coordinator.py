@@ -6,9 +6,11 @@ same run: the invitation, the model, the policy's state and the record of what w
 
 from __future__ import annotations
 
+import json
+import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,10 +18,11 @@ import numpy as np
 from torch import Tensor
 
 from modicum.config import Config, federation, to_toml
-from modicum.core.messages import Broadcast, encode, paid
+from modicum.core.messages import Broadcast, Expected, Message, Opened, encode, paid
 from modicum.core.parts import ClientFacts, Frame
 from modicum.core.store import load_state, save_state
 from modicum.data.arrays import Arrays, ClientData, FederatedData
+from modicum.engines.flower.card import Card, Kinds
 from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
 from modicum.federation.evaluation import evaluate
@@ -31,12 +34,16 @@ from modicum.federation.server import OpenedOnce, Proposal, Server
 from modicum.privacy.budgets import Refused
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import Release
+from modicum.privacy.plan import PrivacyPlan
 from modicum.report.summary import Summary, groups, last
 from modicum.report.write import write_report
 from modicum.silo.terms import Join, Terms, adapts, digest
 from modicum.silo.wire import TRANSIENT, Answer, Code, Kind
 
-INVITATION = "invitation.json"
+LOG = logging.getLogger("modicum.server")
+INVITATION, KINDS = "invitation.json", "kinds.json"
+OWN_FAULT = frozenset({Code.BAD_MODEL, Code.BOUND_OUT_OF_RANGE, Code.NOISE_TOO_SMALL, Code.MALFORMED})
+"""Refusals of a proposal as such: the server's own doing, for which no silo retires."""
 
 
 class Carrier(Protocol):
@@ -52,29 +59,6 @@ class Patience:
     joining: float = 120.0  # for every silo to be there
     continuing: float = 60.0  # for the same when a run continues; it goes on without those who are not there
     round: float = 600.0  # for a round's answers; who is later counts as absent
-
-
-@dataclass(frozen=True)
-class Card:
-    """What a silo says of itself."""
-
-    facts: ClientFacts  # participations follow from the schedule
-    shape: tuple[int, ...]
-    classes: int
-    simulation: bool
-    digest: str
-    run: str | None
-
-    @classmethod
-    def read(cls, name: str, answer: Answer) -> Card:
-        try:
-            d = answer.json()
-            budget = float("inf") if d["budget"] is None else float(d["budget"])
-            facts = ClientFacts(str(d["name"]), int(d["records"]), budget, 1, int(d["validation"]))
-            shape = tuple(int(n) for n in d["shape"])
-            return cls(facts, shape, int(d["classes"]), bool(d["simulation"]), str(d["digest"]), d["run"])
-        except Exception:
-            raise UserError(f"silo {name!r} introduces itself in a way that this version does not know") from None
 
 
 class Coordinator:
@@ -94,11 +78,11 @@ class Coordinator:
         self.names = tuple(sorted(names))
         self.terms = Terms(config, self.names)
         self._continuing = self.files.checkpoint.exists()
-        cards = self._cards()
-        self.simulation = all(card.simulation for card in cards.values())
-        self.join = self._invitation(cards)
+        kind = self._kind(self._cards())
+        self.simulation = kind[2]
+        self.join = self._invitation()
         self.plans = {f.name: self.terms.plan(f) for f in self.join.facts}
-        self._model(next(iter(cards.values())))
+        self._model(kind)
         self._invite()
         foreign = foreign_parts(config.method, self.terms.method)
         self.ledger = self.files.open_ledger(self.join.run, Unseen(self.simulation), foreign_parts=foreign)
@@ -126,27 +110,50 @@ class Coordinator:
             raise UserError(
                 f"no answer from {_some(missing)} within {self._joining:g} s: start node and silo, then run again"
             )
-        cards = {name: Card.read(name, answers[name]) for name in self.names if name not in missing}
-        for name, card in cards.items():
-            if card.facts.name != name:
-                raise UserError(
-                    f"the node of {name!r} speaks for {card.facts.name!r}: register it under that name"
-                )
-            if card.digest != digest(self.config):
-                raise UserError(f"silo {name!r} agreed to another experiment: give all the same experiment file")
-        if len({(c.shape, c.classes, c.simulation) for c in cards.values()}) != 1:
-            raise UserError("silos differ in the shape of records, in classes or in simulation: make them alike")
+        cards = {}
+        for name in (n for n in self.names if n not in missing):
+            try:
+                cards[name] = self._card(name, answers[name])
+            except UserError as odd:
+                if not self._continuing:
+                    raise
+                LOG.warning("going on without %s: %s", name, odd)
         return cards
 
-    def _invitation(self, cards: Mapping[str, Card]) -> Join:
+    def _kind(self, cards: Mapping[str, Card]) -> Kinds:
+        """In what all are alike; written down once, so that nobody can tell a restarted server otherwise."""
+        path = self.files.path / KINDS
+        if path.exists():
+            shape, classes, simulation = json.loads(path.read_bytes())
+            return tuple(shape), classes, simulation
+        kinds = {card.kind for card in cards.values()}
+        if len(kinds) != 1:
+            raise UserError("silos differ in the shape of records, in classes or in simulation: make them alike")
+        self.files.write(path, json.dumps(min(kinds)).encode())
+        return min(kinds)
+
+    def _card(self, name: str, answer: Answer) -> Card:
+        """What a silo says of itself, which has to be what was agreed."""
+        card, agreed = Card.read(name, answer), {f.name: f for f in self.terms.agreed()}[name]
+        if card.facts.name != name:
+            raise UserError(f"the node of {name!r} speaks for {card.facts.name!r}: register it under that name")
+        if card.digest != digest(self.config):
+            raise UserError(f"silo {name!r} agreed to another experiment: give all the same experiment file")
+        said = replace(card.facts, participations=agreed.participations)
+        if said != agreed:
+            raise UserError(
+                f"silo {name!r} has {said.records} records, {said.validation} for validation, and grants ε = "
+                f"{said.budget:g}; agreed are {agreed.records}, {agreed.validation} and {agreed.budget:g}: "
+                "correct [run.silos] in everybody's experiment file, or the silo's own"
+            )
+        return card
+
+    def _invitation(self) -> Join:
         """Made once; a restarted server repeats it word for word."""
         path = self.files.path / INVITATION
         if path.exists():
             return self._kept(Join.decode(path.read_bytes()))
-        facts = tuple(
-            ClientFacts(n, c.facts.records, c.facts.budget, self.terms.participations(n), c.facts.validation)
-            for n, c in cards.items()
-        )
+        facts = self.terms.agreed()
         plans = {f.name: self.terms.plan(f) for f in facts}
         join = Join(
             run=secrets.token_hex(8),
@@ -164,24 +171,27 @@ class Coordinator:
             raise UserError(f"{self.files.path} holds another run: continue that one, or choose another folder")
         return join
 
-    def _model(self, card: Card) -> None:
+    def _model(self, kind: Kinds) -> None:
         """The first model, the frame and the server, from public shapes alone."""
-        experiment = _without_data(self.config, card, self.simulation)
+        experiment = _without_data(self.config, kind)
         method = self.terms.method
         self.data = prepare(experiment, method)
         self.backend = LoopBackend(self.data.model)
         shared = self.backend.layout.where(method.wrapper.shared).to(self.data.first.device)
         public = self.terms.public(self.join.facts, self.join.multipliers, int(shared.sum()), self.join.adaptive)
         self.frame = Frame(self.backend, method.training, method.policy, shared, self.terms.metrics, public)
-        first, run = self.data.first[shared], self.join.run
-        self.server = Server(method, public, self.terms.cohorts, run, self.frame, first, self.config.run.average)
+        first, run, limits = self.data.first[shared], self.join.run, (self.config.run.average, self.terms.bounds)
+        self.server = Server(method, public, self.terms.cohorts, run, self.frame, first, *limits)
 
     def _invite(self) -> None:
         answers = self.carrier.ask(Kind.JOIN, dict.fromkeys(self.names, self.join.encode()), self._joining)
         for name in self.names:
             refused = answers[name].refused if name in answers else Code.UNAVAILABLE
-            if refused is not None and not (self._continuing and refused in TRANSIENT):
+            if refused is None:
+                continue
+            if not self._continuing:
                 raise UserError(f"silo {name!r} does not join: {refused}{_advice(refused)}")
+            LOG.warning("going on without %s: %s", name, refused)  # it answers later rounds, or is absent
 
     def rounds(self) -> Iterator[RoundRecord]:
         while not self.server.finished:
@@ -195,26 +205,29 @@ class Coordinator:
         answers = self.carrier.ask(Kind.ROUND, bodies, self.patience.round)
         blobs = {n: answers[n].body for n in proposal.asked if n in answers and answers[n].refused is None}
         refused = {n: str(c) for n, a in answers.items() if (c := a.refused) is not None and c not in TRANSIENT}
+        expected = {b.client: self._expected(b) for b in proposal.broadcasts if b.client in blobs}
+        read = server.read(proposal, blobs, expected)
         self.bytes_down = {n: len(body) for n, body in bodies.items()}
         self.bytes_up = {n: len(blob) for n, blob in blobs.items()}
         opened = self._once.open(
             proposal.round,
             self.data.first.device,
-            lambda: server.open(proposal, blobs, self._events(proposal, blobs)) if blobs else None,
+            lambda: self._open(proposal, read.messages, expected) if blobs else None,
         )
-        server.advance(opened, refused)
+        moved = server.advance(opened, {n: c for n, c in refused.items() if c not in OWN_FAULT})
         public = {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy)
         server.observe(proposal, opened, public)
         record = RoundRecord(
             round=proposal.round,
             bounds={name: proposal.decisions[name].bound for name in proposal.asked},
-            answered=len(blobs),
+            answered=len(read.messages),
             refused=refused,
-            abandoned=opened is None,
+            abandoned=not moved,
             reserved=self.ledger.share_made(),
             public=public,
             paid=paid(opened),
             simulated=self._simulated(),
+            impossible=read.impossible,
         )
         self.metrics.append(record)
         save_state(self.files.checkpoint, server.state.to_dict())
@@ -229,12 +242,22 @@ class Coordinator:
                 continue  # the silo will refuse as well, and retire
 
     def _event(self, b: Broadcast) -> tuple[Release, ...]:
+        return self.terms.method.mechanism.events(*self._agreed(b))
+
+    def _expected(self, b: Broadcast) -> Expected:
+        return self.terms.method.mechanism.expected(*self._agreed(b))
+
+    def _agreed(self, b: Broadcast) -> tuple[ClientFacts, PrivacyPlan, Frame, Broadcast, int]:
+        """All that decides an honest answer; how often the silo took part is the server's own count."""
         facts = self.join.facts[self.names.index(b.client)]
         earlier = len({r.round for r in self.ledger.spent(b.client) if r.round < b.round})
-        return self.terms.method.mechanism.events(facts, self.plans[b.client], self.frame, b, earlier)
+        return facts, self.plans[b.client], self.frame, b, earlier
 
-    def _events(self, proposal: Proposal, blobs: Mapping[str, bytes]) -> dict[str, tuple[Release, ...]]:
-        return {b.client: self._event(b) for b in proposal.broadcasts if b.client in blobs}
+    def _open(
+        self, proposal: Proposal, messages: Sequence[Message], expected: Mapping[str, Expected]
+    ) -> Opened | None:
+        events = {b.client: self._event(b) for b in proposal.broadcasts if b.client in expected}
+        return self.server.open(proposal, messages, events, expected)
 
     @property
     def model(self) -> Tensor:
@@ -312,9 +335,10 @@ class Unseen:
     uniform = coins = normal
 
 
-def _without_data(config: Config, card: Card, simulation: bool) -> Experiment:
+def _without_data(config: Config, kind: Kinds) -> Experiment:
     """The experiment over stand-in records of the right shape. In simulation, proxy and test records are real."""
-    records = Arrays(np.zeros((2, *card.shape), dtype=np.float32), np.array([0, 1]))
+    shape, classes, simulation = kind
+    records = Arrays(np.zeros((2, *shape), dtype=np.float32), np.array([0, 1]))
     nothing = Arrays.empty(records)
     stand_in = ClientData("stand-in", records, nothing, nothing)
     test, proxy, proxy_validation, proxy_classes = nothing, nothing, nothing, 0
@@ -322,7 +346,7 @@ def _without_data(config: Config, card: Card, simulation: bool) -> Experiment:
         real = federation(config).data
         test, proxy, proxy_validation = real.test, real.proxy, real.proxy_validation
         proxy_classes = real.proxy_classes
-    data = FederatedData("deployed", (stand_in,), test, card.classes, proxy, proxy_validation, proxy_classes)
+    data = FederatedData("deployed", (stand_in,), test, classes, proxy, proxy_validation, proxy_classes)
     run = config.run
     return Experiment(
         federation=Federation(data, (1.0,)),
@@ -339,6 +363,7 @@ def _advice(code: Code) -> str:
     return {
         Code.UNKNOWN_RUN: ": it belongs to another run; a new run needs a new folder, and draws on its account",
         Code.BUDGET: ": its budget, or what its account has left over all runs, is too small for this run",
+        Code.FACTS_DIFFER: ": its records, budget or noise are not those of [run.silos]: correct either",
         Code.NOISE_TOO_SMALL: ": its calibrated noise is under its own floor",
         Code.WEAKER_VIEW: ": the method's view trusts somebody whom the silo does not trust",
         Code.UNAVAILABLE: ": it gave no answer in time",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +28,9 @@ name = "logistic"
 
 [run]
 rounds = 10
+
+[run.silos]                 # what was agreed: a silo that has other records or grants another ε does not join
+{silos}
 """
 
 SILO = """# This silo's own terms. The server cannot change any of them.
@@ -85,21 +89,24 @@ def write_template(folder: Path, names: Sequence[str], host: str, port: int) -> 
     link.write_trusted(at / "trusted.yaml", keys.make_signing_key(at / "bundle"))
     (folder / "silos").mkdir(parents=True, exist_ok=True)
     (folder / "flower").mkdir(exist_ok=True)
-    (folder / "experiment.toml").write_text(EXPERIMENT.format(clients=len(names)), encoding="utf-8")
     for name in names:
         (folder / "silos" / f"{name}.toml").write_text(SILO.format(name=name), encoding="utf-8")
-    _write_records(folder / "silos", names)
+    sizes = _write_records(folder / "silos", names)
+    silos = "\n".join(f"{json.dumps(n)} = {{ records = {size}, budget = 2.0 }}" for n, size in sizes.items())
+    experiment = EXPERIMENT.format(clients=len(names), silos=silos)
+    (folder / "experiment.toml").write_text(experiment, encoding="utf-8")
     write_project(folder / "app", settings(folder / "experiment.toml", folder / "server", at / "silos.toml"))
     (folder / "README.md").write_text(_readme(names, host, port), encoding="utf-8")
 
 
-def _write_records(folder: Path, names: Sequence[str]) -> None:
-    """Records to try out: each silo gets a share of the embedded digits, in a folder that is its own."""
+def _write_records(folder: Path, names: Sequence[str]) -> dict[str, int]:
+    """Records to try out, and how many: each silo gets a share of the digits, in a folder that is its own."""
     shares = federate(load("digits"), clients=len(names), partition="iid").clients
     for name, share in zip(names, shares, strict=True):
         own = folder / f"records-{name}"
         own.mkdir(mode=0o700)
         np.savez(own / f"{name}.npz", x=share.train.x, y=share.train.y)
+    return {name: len(share.train.y) for name, share in zip(names, shares, strict=True)}
 
 
 def _readme(names: Sequence[str], host: str, port: int) -> str:

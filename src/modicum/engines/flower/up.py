@@ -11,16 +11,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from modicum.config import Config, federation, to_toml
+from modicum.config.schema import SiloTerms
 from modicum.config.write import toml_value
 from modicum.engines.flower import keys, link
 from modicum.engines.flower.crew import Crew
 from modicum.engines.flower.project import STATUS, settings, write_project
 from modicum.errors import UserError
+from modicum.federation.experiment import Federation
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
 from modicum.silo.terms import Terms
@@ -78,6 +80,7 @@ class Deployment:
         self.simulation = config.source.tables.get("run", {}).get("simulation") is True  # only where it is said
         made = federation(config)
         self.budgets = dict(zip(made.data.names, made.budgets, strict=True))
+        self.config = config = replace(config, run=replace(config.run, silos=_agreed(made)))
         self.terms = Terms(config, tuple(sorted(self.budgets)))
         self.spec = self.terms.spec
         if self.terms.needs_aggregator and not self.simulation:
@@ -238,6 +241,14 @@ class Deployment:
         for record in records[seen:]:
             watch(record)
         return max(seen, len(records))
+
+
+def _agreed(made: Federation) -> dict[str, SiloTerms]:
+    """Here one machine holds all records, so it can write down what silos would agree on."""
+    return {
+        client.name: SiloTerms(records=len(client.train), budget=budget, validation=len(client.validation))
+        for client, budget in zip(made.data.clients, made.budgets, strict=True)
+    }
 
 
 def _exists(pid: int) -> bool:
