@@ -1,7 +1,7 @@
 """Products that a device rounds more coarsely than float32 (tf32, bf16), and those that it must not.
 
 Gradients of single examples may be formed with coarse products: whatever comes out is measured, and what is
-measured is added up. The adding up, with weights, is a product as well; there a coarse one would make a contribution
+measured is added up. The adding up, with weights, is a product as well; a coarse one would make a contribution
 larger than its norm says, so it is always taken in full.
 """
 
