@@ -109,7 +109,10 @@ def plain_product(a: Tensor, g: Tensor) -> Measured:
 
 def plain_gram(a: Tensor, g: Tensor) -> Measured:
     """Gram norms in float32, with eight units in the last place for rounding."""
-    by_input, by_output = (t @ t.transpose(1, 2) for t in (a, g))
+    by_input = torch.zeros(len(a), a.shape[1], a.shape[1])
+    for column in a.unbind(2):  # one after the other, which is an order that a product may take
+        by_input += column[:, :, None] * column[:, None, :]
+    by_output = g @ g.transpose(1, 2)
     largest = (a.norm(dim=2) * g.norm(dim=2)).sum(1).square()
     squares = (by_input * by_output).sum((1, 2)).clamp(min=0) + 8 * 2.0**-23 * largest
     return squares.double(), plain_product(a, g)[1]
@@ -142,7 +145,6 @@ def plain_convolution(a: Tensor, g: Tensor) -> Measured:
 
 TWINS: dict[str, Route] = {
     "linear": plain_product,
-    "gram": plain_gram,
     "embedding": plain_embedding,
     "convolution": plain_convolution,
 }
@@ -278,10 +280,10 @@ def test_the_search_catches_plain_float32(name: str) -> None:
 
 
 def deep(a: float) -> tuple[Tensor, Tensor]:
-    """Two places whose inputs differ in 4000 numbers, whose squares vanish beside those of others that they share."""
-    inputs = torch.full((2, 2, 4096), 2.0**-12.6)
+    """Two places whose inputs differ in 4096 numbers, each of which vanishes beside one that they share."""
+    inputs = torch.full((2, 2, 4097), 2.0**-13)
     inputs[:, 1] *= -1
-    inputs[:, :, ::128] = 1.0
+    inputs[:, :, 0] = 1.0
     outputs = torch.ones(2, 2, 300)
     outputs[:, 1] = -1
     return a * inputs, outputs
@@ -293,7 +295,7 @@ def test_gram_norms_see_what_a_large_entry_swallows(size: float) -> None:
     truth = (g.double().transpose(1, 2) @ a.double()).flatten(1).norm(dim=1)
     squares, _ = by_factors(a, g)
     assert bool((squares.sqrt() >= truth).all())
-    assert bool((plain_gram(a, g)[0].sqrt() < 0.8 * truth).all())  # eight units in the last place are too few
+    assert bool((plain_gram(a, g)[0].sqrt() < 0.5 * truth).all())  # eight units in the last place are too few
 
 
 def test_many_examples_are_not_added_up_in_float32_alone() -> None:
