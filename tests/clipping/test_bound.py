@@ -17,14 +17,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from modicum.clipping import Flat, clipped_sum
+from modicum.clipping import Flat, clipped_sum, pieces, reference_clipped_sum
 from modicum.clipping.convolution import ConvWeight, Geometry
 from modicum.clipping.pieces import Dense, EmbeddingWeight, LinearWeight, Sliced
 from modicum.clipping.problem import example_factors
 from modicum.clipping.sums import weighted_outer, weighted_rows
 from modicum.engines.patches import PatchConvolution, PatchWeight
+from modicum.models import build
 from tests.clipping.helpers import cross_entropy
 
 LIMIT = 1 + 1e-3
@@ -396,3 +398,49 @@ def test_no_model_moves_a_sum_beyond_its_bound_in_a_long_search(
 ) -> None:
     with threads(number):
         assert hostile_climb(name, batch, sizes, signs, seed, 5) <= LIMIT
+
+
+def digits(shape: tuple[int, ...], count: int) -> tuple[Tensor, Tensor]:
+    """Real images, enlarged to what a model expects."""
+    x, y = load_digits(return_X_y=True)
+    images = torch.tensor(x[:count], dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    enlarged = nn.functional.interpolate(images, shape[1:], mode="bilinear")
+    return enlarged.expand(-1, shape[0], -1, -1).contiguous(), torch.tensor(y[:count], dtype=torch.long)
+
+
+def trained_a_little(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(5):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimiser.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "count", "train"),
+    [("mlp", (1, 28, 28), 32, True), ("cnn-small", (1, 28, 28), 32, False), ("cnn-small", (1, 28, 28), 32, True),
+     ("lenet", (1, 28, 28), 32, True), ("cnn8", (1, 28, 28), 4, True), ("resnet18", (3, 32, 32), 2, False)],
+)  # fmt: skip
+def test_on_ordinary_data_factors_are_what_they_should_be(
+    name: str, shape: tuple[int, ...], count: int, train: bool
+) -> None:
+    """What rounding is charged for changes no clip factor by more than a thousandth."""
+    model = build(name, shape, 10, seed=0)
+    x, y = digits(shape, count)
+    if train:
+        trained_a_little(model, x, y)
+    truth = reference_clipped_sum(model, cross_entropy, x, y, Flat(1e-3)).norms
+    found = clipped_sum(model, cross_entropy, x, y, Flat(1e-3)).norms
+    torch.testing.assert_close(found, truth, rtol=1e-3, atol=0.0)
+
+
+@pytest.mark.parametrize("charge", [1.0, 1e4])
+def test_a_charge_that_shrinks_everything_would_be_noticed(charge: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broken twin of the last test: norms that are safe because they are much too large."""
+    real = pieces.factor_charge
+    monkeypatch.setattr(pieces, "factor_charge", lambda *sizes: charge * real(*sizes))
+    torch.manual_seed(0)
+    a, g = torch.rand(8, 16, 64), torch.randn(8, 16, 64)
+    truth = LinearWeight(a, g).dense().flatten(1).norm(dim=1).double()
+    off = float((LinearWeight(a, g).measure_factors().sqrt() / truth - 1).max())
+    assert (off <= 1e-3) is (charge == 1.0)

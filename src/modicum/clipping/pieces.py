@@ -102,9 +102,9 @@ class LinearWeight:
         batch, places, d = self.a.shape
         p = self.g.shape[2]
         if places == 1:
-            return in_range(_square_lengths(self.a) * _square_lengths(self.g), self.g.dtype), self
+            return _square_lengths(self.a) * _square_lengths(self.g), self
         products = places * d * p
-        by_gram = 2 * places**2 * (d + p) + products < 1.3 * products + WRITE * d * p
+        by_gram = 4 * places**2 * (d + p) + 1.5 * products < 1.3 * products + WRITE * d * p
         if by_gram or too_large(batch, d * p, places * (d + p)):
             return self.measure_factors(), self
         return Dense(self.dense()).measure()
@@ -142,12 +142,12 @@ class EmbeddingWeight:
         g = self.g.double()
         lengths = _lengths(g)
         if places == 1:
-            return in_range(lengths.square().sum(1), self.g.dtype), self
+            return lengths.square().sum(1), self
         same = (self.indices[:, :, None] == self.indices[:, None, :]).double()
         # Each place holds its whole row's gradient, so a row that occurs n times is counted n times.
         norms = ((same @ g).square().sum(2) / same.sum(2)).sum(1).sqrt()
         charge = places * (joint_charge(batch) + torch.finfo(g.dtype).eps)
-        return in_range((norms + charge * lengths.sum(1)).square(), self.g.dtype), self
+        return (norms + charge * lengths.sum(1)).square(), self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total = self.g.new_zeros(self.size, self.g.shape[2], dtype=torch.float64)
@@ -179,7 +179,8 @@ def _square_lengths(vectors: Tensor) -> Tensor:
     In float64, where no square vanishes: a model that somebody chose for the purpose may have inputs of 1e19
     beside output gradients whose squares would, and the gradient of a weight is then not small at all.
     """
-    return in_range(vectors.double().square().sum((1, 2)), vectors.dtype)
+    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=(1, 2), dtype=torch.float64)
+    return in_range(lengths.square(), vectors.dtype)
 
 
 def gram_square_norms(inputs: Tensor, outputs: Tensor, added: int, batch: int, dtype: torch.dtype) -> Tensor:
@@ -197,4 +198,4 @@ def gram_square_norms(inputs: Tensor, outputs: Tensor, added: int, batch: int, d
     terms = (inputs * outputs).sum((1, 2)).clamp(min=0.0)
     rounding = (added + places**2) * torch.finfo(inputs.dtype).eps
     norms = (terms + rounding * spread.square()).sqrt() + factor_charge(batch, places, dtype) * spread
-    return in_range(norms.square(), dtype)
+    return norms.square()

@@ -24,7 +24,7 @@ BLOCK = 256
 SHORT = 8
 """Runs of fewer examples are not worth their float64 totals: all is float64 then."""
 
-TILE, GPU_TILE = 1 << 20, 1 << 26
+TILE, GPU_TILE = 1 << 19, 1 << 26
 """Numbers that a slice of products, or of rows in float64, takes at most: in the cache, or beside activations."""
 
 
@@ -43,17 +43,17 @@ def as_released(total: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
 
 
 def square_norms(rows: Tensor) -> Tensor:
-    """(B,) squared norms of (B, n) gradients in float64; infinite where their own precision has no such number."""
+    """(B,) squared norms of (B, n) gradients in float64, of which few squares at a time are added in less."""
     blocks = rows.shape[1] // BLOCK
-    rest = torch.linalg.vector_norm(rows[:, blocks * BLOCK :], dim=1).double().square()
+    total: Tensor = torch.linalg.vector_norm(rows[:, blocks * BLOCK :], dim=1).double().square()
     if blocks:
         whole = rows[:, : blocks * BLOCK].reshape(len(rows), blocks, BLOCK)
-        rest = rest + torch.linalg.vector_norm(whole, dim=2).double().square().sum(1)
-    return in_range(rest, rows.dtype)
+        total = total + torch.linalg.vector_norm(whole, dim=2).double().square().sum(1)
+    return total
 
 
 def in_range(squares: Tensor, dtype: torch.dtype) -> Tensor:
-    """Infinite where the model's precision has no such number: weights would lose their digits there."""
+    """Infinite where the model's precision has no such number: factors would lose their digits there."""
     return squares.masked_fill(squares > torch.finfo(dtype).max, torch.inf)
 
 
@@ -101,15 +101,7 @@ def weighted_outer(weights: Tensor, g: Tensor, a: Tensor) -> Tensor:
     g = g * weights[..., None]
     if run >= batch:
         return exact_product(g.transpose(-1, -2), a)
-    step = run if run >= 4 * SHORT else batch
-    total: Tensor | None = None
-    for part_g, part_a in zip(torch.split(g, step, dim=-2), torch.split(a, step, dim=-2), strict=True):
-        if step == batch:
-            part_g, part_a = part_g.double(), part_a.double()
-        part = exact_product(part_g.transpose(-1, -2), part_a)
-        total = part.double() if total is None else total.add_(part)
-    assert total is not None
-    return as_released(total, batch, dtype)
+    return as_released(g.double().transpose(-1, -2) @ a.double(), batch, dtype)
 
 
 Columns = Callable[[int, int], Tensor]
@@ -128,17 +120,17 @@ def weighted_products(weights: Tensor, g: Tensor, columns: Columns, units: int, 
         step = max(1, GPU_TILE // (batch * groups * taps * places))
     else:
         step = max(1, TILE // (batch * groups * taps * outs))
-    found = []
+    total = g.new_empty(groups, outs, units * taps, dtype=sum_type(batch, g.dtype))
     for start in range(0, units, step):
-        a = columns(start, min(units, start + step))
+        stop = min(units, start + step)
+        a = columns(start, stop)
+        part = total[:, :, start * taps : stop * taps]
         if g.is_cuda:
-            total = joint @ _joined(a.double()).transpose(1, 2)
-            found.append(as_released(total, batch, g.dtype))
+            part.copy_(joint @ _joined(a.double()).transpose(1, 2))
         else:
-            each = exact_product(a, g.transpose(2, 3))
-            summed = weighted_rows(weights, [each.flatten(1)])
-            found.append(summed.view(groups, -1, outs).transpose(1, 2))
-    return torch.cat(found, dim=2)
+            each = exact_product(g.reshape(-1, outs, places), a.flatten(0, 1).transpose(1, 2))
+            part.copy_(weighted_rows(weights, [each.view(batch, -1)]).view(part.shape))
+    return total
 
 
 def _joined(factor: Tensor) -> Tensor:

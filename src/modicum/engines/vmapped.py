@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from modicum.clipping.problem import check_losses
-from modicum.clipping.sums import square_norms, weighted_rows
+from modicum.clipping.sums import in_range, square_norms, weighted_rows
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch, ClipRule, Losses
 from modicum.core.stack import padded, real_rows
@@ -31,7 +31,7 @@ class VmapEngine:
     ) -> tuple[Tensor, list[Tensor]]:
         sums, norms = [], []
         for (flat, zero), bound in zip(self._examples(theta, batches, losses), bounds, strict=True):
-            finite = torch.isfinite(square_norms(flat))
+            finite = torch.isfinite(in_range(square_norms(flat), flat.dtype))
             flat = torch.where(finite[:, None], flat, 0.0)
             norm = square_norms(flat).sqrt()
             factors = clip_factors(norm, norm.new_tensor(bound), rule, flat.dtype)
