@@ -24,7 +24,7 @@ BLOCK = 256
 SHORT = 8
 """Runs of fewer examples are not worth their float64 totals: all is float64 then."""
 
-TILE, GPU_TILE = 1 << 19, 1 << 26
+TILE, GPU_TILE = 1 << 21, 1 << 26
 """Numbers that a slice of products, or of rows in float64, takes at most: in the cache, or beside activations."""
 
 
