@@ -368,8 +368,9 @@ def test_cancelling_terms_never_make_a_norm_too_small() -> None:
     a = torch.randn(1, 1, 64).expand(1, 16, 64) + 1e-3 * torch.randn(1, 16, 64)
     g = torch.randn(1, 16, 64)
     g -= g.mean(1, keepdim=True)
-    truth = (g.double().transpose(1, 2) @ a.double()).square().sum()
-    found = gram_square_norms(a @ a.transpose(1, 2), g @ g.transpose(1, 2), a.shape[2], g.shape[2])
+    a, g = a.double(), g.double()
+    truth = (g.transpose(1, 2) @ a).square().sum()
+    found = gram_square_norms(a @ a.transpose(1, 2), g @ g.transpose(1, 2), 128, 1, torch.float32)
     assert found.item() >= truth.item()
 
 

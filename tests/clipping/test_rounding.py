@@ -1,7 +1,7 @@
 """Where a device rounds the factors of products to ten bits, a contribution still stays within its bound.
 
-The rounding is played on a CPU: whatever enters the weighted sum's product is rounded to ten bits first, and the
-norms are measured with products that are rounded as well.
+The rounding is played on a CPU: gradients of single examples are formed from factors of ten bits. Weighted sums
+have to ask for full products; the broken twin lets them be rounded as well.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.clipping import Auto, Clip, Flat, PerLayer, bookkeeping, clipped_sum, rounding
+from modicum.clipping import Auto, Clip, Flat, PerLayer, clipped_sum, rounding, sums
 from modicum.clipping.convolution import ConvWeight
-from modicum.clipping.pieces import Dense, LinearWeight
+from modicum.clipping.pieces import LinearWeight
 from modicum.clipping.rules import pieces
 from modicum.core.parts import Batch, ClipRule
 from modicum.engines import twin
 from modicum.engines.loop import LoopBackend
-from modicum.engines.patches import PatchWeight
 from modicum.engines.stacked import StackedEngine
 from tests.clipping.helpers import cross_entropy
 
@@ -33,28 +32,17 @@ def short(values: Tensor) -> Tensor:
 
 @pytest.fixture
 def coarse(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Products as tf32 computes them, in norms and in sums."""
-    convolution, product, dense = ConvWeight._weight_gradient, LinearWeight.dense, Dense.weighted_sum
-
-    def conv(self: ConvWeight, a: Tensor, g: Tensor, groups: int, copies: int = 1) -> Tensor:
-        return convolution(self, short(a), short(g), groups, copies)
-
-    def linear_sum(self: LinearWeight, weights: Tensor) -> Tensor:
-        weighted = short(self.g * weights[:, None, None])
-        return weighted.flatten(0, 1).t() @ short(self.a).flatten(0, 1)
-
-    def linear_dense(self: LinearWeight) -> Tensor:
-        return product(LinearWeight(short(self.a), short(self.g)))
-
-    def dense_sum(self: Dense, weights: Tensor) -> Tensor:
-        return dense(Dense(short(self.gradients)), short(weights))
-
-    monkeypatch.setattr(ConvWeight, "_weight_gradient", conv)
-    monkeypatch.setattr(LinearWeight, "weighted_sum", linear_sum)
-    monkeypatch.setattr(LinearWeight, "dense", linear_dense)
-    monkeypatch.setattr(Dense, "weighted_sum", dense_sum)
+    """Products as tf32 computes them, unless they are asked for in full."""
+    by_groups, by_patches, product = ConvWeight._dense_by_groups, ConvWeight._dense_by_patches, LinearWeight.dense
+    monkeypatch.setattr(ConvWeight, "_dense_by_groups", lambda self, a, g: by_groups(self, short(a), short(g)))
+    monkeypatch.setattr(ConvWeight, "_dense_by_patches", lambda self, a, g: by_patches(self, short(a), short(g)))
+    monkeypatch.setattr(LinearWeight, "dense", lambda self: product(LinearWeight(short(self.a), short(self.g))))
     monkeypatch.setattr(rounding, "product_rounding", lambda *_: rounding.TF32)
     return
+
+
+def coarse_product(a: Tensor, b: Tensor) -> Tensor:
+    return short(a) @ short(b)
 
 
 def worst(clip: Clip, model: Callable[[int], nn.Module], x: Callable[[int], Tensor], trials: int = 60) -> float:
@@ -84,33 +72,29 @@ def test_no_contribution_exceeds_its_bound(clip: Clip) -> None:
     assert worst(clip, network, image) <= 1
 
 
-def without_allowance(squares: Tensor, _: object) -> Tensor:
-    return squares
-
-
 @pytest.mark.usefixtures("coarse")
-def test_without_the_allowance_one_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin: the factors are shrunk for float32's rounding only."""
-    monkeypatch.setattr(bookkeeping, "safe_squares", without_allowance)
+def test_with_coarse_sums_one_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broken twin: weighted sums take whatever products the device likes."""
+    monkeypatch.setattr(sums, "exact_product", coarse_product)
     assert worst(Flat(0.3), network, image) > 1
 
 
 @pytest.mark.usefixtures("coarse")
-@pytest.mark.parametrize("guard", [rounding.safe_squares, without_allowance])
-def test_terms_that_cancel(guard: Callable[[Tensor, object], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Places whose gradients all but cancel in pairs: what is left is small beside what was rounded."""
-    monkeypatch.setattr("modicum.clipping.pieces.KEEP", 1)  # the gradients are too large to be kept
+@pytest.mark.parametrize("full", [True, False])
+def test_terms_that_cancel(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places whose gradients all but cancel in pairs: what is left is small beside what would be rounded."""
+    if not full:
+        monkeypatch.setattr(sums, "exact_product", coarse_product)
     found = []
     for seed in range(20):
         torch.manual_seed(seed)
         a, g = torch.randn(2, 20, 2).repeat(1, 2, 1), torch.randn(2, 20, 2).repeat(1, 2, 1)
         a[:, 20:] += 1e-4 * torch.randn(20, 2)
         g[:, 20:] *= -1 + 1e-4 * torch.randn(20, 2)
-        squares, kept = LinearWeight(a, g).measure()
-        assert isinstance(kept, rounding.Factored)
-        total = kept.weighted_sum(torch.tensor([1.0, 0.0]) / guard(squares, kept).sqrt())
+        piece = LinearWeight(a, g)
+        total = piece.weighted_sum(torch.tensor([1.0, 0.0]) / piece.measure_factors().sqrt().float())
         found.append(float(torch.linalg.vector_norm(total.double())))
-    assert (max(found) > 1.01) is (guard is without_allowance)
+    assert (max(found) < 1 + 1e-5) is full
 
 
 def one_example_each(model: nn.Module) -> tuple[Tensor, list[Batch], LoopBackend]:
@@ -120,36 +104,40 @@ def one_example_each(model: nn.Module) -> tuple[Tensor, list[Batch], LoopBackend
     return theta, batches, loop
 
 
-@pytest.mark.parametrize("guarded", [True, False])
-def test_stacked_clients_have_the_same_allowance(guarded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("keep", [0, 1 << 20])
+@pytest.mark.parametrize("full", [True, False])
+def test_stacked_clients_ask_for_full_products_too(keep: int, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3))
     theta, batches, loop = one_example_each(model)
     monkeypatch.setattr(twin, "use_patches", lambda _: True)
-    monkeypatch.setattr("modicum.engines.patches.KEEP", 0)
-    if guarded:
-        monkeypatch.setattr(rounding, "product_rounding", lambda *_: rounding.TF32)
-    sums, _ = StackedEngine(model, loop).clipped_sums(
+    monkeypatch.setattr("modicum.engines.patches.KEEP", keep)
+    monkeypatch.setattr("modicum.engines.sums.product_rounding", lambda *_: rounding.TF32)
+    if not full:
+        monkeypatch.setattr(sums, "exact_product", coarse_product)
+    total, _ = StackedEngine(model, loop).clipped_sums(
         theta, batches, lambda o, t: cross_entropy(o, t["y"]), [1e-3] * 12, ClipRule.FLAT
     )
-    largest = float(torch.linalg.vector_norm(sums.double(), dim=1).max())
-    assert (largest < 1e-3 * (1 - 2 * rounding.TF32)) is guarded
+    largest = float(torch.linalg.vector_norm(total.double(), dim=1).max())
+    assert (largest <= 1e-3) is full
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_the_spread_of_a_convolution_is_that_of_its_patches(groups: int) -> None:
+def test_gram_norms_of_a_convolution_are_those_of_its_gradients(groups: int) -> None:
     torch.manual_seed(0)
     layer = nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=groups)
     x = torch.randn(5, 4, 7, 8)
     g = torch.randn_like(layer(x))
     piece = pieces(layer, x, g)["weight"]
     assert isinstance(piece, ConvWeight)
-    patches = nn.functional.unfold(x, (3, 2), (1, 2), (1, 2), (2, 1))
-    expected = (patches.norm(dim=1) * g.flatten(2).norm(dim=1)).sum(1)
-    torch.testing.assert_close(piece.spread(), expected)
-    if groups == 1:
-        convolution = twin.PatchConvolution(layer, x, 1)
-        torch.testing.assert_close(PatchWeight(convolution, g).spread(), expected)
+    gradients = piece.dense().double()
+    truth = gradients.flatten(1).norm(dim=1)
+    found = piece._gram().sqrt()
+    assert bool((found >= truth).all())
+    torch.testing.assert_close(found, truth, rtol=1e-4, atol=0.0)
+    weights = torch.rand(5)
+    expected = torch.einsum("b,bocxy->ocxy", weights.double(), gradients)
+    torch.testing.assert_close(piece.weighted_sum(weights).double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_devices_precision_is_seen_and_put_back() -> None:

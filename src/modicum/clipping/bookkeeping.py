@@ -22,8 +22,7 @@ from torch.func import functional_call
 from modicum.clipping import group_norm
 from modicum.clipping.bounds import Clip
 from modicum.clipping.pieces import Dense, Kept, Piece
-from modicum.clipping.problem import Loss, check_losses, example_factors, nothing, zero_like
-from modicum.clipping.rounding import safe_squares
+from modicum.clipping.problem import Loss, check_losses, example_factors, nothing, sum_dtype, zero_like
 from modicum.clipping.rules import known, pieces
 
 
@@ -154,8 +153,7 @@ class Books:
                     before = self.kept.get(name)
                     now = piece.dense()
                     piece = Dense(before.gradients + now if isinstance(before, Dense) else now)
-                squares, self.kept[name] = piece.measure()
-                self.squares[name] = safe_squares(squares, self.kept[name])
+                self.squares[name], self.kept[name] = piece.measure()
         call.input = call.gradient = None
 
     def settle(self, clip: Clip, weights: Tensor | None) -> tuple[dict[str, Tensor], Tensor, Tensor]:
@@ -164,10 +162,13 @@ class Books:
         if not names:
             none = nothing(self.trained, self.examples)
             return none.total, none.norms, torch.ones((), dtype=torch.bool, device=none.norms.device)
-        squares = torch.stack([self.squares[name] for name in names], dim=1)
-        factors, norms, finite = example_factors(clip, names, squares, weights)
+        factors, norms, finite = self._factors(clip, names, weights)
         kept, self.kept = self.kept, {}
         return self._weighted(kept, names, factors), norms, finite.all()
+
+    def _factors(self, clip: Clip, names: list[str], weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        squares = torch.stack([self.squares[name] for name in names], dim=1)
+        return example_factors(clip, names, squares, weights, sum_dtype(self.trained[names[0]]))
 
     def _weighted(self, kept: dict[str, Kept], names: list[str], factors: Tensor) -> dict[str, Tensor]:
         column = {name: j for j, name in enumerate(names)}

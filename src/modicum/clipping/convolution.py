@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from modicum.clipping.pieces import KEEP, WRITE, Kept, Sliced, gram_square_norms
-from modicum.clipping.rounding import exact_product, product_rounding
+from modicum.clipping.pieces import WRITE, Kept, Sliced, gram_square_norms, too_large
+from modicum.clipping.rounding import product_rounding
+from modicum.clipping.sums import weighted_products, weighted_rows
 
 
 @dataclass(frozen=True)
@@ -34,53 +35,35 @@ class ConvWeight:
         self.a, self.g, self.geometry, self.shape = inputs, outputs, geometry, shape
 
     def measure(self) -> tuple[Tensor, Kept]:
-        if self._gram_is_cheaper():
+        factors = self.a[0].numel() + self.g[0].numel()
+        if self._gram_is_cheaper() or too_large(len(self.a), self.shape.numel(), factors):
             return self._gram(), self
         if self._has_kernel:
             return self._by_kernel()
-        batch, size = self.a.shape[0], self.shape.numel()
-        step = max(1, KEEP // size)
-        if step >= batch:
-            return Sliced(self._slices(self.a, self.g)).measure()
-        parts = zip(torch.split(self.a, step), torch.split(self.g, step), strict=True)
-        return torch.cat([Sliced(self._slices(a, g)).measure()[0] for a, g in parts]), self
+        return Sliced(self._slices(self.a, self.g)).measure()
 
     @property
     def _has_kernel(self) -> bool:
         return has_kernel(self.a) and self.geometry.groups == 1
 
     def _by_kernel(self) -> tuple[Tensor, Kept]:
-        """Gradients are kept where they are smaller than their factors, and their sum one small product."""
         a, g, geo = self.a, self.g, self.geometry
         if not a.stride(1) == g.stride(1) == 1:
             a, g = a.contiguous(), g.contiguous()
-        keep = self.shape.numel() <= a[0].numel() + g[0].numel()
         coarse = product_rounding(a.device, a.dtype) > 0
         moves = (list(geo.kernel), list(geo.stride), list(geo.padding), list(geo.dilation))
-        squares, gradients = conv_square_norms(a, g, *moves, coarse, keep)
-        return squares, TapGradients(gradients) if keep else self
+        squares, gradients = conv_square_norms(a, g, *moves, coarse)
+        return squares, TapGradients(gradients)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self._weight_gradient(self.a, self.g * weights[:, None, None, None], self.geometry.groups)
+        view, batch, geo = self._patches(self.a), len(self.a), self.geometry
+        view = view.view(batch, geo.groups, -1, *view.shape[2:])
+        g = self.g.reshape(batch, geo.groups, self.shape[0] // geo.groups, -1)
 
-    def spread(self) -> Tensor:
-        pixels: Tensor = torch.linalg.vector_norm(self.a, dim=1).square()
-        outputs: Tensor = torch.linalg.vector_norm(self.g, dim=1)
-        return (self._windows(pixels).sqrt() * outputs).sum((1, 2))
+        def columns(start: int, stop: int) -> Tensor:
+            return view[:, :, start:stop].reshape(batch, geo.groups, -1, g.shape[3])
 
-    def _windows(self, pixels: Tensor) -> Tensor:
-        """The sum over each patch's pixels, by additions: a convolution with ones might be rounded."""
-        geo, (h, w) = self.geometry, self.g.shape[2:]
-        padded = functional.pad(pixels, (geo.padding[1], geo.padding[1], geo.padding[0], geo.padding[0]))
-        if max(geo.dilation) == 1:
-            return functional.avg_pool2d(padded, geo.kernel, geo.stride, divisor_override=1)
-        total = torch.zeros_like(self.g[:, 0])
-        for i in range(geo.kernel[0]):
-            down = slice(i * geo.dilation[0], i * geo.dilation[0] + geo.stride[0] * (h - 1) + 1, geo.stride[0])
-            for j in range(geo.kernel[1]):
-                start = j * geo.dilation[1]
-                total += padded[:, down, start : start + geo.stride[1] * (w - 1) + 1 : geo.stride[1]]
-        return total
+        return weighted_products(weights, g, columns, self.shape[1], math.prod(geo.kernel)).view(self.shape)
 
     def rows(self, index: Tensor) -> ConvWeight:
         return ConvWeight(self.a[index], self.g[index], self.geometry, self.shape)
@@ -89,7 +72,7 @@ class ConvWeight:
         return Sliced(self._slices(self.a, self.g)).dense()
 
     def _gram_is_cheaper(self) -> bool:
-        """Multiply-adds of each route, batched small products counted double and the rest as measured.
+        """Multiply-adds of each route, small float64 products counted fourfold and the rest as measured.
 
         A GPU's kernel multiplies five times as fast as exact products of small matrices, and these are then read
         and written by every shift.
@@ -101,15 +84,15 @@ class ConvWeight:
         gram = pixels**2 * self.a.shape[1] + places**2 * (self.g.shape[1] + 10 * taps)
         if self._has_kernel:
             return 5 * (gram + 100 * pixels**2) < places * size
-        return 2 * gram + places * size < 1.3 * places * size + WRITE * size
+        return 4 * gram + 1.5 * places * size < 1.3 * places * size + WRITE * size
 
     def _gram(self) -> Tensor:
         """The patches' Gram matrix is the pixels', summed over the kernel's shifts: k² times fewer products."""
         geo, (height, width), (h, w) = self.geometry, self.a.shape[2:], self.g.shape[2:]
         blocks, places = self.a.shape[0] * geo.groups, h * w
-        x = self.a.reshape(blocks, -1, height * width)
-        g = self.g.reshape(blocks, -1, places)
-        by_pixel = exact_product(x.transpose(1, 2), x).view(blocks, height, width, height, width)
+        x = self.a.reshape(blocks, -1, height * width).double()
+        g = self.g.reshape(blocks, -1, places).double()
+        by_pixel = (x.transpose(1, 2) @ x).view(blocks, height, width, height, width)
         around = (geo.padding[1], geo.padding[1], geo.padding[0], geo.padding[0])
         by_pixel = functional.pad(by_pixel, (*around, *around)).contiguous()
         width += 2 * geo.padding[1]
@@ -121,9 +104,9 @@ class ConvWeight:
                 shift = i * geo.dilation[0] * width + j * geo.dilation[1]
                 strides = (pixels * pixels, down * pixels, right * pixels, down, right)
                 by_patch += by_pixel.as_strided(by_patch.shape, strides, shift * (pixels + 1))
-        by_output = exact_product(g.transpose(1, 2), g)
-        patch = x.shape[1] * math.prod(geo.kernel)
-        norms = gram_square_norms(by_patch.view(blocks, places, places), by_output, patch, g.shape[1])
+        added = x.shape[1] * math.prod(geo.kernel) + g.shape[1]
+        by_patch, by_output = by_patch.view(blocks, places, places), g.transpose(1, 2) @ g
+        norms = gram_square_norms(by_patch, by_output, added, len(self.a), self.g.dtype)
         return norms.view(-1, geo.groups).sum(1)
 
     def _slices(self, a: Tensor, g: Tensor) -> tuple[Tensor, ...]:
@@ -146,12 +129,20 @@ class ConvWeight:
         return side_by_side.view(batch, *self.shape)
 
     def _dense_by_patches(self, a: Tensor, g: Tensor) -> Tensor:
-        geo, batch = self.geometry, a.shape[0]
+        batch, groups = len(a), self.geometry.groups
+        places = math.prod(g.shape[2:])
+        patches = self._patches(a).reshape(batch * groups, -1, places)
+        products = patches @ g.reshape(batch * groups, -1, places).transpose(1, 2)
+        return products.transpose(1, 2).reshape(batch, *self.shape)
+
+    def _patches(self, a: Tensor) -> Tensor:
+        """A view of the padded inputs, (B, channels, *kernel, h, w)."""
+        geo = self.geometry
         padded = functional.pad(a, (geo.padding[1], geo.padding[1], geo.padding[0], geo.padding[0])).contiguous()
         channels, width = padded.shape[1], padded.shape[3]
         plane = padded.shape[2] * width
-        view = padded.as_strided(
-            (batch, channels, *geo.kernel, *g.shape[2:]),
+        return padded.as_strided(
+            (len(a), channels, *geo.kernel, *self.g.shape[2:]),
             (
                 channels * plane,
                 plane,
@@ -161,12 +152,8 @@ class ConvWeight:
                 geo.stride[1],
             ),
         )
-        places = math.prod(g.shape[2:])
-        patches = view.reshape(batch * geo.groups, -1, places)
-        products = patches @ g.reshape(batch * geo.groups, -1, places).transpose(1, 2)
-        return products.transpose(1, 2).reshape(batch, *self.shape)
 
-    def _weight_gradient(self, a: Tensor, g: Tensor, groups: int, copies: int = 1) -> Tensor:
+    def _weight_gradient(self, a: Tensor, g: Tensor, groups: int, copies: int) -> Tensor:
         geo = self.geometry
         shape = (self.shape[0] * copies, *self.shape[1:])
         weight = g.new_empty(shape)  # only its shape is read
@@ -183,7 +170,7 @@ class TapGradients:
     gradients: Tensor
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = weights @ self.gradients.flatten(1)
+        total = weighted_rows(weights, [self.gradients.flatten(1)])
         return total.view(self.gradients.shape[1:]).permute(0, 3, 1, 2)
 
     def rows(self, index: Tensor) -> TapGradients:
@@ -204,21 +191,19 @@ def conv_square_norms(
     padding: list[int],
     dilation: list[int],
     coarse: bool,
-    keep: bool,
 ) -> tuple[Tensor, Tensor]:
-    """(B,) squared norms of Σ_t δ_t patch_tᵀ, and these if they are to be kept; `coarse` allows tf32 or better.
+    """(B,) squared norms of the gradients Σ_t δ_t patch_tᵀ, and these; `coarse` allows tf32 or better.
 
     An operator, so that compilers let it be.
     """
     from modicum.clipping.kernels import launch
 
-    return launch(a, g, kernel, stride, padding, dilation, coarse, keep)
+    return launch(a, g, kernel, stride, padding, dilation, coarse)
 
 
 @conv_square_norms.register_fake
-def _(a: Tensor, g: Tensor, kernel: list[int], *rest: object) -> tuple[Tensor, Tensor]:
-    shape = (len(a), g.shape[1], *kernel, a.shape[1]) if rest[-1] else (0,)
-    return a.new_empty(len(a)), a.new_empty(shape)
+def _(a: Tensor, g: Tensor, kernel: list[int], *_rest: object) -> tuple[Tensor, Tensor]:
+    return a.new_empty(len(a), dtype=torch.float64), a.new_empty(len(a), g.shape[1], *kernel, a.shape[1])
 
 
 def _even_slices(batch: int, most: int) -> int:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from modicum.clipping.bounds import Clip
-from modicum.clipping.pieces import KEEP, Dense
-from modicum.clipping.problem import ClippedSum, Loss, check_losses, example_factors, nothing, rows, sum_dtype
+from modicum.clipping.pieces import KEEP
+from modicum.clipping.problem import ClippedSum, Loss, check_losses, example_factors, rows, sum_dtype, zero_like
 from modicum.clipping.reference import reference_clipped_sum
-from modicum.clipping.rounding import safe_squares
+from modicum.clipping.sums import as_released, square_norms
 
 
 def fallback_clipped_sum(
@@ -26,21 +26,24 @@ def fallback_clipped_sum(
 ) -> ClippedSum:
     """Per-example gradients by vmap, in chunks that bound the memory; one by one where vmap cannot follow."""
     step = max(1, KEEP // max(1, sum(p.numel() for p in trained.values())))
-    answer, norms = nothing(trained), []
+    total = {name: zero_like(p).double() for name, p in trained.items()}
+    norms = []
     try:
         for start in range(0, examples, step):
             part = slice(start, start + step)
             gradients = _gradients(model, loss, rows(x, part), rows(y, part), trained)
-            found = {name: Dense(g.to(sum_dtype(trained[name]))) for name, g in gradients.items()}
-            squares = torch.stack([safe_squares(*piece.measure()) for piece in found.values()], dim=1)
+            found = {name: g.to(sum_dtype(trained[name])).flatten(1) for name, g in gradients.items()}
+            squares = torch.stack([square_norms(g) for g in found.values()], dim=1)
             weight = None if weights is None else weights[part]
-            factors, norm, finite = example_factors(clip, list(found), squares, weight)
-            for j, (name, piece) in enumerate(found.items()):
-                answer.total[name] += piece.rows(finite).weighted_sum(factors[finite, j])
+            dtype = next(iter(found.values())).dtype
+            factors, norm, finite = example_factors(clip, list(found), squares, weight, dtype)
+            for j, (name, g) in enumerate(found.items()):
+                total[name] += (factors[finite, j].double() @ g[finite].double()).view_as(total[name])
             norms.append(norm)
     except (RuntimeError, NotImplementedError):
         return reference_clipped_sum(model, loss, x, y, clip, weights=weights, parameters=list(trained))
-    return ClippedSum(answer.total, torch.cat(norms))
+    sums = {name: as_released(t, examples, sum_dtype(trained[name])) for name, t in total.items()}
+    return ClippedSum(sums, torch.cat(norms))
 
 
 def _gradients(

@@ -2,7 +2,7 @@
 
 The gradient of one example's weight is the product of its output gradients (out × places) with its patches (places
 × inner). One program computes one tile of it, reading the patches straight from the input, squares it and adds it
-up. The tile itself is written only where the gradients are to be kept.
+up, and writes the tile: what is summed later is what was measured.
 """
 
 import triton
@@ -18,7 +18,7 @@ def square_norms(  # type: ignore[no-untyped-def]
     channels, height, width, outs, wide, places, inner,
     kernel_x: tl.constexpr, down: tl.constexpr, right: tl.constexpr,
     top: tl.constexpr, left: tl.constexpr, dilate_y: tl.constexpr, dilate_x: tl.constexpr,
-    one_tap: tl.constexpr, precision: tl.constexpr, keep: tl.constexpr,
+    one_tap: tl.constexpr, precision: tl.constexpr,
     OUT: tl.constexpr, INNER: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     example = tl.program_id(1).to(tl.int64)
@@ -57,9 +57,8 @@ def square_norms(  # type: ignore[no-untyped-def]
             patch = tl.load(a_column + at_y * a_y + at_x * a_x, mask=inside, other=0.0)
         total = tl.dot(delta, patch, total, input_precision=precision)
     tl.store(out + example * tl.num_programs(0) + tl.program_id(0), tl.sum(total * total))
-    if keep:
-        at = gradients + example * outs * inner + o[:, None] * inner + n[None, :]
-        tl.store(at, total, mask=(o[:, None] < outs) & (n[None, :] < inner))
+    at = gradients + example * outs * inner + o[:, None] * inner + n[None, :]
+    tl.store(at, total, mask=(o[:, None] < outs) & (n[None, :] < inner))
 
 
 def _power(size: int) -> int:
@@ -96,12 +95,11 @@ def launch(
     padding: list[int],
     dilation: list[int],
     coarse: bool,
-    keep: bool,
     tiles: dict[str, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(B,) squared norms of Σ_t δ_t patch_tᵀ for inputs (B, c, H, W) and output gradients (B, p, h, w).
 
-    With `keep`, also these gradients, (B, p, k, l, c); else nothing. `coarse` allows products of ten bits or more.
+    And these gradients, (B, p, k, l, c). `coarse` allows products of ten bits or more.
     """
     batch, channels, height, width = a.shape
     outs, high, wide = g.shape[1:]
@@ -110,13 +108,13 @@ def launch(
     tiles = tiles or tile_sizes(outs, channels, inner, places, 64 if precision == "bf16x3" else 32)
     programs = -(-outs // tiles["OUT"]) * -(-inner // tiles["INNER"])
     partial = a.new_empty(batch, programs)  # added up in a fixed order, unlike atomic additions
-    gradients = a.new_empty((batch, outs, *kernel, channels) if keep else 0)
+    gradients = a.new_empty(batch, outs, *kernel, channels)
     square_norms[(programs, batch)](
         a, g, partial, gradients,
         *a.stride(), *g.stride(),
         channels, height, width, outs, wide, places, inner,
         kernel[1], stride[0], stride[1], padding[0], padding[1], dilation[0], dilation[1],
-        channels % tiles["INNER"] == 0, precision, keep,
+        channels % tiles["INNER"] == 0, precision,
         **tiles,
     )  # fmt: skip
-    return partial.sum(1), gradients
+    return partial.double().sum(1), gradients

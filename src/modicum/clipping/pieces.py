@@ -12,16 +12,25 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from modicum.clipping.rounding import exact_product
+from modicum.clipping.sums import (
+    as_released,
+    factor_charge,
+    in_range,
+    joint_charge,
+    square_norms,
+    weighted_outer,
+    weighted_products,
+    weighted_rows,
+)
 
 KEEP = 1 << 24
-"""At most this many numbers of per-example gradients exist at a time for one parameter."""
+"""Up to this many numbers of per-example gradients are kept for one parameter, if that is fastest."""
+
+LARGER = 3
+"""Beyond that, they are kept where they take at most so many times the memory of their factors."""
 
 WRITE = 120
 """What writing and twice reading one number costs, in multiply-adds."""
-
-SLACK = 8
-"""Rounding allowance of the Gram route, in units of the last place of Σ|terms|."""
 
 
 class Kept(Protocol):
@@ -38,7 +47,7 @@ class Piece(Protocol):
     """One parameter's per-example gradients through one call of its layer."""
 
     def measure(self) -> tuple[Tensor, Kept]:
-        """(B,) squared norms, and what to keep."""
+        """(B,) squared norms in float64, never less than of what is then summed; and what to keep."""
 
     def dense(self) -> Tensor:
         """(B, *shape) gradients, multiplied out."""
@@ -51,11 +60,10 @@ class Dense:
     gradients: Tensor
 
     def measure(self) -> tuple[Tensor, Kept]:
-        return torch.linalg.vector_norm(self.gradients.flatten(1), dim=1).square(), self
+        return square_norms(self.gradients.flatten(1)), self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        flat = self.gradients.flatten(1)
-        return (weights @ flat).view(self.gradients.shape[1:])
+        return weighted_rows(weights, [self.gradients.flatten(1)]).view(self.gradients.shape[1:])
 
     def rows(self, index: Tensor) -> Dense:
         return Dense(self.gradients[index])
@@ -74,14 +82,7 @@ class Sliced:
         return torch.cat([Dense(part).measure()[0] for part in self.slices]), self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        total: Tensor | None = None
-        for part, its_weights in zip(
-            self.slices, torch.split(weights, [len(p) for p in self.slices]), strict=True
-        ):
-            one = Dense(part).weighted_sum(its_weights)
-            total = one if total is None else total.add_(one)
-        assert total is not None
-        return total
+        return weighted_rows(weights, [part.flatten(1) for part in self.slices]).view(self.slices[0].shape[1:])
 
     def rows(self, index: Tensor) -> Dense:
         return Dense(self.dense()[index])
@@ -103,21 +104,22 @@ class LinearWeight:
         if places == 1:
             return _square_lengths(self.a) * _square_lengths(self.g), self
         products = places * d * p
-        if 2 * places**2 * (d + p) + products < 1.3 * products + WRITE * d * p:
-            by_input, by_output = (exact_product(t, t.transpose(1, 2)) for t in (self.a, self.g))
-            return gram_square_norms(by_input, by_output, d, p), self
-        step = max(1, KEEP // (d * p))
-        if step >= batch:
-            return Dense(self.dense()).measure()
-        parts = zip(torch.split(self.g, step), torch.split(self.a, step), strict=True)
-        return torch.cat([(g.transpose(1, 2) @ a).square().sum((1, 2)) for g, a in parts]), self
+        by_gram = 4 * places**2 * (d + p) + 1.5 * products < 1.3 * products + WRITE * d * p
+        if by_gram or too_large(batch, d * p, places * (d + p)):
+            return self.measure_factors(), self
+        return Dense(self.dense()).measure()
+
+    def measure_factors(self) -> Tensor:
+        """Squared norms by the Gram route, for factors that are kept."""
+        by_input, by_output = (t @ t.transpose(1, 2) for t in (self.a.double(), self.g.double()))
+        added = self.a.shape[2] + self.g.shape[2]
+        return gram_square_norms(by_input, by_output, added, len(self.a), self.g.dtype)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        weighted = self.g * weights[:, None, None]
-        return weighted.flatten(0, 1).t() @ self.a.flatten(0, 1)
-
-    def spread(self) -> Tensor:
-        return (_lengths(self.a) * _lengths(self.g)).sum(1)
+        if self.a.shape[1] == 1:
+            return weighted_outer(weights, self.g[:, 0], self.a[:, 0])
+        a, g = (t.transpose(1, 2)[:, None] for t in (self.a, self.g))
+        return weighted_products(weights, g, lambda i, j: a[:, :, i:j], a.shape[2], 1)[0]
 
     def rows(self, index: Tensor) -> LinearWeight:
         return LinearWeight(self.a[index], self.g[index])
@@ -136,15 +138,22 @@ class EmbeddingWeight:
         self.size = size
 
     def measure(self) -> tuple[Tensor, Kept]:
-        if self.indices.shape[1] == 1:
-            return self.g.square().sum((1, 2)), self
-        same = (self.indices[:, :, None] == self.indices[:, None, :]).to(self.g.dtype)
+        batch, places = self.indices.shape
+        g = self.g.double()
+        lengths = _lengths(g)
+        if places == 1:
+            return lengths.square().sum(1), self
+        same = (self.indices[:, :, None] == self.indices[:, None, :]).double()
         # Each place holds its whole row's gradient, so a row that occurs n times is counted n times.
-        return ((same @ self.g).square().sum(2) / same.sum(2)).sum(1), self
+        norms = ((same @ g).square().sum(2) / same.sum(2)).sum(1).sqrt()
+        charge = places * (joint_charge(batch) + torch.finfo(g.dtype).eps)
+        return (norms + charge * lengths.sum(1)).square(), self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = self.g.new_zeros(self.size, self.g.shape[2])
-        return total.index_add_(0, self.indices.flatten(), (self.g * weights[:, None, None]).flatten(0, 1))
+        total = self.g.new_zeros(self.size, self.g.shape[2], dtype=torch.float64)
+        weighted = self.g.double() * weights.double()[:, None, None]
+        total.index_add_(0, self.indices.flatten(), weighted.flatten(0, 1))
+        return as_released(total, len(weights), self.g.dtype)
 
     def rows(self, index: Tensor) -> EmbeddingWeight:
         return EmbeddingWeight(self.indices[index], self.g[index], self.size, None)
@@ -154,33 +163,39 @@ class EmbeddingWeight:
         return total.scatter_add_(1, self.indices[:, :, None].expand_as(self.g), self.g)
 
 
+def too_large(batch: int, gradient: int, factors: int) -> bool:
+    """Whether gradients of so many numbers an example are better left as their factors, whatever that takes."""
+    return batch * gradient > KEEP and gradient > LARGER * factors
+
+
 def _lengths(vectors: Tensor) -> Tensor:
     lengths: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
     return lengths
 
 
 def _square_lengths(vectors: Tensor) -> Tensor:
-    """‖v‖² of each example, or more: a square under the smallest number vanishes, so that is added for each.
+    """‖v‖² of each example, infinite where its precision has no such number.
 
-    A model that somebody chose for the purpose may have inputs of 1e19 beside such output gradients, and the
-    gradient of a weight is then not small at all.
+    In float64, where no square vanishes: a model that somebody chose for the purpose may have inputs of 1e19
+    beside output gradients whose squares would, and the gradient of a weight is then not small at all.
     """
-    lost = vectors[0].numel() * torch.finfo(vectors.dtype).tiny
-    return vectors.square().sum((1, 2)) + lost
+    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=(1, 2), dtype=torch.float64)
+    return in_range(lengths.square(), vectors.dtype)
 
 
-def gram_square_norms(inputs: Tensor, outputs: Tensor, added: int, added_outputs: int) -> Tensor:
-    """Σ_ts (a_t·a_s)(δ_t·δ_s) from the two (B, T, T) Gram matrices, whose entries add up that many products.
+def gram_square_norms(inputs: Tensor, outputs: Tensor, added: int, batch: int, dtype: torch.dtype) -> Tensor:
+    """Σ_ts (a_t·a_s)(δ_t·δ_s) from the two (n, T, T) Gram matrices in float64, each entry of `added` products.
 
-    The terms may cancel, and then rounding is large beside what is left. The bound Σ|terms| ≤ (Σ_t ‖a_t‖‖δ_t‖)²
-    says how large, and it is added; so is what products under the smallest number may have lost, which is little
-    in each entry but may stand beside a large one. A norm may be overestimated, never underestimated.
+    The terms may cancel, and then rounding is large beside what is left. Σ|terms| ≤ s², s = Σ_t ‖a_t‖‖δ_t‖, says
+    how large; and in the weighted sum, of a model in this precision and a batch of this size, terms are rounded as
+    well. Both are added, so that a norm may be overestimated, never underestimated.
     """
-    number = torch.finfo(inputs.dtype)
-    lost, lost_outputs = added * number.tiny, added_outputs * number.tiny
-    squares = inputs.diagonal(dim1=1, dim2=2).clamp(min=0.0) + lost
-    square_outputs = outputs.diagonal(dim1=1, dim2=2).clamp(min=0.0) + lost_outputs
-    largest = (squares * square_outputs).sqrt().sum(1).square()
-    vanished = lost_outputs * squares.sqrt().sum(1).square() + lost * square_outputs.sqrt().sum(1).square()
+    places = inputs.shape[1]
+    squares, square_outputs = (
+        in_range(t.diagonal(dim1=1, dim2=2).clamp(min=0.0), dtype) for t in (inputs, outputs)
+    )
+    spread = (squares * square_outputs).sqrt().sum(1)
     terms = (inputs * outputs).sum((1, 2)).clamp(min=0.0)
-    return terms + SLACK * number.eps * largest + vanished
+    rounding = (added + places**2) * torch.finfo(inputs.dtype).eps
+    norms = (terms + rounding * spread.square()).sqrt() + factor_charge(batch, places, dtype) * spread
+    return norms.square()

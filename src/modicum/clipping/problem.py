@@ -117,16 +117,17 @@ def nothing(parameters: Mapping[str, Tensor], examples: int = 0) -> ClippedSum:
 
 
 def example_factors(
-    clip: Clip, names: list[str], squares: Tensor, weights: Tensor | None
+    clip: Clip, names: list[str], squares: Tensor, weights: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, parameters) factors with weights, (B,) norms, and (B,) which examples are usable.
+    """(B, parameters) factors with weights, (B,) norms, and (B,) which examples are usable, from float64 squares.
 
     One record with a NaN, an infinity or an overflow in its gradient must neither exceed the bound nor show itself
-    by poisoning the sum: it gets norm 0 and factor 0.
+    by poisoning the sum: it gets norm 0 and factor 0. Factors are made a few units of `dtype` too small, so that
+    rounding them to it does not lift a norm above its bound.
     """
-    finite = torch.isfinite(squares.sum(1))
+    finite = squares.sum(1) <= torch.finfo(dtype).max  # no for a NaN
     squares = torch.where(finite[:, None], squares, 0.0)
-    factors = torch.where(finite[:, None], clip.factors(names, squares), 0.0)
+    factors = torch.where(finite[:, None], clip.factors(names, squares), 0.0) * (1 - 8 * torch.finfo(dtype).eps)
     if weights is not None:
         factors = factors * weights.to(factors)[:, None]
-    return factors, squares.sum(1).sqrt(), finite
+    return factors.to(dtype), squares.sum(1).sqrt().to(dtype), finite

@@ -22,6 +22,7 @@ from modicum.clipping.problem import (
     trained_parameters,
     zero_like,
 )
+from modicum.clipping.sums import as_released, square_norms
 
 
 def reference_clipped_sum(
@@ -41,18 +42,21 @@ def reference_clipped_sum(
     answer = nothing(trained, examples)
     if examples == 0 or not trained:
         return answer
+    dtype = sum_dtype(next(iter(trained.values())))
+    total = {name: t.double() for name, t in answer.total.items()}
     norms = []
     for i in range(examples):
         one = slice(i, i + 1)
         gradient = _gradient(model, loss, rows(x, one), rows(y, one), trained)
-        squares = torch.stack([g.square().sum() for g in gradient]).unsqueeze(0)
+        squares = torch.cat([square_norms(g.reshape(1, -1)) for g in gradient]).unsqueeze(0)
         weight = None if weights is None else weights[one]
-        factors, norm, finite = example_factors(clip, list(trained), squares, weight)
+        factors, norm, finite = example_factors(clip, list(trained), squares, weight, dtype)
         norms.append(norm)
         if finite.item():
             for j, (name, g) in enumerate(zip(trained, gradient, strict=True)):
-                answer.total[name] += factors[0, j] * g
-    return ClippedSum(answer.total, torch.cat(norms))
+                total[name] += factors[0, j].double() * g
+    sums = {name: as_released(t, examples, dtype) for name, t in total.items()}
+    return ClippedSum(sums, torch.cat(norms))
 
 
 def _gradient(model: nn.Module, loss: Loss, x: Any, y: Any, trained: dict[str, nn.Parameter]) -> list[Tensor]:

@@ -1,18 +1,15 @@
-"""Products that a device rounds more coarsely than float32 (tf32, bf16), and bounds that hold all the same.
+"""Products that a device rounds more coarsely than float32 (tf32, bf16), and those that it must not.
 
-An example's norm and its share of the weighted sum are two computations over the same inputs a and output
-gradients δ. In float32 they agree to a few units in the last place. With tf32 each factor of a product is first
-cut to ten bits, and not alike in both, since the weights are multiplied in before the second. Where terms cancel,
-what is left can differ by far more than ten bits. Each of the two is off by at most 2u·Σ_t ‖a_t‖‖δ_t‖, where u is
-the rounding of one factor, and by that much the norm is taken to be larger. Where the gradients themselves are
-kept, only the weighted sum rounds, by 2u of the norm.
+Gradients of single examples may be formed with coarse products: whatever comes out is measured, and what is
+measured is added up. The adding up, with weights, is a product as well; a coarse one would make a contribution
+larger than its norm says, so it is always taken in full.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,14 +18,6 @@ TF32, BF16 = 2.0**-10, 2.0**-7
 """Relative error of a factor whose further bits are cut off."""
 
 FULL = ("ieee", "none", False)
-
-
-@runtime_checkable
-class Factored(Protocol):
-    """Per-example gradients that are kept as the factors of a product."""
-
-    def spread(self) -> Tensor:
-        """(B,) Σ_t ‖a_t‖‖δ_t‖, or more; found without products that the device may round."""
 
 
 def product_rounding(device: torch.device, dtype: torch.dtype) -> float:
@@ -51,17 +40,6 @@ def _switches(device: torch.device) -> list[tuple[Any, str]]:
         )
         return [(place, "fp32_precision") for place in both]
     return [(backends.cuda.matmul, "allow_tf32"), (backends.cudnn, "allow_tf32")] if on_cuda else []
-
-
-def safe_squares(squares: Tensor, kept: object) -> Tensor:
-    """Squared norms, made so much larger that the weighted sum of what is kept cannot exceed its bounds."""
-    u = product_rounding(squares.device, squares.dtype)
-    if u == 0:
-        return squares
-    norms = squares.sqrt()
-    kept = getattr(kept, "kept", kept)  # a view of another shape
-    off = 4 * u * kept.spread() if isinstance(kept, Factored) else 2 * u * (1 + u) * norms
-    return (norms + off).square()
 
 
 @contextmanager

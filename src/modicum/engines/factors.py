@@ -11,9 +11,9 @@ from modicum.core.parts import ClipRule
 SHRINK = 8  # as in modicum.clipping.bounds: rounding must not lift a clipped norm above its bound
 
 
-def clip_factors(norms: Tensor, bounds: Tensor, rule: ClipRule) -> Tensor:
-    """Factors from norms before clipping; `bounds` broadcasts over them."""
-    shrink = 1 - SHRINK * torch.finfo(norms.dtype).eps
+def clip_factors(norms: Tensor, bounds: Tensor, rule: ClipRule, dtype: torch.dtype) -> Tensor:
+    """Factors in `dtype` from norms before clipping in float64; `bounds` broadcasts over them."""
+    shrink = 1 - SHRINK * torch.finfo(dtype).eps
     if rule is ClipRule.AUTO:
-        return bounds / (norms + Auto.gamma) * shrink
-    return (bounds / norms * shrink).clamp(max=1.0)
+        return (bounds / (norms + Auto.gamma) * shrink).to(dtype)
+    return (bounds / norms * shrink).clamp(max=1.0).to(dtype)

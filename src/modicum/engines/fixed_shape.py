@@ -16,6 +16,7 @@ from torch import Tensor
 
 from modicum.clipping.capture import Graphs, rounded_up
 from modicum.clipping.problem import check_losses, sum_dtype
+from modicum.clipping.sums import in_range
 from modicum.core.parts import Batch, ClipRule, Losses
 from modicum.core.stack import PooledBatches
 from modicum.engines.factors import clip_factors
@@ -89,8 +90,9 @@ class FixedShapeSteps:
             run = self._pass(theta, x, real, dict(zip(stack.targets, targets, strict=True)), losses, True)
             with torch.no_grad():
                 norms = square_norms(run, theta).sqrt()
-                factors = torch.where(real > 0, clip_factors(norms, bounds, rule), 0.0)
-                return self._sums(theta, run, factors), norms, torch.isfinite(norms).all(1)
+                dtype = sum_dtype(theta)
+                factors = torch.where(real > 0, clip_factors(norms, bounds, rule, dtype), 0.0)
+                return self._sums(theta, run, factors), norms.to(dtype), torch.isfinite(norms).all(1)
 
         total, norms, fine = self._run(rule, losses, work, theta, stack, stack.real, bounds)
         return total, norms, fine
@@ -133,7 +135,7 @@ def backward(values: Tensor, run: Run, seeds: Tensor) -> None:
 
 
 def square_norms(run: Run, theta: Tensor) -> Tensor:
-    """(clients, size) squared norms over all parameters."""
+    """(clients, size) squared norms over all parameters, in float64."""
     found = list(run.squares.values())
-    total = torch.stack(found).sum(0) if found else theta.new_zeros(run.rows, dtype=sum_dtype(theta))
-    return total.view(run.clients, run.size)
+    total = torch.stack(found).sum(0) if found else theta.new_zeros(run.rows, dtype=torch.float64)
+    return in_range(total, sum_dtype(theta)).view(run.clients, run.size)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from modicum.clipping.convolution import has_kernel
-from modicum.clipping.pieces import Dense, Kept
+from modicum.clipping.pieces import Dense, Kept, LinearWeight
 from modicum.clipping.problem import sum_dtype
+from modicum.clipping.sums import square_norms, weighted_rows
 
 KEEP = 1 << 29
 """At most this many numbers of per-example gradients exist at a time for one parameter."""
@@ -105,35 +106,35 @@ class PatchWeight:
         self.a = convolution.patches.to(dtype)
         self.examples = gradient.shape[0]
 
-    def _flat(self, start: int, stop: int) -> Tensor:
-        g = self.g.reshape(self.examples, -1, self.g.shape[2])[start:stop]
-        a = self.a.view(self.examples, -1, self.a.shape[2])[start:stop]
-        return torch.bmm(g.transpose(1, 2), a)
+    def _flat(self) -> Tensor:
+        return self._factors().dense()
 
     def measure(self) -> tuple[Tensor, Kept]:
-        step = max(1, KEEP // (self.g.shape[2] * self.a.shape[2]))
-        if step >= self.examples:
-            kept = PatchGradients(self.convolution, self._flat(0, self.examples))
-            return _squares(kept.gradients), kept
-        parts = [self._flat(i, i + step) for i in range(0, self.examples, step)]
-        return torch.cat([_squares(part) for part in parts]), self
+        if self.examples * self.g.shape[2] * self.a.shape[2] <= KEEP:
+            kept = PatchGradients(self.convolution, self._flat())
+            return square_norms(kept.gradients.flatten(1)), kept
+        return self._factors().measure_factors(), self
+
+    def _factors(self) -> LinearWeight:
+        return LinearWeight(*(t.view(self.examples, -1, t.shape[2]) for t in (self.a, self.g)))
 
     def dense(self) -> Tensor:
-        return self.convolution.as_weight(self._flat(0, self.examples))
+        return self.convolution.as_weight(self._flat())
 
     def client_sums(self, weights: Tensor | None, clients: int) -> Tensor:
-        g = self.g
-        if weights is not None:
-            places = g.shape[1] // weights.shape[1]
-            g = (g.view(clients, -1, places, g.shape[2]) * weights[:, :, None, None]).view(g.shape)
-        return self.convolution.as_weight(torch.bmm(g.transpose(1, 2), self.a))
-
-    def spread(self) -> Tensor:
-        lengths: Tensor = torch.linalg.vector_norm(self.a, dim=2) * torch.linalg.vector_norm(self.g, dim=2)
-        return lengths.view(self.examples, -1).sum(1)
+        if weights is None:
+            return self.convolution.as_weight(torch.bmm(self.g.transpose(1, 2), self.a))
+        whole = self._factors()
+        parts = zip(
+            torch.split(whole.a, whole.a.shape[0] // clients),
+            torch.split(whole.g, whole.g.shape[0] // clients),
+            weights,
+            strict=True,
+        )
+        return self.convolution.as_weight(torch.stack([LinearWeight(a, g).weighted_sum(w) for a, g, w in parts]))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.client_sums(weights.view(self.convolution.clients, -1), self.convolution.clients).sum(0)
+        return self.convolution.as_weight(self._factors().weighted_sum(weights)[None])[0]
 
     def rows(self, index: Tensor) -> Dense:
         return Dense(self.dense()[index])
@@ -148,13 +149,11 @@ class PatchGradients:
 
     def client_sums(self, weights: Tensor | None, clients: int) -> Tensor:
         flat = self.gradients.view(clients, -1, self.gradients[0].numel())
-        total = flat.sum(1) if weights is None else torch.bmm(weights[:, None], flat).squeeze(1)
+        total = flat.sum(1) if weights is None else weighted_rows(weights, [flat])
         return self.convolution.as_weight(total.view(clients, *self.gradients.shape[1:]))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.convolution.as_weight(
-            (weights @ self.gradients.flatten(1)).view(1, *self.gradients.shape[1:])
-        )[0]
+        return self.client_sums(weights[None], 1)[0]
 
     def rows(self, index: Tensor) -> Dense:
         return Dense(self.convolution.as_weight(self.gradients[index]))
@@ -166,11 +165,6 @@ def patch_pieces(convolution: PatchConvolution, gradient: Tensor, bias: bool) ->
         return {"weight": weight}
     by_place = weight.g.view(weight.examples, -1, weight.g.shape[2])
     return {"weight": weight, "bias": Dense(by_place.sum(1))}
-
-
-def _squares(flat: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(flat.flatten(1), dim=1)
-    return norms.square()
 
 
 def _pair(value: Any) -> tuple[int, int]:

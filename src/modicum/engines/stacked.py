@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from modicum.clipping import Flat
 from modicum.clipping.problem import check_losses, sum_dtype
+from modicum.clipping.sums import sum_type
 from modicum.core.parts import Batch, ClipRule, Losses
 from modicum.core.stack import Gathered, SideBySide, padded, real_rows
 from modicum.engines import fixed_shape
@@ -130,12 +131,12 @@ class StackedEngine:
         with torch.no_grad():
             fixed_shape.backward(values, run, torch.ones_like(values))
             norms = fixed_shape.square_norms(run, theta).sqrt()
-            factors = clip_factors(norms, column, rule)
+            factors = clip_factors(norms, column, rule, column.dtype)
             if not stack.full:
                 factors = torch.where(stack.mask(norms), factors, 0.0)
             total = self._sums(theta, run, factors)
             wrong = ~torch.isfinite(norms).all(1)
-        answer = [row[:n] for row, n in zip(norms, stack.sizes, strict=True)]
+        answer = [row[:n] for row, n in zip(norms.to(column.dtype), stack.sizes, strict=True)]
         return self._mended(total, answer, wrong, theta, batches, losses, bounds, rule)
 
     def _mended(
@@ -156,7 +157,8 @@ class StackedEngine:
         return total, norms
 
     def _sums(self, theta: Tensor, run: Run, factors: Tensor | None) -> Tensor:
-        total = torch.empty_like(theta, dtype=sum_dtype(theta))
+        dtype = sum_dtype(theta) if factors is None else sum_type(run.size, sum_dtype(theta))
+        total = torch.empty_like(theta, dtype=dtype)
         for name, where in self._slices.items():
             kept = run.kept.pop(name, None)
             part = total[:, where]

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from modicum.clipping.pieces import Dense, Kept, LinearWeight
+from modicum.clipping.rounding import product_rounding
+from modicum.clipping.sums import longest_run, weighted_outer, weighted_rows
 
 
 @runtime_checkable
@@ -17,7 +19,8 @@ class SumsByClient(Protocol):
 
 def write_client_sums(out: Tensor, kept: Kept, weights: Tensor | None, size: int) -> None:
     """out[i] = Σ_b weights[i, b] · gradient[i, b]; weights are (clients, size), None for ones."""
-    if isinstance(kept, LinearWeight) and (out.is_cuda or torch.get_num_threads() == 1):
+    at_once = isinstance(kept, LinearWeight) and _one_product(kept, weights, size)
+    if isinstance(kept, LinearWeight) and at_once and (out.is_cuda or torch.get_num_threads() == 1):
         torch.bmm(*_factors(kept, weights, len(out)), out=out)
     else:  # several threads are slow where their products do not lie side by side, so these are copied
         out.copy_(client_sums(kept, weights, len(out), size))
@@ -34,13 +37,22 @@ def subtract_client_sums(out: Tensor, kept: Kept, rate: float, size: int) -> Non
 
 def client_sums(kept: Kept, weights: Tensor | None, clients: int, size: int) -> Tensor:
     """The same as a tensor of its own, (clients, *shape)."""
-    if isinstance(kept, LinearWeight):
+    if isinstance(kept, LinearWeight) and _one_product(kept, weights, size):
         return torch.bmm(*_factors(kept, weights, clients))
+    if isinstance(kept, LinearWeight) and weights is not None and kept.a.shape[1] == 1:
+        a, g = (t.reshape(clients, size, -1) for t in (kept.a, kept.g))
+        return weighted_outer(weights, g, a)
     if isinstance(kept, Dense):
         return _dense(kept.gradients, weights, clients)
     if isinstance(kept, SumsByClient):
         return kept.client_sums(weights, clients)
     return _one_by_one(kept, weights, clients, size)
+
+
+def _one_product(kept: LinearWeight, weights: Tensor | None, size: int) -> bool:
+    """Whether one product of the factors in their own precision will do: always, where nothing is clipped."""
+    few = kept.a.shape[1] == 1 and longest_run(size, kept.g.dtype) >= size
+    return weights is None or (few and product_rounding(kept.g.device, kept.g.dtype) == 0)
 
 
 def _factors(kept: LinearWeight, weights: Tensor | None, clients: int) -> tuple[Tensor, Tensor]:
@@ -51,7 +63,7 @@ def _factors(kept: LinearWeight, weights: Tensor | None, clients: int) -> tuple[
 
 def _dense(gradients: Tensor, weights: Tensor | None, clients: int) -> Tensor:
     flat = gradients.reshape(clients, gradients.shape[0] // clients, -1)
-    total = flat.sum(1) if weights is None else torch.bmm(weights[:, None], flat).squeeze(1)
+    total = flat.sum(1) if weights is None else weighted_rows(weights, [flat])
     return total.view(clients, *gradients.shape[1:])
 
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from modicum.clipping.pieces import Dense, Kept
-from modicum.clipping.rounding import safe_squares
 from modicum.clipping.rules import known, pieces
 from modicum.engines.patches import PatchConvolution, patch_pieces
 
@@ -53,8 +52,7 @@ class Run:
                 now = piece.dense()
                 piece = Dense(before.gradients + now if isinstance(before, Dense) else now)
             if self.measure:
-                squares, self.kept[name] = piece.measure()
-                self.squares[name] = safe_squares(squares, self.kept[name])
+                self.squares[name], self.kept[name] = piece.measure()
             else:
                 self.kept[name] = piece if hasattr(piece, "weighted_sum") else piece.measure()[1]
 

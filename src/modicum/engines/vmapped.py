@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from modicum.clipping.problem import check_losses
-from modicum.clipping.rounding import product_rounding, safe_squares
+from modicum.clipping.sums import in_range, square_norms, weighted_rows
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch, ClipRule, Losses
 from modicum.core.stack import padded, real_rows
@@ -31,12 +31,12 @@ class VmapEngine:
     ) -> tuple[Tensor, list[Tensor]]:
         sums, norms = [], []
         for (flat, zero), bound in zip(self._examples(theta, batches, losses), bounds, strict=True):
-            finite = torch.isfinite(flat).all(1)
+            finite = torch.isfinite(in_range(square_norms(flat), flat.dtype))
             flat = torch.where(finite[:, None], flat, 0.0)
-            norm = torch.linalg.vector_norm(flat, dim=1)
-            safe = safe_squares(norm.square(), flat).sqrt() if product_rounding(norm.device, norm.dtype) else norm
-            sums.append(clip_factors(safe, norm.new_tensor(bound), rule) @ flat if len(flat) else zero)
-            norms.append(norm)
+            norm = square_norms(flat).sqrt()
+            factors = clip_factors(norm, norm.new_tensor(bound), rule, flat.dtype)
+            sums.append(weighted_rows(factors, [flat]) if len(flat) else zero)
+            norms.append(norm.to(flat.dtype))
         return torch.stack(sums), norms
 
     def _examples(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> list[tuple[Tensor, Tensor]]:
