@@ -1,4 +1,4 @@
-"""Clients and a server that play whole rounds in one process; some drop out, some messages are spoiled on the way."""
+"""Clients and a server that play whole rounds in one process; some drop out, some messages are spoiled."""
 
 from __future__ import annotations
 

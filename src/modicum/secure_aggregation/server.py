@@ -1,8 +1,8 @@
 """The server: carries messages, adds masked inputs, and takes away the masks that the clients let it take away.
 
 Pure functions. Each keeps what is valid of one step's messages and lists what it refused; a message that is
-missing or refused makes its sender a dropout. With fewer than t left there is no sum (`VoidError`), and whatever is
-opened is checked against what the clients committed to, so that a sum is exact or there is none.
+missing or refused makes its sender a dropout. With fewer than t left there is no sum (`VoidError`), and whatever
+is opened is checked against what the clients committed to, so that a sum is exact or there is none.
 """
 
 from __future__ import annotations
