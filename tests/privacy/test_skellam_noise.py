@@ -93,7 +93,7 @@ def test_draws_have_the_distribution(variance: float) -> None:
 
 
 def test_draws_of_a_smaller_variance_are_caught() -> None:
-    assert p_value(skellam_table(392.0).draw(400_000), 400.0) < FALSE_ALARM
+    assert p_value(skellam_table(370.0).draw(400_000), 400.0) < FALSE_ALARM
 
 
 def test_shares_add_up_to_the_noise_that_is_counted() -> None:

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from modicum.secure_aggregation import (
     Client,
+    Masked,
     MemoryStore,
     ProtocolError,
     Step,
@@ -62,7 +63,10 @@ def players(terms: Terms, kind: type[Client] = Client) -> dict[int, Client]:
 
 @dataclass
 class Round:
-    """One round. `gone[step]` are those who say nothing from that step on. `seen` is all that the server sees."""
+    """One round. `gone[step]` are those who say nothing from that step on. `seen` is all that clients sent.
+
+    `carry` spoils what clients send, `deliver` what they are asked.
+    """
 
     terms: Terms
     clients: Mapping[int, Client]
@@ -70,31 +74,49 @@ class Round:
     number: int = 1
     gone: Mapping[Step, Collection[int]] = field(default_factory=dict)
     carry: Carry = as_is
-    seen: dict[Step, dict[int, list[bytes]]] = field(default_factory=dict)
+    deliver: Callable[[Step, int, bytes], bytes] = lambda _step, _client, request: request
+    seen: dict[Step, dict[int, bytes]] = field(default_factory=dict)
     survivors: tuple[int, ...] = ()
 
     def play(self) -> np.ndarray:
         """The sum, or `VoidError`."""
-        keys = gather_keys(
-            self.terms, self.number, self.ask(Step.KEYS, self.clients, lambda c: c.keys(self.number))
-        )
-        shared = self.ask(Step.SHARES, keys.members, lambda c: c.shares(self.number, keys.request))
+        return self.finish(self.until_masked())
+
+    def until_masked(self) -> Masked:
+        r = self.number
+        keys = gather_keys(self.terms, r, self.ask(Step.KEYS, self.clients, lambda c, _: c.keys(r)))
+        shared = self.ask(Step.SHARES, keys.members, lambda c, q: c.shares(r, q), lambda _: keys.request)
         pool = gather_shares(self.terms, keys, shared)
         sent = self.ask(
             Step.MASKED,
             pool.members,
-            lambda c: c.masked(self.number, pool.requests[c.index], self.inputs[c.index]),
+            lambda c, q: c.masked(r, q, self.inputs[c.index]),
+            lambda i: pool.requests[i],
         )
         masked = add_masked(self.terms, pool, sent)
         self.survivors = masked.survivors
-        request = masked.request
-        if self.terms.variant is Variant.SIGNED_SURVIVORS:
-            signed = self.ask(Step.CONSENT, masked.survivors, lambda c: c.consent(self.number, masked.request))
-            request = gather_consents(self.terms, masked, signed)
-        revealed = self.ask(Step.REVEAL, masked.survivors, lambda c: c.reveal(self.number, request))
-        return open_sum(self.terms, masked, revealed)
+        return masked
 
-    def ask(self, step: Step, whom: Collection[int], question: Callable[[Client], bytes]) -> list[bytes]:
+    def finish(self, masked: Masked) -> np.ndarray:
+        r, request = self.number, masked.request
+        if self.terms.variant is Variant.SIGNED_SURVIVORS:
+            signed = self.ask(
+                Step.CONSENT, masked.survivors, lambda c, q: c.consent(r, q), lambda _: masked.request
+            )
+            request = gather_consents(self.terms, masked, signed)
+        return open_sum(
+            self.terms,
+            masked,
+            self.ask(Step.REVEAL, masked.survivors, lambda c, q: c.reveal(r, q), lambda _: request),
+        )
+
+    def ask(
+        self,
+        step: Step,
+        whom: Collection[int],
+        answer: Callable[[Client, bytes], bytes],
+        request: Callable[[int], bytes] = lambda _: b"",
+    ) -> list[bytes]:
         away = {i for s, gone in self.gone.items() if s <= step for i in gone}
         arrived: list[bytes] = []
         self.seen[step] = {}
@@ -102,11 +124,11 @@ class Round:
             if i in away:
                 continue
             try:
-                message = question(self.clients[i])
+                message = answer(self.clients[i], self.deliver(step, i, request(i)))
             except ProtocolError:
                 continue  # it refuses, and is a dropout
-            self.seen[step][i] = list(self.carry(step, i, message))
-            arrived += self.seen[step][i]
+            self.seen[step][i] = message
+            arrived += self.carry(step, i, message)
         return arrived
 
     def true_sum(self) -> np.ndarray:
