@@ -30,7 +30,7 @@ class Dying(SqliteStore):
     """Dies once, just before or just after one entry is written."""
 
     def __init__(self, path: Path, terms: Terms, index: int, step: Step | None, when: When) -> None:
-        super().__init__(path, terms, index)
+        super().__init__(path, terms.run, terms.keys[index])
         self.step, self.when = step, when
 
     def write(self, round: int, step: Step, entry: Entry, *, erase: bool = False) -> None:
@@ -56,7 +56,7 @@ class Reborn(Client):
         except Killed:
             self.deaths += 1
             self._store.close()  # type: ignore[attr-defined]
-            self._store = SqliteStore(self.path, self.terms, self.index)
+            self._store = SqliteStore(self.path, self.terms.run, self.terms.keys[self.index])
             message = call(super())  # type: ignore[arg-type]
         self.sent.setdefault((round, step), set()).add(message)
         return message
@@ -171,7 +171,7 @@ from modicum.secure_aggregation import Client, SqliteStore
 from tests.secure_aggregation.players import signing_key, terms_for
 folder, step = Path(sys.argv[1]), sys.argv[2]
 terms = terms_for(3, dimension=300_000)
-client = Client(terms, 0, signing_key(0), SqliteStore(folder / "0.sqlite", terms, 0))
+client = Client(terms, 0, signing_key(0), SqliteStore(folder / "0.sqlite", terms.run, terms.keys[0]))
 print("ready", flush=True)
 sys.stdin.readline()
 request = (folder / "request").read_bytes()
@@ -190,7 +190,7 @@ def test_sigkill_while_masking(delay: float, tmp_path: Path) -> None:
     from modicum.secure_aggregation import gather_keys, gather_shares
 
     terms = terms_for(3, dimension=300_000)
-    stores = {i: SqliteStore(tmp_path / f"{i}.sqlite", terms, i) for i in range(3)}
+    stores = {i: SqliteStore(tmp_path / f"{i}.sqlite", terms.run, terms.keys[i]) for i in range(3)}
     clients = {i: Client(terms, i, signing_key(i), stores[i]) for i in range(3)}
     keys = gather_keys(terms, 1, [c.keys(1) for c in clients.values()])
     pool = gather_shares(terms, keys, [c.shares(1, keys.request) for c in clients.values()])
@@ -207,7 +207,7 @@ def test_sigkill_while_masking(delay: float, tmp_path: Path) -> None:
     time.sleep(delay)
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
-    back = Client(terms, 0, signing_key(0), SqliteStore(tmp_path / "0.sqlite", terms, 0))
+    back = Client(terms, 0, signing_key(0), SqliteStore(tmp_path / "0.sqlite", terms.run, terms.keys[0]))
     said = back.said(1, Step.MASKED)
     again = back.masked(1, pool.requests[0], np.zeros(300_000, dtype=np.int64))
     if said is not None:
@@ -220,8 +220,8 @@ def test_sigkill_while_masking(delay: float, tmp_path: Path) -> None:
 def test_two_processes_with_one_store(tmp_path: Path) -> None:
     """Two processes of the same client race: the second finds the answer given, and does not send its own."""
     terms = terms_for(3)
-    first = Client(terms, 0, signing_key(0), SqliteStore(tmp_path / "s", terms, 0))
-    second = Client(terms, 0, signing_key(0), SqliteStore(tmp_path / "s", terms, 0))
+    first = Client(terms, 0, signing_key(0), SqliteStore(tmp_path / "s", terms.run, terms.keys[0]))
+    second = Client(terms, 0, signing_key(0), SqliteStore(tmp_path / "s", terms.run, terms.keys[0]))
     original = second._store.read
     second._store.read = lambda *_: None  # type: ignore[method-assign,assignment] # it looked before the first wrote
     message = first.keys(1)
@@ -236,7 +236,7 @@ def test_the_file(tmp_path: Path) -> None:
     """It belongs to one client of one run, destroys secrets when a round ends, and forgets old rounds."""
     terms = terms_for(3)
     path = tmp_path / "s.sqlite"
-    store = SqliteStore(path, terms, 0)
+    store = SqliteStore(path, terms.run, terms.keys[0])
     secret = os.urandom(32)
     store.write(1, Step.KEYS, Entry(b"q", secret, b"m"))
     assert secret in path.read_bytes()
@@ -249,9 +249,9 @@ def test_the_file(tmp_path: Path) -> None:
     assert secret not in path.read_bytes()
     assert not list(tmp_path.glob("*-journal"))
     store.close()
-    for other, index in ((terms, 1), (terms_for(3, run="run-2"), 0), (terms_for(3, context="other noise"), 0)):
+    for run, key in (("run-1", terms.keys[1]), ("run-2", terms.keys[0])):
         with pytest.raises(UserError, match="another run"):
-            SqliteStore(path, other, index)
+            SqliteStore(path, run, key)
     (tmp_path / "junk").write_bytes(b"no database at all" * 100)
     with pytest.raises(UserError, match="cannot be used"):
-        SqliteStore(tmp_path / "junk", terms, 0)
+        SqliteStore(tmp_path / "junk", terms.run, terms.keys[0])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from modicum.secure_aggregation import Step, Variant, VoidError
-from tests.secure_aggregation.players import Round, players, random_inputs, terms_for
+from modicum.secure_aggregation import Client, MemoryStore, ProtocolError, Step, Variant, VoidError
+from tests.secure_aggregation.players import Round, players, public_bytes, random_inputs, signing_key, terms_for
 
 STEPS = tuple(Step)
 
@@ -59,6 +59,19 @@ def test_random_dropouts(block: int) -> None:
 def test_ten_thousand_cases() -> None:
     for case in range(10_000):
         random_case(10**6 + case)
+
+
+def test_cohorts_change() -> None:
+    """Each cohort has its own terms; a client answers one of them in a round, from one store."""
+    stores = {i: MemoryStore() for i in range(6)}
+    for number, members in enumerate(((0, 1, 2, 3), (2, 3, 4, 5), (0, 1, 4, 5)), start=1):
+        terms = terms_for(4, keys=tuple(public_bytes(i) for i in members))
+        clients = {k: Client(terms, k, signing_key(i), stores[i]) for k, i in enumerate(members)}
+        game = Round(terms, clients, random_inputs(terms, np.random.default_rng(number)), number)
+        np.testing.assert_array_equal(game.play(), game.true_sum())
+    other = terms_for(4, keys=tuple(public_bytes(i) for i in (0, 1, 2, 3)))
+    with pytest.raises(ProtocolError, match="another request"):
+        Client(other, 0, signing_key(0), stores[0]).keys(3)
 
 
 def test_rounds_overlap() -> None:

@@ -13,7 +13,7 @@ import pytest
 from modicum.errors import UserError
 from modicum.privacy.integer_terms import agree
 from modicum.privacy.lattice import dequantise, quantise
-from modicum.secure_aggregation import Client, MemoryStore, Terms, Variant, shamir, wire
+from modicum.secure_aggregation import Client, MemoryStore, Terms, Variant, shamir, signed, wire
 from tests.secure_aggregation.players import Round, players, public_bytes, signing_key, terms_for
 
 
@@ -144,7 +144,7 @@ def test_private_vectors_from_end_to_end(bits: int) -> None:
         for i in range(8)
     }
     game = Round(terms, players(terms), inputs)
-    total = game.play().view(f"<i{bits // 8}").astype(np.int64)
+    total = signed(game.play())
     noise.check_sum(total)
     np.testing.assert_array_equal(total, sum(inputs.values()))
     error = dequantise(total, noise.lattice, b"round 1") - rows.sum(axis=0)

@@ -4,7 +4,15 @@ Bonawitz et al. 2017 ("Practical secure aggregation for privacy-preserving machi
 graph. Functions over bytes: who carries them is somebody else's business. See docs/secure-aggregation.md.
 """
 
+from modicum.errors import MissingExtraError
+
+try:
+    import cryptography  # noqa: F401
+except ImportError:
+    raise MissingExtraError("cryptography", "secure", "secure aggregation") from None
+
 from modicum.secure_aggregation.client import Client
+from modicum.secure_aggregation.masks import signed
 from modicum.secure_aggregation.server import (
     Keys,
     Masked,
@@ -38,4 +46,5 @@ __all__ = [
     "gather_keys",
     "gather_shares",
     "open_sum",
+    "signed",
 ]

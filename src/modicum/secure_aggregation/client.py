@@ -51,6 +51,7 @@ class Client:
     """Client `index` of a run. `key` signs; `store` remembers. Rounds are numbered upwards and used once.
 
     The keys and shares of round r + 1 may be exchanged while round r is under way; older rounds are forgotten.
+    Where cohorts change, each has terms of its own: one `Client` for each, all with the run's one store.
     """
 
     def __init__(self, terms: Terms, index: int, key: Ed25519PrivateKey, store: Store) -> None:
@@ -68,13 +69,14 @@ class Client:
 
     def keys(self, round: int) -> bytes:
         """Signed one-time public keys and a commitment to the self-mask's seed."""
-        if (said := self._repeat(round, Step.KEYS, b"")) is not None:
+        asked = self.terms.digest
+        if (said := self._repeat(round, Step.KEYS, asked)) is not None:
             return said
         latest = self._store.latest()
         if latest is not None and round <= latest:
             raise ProtocolError(f"round {round} is over: round {latest} has begun")
         secrets = self._new_secrets(round)
-        message = self._say(round, Step.KEYS, b"", secrets.public(), secrets.encode())
+        message = self._say(round, Step.KEYS, asked, secrets.public(), secrets.encode())
         self._store.forget(round - 1)
         return message
 

@@ -101,6 +101,11 @@ def open_shares(
     return shares
 
 
+def signed(words: Words) -> NDArray[np.int64]:
+    """A sum as integers around zero, if it did not leave the modulus's range."""
+    return words.view(f"<i{words.itemsize}").astype(np.int64)
+
+
 def add_stream(total: Words, key: bytes, sign: int) -> None:
     """Add ChaCha20's stream under `key` to `total` (or take it away), in place and modulo the word's size."""
     stream = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor()

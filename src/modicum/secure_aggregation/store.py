@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from modicum.errors import UserError
-from modicum.secure_aggregation.terms import ProtocolError, Step, Terms
+from modicum.secure_aggregation.terms import ProtocolError, Step
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,16 @@ class MemoryStore:
 
 
 class SqliteStore:
-    """One file for one client in one run. Never begin a second file for the same run: it would sign twice.
+    """One file for one client, known by its signing key, in one run.
+
+    Never begin a second file for the same run: it would sign twice.
 
     A rollback journal with `secure_delete`, not a write-ahead log: what is erased is overwritten in the file. On
     storage that keeps old blocks (snapshots, flash) only the medium's own encryption erases.
     """
 
-    def __init__(self, path: str | Path, terms: Terms, index: int) -> None:
-        owner = terms.digest + index.to_bytes(2, "big")
+    def __init__(self, path: str | Path, run: str, public_key: bytes) -> None:
+        owner = public_key + run.encode()
         self._db = sqlite3.connect(path, isolation_level=None)
         try:
             for pragma in ("journal_mode=DELETE", "synchronous=EXTRA", "secure_delete=ON", "busy_timeout=10000"):
@@ -96,7 +98,7 @@ class SqliteStore:
             raise UserError(f"{path} cannot be used as a secure aggregation store: {error}") from None
         if names != [(owner,)]:
             self._db.close()
-            raise UserError(f"{path} belongs to another run, client or agreement: use the file of this run")
+            raise UserError(f"{path} belongs to another run or client: use the file of this run")
 
     def read(self, round: int, step: Step) -> Entry | None:
         query = "SELECT request, state, message FROM said WHERE round = ? AND step = ?"
