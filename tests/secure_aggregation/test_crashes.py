@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 
 from modicum.errors import UserError
-from modicum.secure_aggregation import Client, Entry, ProtocolError, SqliteStore, Step, Terms, Variant
+from modicum.secure_aggregation import (
+    Client,
+    Entry,
+    MemoryStore,
+    ProtocolError,
+    SqliteStore,
+    Step,
+    Store,
+    Terms,
+    Variant,
+)
 from tests.secure_aggregation.adversary import Adversary, spy, uniform
 from tests.secure_aggregation.players import Round, random_inputs, signing_key, terms_for
 
@@ -45,8 +55,8 @@ class Dying(SqliteStore):
 class Reborn(Client):
     """A client whose process is started again after it died; every message that leaves is noted in `sent`."""
 
-    def __init__(self, terms: Terms, index: int, path: Path, step: Step | None, when: When) -> None:
-        super().__init__(terms, index, signing_key(index), Dying(path, terms, index, step, when))
+    def __init__(self, terms: Terms, index: int, path: Path, store: Store) -> None:
+        super().__init__(terms, index, signing_key(index), store)
         self.path, self.deaths = path, 0
         self.sent: dict[tuple[int, Step], set[bytes]] = {}
 
@@ -83,8 +93,11 @@ class Reborn(Client):
 
 
 def reborn(terms: Terms, folder: Path, step: Step | None, when: When, who: int) -> dict[int, Client]:
+    """Client `who` has a file and dies; the others are in memory, to be quick."""
+    path = folder / "store.sqlite"
     return {
-        i: Reborn(terms, i, folder / f"{i}.sqlite", step if i == who else None, when) for i in range(terms.clients)
+        i: Reborn(terms, i, path, Dying(path, terms, i, step, when) if i == who else MemoryStore())
+        for i in range(terms.clients)
     }
 
 

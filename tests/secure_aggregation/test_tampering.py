@@ -230,6 +230,24 @@ def test_a_finished_round_stays_finished(variant: Variant) -> None:
     assert all(not e.state for (r, _), e in client._store._entries.items() if r == 1)  # type: ignore[attr-defined]
 
 
+def test_an_abandoned_round_reveals_nothing() -> None:
+    """Void on the client's side: secrets are gone, also for a server that finds enough survivors after all."""
+    terms = terms_for(4)
+    game = game_for(terms)
+    masked = game.until_masked()
+    for client in game.clients.values():
+        client.abandon(1)
+        client.abandon(1)
+        assert all(not e.state for (r, _), e in client._store._entries.items() if r == 1)  # type: ignore[attr-defined]
+        with pytest.raises(ProtocolError, match="destroyed"):
+            client.consent(1, masked.request)
+        with pytest.raises(ProtocolError, match="already answered"):
+            client.reveal(1, wire.request(terms, 1, Step.REVEAL, b""))
+    with pytest.raises(VoidError):
+        game.finish(masked)
+    assert exact_or_void(Round(terms, game.clients, game.inputs, 2))
+
+
 def test_reading_random_bytes_raises_nothing_else() -> None:
     """Parsers answer noise with `ProtocolError` and no other error; 3,000 tries, headers right in half of them."""
     rng = np.random.default_rng(6)

@@ -12,6 +12,8 @@ import math
 import numpy as np
 from scipy.special import ive, log_ndtr, ndtri_exp
 
+from modicum.errors import UserError
+
 _REACH = 12.0  # standard deviations that are looked at; beyond, steps only shrink
 _MOST = 1 << 24  # points
 ROUNDING = 1e-6  # relative: scipy's Bessel functions and the sums behind a step
@@ -21,7 +23,7 @@ def measured_step(variance: float) -> float:
     """The largest step of the normal score between neighbouring integers, by looking at all within 12 σ."""
     reach = math.ceil(_REACH * math.sqrt(variance)) + 20
     if reach > _MOST:
-        raise ValueError(f"a variance of {variance:g} has too many points to look at")
+        raise UserError(f"a variance of {variance:g} has too many points to look at: ask the Rényi bound")
     # Some way beyond the reach, so that tails are whole where steps are taken.
     mass = ive(np.arange(2 * reach), variance)
     tail = np.cumsum(mass[::-1])[::-1]  # P(X ≥ x)

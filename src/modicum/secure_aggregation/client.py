@@ -160,6 +160,11 @@ class Client:
         shares = b"".join(held[i][SHARE:] if i in survivors else held[i][:SHARE] for i in pool)
         return self._say(round, Step.REVEAL, request, name + chosen + shares, b"", erase=True)
 
+    def abandon(self, round: int) -> None:
+        """The round is void: destroy its secrets now, and never reveal anything of it."""
+        if self._store.read(round, Step.REVEAL) is None:
+            self._store.write(round, Step.REVEAL, Entry(b"", b"", b""), erase=True)
+
     def _new_secrets(self, round: int) -> Secrets:  # noqa: ARG002 - the tests' broken twins use the round
         return Secrets.fresh()
 
