@@ -1,0 +1,166 @@
+"""From a clipped vector to integers and back: rotation, rounding, and the terms of integer noise (R12, R13).
+
+A unit's vector is divided by its clipping bound, so that its norm is at most 1, multiplied by a number of lattice
+steps, rotated by public random signs and a Walsh–Hadamard transform, and rounded at random to integers whose
+squared norm is at most `square`. That bound is checked on the integers themselves: sensitivity holds exactly,
+whatever floats did before. The rotation spreads a vector over all coordinates; it is public and protects nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modicum.errors import UserError
+from modicum.privacy.accounting.checks import positive
+from modicum.privacy.skellam_noise import Bits
+
+KAPPA = 1.0  # √(2·ln 1/β) with β = e^−½: a rounding is accepted with probability 1 − β or more
+_TRIES = 200  # β^200 < 10^−43; then towards zero, which always fits
+_WIDEST = 64  # Hadamard matrices are multiplied in factors of at most this size
+
+Floats = NDArray[np.floating[Any]]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """`dimension` coordinates before padding; `steps` lattice steps to the unit of the normalised vector."""
+
+    dimension: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.dimension < 1 or self.steps < 1:
+            raise UserError(f"a lattice needs coordinates and steps, got {self.dimension} and {self.steps}")
+
+    @property
+    def padded(self) -> int:
+        """Coordinates that are rounded, noised and sent: the next power of two."""
+        return 1 << (self.dimension - 1).bit_length()
+
+    def square(self, norm: float) -> int:
+        """S: the squared norm that rounding keeps to, for a vector of this norm (both in lattice steps).
+
+        min{(n + √d)², n² + d/4 + κ(n + √d/2)} (Kairouz, Liu & Steinke 2021): the second by conditional rounding.
+        """
+        root = math.sqrt(self.padded)
+        return math.floor(min((norm + root) ** 2, norm**2 + self.padded / 4 + KAPPA * (norm + root / 2)))
+
+    def norm(self, square: float) -> float:
+        """The largest norm whose rounding keeps to `square`; 0 if there is none."""
+        root = math.sqrt(self.padded)
+        room = square - self.padded / 4 - KAPPA * root / 2 + KAPPA**2 / 4
+        return max(0.0, math.sqrt(square) - root, math.sqrt(max(0.0, room)) - KAPPA / 2)
+
+    def shift_of_rounded_sum(self) -> int:
+        """S where a sum of records is rounded as a whole: one record moves it by 1 and the rounding by √d/s."""
+        return math.ceil((self.steps + math.sqrt(self.padded)) ** 2)
+
+
+def quantise(vectors: Floats, lattice: Lattice, square: int, seed: bytes, bits: Bits = os.urandom) -> Integers:
+    """Rows of norm at most 1 as integers of squared norm at most `square` (longer rows are shortened first).
+
+    Rows whose budget allows less than the lattice's full scale come out shorter: `lattice.norm(square)` steps.
+    """
+    rows = np.atleast_2d(np.asarray(vectors, dtype=np.float64))
+    if rows.shape[1] != lattice.dimension or not np.isfinite(rows).all():
+        raise UserError(f"a lattice of {lattice.dimension} finite coordinates cannot hold what it was given")
+    scale = min(float(lattice.steps), lattice.norm(square))
+    lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    turned = rotate(rows * (scale / np.maximum(1.0, lengths))[:, None], seed)
+    return round_rows(turned, square, bits).reshape(*np.shape(vectors)[:-1], lattice.padded)
+
+
+def dequantise(total: Integers, lattice: Lattice, seed: bytes) -> NDArray[np.float64]:
+    """A sum of rounded rows, in units of the clipping bound."""
+    spread = _signs(seed, lattice.padded) * hadamard(np.asarray(total, dtype=np.float64)[None])[0]
+    return np.asarray(spread[: lattice.dimension] / lattice.steps)
+
+
+def round_rows(rows: NDArray[np.float64], square: int, bits: Bits = os.urandom) -> Integers:
+    """Each coordinate up or down at random, its mean kept; a row is drawn again until it keeps to `square`.
+
+    How often depends on the data, and so does the time that it takes.
+    """
+    out = np.zeros(rows.shape, dtype=np.int64)
+    left = np.arange(len(rows))
+    for _ in range(_TRIES):
+        out[left] = _round(rows[left], bits)
+        left = left[squared_norms(out[left]) > square]
+        if not len(left):
+            return out
+    out[left] = np.trunc(rows[left]).astype(np.int64)
+    out[left[squared_norms(out[left]) > square]] = 0
+    return out
+
+
+def squared_norms(rows: Integers) -> NDArray[np.object_]:
+    """Exact, in Python's integers: halves of 31 bits are squared apart, so nothing overflows."""
+    if np.any(np.abs(rows) >= 1 << 31):
+        return np.array([sum(int(x) ** 2 for x in row) for row in rows], dtype=object)
+    high, low = rows >> 16, rows & 0xFFFF
+    dot = [np.einsum("ij,ij->i", a, b).astype(object) for a, b in ((high, high), (high, low), (low, low))]
+    return np.asarray((dot[0] << 32) + (dot[1] << 17) + dot[2])
+
+
+def _round(rows: NDArray[np.float64], bits: Bits) -> Integers:
+    floor = np.floor(rows)
+    words = np.frombuffer(bits(4 * rows.size), dtype="<u4").reshape(rows.shape)
+    up = words < (rows - floor) * 2.0**32
+    return floor.astype(np.int64) + up
+
+
+def rotate(rows: NDArray[np.float64], seed: bytes) -> NDArray[np.float64]:
+    """Pad to a power of two, flip signs by the public seed, transform; norms stay."""
+    width = 1 << (rows.shape[1] - 1).bit_length()
+    padded = np.zeros((len(rows), width))
+    padded[:, : rows.shape[1]] = rows
+    return hadamard(padded * _signs(seed, width))
+
+
+def _signs(seed: bytes, size: int) -> NDArray[np.float64]:
+    text = hashlib.shake_256(b"modicum lattice rotation" + seed).digest((size + 7) // 8)
+    flips = np.unpackbits(np.frombuffer(text, dtype=np.uint8), count=size)
+    return 1.0 - 2.0 * flips.astype(np.float64)
+
+
+def hadamard(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The orthonormal Walsh–Hadamard transform of each row, its own inverse.
+
+    H_n is a Kronecker product of small ones: multiply along the first axis and move that axis to the end, until
+    every axis has been first.
+    """
+    count, left = rows.shape
+    while left > 1:
+        k = min(_WIDEST, left)
+        rows = (_matrix(k) @ rows.reshape(count, k, -1)).transpose(0, 2, 1).reshape(count, -1)
+        left //= k
+    return rows
+
+
+def _matrix(size: int) -> NDArray[np.float64]:
+    matrix: NDArray[np.float64] = np.ones((1, 1))
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]]) / math.sqrt(2)
+    return matrix
+
+
+def finest_needed(dimension: int, smallest_scale: float, loss: float) -> Lattice:
+    """The coarsest power of two of steps at which rounding costs the *smallest* scaled vector at most `loss`.
+
+    `loss` is the share of noise variance that rounding costs: square / norm² − 1.
+    """
+    scale, allowed = positive("the smallest scale", smallest_scale), positive("the loss", loss)
+    for power in range(1, 31):
+        lattice = Lattice(dimension, 1 << power)
+        norm = scale * lattice.steps
+        if lattice.square(norm) <= (1 + allowed) * norm**2:
+            return lattice
+    raise UserError(f"no lattice rounds vectors of scale {scale:g} at a loss of {allowed:g}: allow a larger loss")

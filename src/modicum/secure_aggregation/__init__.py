@@ -1,0 +1,50 @@
+"""Secure aggregation: a server learns the sum of many clients' integer vectors, and nothing else of them.
+
+Bonawitz et al. 2017 ("Practical secure aggregation for privacy-preserving machine learning") on the complete
+graph. Functions over bytes: who carries them is somebody else's business. See docs/secure-aggregation.md.
+"""
+
+from modicum.errors import MissingExtraError
+
+try:
+    import cryptography  # noqa: F401
+except ImportError:
+    raise MissingExtraError("cryptography", "secure", "secure aggregation") from None
+
+from modicum.secure_aggregation.client import Client
+from modicum.secure_aggregation.masks import signed
+from modicum.secure_aggregation.server import (
+    Keys,
+    Masked,
+    Pool,
+    add_masked,
+    gather_consents,
+    gather_keys,
+    gather_shares,
+    open_sum,
+)
+from modicum.secure_aggregation.store import Entry, MemoryStore, SqliteStore, Store
+from modicum.secure_aggregation.terms import SERVER, ProtocolError, Step, Terms, Variant, VoidError
+
+__all__ = [
+    "SERVER",
+    "Client",
+    "Entry",
+    "Keys",
+    "Masked",
+    "MemoryStore",
+    "Pool",
+    "ProtocolError",
+    "SqliteStore",
+    "Step",
+    "Store",
+    "Terms",
+    "Variant",
+    "VoidError",
+    "add_masked",
+    "gather_consents",
+    "gather_keys",
+    "gather_shares",
+    "open_sum",
+    "signed",
+]

@@ -1,0 +1,109 @@
+"""What the parties of a secure aggregation agree on before its first round."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from modicum.errors import UserError
+
+MOST_CLIENTS = 100  # on the complete graph; every client masks against every other
+MOST_COORDINATES = 1 << 28
+MOST_ROUNDS = 1 << 32
+SERVER = 0xFFFF  # the sender's number in what the server says; no client has it
+
+
+class ProtocolError(UserError):
+    """A message is refused: it is not what an honest party would have sent at this point."""
+
+
+class VoidError(ProtocolError):
+    """The round has no sum. What it cost stays charged."""
+
+
+class Variant(StrEnum):
+    """What stops a server that shows different survivors to different clients."""
+
+    SIGNED_SURVIVORS = "signed-survivors"  # t clients' signatures over one set; the default
+    HONEST_BUT_CURIOUS = "honest-but-curious"  # nothing: the server is trusted to show one set to all
+
+
+class Step(IntEnum):
+    """The exchanges of a round, in order. A client sends one message in each."""
+
+    KEYS = 1
+    SHARES = 2
+    MASKED = 3
+    CONSENT = 4  # left out when the server is trusted to be honest but curious
+    REVEAL = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """Public, equal for all parties and bound into every message by `digest`.
+
+    `keys[i]` is client i's Ed25519 public key for this run; it only signs. `context` stands for everything else
+    that was agreed (lattice, noise, model): any short text or digest, compared and never read.
+    """
+
+    run: str
+    keys: tuple[bytes, ...]
+    threshold: int
+    colluders: int
+    dropouts: int
+    dimension: int
+    bits: int = 32
+    variant: Variant = Variant.SIGNED_SURVIVORS
+    context: str = ""
+
+    def __post_init__(self) -> None:
+        P, t, c, d = self.clients, self.threshold, self.colluders, self.dropouts
+        if not 0 < len(self.run) <= 64 or not self.run.isprintable():
+            raise UserError("secure aggregation: a run's name is a printable text of at most 64 characters")
+        if not 2 <= P <= MOST_CLIENTS:
+            raise UserError(
+                f"secure aggregation runs on the complete graph with 2 to {MOST_CLIENTS} clients, got {P}: "
+                "the sparse graph for more is not offered yet"
+            )
+        if any(len(key) != 32 for key in self.keys) or len(set(self.keys)) != P:
+            raise UserError("secure aggregation: every client needs an Ed25519 public key of its own (32 bytes)")
+        if min(c, d) < 0 or t <= c:
+            raise UserError(f"secure aggregation needs a threshold above its {c} colluders, got t={t}, d={d}")
+        if P - d < t:
+            raise UserError(f"secure aggregation: {P} clients less {d} dropouts are fewer than the threshold {t}")
+        if self.variant is Variant.SIGNED_SURVIVORS and 2 * t <= P + c:
+            raise UserError(
+                f"secure aggregation against an active server needs 2t > P + c: with P={P} and c={c} the "
+                f"threshold must be at least {(P + c) // 2 + 1}, got {t}"
+            )
+        if self.bits not in (32, 64):
+            raise UserError(f"secure aggregation works modulo 2^32 or 2^64, got 2^{self.bits}")
+        if not 0 < self.dimension <= MOST_COORDINATES:
+            raise UserError(f"secure aggregation sums 1 to {MOST_COORDINATES} coordinates, got {self.dimension}")
+
+    @property
+    def clients(self) -> int:
+        """P."""
+        return len(self.keys)
+
+    @property
+    def honest(self) -> int:
+        """t − c: the honest clients that are certain to be in any sum, whose noise a client may count (R13)."""
+        return self.threshold - self.colluders
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Little-endian words: coordinates as they are masked and sent."""
+        return np.dtype("<u4" if self.bits == 32 else "<u8")
+
+    @cached_property
+    def digest(self) -> bytes:
+        values = [self.run, [k.hex() for k in self.keys], self.threshold, self.colluders, self.dropouts]
+        values += [self.dimension, self.bits, str(self.variant), self.context]
+        return hashlib.sha256(b"modicum secure aggregation terms 1" + json.dumps(values).encode()).digest()

@@ -1,0 +1,120 @@
+"""How messages are written, signed and read: one encoding for each value, every length known before it is read.
+
+A message is a header (magic and version, step, digest of the terms, round, sender), a body, and the sender's
+Ed25519 signature over both. What the server says has header and body only: clients believe none of it beyond the
+signed messages it carries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from modicum.secure_aggregation.terms import MOST_ROUNDS, SERVER, ProtocolError, Step, Terms
+
+MAGIC = b"MSA\x01"  # the last byte is the version
+HEADER = struct.Struct(">4sB32sQH")
+SIGNATURE = 64
+DIGEST = 32
+KEY = 32
+KEYS = 3 * KEY  # mask key, share key, commitment to the self-mask's seed
+_DOMAIN = b"modicum secure aggregation message"
+
+
+@dataclass(frozen=True)
+class Message:
+    """A signed message whose signature, terms, round and step have been checked."""
+
+    sender: int
+    body: bytes
+    raw: bytes
+
+
+def header(terms: Terms, round: int, step: Step, sender: int) -> bytes:
+    if not 0 <= round < MOST_ROUNDS:
+        raise ProtocolError(f"a round's number lies between 0 and {MOST_ROUNDS - 1}, got {round}")
+    return HEADER.pack(MAGIC, step, terms.digest, round, sender)
+
+
+def sign(terms: Terms, round: int, step: Step, sender: int, body: bytes, key: Ed25519PrivateKey) -> bytes:
+    # Ed25519 reads a message twice; a digest of megabytes of masked input is read once.
+    text = header(terms, round, step, sender) + body
+    return text + key.sign(_DOMAIN + hashlib.sha256(text).digest())
+
+
+def read(terms: Terms, round: int, step: Step, message: bytes, length: int) -> Message:
+    """A client's message with a body of exactly `length` bytes, or `ProtocolError`."""
+    if len(message) != HEADER.size + length + SIGNATURE:
+        raise ProtocolError(f"{step.name}: {len(message)} bytes are no message of this round")
+    sender = _sender(message)
+    if sender >= terms.clients or message[: HEADER.size] != header(terms, round, step, sender):
+        raise ProtocolError(f"{step.name}: a message of another run, round, step or version")
+    digest = hashlib.sha256(memoryview(message)[:-SIGNATURE]).digest()
+    try:
+        Ed25519PublicKey.from_public_bytes(terms.keys[sender]).verify(message[-SIGNATURE:], _DOMAIN + digest)
+    except (InvalidSignature, ValueError):
+        raise ProtocolError(f"{step.name}: the signature is not client {sender}'s") from None
+    return Message(sender, message[HEADER.size : -SIGNATURE], message)
+
+
+def _sender(message: bytes) -> int:
+    sender: int = HEADER.unpack_from(message)[-1]
+    return sender
+
+
+def request(terms: Terms, round: int, step: Step, body: bytes) -> bytes:
+    """What the server sends so that clients answer with `step`."""
+    return header(terms, round, step, SERVER) + body
+
+
+def read_request(terms: Terms, round: int, step: Step, message: bytes) -> bytes:
+    if message[: HEADER.size] != header(terms, round, step, SERVER):
+        raise ProtocolError(f"{step.name}: a request of another run, round, step or version")
+    return message[HEADER.size :]
+
+
+def read_bundle(terms: Terms, round: int, step: Step, body: bytes, length: int) -> dict[int, Message]:
+    """Several clients' messages of one step, in the order of their senders, none twice."""
+    size = HEADER.size + length + SIGNATURE
+    if len(body) % size or len(body) > size * terms.clients:
+        raise ProtocolError(f"{step.name}: a bundle of {len(body)} bytes is not made of whole messages")
+    messages = [read(terms, round, step, body[i : i + size], length) for i in range(0, len(body), size)]
+    senders = [m.sender for m in messages]
+    if senders != sorted(set(senders)):
+        raise ProtocolError(f"{step.name}: senders are out of order or appear twice")
+    return {m.sender: m for m in messages}
+
+
+def bundle(messages: Iterable[Message]) -> bytes:
+    return b"".join(m.raw for m in sorted(messages, key=lambda m: m.sender))
+
+
+def set_bytes(terms: Terms) -> int:
+    return (terms.clients + 7) // 8
+
+
+def write_set(terms: Terms, members: Collection[int]) -> bytes:
+    """A set of clients: bit i is client i."""
+    return sum(1 << i for i in set(members)).to_bytes(set_bytes(terms), "little")
+
+
+def read_set(terms: Terms, body: bytes) -> tuple[int, ...]:
+    bits = int.from_bytes(body, "little")
+    if len(body) != set_bytes(terms) or bits >> terms.clients:
+        raise ProtocolError("not a set of this run's clients")
+    return tuple(i for i in range(terms.clients) if bits >> i & 1)
+
+
+def view_of(keys: bytes) -> bytes:
+    """Names the bundle of signed keys that a client was shown."""
+    return hashlib.sha256(b"modicum secure aggregation view" + keys).digest()
+
+
+def pool_of(terms: Terms, view: bytes, members: Collection[int]) -> bytes:
+    """Names the clients who mask against each other, and their keys: equal for all, or masks do not cancel."""
+    return hashlib.sha256(b"modicum secure aggregation pool" + view + write_set(terms, members)).digest()

@@ -1,0 +1,217 @@
+"""From vectors to integers: the bound holds on the integers, the mean is kept, and the terms add up."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+
+from modicum.errors import UserError
+from modicum.privacy.accounting import skellam
+from modicum.privacy.integer_terms import IntegerTerms, agree, wrap_probability
+from modicum.privacy.lattice import (
+    Lattice,
+    dequantise,
+    finest_needed,
+    hadamard,
+    quantise,
+    rotate,
+    round_rows,
+    squared_norms,
+)
+
+
+def unit_rows(count: int, dimension: int, seed: int = 0) -> np.ndarray:
+    rows = np.random.default_rng(seed).standard_normal((count, dimension))
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 64, 128, 4096])
+def test_hadamard(size: int) -> None:
+    rows = np.random.default_rng(0).standard_normal((3, size))
+    signs = np.array([[(-1) ** bin(i & j).count("1") for j in range(size)] for i in range(min(size, 8))])
+    turned = hadamard(rows)
+    np.testing.assert_allclose(turned[:, :8], rows @ signs.T / math.sqrt(size), atol=1e-12)
+    np.testing.assert_allclose(hadamard(turned), rows, atol=1e-12)
+
+
+def test_rotation_keeps_norms_and_spreads() -> None:
+    spike = np.zeros((1, 1000))
+    spike[0, 3] = 1.0
+    turned = rotate(spike, b"seed")
+    assert turned.shape == (1, 1024)
+    assert np.linalg.norm(turned) == pytest.approx(1.0)
+    np.testing.assert_allclose(np.abs(turned), 1 / 32)
+    many = unit_rows(1, 1000)
+    assert not np.allclose(rotate(many, b"seed"), rotate(many, b"other"))
+
+
+@pytest.mark.parametrize("steps", [1, 8, 64, 4096])
+@pytest.mark.parametrize("dimension", [1, 5, 200])
+def test_integers_keep_to_the_square(steps: int, dimension: int) -> None:
+    """Ordinary rows, rows that are too long, spikes, and the worst for rounding: all coordinates at a half."""
+    lattice = Lattice(dimension, steps)
+    square = lattice.square(steps)
+    rows = np.concatenate([unit_rows(200, dimension), 1e9 * unit_rows(20, dimension), np.eye(dimension)])
+    assert np.all(squared_norms(quantise(rows, lattice, square, b"s")) <= square)
+    halves = np.full((200, lattice.padded), steps / math.sqrt(lattice.padded))
+    halves = np.floor(halves) + 0.5
+    assert np.all(squared_norms(round_rows(halves, square)) <= square)
+
+
+def test_rounding_without_the_condition_is_caught() -> None:
+    """The twin rounds once and keeps what comes: halves exceed the square in a tenth of the rows."""
+    square = Lattice(1024, 80).square(80)
+    halves = np.full((500, 1024), 2.5)  # norm 80
+    assert np.any(squared_norms(round_rows(halves, 1 << 60)) > square)
+    assert np.all(squared_norms(round_rows(halves, square)) <= square)
+
+
+def test_rows_that_can_never_fit_become_zero() -> None:
+    """Somebody forgot to clip: the bound holds all the same."""
+    assert not round_rows(np.full((2, 64), 5.0), 100).any()
+
+
+def test_rounding_accepts_as_often_as_it_says() -> None:
+    """At least 1 − e^−½ = 39 % of single roundings keep to the square; 2,000 rows, false alarm under 10^−9."""
+    lattice = Lattice(256, 16)
+    rows = rotate(unit_rows(2000, 256) * lattice.steps, b"s")
+    fits = squared_norms(round_rows(rows, 1 << 60)) <= lattice.square(lattice.steps)
+    assert np.mean(fits) > 1 - math.exp(-0.5) - 0.07
+
+
+def test_rounding_keeps_the_mean() -> None:
+    row = np.array([[0.25, -0.25, 3.5, -7.75, 0.0, 2.0]])
+    mean = round_rows(np.repeat(row, 40_000, axis=0), 1 << 60).mean(axis=0)
+    np.testing.assert_allclose(mean, row[0], atol=6 * 0.5 / 200)
+    assert mean[4] == 0.0
+    assert mean[5] == 2.0
+
+
+def test_there_and_back() -> None:
+    lattice = Lattice(900, 1 << 14)
+    rows = unit_rows(7, 900)
+    total = quantise(rows, lattice, lattice.square(lattice.steps), b"s").sum(axis=0)
+    np.testing.assert_allclose(dequantise(total, lattice, b"s"), rows.sum(axis=0), atol=1e-3)
+    one = quantise(rows[0], lattice, lattice.square(lattice.steps), b"s")
+    assert one.shape == (1024,)
+
+
+@pytest.mark.parametrize(("dimension", "norm"), list(product([1, 100, 10**6], [0.5, 30.0, 4096.0, 1e6])))
+def test_norm_and_square_are_inverse(dimension: int, norm: float) -> None:
+    lattice = Lattice(dimension, 4096)
+    square = lattice.square(norm)
+    if square < 1:
+        return
+    assert lattice.norm(square) <= norm
+    assert lattice.norm(square + 1) >= norm * (1 - 1e-12)
+    assert lattice.square(lattice.norm(square)) <= square
+
+
+def test_squared_norms_are_exact() -> None:
+    rng = np.random.default_rng(0)
+    for top in (10, 2**20, 2**31 - 1, 2**40):
+        rows = rng.integers(-top, top + 1, (4, 33))
+        assert squared_norms(rows).tolist() == [sum(int(x) ** 2 for x in row) for row in rows]
+
+
+def small_terms(**changes: object) -> IntegerTerms:
+    given: dict[str, object] = {
+        "dimension": 500, "smallest_multiplier": 2.0, "largest_multiplier": 20.0, "clients": 10, "honest": 5,
+    }  # fmt: skip
+    return agree(**(given | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("multiplier", [2.0, 2.5, 7.0, 20.0])
+def test_every_budget_gets_its_noise(multiplier: float) -> None:
+    """z_i holds in what the noise of t − c is worth, and costs at most a few per cent of scale."""
+    terms = small_terms()
+    square = terms.square(multiplier)
+    assert terms.multiplier(square) >= multiplier
+    scale = terms.lattice.norm(square) / terms.lattice.steps
+    assert 0.98 * 2.0 / multiplier < scale <= 2.0 / multiplier
+    rows = quantise(unit_rows(50, 500), terms.lattice, square, b"s")
+    assert np.all(squared_norms(rows) <= square)
+
+
+def test_counting_one_client_too_many_is_caught() -> None:
+    """The twin counts t − c + 1: with only t − c honest in the sum, the true multiplier is under its claim."""
+    terms = small_terms()
+    twin = small_terms(honest=6)
+    square = twin.square(2.0)
+    true = skellam.gaussian_multiplier(terms.honest * twin.share, square)
+    assert twin.multiplier(square) >= 2.0 > true
+    assert terms.multiplier(terms.square(2.0)) >= 2.0
+
+
+def test_shares_are_rounded_up() -> None:
+    for honest in range(1, 11):
+        terms = small_terms(honest=honest)
+        assert terms.multiplier(terms.lattice.square(terms.lattice.steps)) >= 2.0
+
+
+def test_the_smallest_scaled_bound_chooses_the_lattice() -> None:
+    wide, narrow = finest_needed(500, 0.1, 0.01), finest_needed(500, 1.0, 0.01)
+    assert wide.steps == 8 * narrow.steps or wide.steps == 16 * narrow.steps
+    assert wide.square(0.1 * wide.steps) <= 1.01 * (0.1 * wide.steps) ** 2
+
+
+def test_a_lattice_that_is_too_fine_to_draw_is_made_coarser() -> None:
+    terms = small_terms(dimension=10**8, largest_multiplier=200.0, honest=1, clients=1)
+    assert terms.share <= 2.0**36
+    assert terms.multiplier(terms.square(2.0)) >= 2.0
+
+
+def test_the_modulus() -> None:
+    assert small_terms().bits == 32
+    assert small_terms(units=10**7).bits == 64
+    assert small_terms().wrap <= 1e-9
+    assert wrap_probability(2.0**31, 10, 100.0, 32) == 1.0
+
+
+def test_wrapping_is_as_rare_as_stated() -> None:
+    """In a modulus of 8 bits: more wraps than the bound would allow would be seen."""
+    from modicum.privacy.skellam_noise import skellam_table
+
+    bound = wrap_probability(20.0, 1, 900.0, 8)
+    draws = 20 + skellam_table(900.0).draw(200_000)
+    share = np.mean((draws < -128) | (draws > 127))
+    assert 0 < share <= bound < 0.02
+
+
+def test_sums_that_nobody_can_have_made_are_rejected() -> None:
+    terms = small_terms()
+    square = terms.square(2.0)
+    rows = quantise(np.repeat(unit_rows(1, 500), terms.clients, axis=0), terms.lattice, square, b"s")
+    noise = sum(terms.table.draw(terms.lattice.padded) for _ in range(terms.clients))
+    total = rows.sum(axis=0) + noise
+    terms.check_sum(total)
+    hostile = total.copy()
+    hostile[0] += int(2 * terms.largest_norm())
+    with pytest.raises(UserError, match="void"):
+        terms.check_sum(hostile)
+    garbage = np.random.default_rng(0).integers(-(2**31), 2**31, terms.lattice.padded)
+    with pytest.raises(UserError, match="void"):
+        terms.check_sum(garbage)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda: Lattice(0, 4),
+        lambda: Lattice(4, 0),
+        lambda: quantise(np.ones(3), Lattice(4, 4), 30, b""),
+        lambda: quantise(np.array([1.0, math.nan]), Lattice(2, 4), 30, b""),
+        lambda: small_terms(honest=0),
+        lambda: small_terms(honest=11),
+        lambda: small_terms(largest_multiplier=1.0),
+        lambda: small_terms().square(1e9),
+        lambda: finest_needed(10**6, 1e-9, 1e-9),
+    ],
+)
+def test_refusals(bad: object) -> None:
+    with pytest.raises(UserError) as info:
+        bad()  # type: ignore[operator]
+    assert "\n" not in str(info.value)
