@@ -21,9 +21,11 @@ from modicum.clipping.problem import (
     Loss,
     batch_size,
     check_weights,
+    enough_rows,
     modes,
     nothing,
     trained_parameters,
+    with_zero_rows,
 )
 
 
@@ -63,6 +65,12 @@ def clipped_sum(
     check_weights(weights, examples)
     if examples == 0 or not trained:
         return nothing(trained, examples)
+    more = enough_rows(examples) - examples
+    if more:  # a row's bits may depend on how many rows there are, where these are few
+        ones = next(iter(trained.values())).new_ones(examples) if weights is None else weights
+        x, y, weights = (with_zero_rows(tree, more) for tree in (x, y, ones))
+        found = clipped_sum(model, loss, x, y, clip, weights=weights, parameters=list(trained), way=way)
+        return ClippedSum(found.total, found.norms[:examples])
     verdicts = _VERDICTS.setdefault(model, {})
     key = (tuple(trained), modes(model), tuple(map(id, model.modules())))
     if verdicts.get(key, False) and flat.applies(way, _device_type(trained)):
