@@ -125,10 +125,9 @@ def test_a_poisoned_record_counts_as_zero_and_harms_no_other(poison: float, firs
     if poison == 1e200:  # finite, but its squared norm overflows
 
         def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-            return (
-                cross_entropy(outputs, targets)
-                * torch.tensor([1, 1, poison, 1], dtype=outputs.dtype)[: len(outputs)]
-            )
+            sizes = torch.ones_like(outputs[:, 0])
+            sizes[2:3] = poison
+            return cross_entropy(outputs, targets) * sizes
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", SlowClippingWarning)

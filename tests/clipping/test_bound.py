@@ -193,7 +193,7 @@ def test_on_ordinary_data_factors_are_what_they_should_be(
 def test_a_charge_that_shrinks_everything_would_be_noticed(charge: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin of the last test: norms that are safe because they are much too large."""
     real = pieces.factor_charge
-    monkeypatch.setattr(pieces, "factor_charge", lambda *sizes: charge * real(*sizes))
+    monkeypatch.setattr(pieces, "factor_charge", lambda *sizes, joint: charge * real(*sizes, joint=joint))
     torch.manual_seed(0)
     a, g = torch.rand(8, 16, 64), torch.randn(8, 16, 64)
     truth = LinearWeight(a, g).dense().flatten(1).norm(dim=1).double()

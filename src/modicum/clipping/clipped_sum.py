@@ -21,9 +21,11 @@ from modicum.clipping.problem import (
     Loss,
     batch_size,
     check_weights,
+    enough_rows,
     modes,
     nothing,
     trained_parameters,
+    with_zero_rows,
     without_drawing,
 )
 
@@ -63,6 +65,12 @@ class Clipper:
         check_weights(weights, examples)
         if examples == 0 or not trained:
             return nothing(trained, examples)
+        more = enough_rows(examples) - examples
+        if more:  # a row's bits may depend on how many rows there are, where these are few
+            ones = next(iter(trained.values())).new_ones(examples) if weights is None else weights
+            x, y, weights = (with_zero_rows(tree, more) for tree in (x, y, ones))
+            filled = self(loss, x, y, clip, weights=weights, parameters=list(trained))
+            return ClippedSum(filled.total, filled.norms[:examples])
         problem = Problem(self.model, trained, loss, x, y, clip, weights, examples)
         found = self._by_books(problem) if self._trusts_books(problem) else None
         if found is None:

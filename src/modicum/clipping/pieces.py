@@ -197,5 +197,5 @@ def gram_square_norms(inputs: Tensor, outputs: Tensor, added: int, batch: int, d
     spread = (squares * square_outputs).sqrt().sum(1)
     terms = (inputs * outputs).sum((1, 2)).clamp(min=0.0)
     rounding = (added + places**2) * torch.finfo(inputs.dtype).eps
-    norms = (terms + rounding * spread.square()).sqrt() + factor_charge(batch, places, dtype) * spread
-    return norms.square()
+    charge = factor_charge(batch, places, dtype, joint=inputs.is_cuda)
+    return ((terms + rounding * spread.square()).sqrt() + charge * spread).square()

@@ -59,6 +59,24 @@ def rows(tree: Any, index: Any) -> Any:
     return torch.utils._pytree.tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) else leaf, tree)
 
 
+ROWS, MULTIPLE = 32, 8
+"""Rows of a pass at least, and what their number is a multiple of. Libraries choose kernels, and share work among
+threads, by the number of rows; from here on a row's bits were found not to depend on the others (tests search)."""
+
+
+def enough_rows(examples: int) -> int:
+    return max(ROWS, -(-examples // MULTIPLE) * MULTIPLE)
+
+
+def with_zero_rows(tree: Any, more: int) -> Any:
+    """The same batch with so many rows of zeros, which are nobody's, at its end."""
+
+    def longer(leaf: Any) -> Any:
+        return torch.cat([leaf, leaf.new_zeros(more, *leaf.shape[1:])]) if isinstance(leaf, Tensor) else leaf
+
+    return torch.utils._pytree.tree_map(longer, tree)
+
+
 def check_losses(losses: Tensor, examples: int) -> Tensor:
     if tuple(losses.shape) != (examples,):
         raise UserError(

@@ -138,10 +138,10 @@ def _joined(factor: Tensor) -> Tensor:
     return factor.permute(1, 2, 0, 3).flatten(2)
 
 
-def factor_charge(batch: int, places: int, dtype: torch.dtype) -> float:
+def factor_charge(batch: int, places: int, dtype: torch.dtype, *, joint: bool) -> float:
     """What `weighted_products` may be off by, in units of Σ_t ‖a_t‖‖δ_t‖: T·2u for a product in the model's own
-    precision, and what keeps everybody's joint product in float64 within its share of the bound."""
-    return places * (torch.finfo(dtype).eps + joint_charge(batch))
+    precision, and what keeps a joint product of all examples, as on a GPU, within its share of the bound."""
+    return places * (torch.finfo(dtype).eps + (joint_charge(batch) if joint else 0.0))
 
 
 def joint_charge(batch: int) -> float:
