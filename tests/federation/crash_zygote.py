@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from modicum.federation import clients, records, server, simulation, train
+from modicum import runs
+from modicum.federation import clients, records, server, simulation
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.transcript import Seen
@@ -86,7 +87,6 @@ def watch_steps(points: Points) -> None:
     records.MetricsFile.append = points.around("metrics", records.MetricsFile.append)  # type: ignore[method-assign]
     simulation.save_state = points.around("checkpoint", simulation.save_state)  # type: ignore[attr-defined]
     RunFolder.write = points.around("write", RunFolder.write)  # type: ignore[method-assign]
-    train._write_report = lambda *_: None  # slow, and a function of the files that are compared
 
 
 def send_before_settling(sent: Sent) -> None:
@@ -158,7 +158,7 @@ def child(job: dict[str, Any]) -> list[str]:
             sums_from_the_probe()
     files = RunFolder(folder)
     files.make(fresh=False)
-    train.carry_out(experiment(kind), files, "", simulation=job["simulation"], transcript=sent)
+    runs.carry_out(experiment(kind), files, "", simulation=job["simulation"], transcript=sent)
     return points.passed
 
 

@@ -340,7 +340,7 @@ class Ledger:
     def _apply(self, number: int, said: Said) -> None:
         match said:
             case Run():
-                self.run_id, self.noise = said.run, dict(said.noise)
+                self.run_id, self.noise = said.run, dict(sorted(said.noise.items()))  # as the file has it
                 self.foreign_parts = said.foreign_parts
             case PrivacyPlan():
                 self.plans[said.client], self._guards[said.client] = said, guard_for(said)
