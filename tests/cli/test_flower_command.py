@@ -89,7 +89,7 @@ def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     arguments = ["--ca", str(at / "ca.crt"), "--key", str(at / "bundle"), "--database", str(tmp_path / "db")]
     address = f"127.0.0.1:{port}"
     code = run(
-        app, ["flower", "start", str(tmp_path / "p" / "app"), "--superlink", address, "--wait", "1", *arguments]
+        app, ["flower", "start", str(tmp_path / "p" / "app"), "--superlink", address, "--wait", "4", *arguments]
     )
     said = capsys.readouterr().err.strip().splitlines()
     assert code == 2
