@@ -148,11 +148,11 @@ def test_the_draw_is_on_disk_before_the_ledger_exists(tmp_path: Path, monkeypatc
     seen: list[bool] = []
     look = silo_module.RunFolder.open_ledger
 
-    def watched(self: Any, run: str, *rest: Any) -> Any:
+    def watched(self: Any, run: str, *rest: Any, **named: Any) -> Any:
         folder = tmp_path / "account-ward"
         with_draw = (folder / "account.sqlite").exists() and run in DatasetAccount.open(folder).draws
         seen.append(with_draw)
-        return look(self, run, *rest)
+        return look(self, run, *rest, **named)
 
     monkeypatch.setattr(silo_module.RunFolder, "open_ledger", watched)
     assert join(ward(tmp_path, "a"), "run-a") is None
