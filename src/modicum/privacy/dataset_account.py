@@ -24,7 +24,7 @@ from modicum.privacy.lifetime import DrawRefused, Filter, Lifetime
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spending import Digests, Identity, Spending, fingerprint
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class DatasetAccount:
             before = self.spending()
             spent = before.of(table, self.identity)
             self._refuse_overdraft(run, cost, float(spent.max(initial=0.0)))
-            blob = before.after(table, spent + cost).pack()
+            blob = before.after(table, cost, self.identity).pack()
             value = {
                 "run": run,
                 "agreement": agreement,
