@@ -147,7 +147,16 @@ def test_what_claims_nothing_costs_everything() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"adjacency": "add-remove"}, {"order": 3.0}, {"filter": "rdp"}, {"budget": None}, {"filter": "one-run"}],
+    [
+        {"adjacency": "add-remove"},
+        {"order": 3.0},
+        {"filter": "rdp"},
+        {"budget": None},
+        {"filter": "one-run"},
+        {"budget": 1e308},
+        {"budget": 1e-300, "delta": 1e-300},
+        {"budget": math.nan},
+    ],
 )
 def test_a_grant_that_means_nothing_cannot_be_written_down(wrong: dict[str, object]) -> None:
     fine = {"unit": "record", "adjacency": "zero-out", "filter": "gdp", "budget": 1.0, "delta": 1e-5}
@@ -156,6 +165,34 @@ def test_a_grant_that_means_nothing_cannot_be_written_down(wrong: dict[str, obje
         Lifetime(**{**fine, **wrong})  # type: ignore[arg-type]
     with pytest.raises(UserError, match="leaves nothing of the budget"):
         rdp(0.01, 2.0)
+
+
+@pytest.mark.parametrize("z", [1e-300, 1e-160, 1e-30, 1e-4, 1e160, 1e300])
+@pytest.mark.parametrize("q", [1.0, 0.1, 1e-300])
+@pytest.mark.parametrize("lifetime", [gdp(), rdp(1000.0, 3.0), rdp(1000.0, 3.5), rdp(1000.0, 2e6)])
+def test_no_noise_breaks_a_price(z: float, q: float, lifetime: Lifetime) -> None:
+    """Noise whose square is no number costs everything; no plan makes a table of more than a million points."""
+    price = lifetime.price(plan(z, 10, q))
+    assert price >= 0
+    if z < 0.1:
+        assert price > lifetime.cap
+
+
+def test_an_order_is_chosen_in_little_room_for_little_noise() -> None:
+    """And a grant at which every order buys nothing is refused in one line."""
+    assert order_for(Unit.RECORD, Adjacency.ZERO_OUT, 8.0, 1e-5, plan(0.1, 10, 0.1)) > 1
+    with pytest.raises(UserError, match="buys nothing at any order"):
+        order_for(Unit.RECORD, Adjacency.ZERO_OUT, 1e-9, 1e-15, plan(5.0, 10, 0.1))
+
+
+@pytest.mark.parametrize(("z", "q"), [(0.1, 0.1), (0.3, 1e-3), (1.0, 0.5)])
+def test_where_a_quadrature_would_be_too_large_a_close_bound_is_taken(
+    z: float, q: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = 1500.5
+    value = renyi._any_order(q, z, order)
+    monkeypatch.setattr(renyi, "_POINTS", 100)
+    assert value < renyi._any_order(q, z, order) < value + math.log(1 / q) * 1.001
 
 
 def test_a_certificate_s_section_is_checked_against_its_plan(tmp_path: Path) -> None:

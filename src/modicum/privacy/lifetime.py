@@ -44,6 +44,10 @@ def order_for(unit: Unit, adjacency: Adjacency, epsilon: float, delta: float, fi
     if math.isinf(epsilon):
         return 2.0
     orders = [order for order in rdp.ORDERS if _cap(epsilon, delta, order) > 0]
+    if not orders:
+        raise UserError(
+            f"a lifetime grant of ε = {epsilon:g} at δ = {delta:g} buys nothing at any order: grant more"
+        )
 
     def fit(order: float) -> float:
         lifetime = Lifetime(
@@ -84,6 +88,8 @@ class Lifetime:
             raise UserError("a lifetime grant is a budget ε and a δ; without them records take part in one run")
         if (self.filter is Filter.RDP) != (self.order is not None):
             raise UserError("the RDP filter, and nothing else, needs an order α*")
+        if self.budget is not None and not (1e-9 <= self.budget <= 1e9 or math.isinf(self.budget)):
+            raise UserError(f"a lifetime grant lies between ε = 1e-9 and 1e9, or is inf; got {self.budget:g}")
         self.cap  # noqa: B018 - refuses a grant that buys nothing
 
     @property
@@ -113,7 +119,10 @@ class Lifetime:
             case Guard.NONE:
                 return math.inf
             case Guard.PLAN:
-                return self._planned(plan)
+                try:
+                    return self._planned(plan)
+                except ArithmeticError:  # the square of such noise is no number
+                    return math.inf
             case Guard.GDP_FILTER:
                 squared = filter_cap(plan) * (self._shift(plan) / _own_shift(plan)) ** 2
                 return squared if self.order is None else self.order * squared / 2
