@@ -18,10 +18,9 @@ from modicum.errors import UserError
 from modicum.federation.run_folder import RunFolder
 from modicum.privacy.account_files import exists
 from modicum.privacy.accounting.rdp import ORDERS
-from modicum.privacy.certificate import SIMULATED
 from modicum.privacy.dataset_account import DatasetAccount
 from modicum.privacy.ledger import Ledger
-from modicum.privacy.lifetime import Filter, Lifetime, order_for, samples
+from modicum.privacy.lifetime import SIMULATED, Filter, Lifetime, order_for, samples
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import Adjacency, Unit
 from modicum.privacy.spending import Digests, Identity, by_contents, by_id, whole_client
