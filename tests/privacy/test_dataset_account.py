@@ -225,6 +225,17 @@ def test_an_id_says_who_a_record_is_and_new_ones_start_afresh(tmp_path: Path) ->
         assert draws(account, 0.05, rows=by_id(key, ["anna", "eve"])) == 0
 
 
+@pytest.mark.parametrize("again", ["7", "7.0", " 7", "007", "7e0"])
+def test_an_id_that_another_program_writes_otherwise_is_the_same(tmp_path: Path, again: str) -> None:
+    with new(tmp_path / "a", identity=Identity.ID) as account:
+        key = account.secret()
+        assert draws(account, 0.05, rows=by_id(key, ["7", "Zoë"])) == 1
+        assert draws(account, 0.05, rows=by_id(key, [again])) == 0
+        assert draws(account, 0.05, rows=by_id(key, ["Zoe\u0308 "])) == 0
+        assert draws(account, 0.05, rows=by_id(key, ["7.5", "nan", "inf", "9" * 20, "8"])) == 1
+        assert len(by_id(key, ["9" * 20, "9" * 19 + "8"])) == 2  # beyond what a float tells apart
+
+
 def keyed_by_the_file(key: bytes, blocks: list[tuple[np.ndarray, np.ndarray]]) -> Digests:
     """A broken twin: one digest for the whole table, as a hash of the file would be."""
     return np.array([int(fingerprint(key, by_contents(key, blocks))[:15], 16)], dtype=np.uint64)

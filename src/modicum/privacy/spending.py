@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -36,7 +37,19 @@ def _digests(key: bytes, parts: Iterable[bytes], kind: Identity) -> Digests:
 
 
 def by_id(key: bytes, ids: Sequence[str]) -> Digests:
-    return _digests(key, (value.encode() for value in ids), Identity.ID)
+    return _digests(key, (_plain(value).encode() for value in ids), Identity.ID)
+
+
+def _plain(id: str) -> str:
+    """One text for an id that programs write in several ways: 7, 7.0, 007 and " 7". Two that become one share
+    their spend, which is the safe side.
+    """
+    text = unicodedata.normalize("NFC", id.strip())
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return str(int(number)) if number.is_integer() and abs(number) < 1 << 53 else text
 
 
 def by_contents(key: bytes, blocks: Iterable[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]) -> Digests:

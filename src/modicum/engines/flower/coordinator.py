@@ -131,8 +131,8 @@ class Coordinator:
         odd = [name for name, card in cards.items() if card.kind != usual]
         if odd:
             raise UserError(
-                f"silos differ in the shape of records, in classes or in simulation; not as most are {_some(odd)}: "
-                "make them alike"
+                "silos differ in the shape of records, in classes or in simulation; not as most are "
+                f"{_some(odd)}: make them alike"
             )
         self.files.write(path, json.dumps(usual).encode())
         return usual
