@@ -107,6 +107,31 @@ def test_without_noise_in_the_bound_honest_clients_would_be_dropped(monkeypatch:
     assert sum(objection(m, expected) is not None for m in messages) > 10
 
 
+def drowned(C: float) -> list[str | None]:
+    """Steps of about the precision of the weights, which are all 1.5, in single precision."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 200), torch.nn.Tanh(), torch.nn.Linear(200, 40))
+    backend, theta = loop(model)
+    theta = torch.full_like(theta, 1.5)
+    mechanism = RecordLocal(batch=5, steps=8)
+    stage = Stage(mechanism, backend, Fixed(C), budget=0.05, participations=4, lr=0.1)
+    data = records(2, 20, WARM)
+    own = Batch(data.x.float(), data.targets)
+    jobs = [stage.job(f"c{i}", own, theta, SimulatedNoise(i), bound=C) for i in range(10)]
+    expected = mechanism.expected(jobs[0].facts, jobs[0].plan, stage.frame(), jobs[0].broadcast, 0)
+    return [objection(message, expected) for message, _ in stage.run(jobs)]
+
+
+@pytest.mark.parametrize("C", [1e-12, 3e-8, 5e-8, 3e-7, 1e-3, 1e12])
+def test_steps_that_drown_in_the_weights_are_possible(C: float) -> None:
+    assert drowned(C) == [None] * 10
+
+
+def test_without_the_rounding_of_weights_honest_clients_would_be_dropped(monkeypatch: Any) -> None:
+    """Twin: weights of infinite precision. A bound driven down by hostile bits would shut everybody out."""
+    monkeypatch.setattr(record_local, "rounded_away", lambda *_: 0.0)
+    assert sum(said is not None for said in drowned(3e-8)) > 5
+
+
 @pytest.mark.parametrize("doubt", [1e-2, 1e-4])
 def test_the_quantiles_are_exact(doubt: float) -> None:
     """Of 200,000 draws as many lie beyond as the doubt says, give or take five standard deviations."""

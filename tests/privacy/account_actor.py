@@ -105,8 +105,8 @@ def _live(folder: Path, log: Path, runs: list[str], life: Life, die_at: int) -> 
     dies = _Dies(die_at)
     connect, replace = Journal.__init__, os.replace
 
-    def watched(self: Journal, *arguments: object) -> None:
-        connect(self, *arguments)  # type: ignore[arg-type]
+    def watched(self: Journal, *given: object) -> None:
+        connect(self, *given)  # type: ignore[arg-type]
         self._db.set_trace_callback(dies)
 
     def moved(*arguments: object) -> None:

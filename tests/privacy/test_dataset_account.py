@@ -95,7 +95,7 @@ def test_no_record_ever_passes_the_cap(runs: list[tuple[float, set[int]]], ident
         spent = spending.of(rows, identity)
         if spent.max() + cost > cap:
             continue
-        spending = Spending.unpack(spending.after(rows, spent + cost).pack())
+        spending = Spending.unpack(spending.after(rows, cost, identity).pack())
         for record in records:
             paid[record] += cost
     everybody = np.zeros(6, np.uint64) if identity is Identity.CLIENT else table(*paid)
@@ -156,6 +156,59 @@ def test_taking_rows_out_first_and_putting_edited_ones_in_later_resets_nothing(t
         assert draws(account, 0.05, rows=table(70, 80)) == 0
 
 
+def versions_in_turn(account: DatasetAccount, *versions: Digests, runs: int = 40) -> int:
+    """How many runs of 0.01 fit where a table comes in several versions, used in turn."""
+    return sum(draws(account, 0.01, rows=versions[i % len(versions)]) for i in range(runs))
+
+
+def test_two_versions_of_a_table_used_in_turn_share_one_grant(tmp_path: Path) -> None:
+    """Ten columns for one experiment and twelve for the other: the same people, so that seven runs fit in all."""
+    wide = EDITS["a column added"]
+    for name, edits in {"two": [(X, Y), wide], "three": [(X, Y), wide, EDITS["every row edited"]]}.items():
+        with new(tmp_path / name) as account:
+            rows = [by_contents(account.secret(), [edit]) for edit in edits]
+            assert versions_in_turn(account, *rows) == 7
+    with new(tmp_path / "one row") as account:
+        assert versions_in_turn(account, table(1, 2, 3), table(1, 2, 30), table(1, 2, 31, 4), table(3, 5)) == 7
+
+
+class Unlinked(Spending):
+    """A broken twin: what is gone stays as it was when something new comes in its place."""
+
+    def after(self, table: Digests, cost: float, identity: Identity) -> Spending:
+        found = super().after(table, cost, identity)
+        spent = np.where(np.isin(found.records, table), found.spent, self.of(found.records, Identity.ID))
+        return Unlinked(found.records, spent, np.zeros(len(spent), np.bool_))
+
+
+def test_an_account_that_forgets_who_may_be_whom_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset_account, "Spending", Unlinked)
+    with new(tmp_path / "a") as account:
+        assert versions_in_turn(account, table(1, 2), table(11, 12)) > 7
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.005, 0.01, 0.02]), st.lists(st.integers(0, 3), max_size=4)), max_size=12)
+)
+@settings(max_examples=60, deadline=None)
+def test_people_whose_rows_are_edited_or_absent_never_pass_the_cap(runs: list[tuple[float, list[int]]]) -> None:
+    """Four people. A run names those whose row is there in its second version (an edit) and, by repeating, those
+    who are not there at all. Nobody has two rows in one table, so what each truly spent stays within the cap."""
+    spending, truly, cap = Spending.nothing(), dict.fromkeys(range(4), 0.0), 0.05
+    for cost, named in runs:
+        there = [p for p in range(4) if named.count(p) < 2]
+        rows = np.array(sorted(p + 10 * named.count(p) for p in there), dtype=np.uint64)
+        drawn = spending.of(rows, Identity.CONTENTS)
+        if float(drawn.max(initial=0.0)) + cost > cap or not there:
+            continue
+        spending = Spending.unpack(spending.after(rows, cost, Identity.CONTENTS).pack())
+        for p in there:
+            truly[p] += cost
+    assert max(truly.values()) <= cap + 1e-12
+
+
 def test_added_rows_start_afresh_while_nobody_is_missing(tmp_path: Path) -> None:
     with new(tmp_path / "a") as account:
         assert draws(account, 0.04, rows=table(1, 2)) == 1
@@ -170,6 +223,17 @@ def test_an_id_says_who_a_record_is_and_new_ones_start_afresh(tmp_path: Path) ->
         assert draws(account, 0.05, rows=by_id(key, ["cleo", "dan"])) == 1
         assert draws(account, 0.05, rows=by_id(key, ["cleo", "eve"])) == 0
         assert draws(account, 0.05, rows=by_id(key, ["anna", "eve"])) == 0
+
+
+@pytest.mark.parametrize("again", ["7", "7.0", " 7", "007", "7e0"])
+def test_an_id_that_another_program_writes_otherwise_is_the_same(tmp_path: Path, again: str) -> None:
+    with new(tmp_path / "a", identity=Identity.ID) as account:
+        key = account.secret()
+        assert draws(account, 0.05, rows=by_id(key, ["7", "Zoë"])) == 1
+        assert draws(account, 0.05, rows=by_id(key, [again])) == 0
+        assert draws(account, 0.05, rows=by_id(key, ["Zoe\u0308 "])) == 0
+        assert draws(account, 0.05, rows=by_id(key, ["7.5", "nan", "inf", "9" * 20, "8"])) == 1
+        assert len(by_id(key, ["9" * 20, "9" * 19 + "8"])) == 2  # beyond what a float tells apart
 
 
 def keyed_by_the_file(key: bytes, blocks: list[tuple[np.ndarray, np.ndarray]]) -> Digests:
@@ -394,7 +458,7 @@ def test_a_million_records_are_packed_small_and_fast() -> None:
     rows = np.unique(rng.integers(0, 2**63, 1_000_000, dtype=np.uint64))
     spending = Spending.nothing()
     for part in (rows, rows[: len(rows) // 2], rows[::3]):
-        spending = spending.after(part, spending.of(part, Identity.CONTENTS) + 0.01)
+        spending = spending.after(part, 0.01, Identity.CONTENTS)
     blob = spending.pack()
     assert len(blob) < 9.1 * len(rows)
     again = Spending.unpack(blob)

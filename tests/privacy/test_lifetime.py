@@ -17,7 +17,16 @@ from modicum.privacy.accounting import gdp as gaussian
 from modicum.privacy.accounting import pld
 from modicum.privacy.accounting import rdp as renyi
 from modicum.privacy.accounting.gaussians import Gaussians
-from modicum.privacy.lifetime import DrawRefused, Filter, Lifetime, order_for, samples, statement_problems
+from modicum.privacy.lifetime import (
+    ALONE,
+    SIMULATED,
+    DrawRefused,
+    Filter,
+    Lifetime,
+    order_for,
+    samples,
+    statement_problems,
+)
 from modicum.privacy.plan import Guard, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, Unit
 
@@ -147,7 +156,16 @@ def test_what_claims_nothing_costs_everything() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"adjacency": "add-remove"}, {"order": 3.0}, {"filter": "rdp"}, {"budget": None}, {"filter": "one-run"}],
+    [
+        {"adjacency": "add-remove"},
+        {"order": 3.0},
+        {"filter": "rdp"},
+        {"budget": None},
+        {"filter": "one-run"},
+        {"budget": 1e308},
+        {"budget": 1e-300, "delta": 1e-300},
+        {"budget": math.nan},
+    ],
 )
 def test_a_grant_that_means_nothing_cannot_be_written_down(wrong: dict[str, object]) -> None:
     fine = {"unit": "record", "adjacency": "zero-out", "filter": "gdp", "budget": 1.0, "delta": 1e-5}
@@ -158,11 +176,43 @@ def test_a_grant_that_means_nothing_cannot_be_written_down(wrong: dict[str, obje
         rdp(0.01, 2.0)
 
 
+@pytest.mark.parametrize("z", [1e-300, 1e-160, 1e-30, 1e-4, 1e160, 1e300])
+@pytest.mark.parametrize("q", [1.0, 0.1, 1e-300])
+@pytest.mark.parametrize("lifetime", [gdp(), rdp(1000.0, 3.0), rdp(1000.0, 3.5), rdp(1000.0, 2e6)])
+def test_no_noise_breaks_a_price(z: float, q: float, lifetime: Lifetime) -> None:
+    """Noise whose square is no number costs everything; no plan makes a table of more than a million points."""
+    price = lifetime.price(plan(z, 10, q))
+    assert price >= 0
+    if z < 0.1:
+        assert price > lifetime.cap
+
+
+def test_an_order_is_chosen_in_little_room_for_little_noise() -> None:
+    """And a grant at which every order buys nothing is refused in one line."""
+    assert order_for(Unit.RECORD, Adjacency.ZERO_OUT, 8.0, 1e-5, plan(0.1, 10, 0.1)) > 1
+    with pytest.raises(UserError, match="buys nothing at any order"):
+        order_for(Unit.RECORD, Adjacency.ZERO_OUT, 1e-9, 1e-15, plan(5.0, 10, 0.1))
+
+
+@pytest.mark.parametrize(("z", "q"), [(0.1, 0.1), (0.3, 1e-3), (1.0, 0.5)])
+def test_where_a_quadrature_would_be_too_large_a_close_bound_is_taken(
+    z: float, q: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = 1500.5
+    value = renyi._any_order(q, z, order)
+    monkeypatch.setattr(renyi, "_POINTS", 100)
+    assert value < renyi._any_order(q, z, order) < value + math.log(1 / q) * 1.001
+
+
+def problems(said: dict[str, object], of: PrivacyPlan | None = None, simulation: bool = False) -> list[str]:
+    return statement_problems(said, [of or plan()], simulation=simulation)
+
+
 def test_a_certificate_s_section_is_checked_against_its_plan(tmp_path: Path) -> None:
     with new(tmp_path / "a", rdp()) as account:
         account.draw("r", "agreed", plan(), table(1))
         said = account.statement("r")
-    assert statement_problems(said, [plan()]) == []
+    assert problems(said) == []
     for change in (
         {"epsilon": 0.5},
         {"cap": said["cap"] / 2},
@@ -172,10 +222,39 @@ def test_a_certificate_s_section_is_checked_against_its_plan(tmp_path: Path) -> 
         {"adjacency": "replace-one"},
         {"filter": "gdp"},
         {"delta": None},
+        {"epsilon_so_far": 0.1},
+        {"head": "none"},
+        {"id": 7},
+        {"entries": -1},
+        {"epsilon": 10**400},
     ):
-        assert statement_problems({**said, **change}, [plan()]), change
-    assert statement_problems(said, [plan(z=9.0)])
-    assert statement_problems({"kept": True}, [plan()])
+        assert problems({**said, **change}), change
+    assert problems(said, plan(z=9.0))
+    assert problems({"kept": True})
+    assert problems(said, simulation=True)  # a simulation draws on nothing
+
+
+def test_a_certificate_does_not_say_that_more_was_drawn_than_there_is(tmp_path: Path) -> None:
+    lifetime, costly = gdp(), plan(z=0.5)
+    with new(tmp_path / "a", lifetime) as account:
+        account.draw("r", "agreed", plan(), table(1))
+        said = {**account.statement("r"), "drawn": lifetime.price(costly)}
+    assert problems(said, costly)
+
+
+@pytest.mark.parametrize("sentence", [SIMULATED, ALONE, "No account is kept: 'digits' are public data."])
+@pytest.mark.parametrize("simulation", [False, True])
+def test_without_an_account_only_our_own_reasons_are_given(sentence: str, simulation: bool) -> None:
+    fits = (sentence == SIMULATED) == simulation
+    assert (problems({"kept": False, "sentence": sentence}, simulation=simulation) == []) == fits
+    for forged in (
+        {"kept": False, "sentence": sentence + " All runs together are (0.1, 1e-05)-differentially private."},
+        {"kept": False, "sentence": sentence, "epsilon": 0.1},
+        {"kept": 0, "sentence": sentence},
+        {"sentence": sentence},
+        {},
+    ):
+        assert problems(forged, simulation=simulation), forged
 
 
 # Later runs are chosen after earlier models were seen. Each run is one coin here, so that all is a finite sum.

@@ -256,6 +256,9 @@ def test_ids_let_new_patients_in_and_old_ones_not(tmp_path: Path) -> None:
     assert join(ward(tmp_path, "c", table=patients(120, 3), extra=extra), "run-c") is None
     with pytest.raises(UserError, match="knows records by their id"):
         Silo(read_spec(ward(tmp_path, "d", table=patients(0, 1))))
+    renamed = {**patients(0, 1), "visit": np.arange(120) + 1000}
+    with pytest.raises(UserError, match="by their id in 'patient' and the silo's file says id in 'visit'"):
+        Silo(read_spec(ward(tmp_path, "f", table=renamed, extra='id_column = "visit"\n')))
     with pytest.raises(UserError, match="needs an array 'patient' with one id per record"):
         take_part_or_raise(ward(tmp_path, "e", table=records(), extra=extra), "run-e")
 

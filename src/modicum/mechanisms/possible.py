@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import torch
 from scipy.stats import binom, chi2, norm
+from torch import Tensor
 
 from modicum.core.messages import Expected, Message, Noised, Range
 from modicum.privacy.events import NoSampling, Poisson, Sampler
@@ -44,6 +45,14 @@ def most_drawn(records: int, sampler: Sampler, doubt: float) -> int:
 def around(middle: float, reach: float) -> Range:
     reach *= 1 + ROUNDING
     return middle - reach, middle + reach
+
+
+def rounded_away(model: Tensor, steps: int, update: float) -> float:
+    """How much longer an update of this norm can get because each step is rounded to the precision of the weights:
+    steps that are much smaller than those are lost or doubled.
+    """
+    size = float(torch.linalg.vector_norm(model, dtype=torch.float64)) + update
+    return steps * float(torch.finfo(model.dtype).eps) / 2 * size
 
 
 def objection(message: Message, expected: Expected) -> str | None:

@@ -19,7 +19,7 @@ from modicum.core.parts import Batch, ClientFacts, ClipRule, Frame, Job, Opening
 from modicum.core.stack import Pool
 from modicum.errors import UserError
 from modicum.mechanisms import common
-from modicum.mechanisms.possible import DOUBT, ROUNDING, around, most_drawn, noise_norm, spread
+from modicum.mechanisms.possible import DOUBT, ROUNDING, around, most_drawn, noise_norm, rounded_away, spread
 from modicum.privacy.accounting.rdp import best_order
 from modicum.privacy.calibration import calibrate_noise, largest_steps
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
@@ -169,13 +169,14 @@ class RecordLocal:
         if frame.policy.scope is Scope.STEP:
             unknown = (-math.inf, math.inf)
             return Expected(known, math.inf, {b.name: unknown for b in event.blocks[1:]}, rates)
-        norm, signals = self._reach(event, facts, frame, broadcast.model.numel(), doubt)
+        norm, signals = self._reach(event, facts, frame, broadcast.model, doubt)
         return Expected(known, norm, signals, rates)
 
     def _reach(
-        self, event: Release, facts: ClientFacts, frame: Frame, dimension: int, doubt: float
+        self, event: Release, facts: ClientFacts, frame: Frame, model: Tensor, doubt: float
     ) -> tuple[float, dict[str, Range]]:
         """The update's largest norm and the signals' ranges: this doubt for each, and once for all batches."""
+        dimension = model.numel()
         total, parts, over = self.total_steps(facts), facts.participations, self.expected_batch(facts)
         most, least = -(-total // parts), max(1, total // parts)
         main, *signals = event.blocks
@@ -183,7 +184,8 @@ class RecordLocal:
         noise = main.noise_std / over * noise_norm(dimension, doubt)
         norm = frame.training.optimiser.farthest(most, main.bound * share, noise, dimension)
         reach = {b.name: b.bound * share + spread(doubt) * b.noise_std / over / math.sqrt(least) for b in signals}
-        return norm * (1 + ROUNDING), {name: around(0.5, r) for name, r in reach.items()}
+        norm = norm * (1 + ROUNDING) + rounded_away(model, most, norm)
+        return norm, {name: around(0.5, r) for name, r in reach.items()}
 
     def facts_of(
         self, event: Release, facts: ClientFacts, steps: int, gains: tuple[float, float] = (1.0, 1.0)

@@ -21,13 +21,13 @@ from modicum.privacy.events import Poisson, Sampler, sampler_from_dict
 from modicum.privacy.exact import parse, unlike
 from modicum.privacy.grammar import check_noise_fields
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.lifetime import ALONE, SIMULATED
 from modicum.privacy.plan import Guard, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, view_from_dict
 from modicum.privacy.views import KnownTo
 
 SCHEMA = "modicum-certificate/2"
 BEFORE_ACCOUNTS = "modicum-certificate/1"
-SIMULATED = "No account is kept: the noise is simulated, so nobody is protected and nothing is counted."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,8 +256,7 @@ def _assumptions(
 
 def _no_account(noise: dict[str, Any]) -> dict[str, Any]:
     """In simulations, and on a server, which cannot know what the silos' records have spent."""
-    alone = "No account is kept here: ε speaks of this run alone, and other runs on the same records add to it."
-    return {"kept": False, "sentence": SIMULATED if noise["simulation"] else alone}
+    return {"kept": False, "sentence": SIMULATED if noise["simulation"] else ALONE}
 
 
 def _some(names: dict[str, Any]) -> str:

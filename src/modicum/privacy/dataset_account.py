@@ -24,7 +24,7 @@ from modicum.privacy.lifetime import DrawRefused, Filter, Lifetime
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spending import Digests, Identity, Spending, fingerprint
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,18 @@ class DatasetAccount:
         self._spending: tuple[int, str] | None = None  # the entry that holds what was spent, and its digest
 
     @classmethod
-    def start(cls, folder: Path, lifetime: Lifetime, identity: Identity) -> DatasetAccount:
-        """Open the account of this folder, or begin it with this grant where there is none."""
+    def start(
+        cls, folder: Path, lifetime: Lifetime, identity: Identity, column: str | None = None
+    ) -> DatasetAccount:
+        """Open the account of this folder, or begin it with this grant where there is none.
+
+        `column` names the ids, where records are known by them.
+        """
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with alone(folder):
                 if not exists(folder):
-                    _begin(folder, lifetime, identity)
+                    _begin(folder, lifetime, identity, column)
                 finish_key(folder)
         except OSError as error:
             raise UserError(f"cannot keep an account in {folder}: {error.strerror}") from None
@@ -120,17 +125,18 @@ class DatasetAccount:
             )
         return self.key
 
-    def check(self, lifetime: Lifetime, identity: Identity) -> None:
+    def check(self, lifetime: Lifetime, identity: Identity, column: str | None = None) -> None:
         """A grant is fixed when the account is opened, and so is what identifies a record."""
         if lifetime != self.lifetime:
             raise UserError(
                 f"the account in {self.folder} was opened with {_shown(self.lifetime)} and the silo's file says "
                 f"{_shown(lifetime)}: a lifetime grant never changes, put the first one back under [account]"
             )
-        if identity != self.identity:
+        if (identity, column) != (self.identity, self.column):
             raise UserError(
-                f"the account in {self.folder} knows records by their {self.identity} and the silo's file says "
-                f"{identity}: all would count as new, put id_column under [data] back as it was"
+                f"the account in {self.folder} knows records by their {_known_by(self.identity, self.column)} and "
+                f"the silo's file says {_known_by(identity, column)}: all would count as new, put id_column under "
+                "[data] back as it was"
             )
 
     def spending(self) -> Spending:
@@ -165,7 +171,7 @@ class DatasetAccount:
             before = self.spending()
             spent = before.of(table, self.identity)
             self._refuse_overdraft(run, cost, float(spent.max(initial=0.0)))
-            blob = before.after(table, spent + cost).pack()
+            blob = before.after(table, cost, self.identity).pack()
             value = {
                 "run": run,
                 "agreement": agreement,
@@ -296,6 +302,7 @@ class DatasetAccount:
             raise UserError(f"its format is {value['format']!r} and this version reads {FORMAT}")
         self.id, self._key_mark = str(value["id"]), str(value["key"])
         self.lifetime, self.identity = Lifetime.from_dict(value["lifetime"]), Identity(value["identity"])
+        self.column = None if value["column"] is None else str(value["column"])
 
     def _read_draw(self, entry: Entry, value: dict[str, Any]) -> None:
         plan = PrivacyPlan.from_dict(value["plan"])
@@ -314,7 +321,7 @@ class DatasetAccount:
             raise UserError(f"{self.folder / KEY} is not the key of this account: put the right one back")
 
 
-def _begin(folder: Path, lifetime: Lifetime, identity: Identity) -> None:
+def _begin(folder: Path, lifetime: Lifetime, identity: Identity, column: str | None) -> None:
     """Made under another name and moved into place whole, so that a crash leaves an account or none."""
     draft, key = folder / f"{FILE}.new", new_key(folder)
     for suffix in ("", "-wal", "-shm"):
@@ -324,12 +331,17 @@ def _begin(folder: Path, lifetime: Lifetime, identity: Identity) -> None:
         "id": secrets.token_hex(8),
         "lifetime": lifetime.to_dict(),
         "identity": str(identity),
+        "column": column,
         "key": key_mark(key),
     }
     with Journal.create(draft) as journal, journal.transaction(lambda _: None):
         journal.append("account", value)
     os.replace(draft, folder / FILE)  # closing has moved the log into the file
     sync(folder)
+
+
+def _known_by(identity: Identity, column: str | None) -> str:
+    return str(identity) if column is None else f"{identity} in {column!r}"
 
 
 def _finite(value: float) -> float | None:

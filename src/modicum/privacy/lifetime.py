@@ -10,6 +10,7 @@ Later runs are chosen after earlier models were seen, so the grant is a filter (
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,6 +23,13 @@ from modicum.privacy.accounting.gaussians import normal_form
 from modicum.privacy.budgets import filter_cap
 from modicum.privacy.plan import Guard, PrivacyPlan
 from modicum.privacy.spec import Adjacency, Unit
+
+SIMULATED = "No account is kept: the noise is simulated, so nobody is protected and nothing is counted."
+ALONE = "No account is kept here: ε speaks of this run alone, and other runs on the same records add to it."
+PUBLIC = re.compile(r"No account is kept: '[\w.-]{1,64}' are public data\.")
+HASHES = re.compile(
+    r"[0-9a-f]{16} [0-9a-f]{64} [1-9][0-9]{0,15}"
+)  # an account's name, its head and how many entries
 
 
 class Filter(StrEnum):
@@ -44,6 +52,10 @@ def order_for(unit: Unit, adjacency: Adjacency, epsilon: float, delta: float, fi
     if math.isinf(epsilon):
         return 2.0
     orders = [order for order in rdp.ORDERS if _cap(epsilon, delta, order) > 0]
+    if not orders:
+        raise UserError(
+            f"a lifetime grant of ε = {epsilon:g} at δ = {delta:g} buys nothing at any order: grant more"
+        )
 
     def fit(order: float) -> float:
         lifetime = Lifetime(
@@ -84,6 +96,8 @@ class Lifetime:
             raise UserError("a lifetime grant is a budget ε and a δ; without them records take part in one run")
         if (self.filter is Filter.RDP) != (self.order is not None):
             raise UserError("the RDP filter, and nothing else, needs an order α*")
+        if self.budget is not None and not (1e-9 <= self.budget <= 1e9 or math.isinf(self.budget)):
+            raise UserError(f"a lifetime grant lies between ε = 1e-9 and 1e9, or is inf; got {self.budget:g}")
         self.cap  # noqa: B018 - refuses a grant that buys nothing
 
     @property
@@ -113,7 +127,10 @@ class Lifetime:
             case Guard.NONE:
                 return math.inf
             case Guard.PLAN:
-                return self._planned(plan)
+                try:
+                    return self._planned(plan)
+                except ArithmeticError:  # the square of such noise is no number
+                    return math.inf
             case Guard.GDP_FILTER:
                 squared = filter_cap(plan) * (self._shift(plan) / _own_shift(plan)) ** 2
                 return squared if self.order is None else self.order * squared / 2
@@ -186,24 +203,37 @@ class Lifetime:
         )
 
 
-def statement_problems(said: dict[str, Any], plans: Iterable[PrivacyPlan]) -> list[str]:
+def statement_problems(said: dict[str, Any], plans: Iterable[PrivacyPlan], *, simulation: bool) -> list[str]:
     """What in a certificate's section on its account does not follow from the grant and the plan it names.
 
-    The account itself is not at hand: that it was drawn on is the silo's word.
+    The account itself is not at hand: that it was drawn on is the silo's word, and so are its name and head.
     """
-    if said.get("kept") is not True:
-        return []
+    if said.get("kept") is not True or simulation:
+        return [] if _says_why_none(said, simulation) else ["the certificate's section on the account is not ours"]
     try:
         lifetime = Lifetime.from_dict(said)
         prices = [lifetime.price(plan) for plan in plans]
         found = (lifetime.cap, *prices)
         stated = (math.inf if said[name] is None else float(said[name]) for name in ("cap", "drawn"))
         same = all(math.isclose(a, b, rel_tol=1e-9) for a, b in zip(stated, found, strict=True))
-    except (KeyError, ValueError, TypeError) as error:
+        known = {"kept", "id", "cap", "drawn", "head", "entries", "sentence", *lifetime.to_dict()}
+        marks = HASHES.fullmatch(f"{said['id']} {said['head']} {said['entries']}")
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
         return [f"the certificate's section on the account cannot be understood: {error}"]
     if not same or said.get("sentence") != lifetime.sentence():
         return ["the certificate's section on the account does not follow from its grant and the run's plan"]
+    if set(said) != known or marks is None or max(prices) > lifetime.cap:
+        return ["the certificate's section on the account says what no account says"]
     return []
+
+
+def _says_why_none(said: dict[str, Any], simulation: bool) -> bool:
+    """Whether this is one of the three reasons for which there is no account, and nothing beside it."""
+    if set(said) != {"kept", "sentence"} or said["kept"] is not False or not isinstance(said["sentence"], str):
+        return False
+    if simulation:
+        return said["sentence"] == SIMULATED
+    return said["sentence"] == ALONE or PUBLIC.fullmatch(said["sentence"]) is not None
 
 
 def _own_shift(plan: PrivacyPlan) -> float:

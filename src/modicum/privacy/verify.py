@@ -180,7 +180,8 @@ def _verify(ledger: Ledger, certificate: Certificate | None, kept: KeptHead | No
         whole.append(f"the ledger was cut or rewritten: no entry has the hash {kept.digits} that was kept")
     if certificate is not None:
         whole += _whole_problems(certificate, own)
-        whole += statement_problems(certificate.account, ledger.plans.values())
+        simulation = bool(own.noise["simulation"])
+        whole += statement_problems(certificate.account, ledger.plans.values(), simulation=simulation)
     return Verification(
         ledger=str(ledger.path),
         run=own.run,

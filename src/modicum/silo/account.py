@@ -18,10 +18,9 @@ from modicum.errors import UserError
 from modicum.federation.run_folder import RunFolder
 from modicum.privacy.account_files import exists
 from modicum.privacy.accounting.rdp import ORDERS
-from modicum.privacy.certificate import SIMULATED
 from modicum.privacy.dataset_account import DatasetAccount
 from modicum.privacy.ledger import Ledger
-from modicum.privacy.lifetime import Filter, Lifetime, order_for, samples
+from modicum.privacy.lifetime import SIMULATED, Filter, Lifetime, order_for, samples
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import Adjacency, Unit
 from modicum.privacy.spending import Digests, Identity, by_contents, by_id, whole_client
@@ -90,7 +89,7 @@ class Kept:
         self._records: Digests | None = None
         if exists(spec.account_folder):
             self._account = DatasetAccount.open(spec.account_folder)
-            self._account.check(lifetime_in(spec, self._account.lifetime), identity_of(spec))
+            self._account.check(lifetime_in(spec, self._account.lifetime), *identity_of(spec))
         self._check_receipt()
 
     def draw(self, join: Join, plan: PrivacyPlan) -> None:
@@ -135,8 +134,8 @@ class Kept:
     def _begin(self, plan: PrivacyPlan) -> DatasetAccount:
         lifetime, identity = lifetime_for(self.spec, plan), identity_of(self.spec)
         lifetime.price(plan)  # a run without a price opens no account
-        account = DatasetAccount.start(self.spec.account_folder, lifetime, identity)
-        account.check(lifetime_in(self.spec, account.lifetime), identity)  # another process may have been first
+        account = DatasetAccount.start(self.spec.account_folder, lifetime, *identity)
+        account.check(lifetime_in(self.spec, account.lifetime), *identity)  # another process may have been first
         return account
 
     def _table(self, account: DatasetAccount) -> Digests:
@@ -198,16 +197,17 @@ def _about(spec: SiloSpec) -> tuple[Unit, Adjacency]:
     return Unit(spec.account.unit or spec.grant.unit), Adjacency(spec.account.adjacency or spec.grant.adjacency)
 
 
-def identity_of(spec: SiloSpec) -> Identity:
-    """What identifies a record: a declared id, else its contents; in a client's account nothing has to."""
+def identity_of(spec: SiloSpec) -> tuple[Identity, str | None]:
+    """What identifies a record: a declared id and its column, else its contents; in a client's account nothing."""
+    column = spec.experiment.data.id_column
     if _about(spec)[0] is Unit.CLIENT:
-        return Identity.CLIENT
-    return Identity.CONTENTS if spec.experiment.data.id_column is None else Identity.ID
+        return Identity.CLIENT, None
+    return (Identity.CONTENTS if column is None else Identity.ID), column
 
 
 def table_of(spec: SiloSpec, own: ClientData, key: bytes) -> Digests:
     """Digests of every record that the silo holds, in whatever part of its division: another seed shifts them."""
-    match identity_of(spec):
+    match identity_of(spec)[0]:
         case Identity.CLIENT:
             return whole_client()
         case Identity.ID:

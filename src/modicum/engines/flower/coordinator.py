@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -126,11 +127,15 @@ class Coordinator:
         if path.exists():
             shape, classes, simulation = json.loads(path.read_bytes())
             return tuple(shape), classes, simulation
-        kinds = {card.kind for card in cards.values()}
-        if len(kinds) != 1:
-            raise UserError("silos differ in the shape of records, in classes or in simulation: make them alike")
-        self.files.write(path, json.dumps(min(kinds)).encode())
-        return min(kinds)
+        usual = Counter(card.kind for card in cards.values()).most_common(1)[0][0]
+        odd = [name for name, card in cards.items() if card.kind != usual]
+        if odd:
+            raise UserError(
+                "silos differ in the shape of records, in classes or in simulation; not as most are "
+                f"{_some(odd)}: make them alike"
+            )
+        self.files.write(path, json.dumps(usual).encode())
+        return usual
 
     def _card(self, name: str, answer: Answer) -> Card:
         """What a silo says of itself, which has to be what was agreed."""
