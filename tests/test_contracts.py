@@ -226,7 +226,7 @@ class TestMechanism:
     def test_messages_survive_the_wire_bit_for_bit(self, name: str, tmp_path: Path) -> None:
         seen = Remember()
         sim = simulate(composed(name), tmp_path)
-        sim.transcript = seen
+        sim.carrier.transcript = seen
         sim.step()
         sim.close()
         assert any(s.kind == "message" for s in seen.seen) or name == "client-central-secret"
