@@ -258,7 +258,7 @@ class TestMechanism:
     def test_absent_clients(self, name: str, tmp_path: Path) -> None:
         """A round goes on without one client; behind secure aggregation not without two (R8)."""
         sim = simulate(composed(name), tmp_path)
-        sim._faults = lambda round, client: client in NAMES[: 1 + round]
+        sim.carrier.faults = lambda round, client: client in NAMES[: 1 + round]
         first, second = sim.step(), sim.step()
         sim.close()
         assert not first.abandoned

@@ -18,6 +18,9 @@ from modicum.privacy.ledger import Ledger
 from modicum.privacy.verify import verify
 
 
+CLIENTS = 4  # of the zygote's experiments; convolutions are settled client by client
+
+
 class Zygote:
     """Forks one child per job; see `crash_zygote`."""
 
@@ -177,17 +180,25 @@ def test_a_killed_convolution_resumes_to_the_same_bits(
     zygote: Zygote, reference: Reference, tmp_path: Path, name: str
 ) -> None:
     whole, _ = reference.of("convolution")
-    problems = disturbed(zygote, tmp_path / "run", "convolution", [{"name": name, "point": 2}])
+    kills = [{"name": name, "point": 2}, {"name": name, "point": CLIENTS + 1}]
+    problems = disturbed(zygote, tmp_path / "run", "convolution", kills)
     assert problems + differences(tmp_path / "run", whole) == []
 
 
 def test_a_first_sum_from_the_probe_is_caught(zygote: Zygote, tmp_path: Path) -> None:
-    """Each process begins with such a sum, the undisturbed run's as well as the resumed one's."""
-    kills = [{"name": "after settle_many", "point": 2}]
+    """Each process begins with such a sum, the undisturbed run's as well as the resumed one's.
+
+    A client of the second round that was settled gets it wrong when it is computed again, and the ledger refuses;
+    where none was settled, the model comes out otherwise.
+    """
+    kills = [{"name": "before settle_many", "point": CLIENTS}]
     for name, deaths in (("whole", []), ("run", kills)):
         problems = disturbed(zygote, tmp_path / name, "convolution", deaths, twin="sums-from-the-probe")
         assert problems == []
     assert "model.safetensors differs" in differences(tmp_path / "run", tmp_path / "whole")
+    kills = [{"name": "after settle_many", "point": CLIENTS}]
+    problems = disturbed(zygote, tmp_path / "settled", "convolution", kills, twin="sums-from-the-probe")
+    assert problems == ["resuming failed"]
 
 
 @pytest.mark.soak

@@ -57,7 +57,7 @@ class InProcess:
         transcript: Transcript | None = None,
     ) -> None:
         self.server, self.clients, self.ledger, self.trusted, self._once = server, clients, ledger, trusted, once
-        self._faults = faults or (lambda round, client: False)  # noqa: ARG005
+        self.faults = faults or (lambda round, client: False)  # noqa: ARG005
         self.transcript: Transcript = transcript or Forget()
 
     def acknowledge(self, round: int) -> None:
@@ -115,7 +115,7 @@ class InProcess:
         stored = trusted.stored(proposal.round)
         if stored is None and tokens:
             return replace(self._ask(proposal, asked, events), refused=gone, tokens=tokens)
-        reached = [b for b in asked if not self._faults(b.round, b.client)]
+        reached = [b for b in asked if not self.faults(b.round, b.client)]
         expected = {b.client: self.clients.expected(b) for b in reached}
         return Begun(proposal, (), Asked(events, expected), {}, gone, tokens, stored)
 
@@ -139,7 +139,7 @@ class InProcess:
 
     def _ask(self, proposal: Proposal, broadcasts: Sequence[Broadcast], events: Events | None = None) -> Begun:
         """Carry proposals to clients, who charge them where it is they who release."""
-        reached = [b for b in broadcasts if not self._faults(b.round, b.client)]
+        reached = [b for b in broadcasts if not self.faults(b.round, b.client)]
         for b in reached:
             self._note(b.client, b.round, "broadcast", SERVER, b)
         begun = self.clients.begin(reached)
