@@ -23,7 +23,7 @@ from modicum.federation import clients, records, rounds, server, simulation
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.transcript import Seen
-from modicum.methods import Aqc, DpFedAvg, DpSgd
+from modicum.methods import Aqc, DpFedAvg, DpPfsd, DpSgd
 from modicum.privacy.ledger import Ledger
 from modicum.report import write
 
@@ -32,6 +32,7 @@ torch.set_num_threads(1)
 METHODS = {
     "individual": lambda: Aqc(batch=20, lr=1.0, steps=2),
     "convolution": lambda: DpSgd(batch=20, lr=0.5, steps=2),
+    "personal": lambda: DpPfsd(batch=20),
     "trusted": lambda: DpFedAvg(view="trusted-server", rate=0.6, batch=20),
 }
 
@@ -124,6 +125,17 @@ def checkpoint_before_settling() -> None:
     simulation.Simulation.__init__ = remember  # type: ignore[method-assign]
 
 
+def state_of_the_broken_round() -> None:
+    """Broken twin: a resumed client begins with the state that it had written in the round it does again."""
+    begin = clients.Clients.__init__
+
+    def later(self: clients.Clients, *arguments: Any, **named: Any) -> None:
+        begin(self, *arguments, **{**named, "done": named.get("done", 0) + 1})
+        self._done -= 1
+
+    clients.Clients.__init__ = later  # type: ignore[method-assign]
+
+
 def draw_again() -> None:
     """Broken twin: a restarted process draws other noise, and answers a settled round afresh."""
     recall = clients.Clients._recall
@@ -154,6 +166,8 @@ def child(job: dict[str, Any]) -> list[str]:
             send_before_settling(sent)
         case "checkpoint-before-settling":
             checkpoint_before_settling()
+        case "state-of-the-broken-round":
+            state_of_the_broken_round()
         case "draw-again":
             draw_again()
         case "sums-from-the-probe":
