@@ -121,7 +121,7 @@ class Rehearsal:
         )
         central = not self.method.mechanism.spec.view.senders_add_noise
         trusted = TrustedLedger(ledger, noise, keep=Keep.NOTHING, door=lambda _: self.door) if central else None
-        self._carrier = InProcess(self.server, self.clients, ledger, trusted=trusted)
+        self.carrier = InProcess(self.server, self.clients, ledger, trusted=trusted)
         self.evaluation = Evaluation(
             self.server,
             self.backend,
@@ -130,7 +130,7 @@ class Rehearsal:
             states=lambda: self.states,
             held_out={"personalised": self.data.client_test, "validation": self.data.validation},
         )
-        self._rounds = Rounds(self.server, self._carrier, self.evaluation)
+        self._rounds = Rounds(self.server, self.carrier, self.evaluation)
 
     def rounds(self) -> Iterator[Rehearsed]:
         while not self.server.finished:
@@ -142,14 +142,14 @@ class Rehearsal:
 
     def begin(self) -> Begun:
         """What the server proposes and each client is asked for, charged and not yet computed."""
-        return self._carrier.begin(self.server.propose())
+        return self.carrier.begin(self.server.propose())
 
     def finish(self, begun: Begun, results: Sequence[tuple[Message, State]]) -> Rehearsed:
         """The rest of a round that `begin` began, with what the mechanism made of its jobs."""
         return self._conclude(begun, [self.clients.settle(begun.jobs, results)])
 
     def _conclude(self, begun: Begun, parts: Parts) -> Rehearsed:
-        before, done = self.server.state.model, self._carrier.finish(begun, parts)
+        before, done = self.server.state.model, self.carrier.finish(begun, parts)
         record = self._rounds.conclude(begun.proposal, done)
         moved = done.opened.update if isinstance(done.opened, ReleasedSum) else self.server.state.model - before
         return Rehearsed(**vars(record), norm=moved.norm().item())
