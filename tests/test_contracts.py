@@ -226,7 +226,7 @@ class TestMechanism:
     def test_messages_survive_the_wire_bit_for_bit(self, name: str, tmp_path: Path) -> None:
         seen = Remember()
         sim = simulate(composed(name), tmp_path)
-        sim.transcript = seen
+        sim.carrier.transcript = seen
         sim.step()
         sim.close()
         assert any(s.kind == "message" for s in seen.seen) or name == "client-central-secret"
@@ -258,7 +258,7 @@ class TestMechanism:
     def test_absent_clients(self, name: str, tmp_path: Path) -> None:
         """A round goes on without one client; behind secure aggregation not without two (R8)."""
         sim = simulate(composed(name), tmp_path)
-        sim._faults = lambda round, client: client in NAMES[: 1 + round]
+        sim.carrier.faults = lambda round, client: client in NAMES[: 1 + round]
         first, second = sim.step(), sim.step()
         sim.close()
         assert not first.abandoned

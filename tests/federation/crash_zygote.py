@@ -19,18 +19,20 @@ from typing import Any
 import torch
 
 from modicum import runs
-from modicum.federation import clients, records, server, simulation
+from modicum.federation import clients, records, rounds, server, simulation
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.transcript import Seen
-from modicum.methods import Aqc, DpFedAvg, DpSgd
+from modicum.methods import Aqc, DpFedAvg, DpPfsd, DpSgd
 from modicum.privacy.ledger import Ledger
+from modicum.report import write
 
 torch.set_num_threads(1)
 
 METHODS = {
     "individual": lambda: Aqc(batch=20, lr=1.0, steps=2),
     "convolution": lambda: DpSgd(batch=20, lr=0.5, steps=2),
+    "personal": lambda: DpPfsd(batch=20),
     "trusted": lambda: DpFedAvg(view="trusted-server", rate=0.6, batch=20),
 }
 
@@ -85,8 +87,9 @@ def watch_steps(points: Points) -> None:
         setattr(Ledger, name, points.around(name, getattr(Ledger, name)))
     Ledger.create = points.around("create", Ledger.create)  # type: ignore[method-assign]
     records.MetricsFile.append = points.around("metrics", records.MetricsFile.append)  # type: ignore[method-assign]
-    simulation.save_state = points.around("checkpoint", simulation.save_state)  # type: ignore[attr-defined]
+    rounds.save_state = points.around("checkpoint", rounds.save_state)  # type: ignore[attr-defined]
     RunFolder.write = points.around("write", RunFolder.write)  # type: ignore[method-assign]
+    write.draw, write.png = lambda *_: None, lambda *_: b""  # type: ignore[assignment]  # slow, and not compared
 
 
 def send_before_settling(sent: Sent) -> None:
@@ -109,17 +112,28 @@ def checkpoint_before_settling() -> None:
 
     def eager(self: server.Server) -> Any:
         state = self.state.to_dict()
-        simulation.save_state(self._early_checkpoint, {**state, "round": state["round"] + 1})  # type: ignore[attr-defined]
+        rounds.save_state(self._early_checkpoint, {**state, "round": state["round"] + 1})  # type: ignore[attr-defined]
         return propose(self)
 
     begin = simulation.Simulation.__init__
 
     def remember(self: simulation.Simulation, *arguments: Any, **named: Any) -> None:
         begin(self, *arguments, **named)
-        self.server._early_checkpoint = self._checkpoint  # type: ignore[attr-defined]
+        self.server._early_checkpoint = self._rounds.folder.checkpoint  # type: ignore[attr-defined, union-attr]
 
     server.Server.propose = eager  # type: ignore[method-assign]
     simulation.Simulation.__init__ = remember  # type: ignore[method-assign]
+
+
+def state_of_the_broken_round() -> None:
+    """Broken twin: a resumed client begins with the state that it had written in the round it does again."""
+    begin = clients.Clients.__init__
+
+    def later(self: clients.Clients, *arguments: Any, **named: Any) -> None:
+        begin(self, *arguments, **{**named, "done": named.get("done", 0) + 1})
+        self._done -= 1
+
+    clients.Clients.__init__ = later  # type: ignore[method-assign]
 
 
 def draw_again() -> None:
@@ -152,6 +166,8 @@ def child(job: dict[str, Any]) -> list[str]:
             send_before_settling(sent)
         case "checkpoint-before-settling":
             checkpoint_before_settling()
+        case "state-of-the-broken-round":
+            state_of_the_broken_round()
         case "draw-again":
             draw_again()
         case "sums-from-the-probe":

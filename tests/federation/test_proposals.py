@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from modicum.core.messages import Broadcast, Decision, Noised, Sealed, decode, encode
+from modicum.core.messages import Broadcast, Decision, Message, Noised, Sealed, encode
 from modicum.core.parts import ClientFacts, Place, PublicFacts, Scope, State, View
 from modicum.errors import UnsoundError, UserError
+from modicum.federation.keep import Keep
+from modicum.federation.server import Asked
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import AGGREGATOR, Remember
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import DpFedAvg, DpSgd
 from modicum.policies import Fixed
 from modicum.privacy.budgets import Reason, Refusal
-from modicum.privacy.noise import CryptoNoise
+from modicum.privacy.noise import CryptoNoise, SimulatedNoise
 from tests.audits.worlds import WithPolicy, experiment
 
 
@@ -60,14 +62,53 @@ def test_a_bad_proposal_is_refused_without_touching_data(name: str, simulation: 
     assert len(simulation.ledger) == before
 
 
-def test_the_same_round_a_thousand_times_is_the_same_message(simulation: Simulation) -> None:
-    asked = simulation.server.propose().broadcasts[:1]
-    answers = {simulation.clients.answer(asked)["c0"] for _ in range(20)}
+def answered(simulation: Simulation, asked: Sequence[Broadcast]) -> bytes:
+    answer = simulation.clients.answer(asked)["c0"]
+    assert not isinstance(answer, Refusal)
+    return encode(answer)
+
+
+def test_the_same_round_a_thousand_times_is_the_same_message(tmp_path: Path) -> None:
+    with_fresh_noise = Simulation(experiment(DpSgd(batch=4), 0), tmp_path / "fresh", noise=CryptoNoise())
+    asked = with_fresh_noise.server.propose().broadcasts[:1]
+    answers = {answered(with_fresh_noise, asked) for _ in range(20)}
     assert len(answers) == 1
-    after = len(simulation.ledger)
+    after = len(with_fresh_noise.ledger)
     other = [replace(asked[0], decision=Decision(3.0))]  # what was sent stands, whatever is asked for now
-    assert simulation.clients.answer(other)["c0"] in answers
+    assert answered(with_fresh_noise, other) in answers
+    assert len(with_fresh_noise.ledger) == after
+    with_fresh_noise.close()
+
+
+def test_a_seeded_round_is_computed_again_to_the_same_bits(simulation: Simulation) -> None:
+    """Its messages are not stored. Another proposal for the same round is refused: what was sent stands."""
+    asked = simulation.server.propose().broadcasts[:1]
+    answers = {answered(simulation, asked) for _ in range(20)}
+    assert len(answers) == 1
+    assert simulation.ledger.outbox() == []
+    after = len(simulation.ledger)
+    refused = simulation.clients.answer([replace(asked[0], decision=Decision(3.0))])["c0"]
+    assert isinstance(refused, Refusal)
+    assert refused.reason is Reason.CONFLICT
     assert len(simulation.ledger) == after
+
+
+def test_a_seeded_round_that_comes_out_otherwise_is_refused(simulation: Simulation) -> None:
+    """Twin: a client that draws other noise when it computes again."""
+    asked = simulation.server.propose().broadcasts[:1]
+    simulation.clients.answer(asked)
+    simulation.clients.noise = SimulatedNoise(8)
+    with pytest.raises(UserError, match="settled with another message"):
+        simulation.clients.answer(asked)
+
+
+def test_fresh_noise_is_never_drawn_again(tmp_path: Path) -> None:
+    """Twin: a client that takes its noise for a seeded one."""
+    made = Simulation(experiment(DpSgd(batch=4), 0), tmp_path / "fresh", noise=CryptoNoise())
+    made.clients._keep = Keep.DIGESTS
+    with pytest.raises(UserError, match="only a seeded simulation"):
+        made.clients.answer(made.server.propose().broadcasts[:1])
+    made.close()
 
 
 def test_a_round_whose_message_is_gone_is_not_computed_again(simulation: Simulation) -> None:
@@ -89,41 +130,39 @@ def test_more_rounds_than_planned_are_refused(simulation: Simulation) -> None:
     assert reasons == [None] * 3 + [Reason.PLAN_EXHAUSTED] * 3
 
 
-def _foreign(blob: bytes, **changes: Any) -> bytes:
-    message = decode(blob)
-    assert isinstance(message, Noised)
-    return encode(replace(message, **changes))
+def read(simulation: Simulation, answers: Mapping[str, object]) -> tuple[list[Message], Asked]:
+    """What the server makes of answers to its proposal."""
+    proposal = simulation.server.propose()
+    asked = Asked({}, {b.client: simulation.clients.expected(b) for b in proposal.broadcasts})
+    return list(simulation.server.read(proposal, answers.items(), asked)), asked
 
 
 def test_the_server_drops_what_does_not_fit(simulation: Simulation) -> None:
     """Each of these counts as absent; none of them stops the round or reaches the model."""
     proposal = simulation.server.propose()
     answers = simulation.clients.answer(proposal.broadcasts)
-    good = {name: a for name, a in answers.items() if isinstance(a, bytes)}
-    message = decode(good["c0"])
+    message = answers["c0"]
     assert isinstance(message, Noised)
     update = message.update
     hostile = {
-        "noise": b"\x00" * 64,
-        "not a number": _foreign(good["c0"], update=update * math.nan),
-        "endless": _foreign(good["c0"], update=update / 0),
-        "another shape": _foreign(good["c0"], update=update[1:]),
-        "another type": _foreign(good["c0"], update=update.double()),
-        "another round": _foreign(good["c0"], round=7),
-        "another client": _foreign(good["c0"], client="c1"),
-        "a broadcast": encode(proposal.broadcasts[0]),
+        "noise": None,  # bytes that cannot be decoded
+        "not a number": replace(message, update=update * math.nan),
+        "endless": replace(message, update=update / 0),
+        "another shape": replace(message, update=update[1:]),
+        "another type": replace(message, update=update.double()),
+        "another round": replace(message, round=7),
+        "another client": replace(message, client="c1"),
+        "a broadcast": proposal.broadcasts[0],
     }
-    expected = {b.client: simulation.clients.expected(b) for b in proposal.broadcasts}
-    for name, blob in hostile.items():
-        read = simulation.server.read(proposal, {**good, "c0": blob}, expected)
-        assert [m.client for m in read.messages] == ["c1", "c2"], name
-        assert list(read.impossible) == ["c0"]
-    sealed = encode(Sealed("c0", 0, 0 * update, {}))
-    read = simulation.server.read(proposal, {"c0": sealed}, expected)
-    assert simulation.server.open(proposal, read.messages, {}, expected) == ()
-    read = simulation.server.read(proposal, good, expected)
-    assert not read.impossible
-    opened = simulation.server.open(proposal, read.messages, {}, expected)
+    for name, answer in hostile.items():
+        messages, asked = read(simulation, {**answers, "c0": answer})
+        assert [m.client for m in messages] == ["c1", "c2"], name
+        assert list(asked.impossible) == ["c0"]
+    messages, asked = read(simulation, {"c0": Sealed("c0", 0, 0 * update, {})})
+    assert simulation.server.open(proposal, messages, asked) == ()
+    messages, asked = read(simulation, answers)
+    assert not asked.impossible
+    opened = simulation.server.open(proposal, messages, asked)
     assert isinstance(opened, tuple)
     assert [r.client for r in opened] == ["c0", "c1", "c2"]
 
@@ -132,11 +171,8 @@ def test_a_signal_that_was_not_sent_is_noticed(tmp_path: Path) -> None:
     from modicum.policies import AdaptiveQuantile
 
     made = Simulation(experiment(WithPolicy(DpSgd(), AdaptiveQuantile()), 0), tmp_path / "run")
-    proposal = made.server.propose()
-    expected = {b.client: made.clients.expected(b) for b in proposal.broadcasts}
-    bare = encode(Noised("c0", 0, 0 * made.server.state.model, {}))
-    read = made.server.read(proposal, {"c0": bare}, expected)
-    assert read.impossible == {"c0": "its signals are not those that were asked for"}
+    _, asked = read(made, {"c0": Noised("c0", 0, 0 * made.server.state.model, {})})
+    assert asked.impossible == {"c0": "its signals are not those that were asked for"}
     made.close()
 
 

@@ -13,9 +13,13 @@ from typing import Any
 
 import pytest
 
+from modicum.core.store import load_state
+from modicum.federation.interference import frozen
 from modicum.privacy.journal import Journal
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.verify import verify
+
+CLIENTS = 4  # of the zygote's experiments; convolutions are settled client by client
 
 
 class Zygote:
@@ -177,17 +181,45 @@ def test_a_killed_convolution_resumes_to_the_same_bits(
     zygote: Zygote, reference: Reference, tmp_path: Path, name: str
 ) -> None:
     whole, _ = reference.of("convolution")
-    problems = disturbed(zygote, tmp_path / "run", "convolution", [{"name": name, "point": 2}])
+    kills = [{"name": name, "point": 2}, {"name": name, "point": CLIENTS + 1}]
+    problems = disturbed(zygote, tmp_path / "run", "convolution", kills)
     assert problems + differences(tmp_path / "run", whole) == []
 
 
+def kept_states(folder: Path) -> dict[str, Any]:
+    """Every file that a client has written for itself, by name."""
+    files = sorted((folder / "clients").rglob("*.pt"))
+    return {str(path.relative_to(folder)): frozen(load_state(path)) for path in files}
+
+
+def test_what_clients_keep_resumes_to_the_same_bits(zygote: Zygote, reference: Reference, tmp_path: Path) -> None:
+    whole, _ = reference.of("personal")
+    kills = [{"name": "after settle_many", "point": 1}, {"name": "before checkpoint", "point": 1}]
+    problems = disturbed(zygote, tmp_path / "run", "personal", kills)
+    assert problems + differences(tmp_path / "run", whole) == []
+    assert kept_states(tmp_path / "run") == kept_states(whole) != {}
+
+
+def test_beginning_with_a_later_state_is_caught(zygote: Zygote, tmp_path: Path) -> None:
+    kills = [{"name": "after settle_many", "point": 1}]
+    twin = "state-of-the-broken-round"
+    assert disturbed(zygote, tmp_path / "run", "personal", kills, twin=twin) == ["resuming failed"]
+
+
 def test_a_first_sum_from_the_probe_is_caught(zygote: Zygote, tmp_path: Path) -> None:
-    """Each process begins with such a sum, the undisturbed run's as well as the resumed one's."""
-    kills = [{"name": "after settle_many", "point": 2}]
+    """Each process begins with such a sum, the undisturbed run's as well as the resumed one's.
+
+    A client of the second round that was settled gets it wrong when it is computed again, and the ledger refuses;
+    where none was settled, the model comes out otherwise.
+    """
+    kills = [{"name": "before settle_many", "point": CLIENTS}]
     for name, deaths in (("whole", []), ("run", kills)):
         problems = disturbed(zygote, tmp_path / name, "convolution", deaths, twin="sums-from-the-probe")
         assert problems == []
     assert "model.safetensors differs" in differences(tmp_path / "run", tmp_path / "whole")
+    kills = [{"name": "after settle_many", "point": CLIENTS}]
+    problems = disturbed(zygote, tmp_path / "settled", "convolution", kills, twin="sums-from-the-probe")
+    assert problems == ["resuming failed"]
 
 
 @pytest.mark.soak

@@ -19,10 +19,11 @@ import torch
 from modicum.config import read
 from modicum.core.messages import Broadcast, Decision, Noised, decode, encode
 from modicum.core.parts import ClientFacts
+from modicum.federation.setup import adapts
 from modicum.privacy.ledger import Ledger
 from modicum.silo.silo import Silo
 from modicum.silo.spec import read_spec
-from modicum.silo.terms import Join, Terms, adapts, digest
+from modicum.silo.terms import Join, Terms, digest
 from modicum.silo.wire import Answer, Kind, ask
 
 EXPERIMENT = """

@@ -21,7 +21,7 @@ from modicum.aggregation.mean import Mean
 from modicum.attacks.bounds import FloatArray, LowerBounds, lower_bounds
 from modicum.attacks.probe import ProbeBackend, ProbeTraining
 from modicum.core.door import DoorWatch
-from modicum.core.messages import Broadcast, Decision, Message, Noised, ReleasedSum, Sealed, Share, decode
+from modicum.core.messages import Broadcast, Decision, Message, ReleasedSum
 from modicum.core.parts import Backend, Batch, ClientFacts, Frame, Mechanism, Method, Opening, Policy
 from modicum.errors import UserError
 from modicum.federation.clients import Client, Clients
@@ -29,6 +29,7 @@ from modicum.federation.cohort import SecretPoisson
 from modicum.federation.server import TrustedLedger
 from modicum.policies.fixed import Fixed
 from modicum.privacy.accounting.choose import shown
+from modicum.privacy.budgets import Refusal
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
 from modicum.privacy.views import Adjacency, SecureAggregation, Shows, Unit
@@ -196,12 +197,11 @@ class _Stage:
     def _ask(self, broadcasts: Sequence[Broadcast]) -> dict[str, Message]:
         messages: dict[str, Message] = {}
         for name, answer in self.clients.answer(broadcasts).items():
-            message = decode(answer) if isinstance(answer, bytes) else None
-            if not isinstance(message, Noised | Sealed | Share):
+            if isinstance(answer, Refusal):
                 raise UserError(
                     f"the audit's client {name!r} refused: give it a budget for {self.what.rounds} rounds"
                 )
-            messages[name] = message
+            messages[name] = answer
         return messages
 
     def _opening(self, round: int, names: Sequence[str], model: Tensor) -> Opening:

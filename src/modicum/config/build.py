@@ -41,14 +41,26 @@ def federation(config: Config) -> Federation:
 
 
 def experiment(config: Config) -> Experiment:
-    """Everything that `Simulation` needs."""
+    """Everything that `Simulation` needs, checked."""
+    from modicum.federation.experiment import make_model
+
+    _check_device(config)
+    built = experiment_over(config, federation(config))
+    with config.source.at("method"):
+        config.method.build(built.setting)
+    with config.source.at("model"):
+        make_model(built)
+    return built
+
+
+def experiment_over(config: Config, federation: Federation) -> Experiment:
+    """The experiment of a file over these clients: its own, or in a deployment those that one party knows."""
     from modicum.core.parts import Metric
-    from modicum.federation.experiment import Experiment, make_model
+    from modicum.federation.experiment import Experiment
 
     run = config.run
-    _check_device(config)
-    built = Experiment(
-        federation=federation(config),
+    return Experiment(
+        federation=federation,
         method=config.method,
         model=config.model.name,
         rounds=run.rounds,
@@ -63,11 +75,6 @@ def experiment(config: Config) -> Experiment:
         device=run.device,
         model_options=dict(config.model.options),
     )
-    with config.source.at("method"):
-        config.method.build(built.setting)
-    with config.source.at("model"):
-        make_model(built)
-    return built
 
 
 def _dataset(config: Config) -> Dataset:

@@ -8,7 +8,7 @@ are dictionaries of plain numbers, strings, lists and tensors, so that a checkpo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -325,8 +325,11 @@ class Mechanism(Protocol):
     def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
         """The client half, for several clients at once; each result depends on its own job alone."""
 
-    def open(self, messages: Sequence[Message], context: Opening) -> Opened | None:
-        """The server half: what may be seen of the messages. None when the round must be abandoned."""
+    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
+        """The server half: what may be seen of the messages. None when the round must be abandoned.
+
+        Where only a sum may be seen, messages come one by one in the order of clients' names: add, and keep none.
+        """
 
 
 class Aggregation(Protocol):

@@ -9,23 +9,25 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from modicum.core.door import Door, DoorWatch, ReservedDoor
-from modicum.core.messages import Broadcast, Expected, Noised, encode, finite
+from modicum.core.messages import Broadcast, Expected, Message, Noised, Sealed, Share, decode, finite
 from modicum.core.parts import Batch, ClientFacts, Frame, Job, Method, State
 from modicum.core.store import load_state, save_state
+from modicum.federation.keep import Charges, Keep, settle
 from modicum.privacy.budgets import Reason, Refusal, Refused
 from modicum.privacy.events import Release
-from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import NoiseKey, NoiseSource, SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.token import Token
 
-DoorMaker = Callable[[str, tuple[Token, ...]], Door]
+Reserve = Callable[[Release], Token | None]
+DoorMaker = Callable[[tuple[Token, ...], Reserve], Door]
+Answer = Message | Refusal
 
 BOUNDS = (1e-12, 1e12)  # outside, clipped values or their noise leave the range of single precision
 
@@ -42,20 +44,33 @@ class Client:
     rounds: set[int] = field(default_factory=set)  # rounds it has reserved so far
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A round that is charged and not yet computed: what is to be done, and who has an answer already."""
+
+    jobs: tuple[Job, ...]
+    answers: Mapping[str, Answer]
+
+
 class Clients:
-    """Answers proposals on behalf of one or many clients that share a ledger."""
+    """Answers proposals on behalf of one or many clients that share a ledger.
+
+    `done` is the server's round: everything before it is in the server's durable state.
+    """
 
     def __init__(
         self,
         method: Method,
         frame: Frame,
         clients: Sequence[Client],
-        ledger: Ledger,
+        ledger: Charges,
         noise: NoiseSource,
         folder: Path | None = None,
         at_once: int = 1,
         door: DoorMaker | None = None,
         watch: DoorWatch | None = None,
+        keep: Keep = Keep.MESSAGES,
+        done: int = 0,
     ) -> None:
         self.method, self.frame, self.ledger, self.noise = method, frame, ledger, noise
         self.clients = {client.facts.name: client for client in clients}
@@ -63,7 +78,9 @@ class Clients:
         self._at_once = at_once
         self._make_door = door or self._reserved_door
         self._watch = watch
+        self._keep, self._done = keep, done
         self._sent: dict[tuple[str, int], Token] = {}
+        self._before: dict[tuple[str, int], State] = {}  # states that a round began with, where it can be redone
         self._recall()
 
     @property
@@ -71,28 +88,48 @@ class Clients:
         """Behind a trusted server it is the server that releases and is charged."""
         return self.method.mechanism.spec.view.senders_add_noise
 
-    def answer(self, broadcasts: Sequence[Broadcast]) -> dict[str, bytes | Refusal]:
-        """Each client's message, as bytes ready to send, or why it refuses."""
-        answers: dict[str, bytes | Refusal] = {}
-        fresh = []
-        for b in broadcasts:
-            reason = self._objection(b)
+    def answer(self, broadcasts: Sequence[Broadcast]) -> dict[str, Answer]:
+        """Each client's message, which may be sent, or why it refuses."""
+        begun = self.begin(broadcasts)
+        answers = dict(begun.answers)
+        for part in self.compute(begun.jobs):
+            answers.update(part)
+        return answers
+
+    def begin(self, broadcasts: Sequence[Broadcast]) -> Begun:
+        """Check and charge, before any record is touched. Jobs are in the order of names."""
+        answers: dict[str, Answer] = {}
+        fresh, usable = [], dict[int, bool]()
+        for b in sorted(broadcasts, key=lambda b: b.client):
+            reason = self._objection(b, usable)
             if reason is not None:
                 answers[b.client] = Refusal(b.client, reason)
-            elif (b.client, b.round) in self._sent:  # a retry gets the stored message, byte for byte
-                answers[b.client] = self.ledger.message(self._sent[b.client, b.round])
+            elif (b.client, b.round) in self._sent:  # a retry gets the stored message, bit for bit
+                answers[b.client] = self._stored(b)
             else:
                 fresh.append(b)
         tokens = self._reserve({b.client: self.events(b) for b in fresh}, answers)
-        jobs = [self._job(b, tokens[b.client]) for b in fresh if b.client in tokens]
+        return Begun(tuple(self._job(b, tokens[b.client]) for b in fresh if b.client in tokens), answers)
+
+    def compute(self, jobs: Sequence[Job]) -> Iterator[dict[str, Answer]]:
+        """Answers to what `begin` has charged, a stack of clients at a time, so that few are in memory at once."""
         for start in range(0, len(jobs), self._at_once):
-            answers.update(self._compute(jobs[start : start + self._at_once]))
-        return answers
+            some = jobs[start : start + self._at_once]
+            with self._model_randomness(some):
+                results = self.method.mechanism.run(some, self.frame)
+            yield self.settle(some, results)
 
     def acknowledge(self, round: int) -> None:
         """The server has taken everything before this round into its durable state: forget those messages."""
         self.ledger.prune_before(round)
+        self._done = max(self._done, round)
         self._sent = {key: token for key, token in self._sent.items() if key[1] >= round}
+        self._before = {key: state for key, state in self._before.items() if key[1] >= round}
+
+    def _stored(self, b: Broadcast) -> Message:
+        message = decode(self.ledger.message(self._sent[b.client, b.round]))
+        assert isinstance(message, Noised | Sealed | Share)
+        return replace(message, update=message.update.to(b.model.device))
 
     def events(self, broadcast: Broadcast) -> tuple[Release, ...]:
         client = self.clients[broadcast.client]
@@ -107,24 +144,32 @@ class Clients:
             client.facts, client.plan, self.frame, broadcast, self._participation(client, broadcast.round)
         )
 
-    def _objection(self, broadcast: Broadcast) -> Reason | None:
-        """What is wrong with a proposal whatever the budget: a fixed list, and no data is looked at."""
+    def _objection(self, broadcast: Broadcast, usable: dict[int, bool]) -> Reason | None:
+        """What is wrong with a proposal whatever the budget: a fixed list, and no data is looked at.
+
+        `usable` remembers which models were found to be so: all clients of a round are sent the same one.
+        """
         if broadcast.run != self.ledger.run_id:
             return Reason.UNKNOWN_RUN
         if broadcast.client not in self.clients:
             return Reason.UNKNOWN_CLIENT
-        if broadcast.model.shape != (int(self.frame.shared.sum()),) or not finite(broadcast.model):
+        model = broadcast.model
+        if id(model) not in usable:
+            usable[id(model)] = model.shape == (int(self.frame.shared.sum()),) and finite(model)
+        if not usable[id(model)]:
             return Reason.BAD_MODEL
+        if self._keep.redoes and broadcast.round < self._done:
+            return Reason.REPLAYED
         decision = broadcast.decision
         noises = (z for z in (decision.noise_multiplier, decision.signal_multiplier) if z is not None)
-        usable = BOUNDS[0] <= decision.bound <= BOUNDS[1] and all(0 <= z <= BOUNDS[1] for z in noises)
-        return None if usable else Reason.BAD_BOUND
+        fits = BOUNDS[0] <= decision.bound <= BOUNDS[1] and all(0 <= z <= BOUNDS[1] for z in noises)
+        return None if fits else Reason.BAD_BOUND
 
     def _participation(self, client: Client, round: int) -> int:
         return sum(r < round for r in client.rounds)
 
     def _reserve(
-        self, events: Mapping[str, tuple[Release, ...]], answers: dict[str, bytes | Refusal]
+        self, events: Mapping[str, tuple[Release, ...]], answers: dict[str, Answer]
     ) -> dict[str, tuple[Token, ...]]:
         """Reserve for all in one transaction; whoever is refused sits out and the rest are asked again."""
         if not self.charges_here:
@@ -132,7 +177,7 @@ class Clients:
         asked = dict(events)
         while asked:
             try:
-                tokens = iter(self.ledger.reserve([e for name in asked for e in asked[name]]))
+                tokens = iter(self._charge([e for name in asked for e in asked[name]]))
             except Refused as refused:
                 for refusal in refused.refusals:
                     answers[refusal.client] = refusal
@@ -145,6 +190,9 @@ class Clients:
             return given
         return {}
 
+    def _charge(self, releases: Sequence[Release]) -> list[Token]:
+        return self.ledger.reserve(releases, redo=self._keep.redoes)
+
     def _job(self, broadcast: Broadcast, tokens: tuple[Token, ...]) -> Job:
         client = self.clients[broadcast.client]
         participation = self._participation(client, broadcast.round)
@@ -154,23 +202,23 @@ class Clients:
             plan=client.plan,
             records=client.records,
             validation=client.validation,
-            state=client.state,
+            state=self._before.get((broadcast.client, broadcast.round), client.state),
             broadcast=broadcast,
             participation=participation,
             seed=self._seed(broadcast),
-            door=self._door(broadcast.client, tokens),
+            door=self._door(tokens),
         )
 
-    def _door(self, client: str, tokens: tuple[Token, ...]) -> Door:
-        door = self._make_door(client, tokens)
+    def _door(self, tokens: tuple[Token, ...]) -> Door:
+        door = self._make_door(tokens, self._reserve_one)
         return door if self._watch is None else self._watch.client(door)
 
-    def _reserved_door(self, client: str, tokens: tuple[Token, ...]) -> Door:  # noqa: ARG002
-        return ReservedDoor(self.noise, tokens, reserve=self._reserve_one)
+    def _reserved_door(self, tokens: tuple[Token, ...], reserve: Reserve) -> Door:
+        return ReservedDoor(self.noise, tokens, reserve)
 
     def _reserve_one(self, release: Release) -> Token | None:
         try:
-            return self.ledger.reserve([release])[0]
+            return self._charge([release])[0]
         except Refused:
             return None
 
@@ -180,33 +228,33 @@ class Clients:
         text = f"{root}/{broadcast.client}/{broadcast.round}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
-    def _compute(self, jobs: Sequence[Job]) -> dict[str, bytes | Refusal]:
-        with self._model_randomness(jobs):
-            results = self.method.mechanism.run(jobs, self.frame)
-        sent: dict[str, bytes | Refusal] = {}
-        settled: list[tuple[Token, bytes]] = []
-        states: dict[str, State] = {}
-        messages: dict[tuple[str, int], Token] = {}
+    def settle(self, jobs: Sequence[Job], results: Sequence[tuple[Message, State]]) -> dict[str, Answer]:
+        """What may be sent of what the mechanism made of these jobs: settled, and the clients' states written."""
+        answers: dict[str, Answer] = {}
+        settled: list[tuple[tuple[Token, ...], Message]] = []
+        states: dict[tuple[str, int], State] = {}
         for job, (message, state) in zip(jobs, results, strict=True):
             name, round = job.facts.name, job.broadcast.round
             if self.charges_here and not job.door.tokens:  # its filter refused the very first step
-                sent[name] = Refusal(name, Reason.BUDGET_EXCEEDED)
+                answers[name] = Refusal(name, Reason.BUDGET_EXCEEDED)
                 continue
             if isinstance(message, Noised):
                 message = self.method.codec.apply(message)
-            blob = sent[name] = encode(message)
+            answers[name] = message
             self._write(name, round, state)
-            states[name] = state
+            states[name, round] = state
             if self.charges_here:
-                first, *rest = job.door.tokens
-                settled += [(first, blob), *((token, b"") for token in rest)]
-                messages[name, round] = first
-        self.ledger.settle_many(settled)
+                settled.append((job.door.tokens, message))
+        settle(self.ledger, self._keep, settled)
         # Not before: where writing or settling fails the round is redone, from the state it began with.
-        self._sent |= messages
-        for name, state in states.items():
-            self.clients[name].state = state
-        return sent
+        if self._keep is Keep.MESSAGES:
+            self._sent |= {(m.client, m.round): tokens[0] for tokens, m in settled}
+        for (name, round), state in states.items():
+            client = self.clients[name]
+            if self._keep.redoes and (state or client.state):
+                self._before.setdefault((name, round), client.state)
+            client.state = state
+        return answers
 
     @contextmanager
     def _model_randomness(self, jobs: Sequence[Job]) -> Iterator[None]:
@@ -232,6 +280,8 @@ class Clients:
 
     def _main_entries(self) -> list[Token]:
         """The stored messages; the further queries of a client's round are stored as empty ones beside it."""
+        if not self.charges_here:  # what is stored is the trusted server's
+            return []
         return [
             token
             for token in self.ledger.outbox()
@@ -239,14 +289,19 @@ class Clients:
         ]
 
     def _recall(self) -> None:
-        """After a restart: which rounds were reserved, and the state after the last one that was settled."""
+        """After a restart: which rounds were reserved, and the state that the next one begins with."""
         self._sent = {(t.release.client, t.release.round): t for t in self._main_entries()}
         open_rounds = {(t.release.client, t.release.round) for t in self.ledger.unsettled()}
+
+        def is_past(name: str, round: int) -> bool:
+            """A round that is redone from its reservations begins with the state before it; see `Keep`."""
+            return round < self._done if self._keep.redoes else (name, round) not in open_rounds
+
         for name, client in self.clients.items():
             client.rounds = {release.round for release in self.ledger.spent(name)}
             if self._folder is None:
                 continue
             for path in sorted((self._folder / name).glob("*.pt"), reverse=True):
-                if (name, int(path.stem)) not in open_rounds and int(path.stem) in client.rounds:
+                if is_past(name, int(path.stem)) and int(path.stem) in client.rounds:
                     client.state = load_state(path)
                     break

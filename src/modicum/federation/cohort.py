@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from modicum.core.door import SERVER
+from modicum.core.setting import Setting
 from modicum.errors import UserError
 from modicum.privacy.noise import NoiseKey, NoiseSource
 
@@ -121,6 +122,14 @@ class SecretPoisson:
     def participations(self, client: int) -> int:  # noqa: ARG002
         """Every round counts, drawn or not: the amplified event is charged each time."""
         return self.rounds
+
+
+def public_cohorts(setting: Setting, most: int | None, seed: int) -> Cohorts:
+    """A balanced schedule, or random cohorts where clients take part at most `most` times."""
+    s = setting
+    if most is not None:
+        return RandomCohorts(s.clients, s.rounds, s.per_round, most, seed)
+    return Balanced(s.clients, s.rounds, s.per_round, seed)
 
 
 def _holds(cohort: tuple[int, ...], client: int) -> bool:

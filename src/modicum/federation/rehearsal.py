@@ -1,30 +1,32 @@
-"""A method played through in memory, without ledger or files: for public simulation and for benchmarks.
+"""A method played through in memory, without files: for public simulation and for benchmarks.
 
-Same parts, same events, same law of the noise as `Simulation`; nothing is durable, so it serves no deployment. All
-clients of a round are computed at once, and noise is drawn where the model lives.
+The loop, clients and guards of `Simulation`, and the same law of the noise; nothing is durable, so it serves no
+deployment. All clients of a round are computed at once, and noise is drawn where the model lives.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from modicum.core.door import SERVER
-from modicum.core.messages import Broadcast, Expected, Message, ReleasedSum
-from modicum.core.parts import Batch, Frame, Job, Opening, PublicFacts, State
-from modicum.engines.choose import choose
-from modicum.federation.evaluation import accuracy_by_client, evaluate, own_model
-from modicum.federation.experiment import Experiment, Prepared, prepare
-from modicum.federation.server import Proposal, Server
-from modicum.federation.simulation import make_cohorts, make_facts, make_plans
-from modicum.mechanisms.common import training_multiplier
+from modicum.core.door import SERVER, Door
+from modicum.core.messages import Message, ReleasedSum
+from modicum.core.parts import Backend, Batch, State
+from modicum.federation.clients import Clients, Reserve
+from modicum.federation.experiment import Experiment, Prepared
+from modicum.federation.in_process import Begun, InProcess, Parts
+from modicum.federation.keep import Keep
+from modicum.federation.records import RoundRecord
+from modicum.federation.rounds import Evaluation, Rounds
+from modicum.federation.server import TrustedLedger
+from modicum.federation.setup import set_up
 from modicum.privacy.events import Poisson, Release
+from modicum.privacy.memory_ledger import MemoryLedger
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.token import Token
 from modicum.privacy.views import KnownTo
@@ -32,16 +34,27 @@ from modicum.privacy.views import KnownTo
 
 @dataclass(frozen=True)
 class RehearsedNoise:
-    """A door without a ledger: noise of each release from its own seed, on the tensor's own device."""
+    """A door for rehearsals: noise of each release from its own seed, on the tensor's own device."""
 
     seed: int
+    held: list[Token] = field(default_factory=list)
+    ask: Reserve | None = None
+
+    def opened_by(self, tokens: Sequence[Token], reserve: Reserve) -> Door:
+        """The same door for one client and round."""
+        return replace(self, held=list(tokens), ask=reserve)
 
     @property
     def tokens(self) -> tuple[Token, ...]:
-        return ()
+        return tuple(self.held)
 
-    def reserve(self, release: Release) -> bool:  # noqa: ARG002
-        return True
+    def reserve(self, release: Release) -> bool:
+        if any(token.release is release or token.release == release for token in self.held):
+            return True
+        token = None if self.ask is None else self.ask(release)
+        if token is not None:
+            self.held.append(token)
+        return token is not None
 
     def sample(self, release: Release, step: int, records: int) -> Tensor:
         if not isinstance(release.sampler, Poisson) or release.sampler.known_to is not KnownTo.CLIENT:
@@ -78,129 +91,82 @@ def counter_seed(*key: object) -> int:
 
 
 @dataclass(frozen=True)
-class Rehearsed:
-    """One round. `simulated` is ground truth that only a simulator can see."""
+class Rehearsed(RoundRecord):
+    """One round of a rehearsal."""
 
-    round: int
-    bound: float
-    norm: float  # of the released mean update, noise included
-    public: Mapping[str, float]
-    simulated: Mapping[str, float] = field(default_factory=dict)
+    norm: float = 0.0  # of the released mean update, noise included
 
 
 class Rehearsal:
     """Plays an experiment round by round. `prepared` may be shared by runs on the same data and model."""
 
     def __init__(self, experiment: Experiment, prepared: Prepared | None = None) -> None:
-        self.experiment = experiment
-        self.method = experiment.method.build(experiment.setting)
-        self.data = prepared or prepare(experiment, self.method)
-        self.backend = choose(self.data.model, self.data.first.device).backend
-        noise = SimulatedNoise(experiment.seed)
-        cohorts = make_cohorts(experiment, self.method.mechanism, noise)
-        self.facts = {f.name: f for f in make_facts(experiment, cohorts)}
-        self.plans = make_plans(experiment, self.method.mechanism, tuple(self.facts.values()), cohorts)
-        shared = self.backend.layout.where(self.method.wrapper.shared).to(self.data.first.device)
-        multipliers = {n: training_multiplier(p, self.method.mechanism.purpose) for n, p in self.plans.items()}
-        public = PublicFacts(tuple(self.facts.values()), experiment.rounds, int(shared.sum()), multipliers)
-        self.frame = Frame(
-            self.backend, self.method.training, self.method.policy, shared, experiment.metrics, public
-        )
-        first = self.data.first[shared]
-        limits = experiment.average, experiment.bounds
-        self.server = Server(self.method, public, cohorts, "rehearsal", self.frame, first, *limits)
+        self.experiment, noise = experiment, SimulatedNoise(experiment.seed)
+        made = set_up(experiment, noise, prepared)
+        self.method, self.data, self.plans, self.frame = made.method, made.data, made.plans, made.frame
+        self.backend: Backend = made.frame.backend
+        self.facts = {f.name: f for f in made.facts}
+        self.server = made.server("rehearsal")
         self.door = RehearsedNoise(experiment.seed)
-        personal = self.data.first[~shared]
-        self.states: dict[str, State] = {n: {"personal": personal} if len(personal) else {} for n in self.facts}
-        self._turns = dict.fromkeys(self.facts, 0)
-        self._records = dict(zip(self.facts, self.data.records, strict=True))
-        self._validation = dict(zip(self.facts, self.data.validation, strict=True))
+        ledger = MemoryLedger("rehearsal", self.plans.values())
+        self.clients = Clients(
+            self.method,
+            self.frame,
+            made.clients(),
+            ledger,
+            noise,
+            at_once=len(self.facts),
+            door=lambda tokens, reserve: self.door.opened_by(tokens, reserve),
+            keep=Keep.NOTHING,
+        )
+        central = not self.method.mechanism.spec.view.senders_add_noise
+        trusted = TrustedLedger(ledger, noise, keep=Keep.NOTHING, door=lambda _: self.door) if central else None
+        self.carrier = InProcess(self.server, self.clients, ledger, trusted=trusted)
+        self.evaluation = Evaluation(
+            self.server,
+            self.backend,
+            self.data,
+            experiment.evaluate_every,
+            states=lambda: self.states,
+            held_out={"personalised": self.data.client_test, "validation": self.data.validation},
+        )
+        self._rounds = Rounds(self.server, self.carrier, self.evaluation)
 
     def rounds(self) -> Iterator[Rehearsed]:
         while not self.server.finished:
             yield self.step()
 
     def step(self) -> Rehearsed:
-        proposal, jobs = self.begin()
-        results = self.method.mechanism.run(jobs, self.frame) if jobs else []
-        return self.finish(proposal, jobs, results)
+        begun = self.begin()
+        return self._conclude(begun, self.clients.compute(begun.jobs))
 
-    def begin(self) -> tuple[Proposal, list[Job]]:
-        """What the server proposes, and what each client is asked for."""
-        proposal = self.server.propose()
-        return proposal, [self._job(b) for b in proposal.broadcasts]
+    def begin(self) -> Begun:
+        """What the server proposes and each client is asked for, charged and not yet computed."""
+        return self.carrier.begin(self.server.propose())
 
-    def finish(
-        self, proposal: Proposal, jobs: Sequence[Job], results: Sequence[tuple[Message, State]]
-    ) -> Rehearsed:
-        """The server's half of a round that `begin` began, with what the mechanism made of the jobs."""
-        server, messages = self.server, []
-        for job, (message, state) in zip(jobs, results, strict=True):
-            self.states[job.facts.name] = state
-            self._turns[job.facts.name] += 1
-            messages.append(message)
-        opened = self.method.mechanism.open(messages, self._opening(proposal))
-        before = server.state.model
-        server.advance(opened, {})
-        public = {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy)
-        server.observe(proposal, opened, public)
-        moved = opened.update if isinstance(opened, ReleasedSum) else server.state.model - before
-        bounds = [d.bound for d in proposal.decisions.values()]
-        return Rehearsed(
-            proposal.round, statistics.median(bounds), moved.norm().item(), public, self._evaluate(proposal.round)
-        )
+    def finish(self, begun: Begun, results: Sequence[tuple[Message, State]]) -> Rehearsed:
+        """The rest of a round that `begin` began, with what the mechanism made of its jobs."""
+        return self._conclude(begun, [self.clients.settle(begun.jobs, results)])
 
-    def _opening(self, proposal: Proposal) -> Opening:
-        secret = self.method.mechanism.cohort_rate is not None  # everyone is charged, drawn or not (R5)
-        charged = self.server.broadcasts_to_all(proposal) if secret else proposal.broadcasts
-        events = {b.client: self._events(b) for b in charged}
-        expected = {b.client: self._expected(b) for b in proposal.broadcasts}
-        size = self.server.cohorts.size
-        return Opening(proposal.round, proposal.cohort, events, self.server.state.model, size, self.door, expected)
+    def _conclude(self, begun: Begun, parts: Parts) -> Rehearsed:
+        before, done = self.server.state.model, self.carrier.finish(begun, parts)
+        record = self._rounds.conclude(begun.proposal, done)
+        moved = done.opened.update if isinstance(done.opened, ReleasedSum) else self.server.state.model - before
+        return Rehearsed(**vars(record), norm=moved.norm().item())
 
-    def _expected(self, b: Broadcast) -> Expected:
-        facts, plan = self.facts[b.client], self.plans[b.client]
-        return self.method.mechanism.expected(facts, plan, self.frame, b, self._turns[b.client])
-
-    def _events(self, b: Broadcast) -> tuple[Release, ...]:
-        name = b.client
-        return self.method.mechanism.events(self.facts[name], self.plans[name], self.frame, b, self._turns[name])
-
-    def _job(self, b: Broadcast) -> Job:
-        name = b.client
-        return Job(
-            facts=self.facts[name],
-            plan=self.plans[name],
-            records=self._records[name],
-            validation=self._validation[name],
-            state=self.states[name],
-            broadcast=b,
-            participation=self._turns[name],
-            seed=counter_seed(self.experiment.seed, name, b.round),
-            door=self.door,
-        )
+    @property
+    def states(self) -> dict[str, State]:
+        """What each client keeps for itself."""
+        return {name: client.state for name, client in self.clients.clients.items()}
 
     @property
     def model(self) -> Tensor:
         """The whole parameter vector: what the server has, and the initial values of personal parameters."""
-        return self.server.whole(self.data.first)
+        return self.evaluation.model
 
     def accuracies(self, held_out: tuple[Batch, ...]) -> dict[str, float]:
         """Each client's own model, personalised or not, on held-out records of its own."""
-        model = self.model
-        models = {name: own_model(model, self.frame.shared, state) for name, state in self.states.items()}
-        return accuracy_by_client(self.backend, models, held_out)
-
-    def _evaluate(self, round: int) -> dict[str, float]:
-        if not self.server.finished and (round + 1) % self.experiment.evaluate_every:
-            return {}
-        found = {}
-        if len(self.data.test):
-            found = {f"test_{k}": v for k, v in evaluate(self.backend, self.model, self.data.test).items()}
-        for name, held_out in (("personalised", self.data.client_test), ("validation", self.data.validation)):
-            if own := self.accuracies(held_out):
-                found[f"{name}_accuracy"] = statistics.fmean(own.values())
-        return found
+        return self.evaluation.by_client(held_out)
 
 
 def rehearse(experiment: Experiment, prepared: Prepared | None = None) -> tuple[Rehearsed, ...]:

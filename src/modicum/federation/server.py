@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,14 @@ from modicum.core.parts import Frame, Method, Opening, PublicFacts, State, View
 from modicum.core.store import write_durably
 from modicum.errors import UnsoundError, UserError
 from modicum.federation.cohort import Cohorts
+from modicum.federation.keep import Charges, Keep, settle
 from modicum.mechanisms.possible import objection
 from modicum.privacy.events import Release
-from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.token import Token
 
 LOG = logging.getLogger("modicum.server")
+SumDoorMaker = Callable[[Sequence[Token]], SumDoor]
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,14 @@ class Proposal:
         return tuple(b.client for b in self.broadcasts)
 
 
-@dataclass(frozen=True)
-class Answers:
-    """What came back: messages that an honest client can have sent, and of the others why not."""
+@dataclass
+class Asked:
+    """What the server knows of a round's answers before they come, and a tally of those that came."""
 
-    messages: tuple[Message, ...]
-    impossible: Mapping[str, str] = field(default_factory=dict)
+    events: Mapping[str, tuple[Release, ...]]  # reserved for each client that is charged
+    expected: Mapping[str, Expected]  # of each client that was asked
+    answered: int = 0
+    impossible: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -159,25 +162,27 @@ class Server:
         """The proposal as it would be sent to everyone: what a secret cohort's members are charged for."""
         return self._broadcasts(self.names, proposal.decisions)
 
-    def read(self, proposal: Proposal, blobs: Mapping[str, bytes], expected: Mapping[str, Expected]) -> Answers:
-        """Answers that are possible. Who sent another counts as absent in this round and is named (R14)."""
-        messages, impossible = [], {}
-        for name, blob in blobs.items():
-            found = self._read(blob, name, proposal, expected)
+    def read(self, proposal: Proposal, answers: Iterable[tuple[str, object]], asked: Asked) -> Iterator[Message]:
+        """Answers that are possible, as they come. Who sent another counts as absent in this round (R14).
+
+        `asked` is told who answered, and whose answer no honest client can have sent.
+        """
+        for name, answer in answers:
+            found = self._read(answer, name, proposal, asked.expected)
             if isinstance(found, str):
-                impossible[name] = found
+                asked.impossible[name] = found
                 LOG.warning("round %d: %s counts as absent: %s", proposal.round, name, found)
             else:
-                messages.append(found)
-        return Answers(tuple(messages), impossible)
+                asked.answered += 1
+                yield found
 
-    def _read(self, blob: bytes, name: str, proposal: Proposal, expected: Mapping[str, Expected]) -> Message | str:
+    def _read(
+        self, message: object, name: str, proposal: Proposal, expected: Mapping[str, Expected]
+    ) -> Message | str:
         """The message, or why there is none: whatever a client sends, at most that client counts as absent."""
-        try:
-            message = decode(blob)
-        except UserError:
+        if message is None:
             return "its bytes are not a message of this version"
-        if not isinstance(message, Noised | Sealed | Share) or name not in proposal.asked:
+        if not isinstance(message, Noised | Sealed | Share) or name not in expected:
             return "it sent something else than an answer"
         if (message.client, message.round) != (name, proposal.round):
             return "its answer is another client's or another round's"
@@ -187,17 +192,22 @@ class Server:
         return objection(message, expected[name]) or message
 
     def open(
-        self,
-        proposal: Proposal,
-        messages: Sequence[Message],
-        events: Mapping[str, tuple[Release, ...]],
-        expected: Mapping[str, Expected],
-        door: SumDoor | None = None,
+        self, proposal: Proposal, messages: Iterable[Message], asked: Asked, door: SumDoor | None = None
     ) -> Opened | None:
-        """What may be seen of messages that `read` let through."""
+        """What may be seen of messages that `read` let through, all of which are read. None where nobody answered.
+
+        Sums are made as messages come, in the order of clients' names; else all of them are held.
+        """
         model, size = self.state.model, self.cohorts.size
-        context = Opening(proposal.round, proposal.cohort, events, model, size, door, expected)
-        return self.method.mechanism.open(messages, context)
+        context = Opening(proposal.round, proposal.cohort, asked.events, model, size, door, asked.expected)
+        if self.method.mechanism.individuals:
+            held = tuple(messages)
+            return self.method.mechanism.open(held, context) if held or asked.impossible else None
+        stream = iter(messages)
+        opened = self.method.mechanism.open(stream, context)
+        for _ in stream:  # a mechanism that abandons the round may have stopped reading
+            pass
+        return opened
 
     def advance(self, opened: Opened | None, refused: Mapping[str, str]) -> bool:
         """Whether there is a new model; an abandoned or empty round leaves it as it is, and so does one whose
@@ -244,8 +254,16 @@ def _refuse_unequal_noise(method: Method, public: PublicFacts) -> None:
 class TrustedLedger:
     """A trusted server's own bookkeeping: it reserves for every client the sum may depend on, and settles."""
 
-    def __init__(self, ledger: Ledger, noise: NoiseSource, watch: DoorWatch | None = None) -> None:
-        self.ledger, self.noise, self._watch = ledger, noise, watch
+    def __init__(
+        self,
+        ledger: Charges,
+        noise: NoiseSource,
+        watch: DoorWatch | None = None,
+        keep: Keep = Keep.MESSAGES,
+        door: SumDoorMaker | None = None,
+    ) -> None:
+        self.ledger, self.noise, self._watch, self._keep = ledger, noise, watch, keep
+        self._make_door = door or (lambda tokens: ReservedSumDoor(self.noise, tokens))
         self._sent = {t.release.round: t for t in ledger.outbox() if ledger.message(t)}
 
     def stored(self, round: int) -> ReleasedSum | None:
@@ -256,16 +274,16 @@ class TrustedLedger:
 
     def reserve(self, events: Mapping[str, tuple[Release, ...]]) -> list[Token]:
         """One transaction for all; raises `Refused` with everyone whose budget is used up."""
-        return self.ledger.reserve([e for es in events.values() for e in es])
+        return self.ledger.reserve([e for es in events.values() for e in es], redo=self._keep.redoes)
 
     def door(self, tokens: Sequence[Token]) -> SumDoor:
-        door = ReservedSumDoor(self.noise, tokens)
+        door = self._make_door(tokens)
         return door if self._watch is None else self._watch.server(door)
 
     def settle(self, tokens: Sequence[Token], opened: ReleasedSum) -> None:
-        first, *rest = tokens
-        self.ledger.settle_many([(first, encode(opened)), *((t, b"") for t in rest)])
-        self._sent[opened.round] = first
+        settle(self.ledger, self._keep, [(tokens, opened)])
+        if self._keep is Keep.MESSAGES:
+            self._sent[opened.round] = tokens[0]
 
 
 class OpenedOnce:

@@ -6,7 +6,7 @@ true one, for every step and the true sensitivity. A silo whose grant is smaller
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Opened
@@ -68,5 +68,5 @@ class AsPublished:
     def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
         return self.inner.run(jobs, frame)
 
-    def open(self, messages: Sequence[Message], context: Opening) -> Opened | None:
+    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
         return self.inner.open(messages, context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened
@@ -71,5 +71,5 @@ class Clear:
             results.append((message, common.keep_personal(job, frame, last)))
         return results
 
-    def open(self, messages: Sequence[Message], context: Opening) -> Opened | None:
+    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
         return common.opened(messages, context)

@@ -10,7 +10,7 @@ Where clients of unequal budgets share one noise, a client with a stricter budge
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -197,18 +197,20 @@ class ClientLevel:
         signals, metrics = _tell_apart(scalars)
         return Noised(event.client, event.round, update, signals, metrics)
 
-    def open(self, messages: Sequence[Message], context: Opening) -> Opened | None:
+    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
         if self.individuals:
             return common.opened(messages, context)
         stds = _shared_noise(context.events)
         noised = self.view.senders_add_noise
         kind = Share if noised else Sealed
-        parts = [m for m in messages if isinstance(m, kind) and set(stds) - {UPDATE} <= set(m.signals)]
-        if not self.view.enough(len(parts), len(context.invited)):
+        # A list that somebody holds may have any order; what comes one by one comes in the order of names.
+        ordered = sorted(messages, key=lambda m: m.client) if isinstance(messages, Sequence) else messages
+        parts = (m for m in ordered if isinstance(m, kind) and set(stds) - {UPDATE} <= set(m.signals))
+        sums, count = _sums(parts, stds, context.model)
+        if not self.view.enough(count, len(context.invited)):
             return None
-        sums = _sums(parts, stds, context.model)
         if noised:
-            stds = {name: std * math.sqrt(len(parts)) for name, std in stds.items()}
+            stds = {name: std * math.sqrt(count) for name, std in stds.items()}
         else:
             if context.door is None:
                 raise UserError("a trusted server needs its own door to add the noise")
@@ -270,14 +272,19 @@ def _shared_noise(events: Mapping[str, tuple[Release, ...]]) -> dict[str, float]
     return stds
 
 
-def _sums(messages: Sequence[Share | Sealed], names: Mapping[str, float], model: Tensor) -> dict[str, Tensor]:
-    """Sums over those who answered, in a fixed order; absentees count as zero (R7)."""
-    ordered = sorted(messages, key=lambda m: m.client)
-    total = torch.zeros_like(model)
-    for message in ordered:
+def _sums(
+    messages: Iterable[Share | Sealed], names: Mapping[str, float], model: Tensor
+) -> tuple[dict[str, Tensor], int]:
+    """Sums over those who answered, one after another in a fixed order, and their number; absentees count as zero
+    (R7)."""
+    total, scalars, count = torch.zeros_like(model), {n: list[float]() for n in names if n != UPDATE}, 0
+    for message in messages:
         total += message.update
-    scalars = {n: math.fsum(m.signals[n] for m in ordered) for n in names if n != UPDATE}
-    return {UPDATE: total, **{n: torch.tensor([v], dtype=torch.float64) for n, v in scalars.items()}}
+        count += 1
+        for name, values in scalars.items():
+            values.append(message.signals[name])
+    exact = {n: torch.tensor([math.fsum(v)], dtype=torch.float64) for n, v in scalars.items()}
+    return {UPDATE: total, **exact}, count
 
 
 def _released_sum(context: Opening, sums: Mapping[str, Tensor], stds: Mapping[str, float]) -> ReleasedSum:

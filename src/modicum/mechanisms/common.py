@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -129,7 +129,7 @@ def expected_metrics(events: Sequence[Release], unit: Unit, records: int, doubt:
     return found
 
 
-def opened(messages: Sequence[Message], context: Opening) -> tuple[Released, ...]:
+def opened(messages: Iterable[Message], context: Opening) -> tuple[Released, ...]:
     """Messages that may be seen one by one, each with what the server knows of its noise."""
     return tuple(m.known(context.expected[m.client].facts) for m in messages if isinstance(m, Noised))
 

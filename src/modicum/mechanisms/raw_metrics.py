@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -91,5 +91,5 @@ class RawMetrics:
         loss = cross_entropy(outputs.double(), y).nan_to_num(nan=WORST, posinf=WORST).item()
         return tensor([accuracy, min(loss, WORST)], dtype=outputs.dtype)
 
-    def open(self, messages: Sequence[Message], context: Opening) -> Opened | None:
+    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
         return self.inner.open(messages, context)

@@ -7,7 +7,7 @@ releases; the server and all others may see it (R1, R4).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -237,7 +237,7 @@ class RecordLocal:
             gradients[live] = _release([walks[i] for i in live], step, sums[live], [norms[i] for i in live])
         return gradients
 
-    def open(self, messages: Sequence[Message], context: Opening) -> Opened | None:
+    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
         return common.opened(messages, context)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -149,13 +149,17 @@ class Ledger:
             guard = self._guards.get(release.client)
             return _unknown(release) if guard is None else guard.refusal(release)
 
-    def reserve(self, releases: Iterable[Release]) -> list[Token]:
+    def reserve(self, releases: Iterable[Release], *, redo: bool = False) -> list[Token]:
         """Charges every release, durably and in one transaction, or raises `Refused` and charges none.
 
         A reservation is known by its client, round, step and query (the names of its blocks). Asking again for one
         returns a token for the same entry: fresh while it is unsettled (the message never left, so it may be
-        redone), `settled` afterwards. Asking with other contents is refused.
+        redone), `settled` afterwards. Asking with other contents is refused. With `redo`, for seeded noise alone,
+        a settled one is given out as fresh: what is computed again must be what was settled, bit for bit, or
+        `settle_many` refuses it.
         """
+        if redo and not self.noise.get("simulation"):
+            raise UserError("only a seeded simulation can be computed again: send the stored message")
         batch = list(releases)
         tokens: list[Token] = []
         refused: list[Refusal] = []
@@ -167,7 +171,7 @@ class Ledger:
             with self._adding() as append:
                 for release in batch:
                     entry = self._journal.by_key(reservation_key(release))
-                    settled = entry is not None and self._journal.referring_to(entry.number) is not None
+                    settled = not redo and entry is not None and self._is_settled(entry)
                     problem = self._charge(release, charged) if entry is None else _conflict(entry, release)
                     if problem is not None:
                         refused.append(problem)
@@ -266,9 +270,9 @@ class Ledger:
 
     def share_made(self) -> float:
         """How much of what was planned is charged, in the mean over clients who planned something."""
-        planned = {name: sum(r.count for r in plan.releases) for name, plan in self.plans.items()}
-        shares = [self.releases_made(name) / count for name, count in planned.items() if count]
-        return statistics.fmean(shares) if shares else 0.0
+        with self._lock:
+            self._catch_up()
+            return share_made(self.plans.values(), self._made)
 
     def reported(self, client: str) -> float:
         """The ε that holds for a client whatever happens: of its whole plan, or the cap of its filter (R3)."""
@@ -364,10 +368,20 @@ class Ledger:
             number, problem = self.violations[0]
             raise LedgerDamaged(f"the ledger {self.path} is not sound: entry {number}: {problem.reason}", number)
 
+    def _is_settled(self, entry: Entry) -> bool:
+        return self._journal.referring_to(entry.number) is not None
+
     def _check_issued(self, token: Token) -> None:
         entry = self._journal.entry(token.entry)
         if entry is None or entry.kind != "reserve" or entry.hash != token.hash:
             raise UserError(f"the token of entry {token.entry} was not issued by the ledger {self.path}")
+
+
+def share_made(plans: Iterable[PrivacyPlan], made: Mapping[str, int]) -> float:
+    """Releases made of those planned, in the mean over clients who planned something."""
+    planned = {plan.client: sum(r.count for r in plan.releases) for plan in plans}
+    shares = [made.get(name, 0) / count for name, count in planned.items() if count]
+    return statistics.fmean(shares) if shares else 0.0
 
 
 def _conflict(entry: Entry, release: Release) -> Refusal | None:

@@ -9,23 +9,24 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from modicum.config import federation
+from modicum.config import Config, experiment_over, federation
 from modicum.core.layout import Layout
-from modicum.core.messages import Broadcast, decode, finite
+from modicum.core.messages import Broadcast, decode, encode, finite
 from modicum.core.parts import Batch, ClientFacts, ClipRule, Frame, Losses
 from modicum.core.store import write_durably
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
+from modicum.federation.clients import Answer as Answered
 from modicum.federation.clients import Client, Clients
-from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
+from modicum.federation.experiment import Experiment, Federation, prepare
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.run_folder import RunFolder
+from modicum.federation.setup import adapts, first_state, make_frame
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.budgets import Reason, Refusal
 from modicum.privacy.certificate import Certificate
@@ -35,7 +36,7 @@ from modicum.privacy.plan import PrivacyPlan
 from modicum.silo.account import account_of
 from modicum.silo.grant import GrantWatch, objection
 from modicum.silo.spec import FIRST, Grant, SiloSpec
-from modicum.silo.terms import Join, Terms, adapts, digest
+from modicum.silo.terms import Join, Terms, digest
 from modicum.silo.wire import SMALL, Answer, Code, Kind, Refuse
 
 LOG = logging.getLogger("modicum.silo")
@@ -266,9 +267,9 @@ class _TakingPart:
         method = self.terms.method
         data = prepare(silo.experiment, method)
         backend = LoopBackend(data.model)
-        shared = backend.layout.where(method.wrapper.shared).to(data.first.device)
-        public = self.terms.public(join.facts, join.multipliers, int(shared.sum()), join.adaptive)
-        self.frame = Frame(backend, method.training, method.policy, shared, self.terms.metrics, public)
+        self.frame = make_frame(
+            silo.experiment, method, data, backend, join.facts, join.multipliers, join.adaptive
+        )
         self.account = silo.account
         self.account.draw(join, self.plan)
         foreign = foreign_parts(silo.spec.experiment.method, method, data.model)
@@ -276,8 +277,8 @@ class _TakingPart:
         self.ledger.declare([self.plan])
         self.account.remember(self.ledger)
         self.dtype = data.first.dtype
-        self.model_bytes = int(shared.sum()) * data.first.element_size()
-        client = _client(facts, self.plan, data, shared)
+        self.model_bytes = int(self.frame.shared.sum()) * data.first.element_size()
+        client = Client(facts, self.plan, data.records[0], data.validation[0], first_state(data, self.frame))
         self.watch = GrantWatch(self.grant, method.mechanism.purpose)
         self.clients = Clients(
             method, self.frame, [client], self.ledger, silo.noise, silo.files.clients, watch=self.watch
@@ -296,9 +297,9 @@ class _TakingPart:
         self.account.remember(self.ledger)
         # The server proposes a round only after it has stored all earlier ones.
         self.clients.acknowledge(b.round)
-        return answer
+        return encode(answer)
 
-    def _ask(self, b: Broadcast, frame: Frame) -> bytes | Refusal:
+    def _ask(self, b: Broadcast, frame: Frame) -> Answered:
         self.clients.frame, self.watch.refused = frame, None
         return self.clients.answer([b])[b.client]
 
@@ -345,12 +346,6 @@ class Zero:
         return torch.zeros_like(theta), [theta.new_zeros(len(batch)) for batch in batches]
 
 
-def _client(facts: ClientFacts, plan: PrivacyPlan, data: Prepared, shared: Tensor) -> Client:
-    personal = data.first[~shared]
-    state: dict[str, Any] = {"personal": personal} if len(personal) else {}
-    return Client(facts, plan, data.records[0], data.validation[0], state)
-
-
 def own_experiment(spec: SiloSpec) -> Experiment:
     """The agreed experiment over this silo's records alone, checked before anything is joined."""
     config = spec.experiment
@@ -363,13 +358,21 @@ def own_experiment(spec: SiloSpec) -> Experiment:
     alone = FederatedData(
         data.dataset, (own,), nothing, data.classes, proxy=nothing, proxy_validation=nothing, proxy_classes=0
     )
-    run = config.run
-    return Experiment(
-        federation=Federation(alone, (spec.grant.budget,)),
-        method=config.method,
-        model=config.model.name,
-        rounds=run.rounds,
-        seed=run.seed,
-        device=run.device,
-        model_options=dict(config.model.options),
-    )
+    if config.run.hot_start and not spec.own_data:  # for trying things out: the experiment's own public records
+        alone = replace(
+            alone, proxy=data.proxy, proxy_validation=data.proxy_validation, proxy_classes=data.proxy_classes
+        )
+    elif config.run.hot_start:
+        config = replace(config, run=replace(config.run, hot_start=_no_hot_start(config)))
+    return experiment_over(config, Federation(alone, (spec.grant.budget,)))
+
+
+def _no_hot_start(config: Config) -> int:
+    """The server's first model reaches a silo with its first proposal; its personal layers do not."""
+    method = Terms(config, tuple(config.run.silos)).method
+    if getattr(method.wrapper, "personal", ()):
+        raise UserError(
+            "a hot start would have to reach this silo's personal layers, and it has no public records: set "
+            "hot_start = 0 in everybody's experiment file, or share all layers"
+        )
+    return 0

@@ -8,18 +8,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from modicum.config import Config
-from modicum.core.parts import ClientFacts, Method, Metric, PublicFacts
+from modicum.core.parts import ClientFacts, Method, Metric
 from modicum.core.setting import Setting
 from modicum.errors import UserError
-from modicum.federation.cohort import Balanced, Cohorts, RandomCohorts, rounds_of
+from modicum.federation.cohort import Cohorts, public_cohorts, rounds_of
 from modicum.mechanisms.common import metric_plans, training_multiplier
-from modicum.privacy.plan import Guard, PrivacyPlan
+from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Shows
 
@@ -76,10 +76,7 @@ class Terms:
 
     @cached_property
     def cohorts(self) -> Cohorts:
-        s, most, seed = self.setting, self.config.run.max_participations, self.config.run.seed
-        if most is not None:
-            return RandomCohorts(s.clients, s.rounds, s.per_round, most, seed)
-        return Balanced(s.clients, s.rounds, s.per_round, seed)
+        return public_cohorts(self.setting, self.config.run.max_participations, self.config.run.seed)
 
     def participations(self, name: str) -> int:
         return max(1, self.cohorts.participations(self.names.index(name)))
@@ -110,17 +107,6 @@ class Terms:
 
     def multiplier(self, plan: PrivacyPlan) -> float:
         return training_multiplier(plan, self.method.mechanism.purpose)
-
-    def public(
-        self, facts: Sequence[ClientFacts], multipliers: Mapping[str, float], dimension: int, adaptive: bool
-    ) -> PublicFacts:
-        return PublicFacts(
-            tuple(facts), self.config.run.rounds, dimension, {} if adaptive else dict(multipliers), adaptive
-        )
-
-
-def adapts(plan: PrivacyPlan) -> bool:
-    return plan.guard in (Guard.GDP_FILTER, Guard.RDP_FILTER)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ import torch
 
 from modicum.config import experiment, read
 from modicum.engines.flower.card import Card
-from modicum.engines.flower.coordinator import Carrier, Coordinator, Patience
+from modicum.engines.flower.coordinator import Coordinator, Patience
+from modicum.engines.flower.silos import Courier
 from modicum.errors import UserError
 from modicum.federation.records import read_records
 from modicum.federation.simulation import Simulation
@@ -87,7 +88,7 @@ class Sockets:
             stop(process)
 
 
-def coordinator(folder: Path, carrier: Carrier) -> Coordinator:
+def coordinator(folder: Path, carrier: Courier) -> Coordinator:
     return Coordinator(read(folder / "experiment.toml"), NAMES, folder / "server", carrier, Patience(1, 1, 1))
 
 
@@ -322,5 +323,5 @@ def test_bytes_stay_close_to_the_model_s(tmp_path: Path) -> None:
         made.step()
         size = 4 * made.server.state.model.numel()
         made.close()
-    assert max(made.bytes_up.values()) <= 1.1 * size
-    assert max(made.bytes_down.values()) <= 1.1 * size
+    assert max(made.silos.bytes_up.values()) <= 1.1 * size
+    assert max(made.silos.bytes_down.values()) <= 1.1 * size

@@ -13,44 +13,31 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from modicum.config import Config, federation, to_toml
-from modicum.core.messages import Broadcast, Expected, Message, Opened, encode, paid
-from modicum.core.parts import ClientFacts, Frame
-from modicum.core.store import load_state, save_state
+from modicum.config import Config, experiment_over, federation, to_toml
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.engines.flower.card import Card, Kinds
+from modicum.engines.flower.silos import Courier, Silos
 from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
-from modicum.federation.evaluation import evaluate
 from modicum.federation.experiment import Experiment, Federation, prepare
 from modicum.federation.foreign import foreign_parts
-from modicum.federation.records import MetricsFile, RoundRecord, read_records
+from modicum.federation.records import RoundRecord, read_records
+from modicum.federation.rounds import Evaluation, Folder, Rounds
 from modicum.federation.run_folder import RunFolder
-from modicum.federation.server import OpenedOnce, Proposal, Server
-from modicum.privacy.budgets import Refused
+from modicum.federation.setup import adapts, make_frame, make_server
 from modicum.privacy.certificate import Certificate
-from modicum.privacy.events import Release
-from modicum.privacy.plan import PrivacyPlan
 from modicum.report.summary import Summary, groups, last
 from modicum.report.write import write_report
-from modicum.silo.terms import Join, Terms, adapts, digest
-from modicum.silo.wire import TRANSIENT, Answer, Code, Kind
+from modicum.silo.terms import Join, Terms, digest
+from modicum.silo.wire import Answer, Code, Kind
 
 LOG = logging.getLogger("modicum.server")
 INVITATION, KINDS = "invitation.json", "kinds.json"
-OWN_FAULT = frozenset({Code.BAD_MODEL, Code.BOUND_OUT_OF_RANGE, Code.NOISE_TOO_SMALL, Code.MALFORMED})
-"""Refusals of a proposal as such: the server's own doing, for which no silo retires."""
-
-
-class Carrier(Protocol):
-    """Takes one request to each named silo and waits for answers. Who does not answer in time is left out."""
-
-    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]: ...
 
 
 @dataclass(frozen=True)
@@ -63,17 +50,17 @@ class Patience:
 
 
 class Coordinator:
-    """Runs an experiment in a folder over a carrier, one durable round at a time."""
+    """Runs an experiment in a folder over silos that a courier reaches, one durable round at a time."""
 
     def __init__(
         self,
         config: Config,
         names: Sequence[str],
         folder: Path,
-        carrier: Carrier,
+        courier: Courier,
         patience: Patience | None = None,
     ) -> None:
-        self.config, self.carrier, self.patience = config, carrier, patience or Patience()
+        self.config, self.courier, self.patience = config, courier, patience or Patience()
         self.files = RunFolder(folder)
         self.files.make(fresh=False)
         self.names = tuple(sorted(names))
@@ -88,12 +75,11 @@ class Coordinator:
         foreign = foreign_parts(config.method, self.terms.method)
         self.ledger = self.files.open_ledger(self.join.run, Unseen(self.simulation), foreign_parts=foreign)
         self.ledger.declare(self.plans.values())
-        if self.files.checkpoint.exists():
-            self.server.restore(load_state(self.files.checkpoint))
-        self.metrics = MetricsFile(self.files.metrics, self.server.state.round)
-        self._once = OpenedOnce(self.files.opened)
-        self.bytes_up: dict[str, int] = {}
-        self.bytes_down: dict[str, int] = {}
+        kept = Folder(self.files, self.server)
+        self.silos = Silos(
+            courier, self.patience.round, self.server, self.ledger, self.join.facts, self.plans, self.files.opened
+        )
+        self._rounds = Rounds(self.server, self.silos, self.evaluation, kept)
 
     @property
     def rounds_planned(self) -> int:
@@ -105,7 +91,7 @@ class Coordinator:
 
     def _cards(self) -> dict[str, Card]:
         """Every silo must be there when a run begins. When it continues, who is not there counts as absent."""
-        answers = self.carrier.ask(Kind.HELLO, dict.fromkeys(self.names, b""), self._joining)
+        answers = self.courier.ask(Kind.HELLO, dict.fromkeys(self.names, b""), self._joining)
         missing = [n for n in self.names if n not in answers or answers[n].refused is not None]
         if missing and not (self._continuing and len(missing) < len(self.names)):
             raise UserError(
@@ -178,18 +164,17 @@ class Coordinator:
 
     def _model(self, kind: Kinds) -> None:
         """The first model, the frame and the server, from public shapes alone."""
-        experiment = _without_data(self.config, kind)
-        method = self.terms.method
+        join, method, experiment = self.join, self.terms.method, _without_data(self.config, self.terms, kind)
         self.data = prepare(experiment, method)
         self.backend = LoopBackend(self.data.model)
-        shared = self.backend.layout.where(method.wrapper.shared).to(self.data.first.device)
-        public = self.terms.public(self.join.facts, self.join.multipliers, int(shared.sum()), self.join.adaptive)
-        self.frame = Frame(self.backend, method.training, method.policy, shared, self.terms.metrics, public)
-        first, run, limits = self.data.first[shared], self.join.run, (self.config.run.average, self.terms.bounds)
-        self.server = Server(method, public, self.terms.cohorts, run, self.frame, first, *limits)
+        self.frame = make_frame(
+            experiment, method, self.data, self.backend, join.facts, join.multipliers, join.adaptive
+        )
+        self.server = make_server(experiment, method, self.terms.cohorts, self.frame, self.data, join.run)
+        self.evaluation = Evaluation(self.server, self.backend, self.data, experiment.evaluate_every)
 
     def _invite(self) -> None:
-        answers = self.carrier.ask(Kind.JOIN, dict.fromkeys(self.names, self.join.encode()), self._joining)
+        answers = self.courier.ask(Kind.JOIN, dict.fromkeys(self.names, self.join.encode()), self._joining)
         for name in self.names:
             refused = answers[name].refused if name in answers else Code.UNAVAILABLE
             if refused is None:
@@ -199,79 +184,16 @@ class Coordinator:
             LOG.warning("going on without %s: %s", name, refused)  # it answers later rounds, or is absent
 
     def rounds(self) -> Iterator[RoundRecord]:
-        while not self.server.finished:
-            yield self.step()
+        """Run what is left, round by round."""
+        return iter(self._rounds)
 
     def step(self) -> RoundRecord:
-        """One round: propose, note what was asked, wait, open, aggregate, observe, checkpoint."""
-        server, proposal = self.server, self.server.propose()
-        self._note_asked(proposal)
-        bodies = {b.client: encode(b) for b in proposal.broadcasts}
-        answers = self.carrier.ask(Kind.ROUND, bodies, self.patience.round)
-        blobs = {n: answers[n].body for n in proposal.asked if n in answers and answers[n].refused is None}
-        refused = {n: str(c) for n, a in answers.items() if (c := a.refused) is not None and c not in TRANSIENT}
-        expected = {b.client: self._expected(b) for b in proposal.broadcasts if b.client in blobs}
-        read = server.read(proposal, blobs, expected)
-        self.bytes_down = {n: len(body) for n, body in bodies.items()}
-        self.bytes_up = {n: len(blob) for n, blob in blobs.items()}
-        opened = self._once.open(
-            proposal.round,
-            self.data.first.device,
-            lambda: self._open(proposal, read.messages, expected) if blobs else None,
-        )
-        moved = server.advance(opened, {n: c for n, c in refused.items() if c not in OWN_FAULT})
-        public = {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy)
-        server.observe(proposal, opened, public)
-        record = RoundRecord(
-            round=proposal.round,
-            bounds={name: proposal.decisions[name].bound for name in proposal.asked},
-            answered=len(read.messages),
-            refused=refused,
-            abandoned=not moved,
-            reserved=self.ledger.share_made(),
-            public=public,
-            paid=paid(opened),
-            simulated=self._simulated(),
-            impossible=read.impossible,
-        )
-        self.metrics.append(record)
-        save_state(self.files.checkpoint, server.state.to_dict())
-        return record
-
-    def _note_asked(self, proposal: Proposal) -> None:
-        """The server's own ledger: whatever was asked may have been released, whether it arrived or not."""
-        for b in proposal.broadcasts:
-            try:
-                self.ledger.reserve(self._event(b))
-            except Refused:
-                continue  # the silo will refuse as well, and retire
-
-    def _event(self, b: Broadcast) -> tuple[Release, ...]:
-        return self.terms.method.mechanism.events(*self._agreed(b))
-
-    def _expected(self, b: Broadcast) -> Expected:
-        return self.terms.method.mechanism.expected(*self._agreed(b))
-
-    def _agreed(self, b: Broadcast) -> tuple[ClientFacts, PrivacyPlan, Frame, Broadcast, int]:
-        """All that decides an honest answer; how often the silo took part is the server's own count."""
-        facts = self.join.facts[self.names.index(b.client)]
-        earlier = len({r.round for r in self.ledger.spent(b.client) if r.round < b.round})
-        return facts, self.plans[b.client], self.frame, b, earlier
-
-    def _open(
-        self, proposal: Proposal, messages: Sequence[Message], expected: Mapping[str, Expected]
-    ) -> Opened | None:
-        events = {b.client: self._event(b) for b in proposal.broadcasts if b.client in expected}
-        return self.server.open(proposal, messages, events, expected)
+        """One round."""
+        return self._rounds.step()
 
     @property
     def model(self) -> Tensor:
-        return self.server.whole(self.data.first)
-
-    def _simulated(self) -> dict[str, float]:
-        if not len(self.data.test):
-            return {}
-        return {f"test_{k}": v for k, v in evaluate(self.backend, self.model, self.data.test).items()}
+        return self.evaluation.model
 
     def finish(self) -> None:
         """Write what the server has, and let silos write their certificates."""
@@ -284,7 +206,7 @@ class Coordinator:
         certificate = Certificate.from_ledger(self.ledger)
         certificate.write(self.files.certificate)
         self._report(certificate)
-        self.carrier.ask(Kind.FINISH, dict.fromkeys(self.names, self.join.run.encode()), self.patience.joining)
+        self.courier.ask(Kind.FINISH, dict.fromkeys(self.names, self.join.run.encode()), self.patience.joining)
 
     def _report(self, certificate: Certificate) -> None:
         """Page and picture, of what the server knows: no client's accuracy, and its own only in simulation."""
@@ -340,9 +262,13 @@ class Unseen:
     uniform = coins = normal
 
 
-def _without_data(config: Config, kind: Kinds) -> Experiment:
+def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:
     """The experiment over stand-in records of the right shape. In simulation, proxy and test records are real."""
     shape, classes, simulation = kind
+    if config.run.hot_start and not simulation:
+        raise UserError(
+            "a deployed server has no public records to begin with: set hot_start = 0, or try it with simulation"
+        )
     records = Arrays(np.zeros((2, *shape), dtype=np.float32), np.array([0, 1]))
     nothing = Arrays.empty(records)
     stand_in = ClientData("stand-in", records, nothing, nothing)
@@ -352,16 +278,7 @@ def _without_data(config: Config, kind: Kinds) -> Experiment:
         test, proxy, proxy_validation = real.test, real.proxy, real.proxy_validation
         proxy_classes = real.proxy_classes
     data = FederatedData("deployed", (stand_in,), test, classes, proxy, proxy_validation, proxy_classes)
-    run = config.run
-    return Experiment(
-        federation=Federation(data, (1.0,)),
-        method=config.method,
-        model=config.model.name,
-        rounds=run.rounds,
-        seed=run.seed,
-        device=run.device,
-        model_options=dict(config.model.options),
-    )
+    return replace(experiment_over(config, Federation(data, (1.0,))), bounds=terms.bounds)
 
 
 def _advice(code: Code) -> str:

@@ -1,0 +1,63 @@
+"""What becomes of a message once it is charged, and what clients need of whoever does the charging."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from modicum.core.messages import Message, ReleasedSum, encode
+from modicum.privacy.events import Release
+from modicum.privacy.noise import NoiseSource
+from modicum.privacy.token import Token
+
+
+class Keep(StrEnum):
+    """How much of a settled message is kept until the server has acknowledged its round."""
+
+    MESSAGES = "messages"  # all of it: with fresh noise it cannot be made again, and a retry gets the same bytes
+    DIGESTS = "digests"  # seeded noise: the message is computed again, and must be the one that was settled
+    NOTHING = "nothing"  # a rehearsal, which ends with its process
+
+    @classmethod
+    def for_noise(cls, noise: NoiseSource) -> Keep:
+        """Only what is drawn from a seed can be computed again bit for bit."""
+        return cls.DIGESTS if noise.describe()["simulation"] else cls.MESSAGES
+
+    @property
+    def redoes(self) -> bool:
+        return self is Keep.DIGESTS
+
+
+class Charges(Protocol):
+    """A ledger as clients see it: durable, or in memory for a rehearsal."""
+
+    run_id: str
+
+    def reserve(self, releases: Iterable[Release], *, redo: bool = False) -> list[Token]: ...
+
+    def settle_many(self, settled: Iterable[tuple[Token, bytes]], *, store: bool = True) -> None: ...
+
+    def message(self, token: Token) -> bytes: ...
+
+    def outbox(self) -> list[Token]: ...
+
+    def unsettled(self) -> list[Token]: ...
+
+    def prune_before(self, round: int) -> None: ...
+
+    def spent(self, client: str) -> list[Release]: ...
+
+    def share_made(self) -> float: ...
+
+
+def settle(ledger: Charges, keep: Keep, sent: Iterable[tuple[Sequence[Token], Message | ReleasedSum]]) -> None:
+    """Each message under its first token; further queries of the same message are settled beside it, empty."""
+    if keep is Keep.NOTHING:
+        return
+    pairs = [
+        (token, blob if i == 0 else b"")
+        for tokens, blob in ((tokens, encode(message)) for tokens, message in sent)
+        for i, token in enumerate(tokens)
+    ]
+    ledger.settle_many(pairs, store=keep is Keep.MESSAGES)

@@ -1,0 +1,73 @@
+"""A ledger that ends with its process: the same guards and tokens, nothing durable. For rehearsals alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from modicum.errors import UserError
+from modicum.privacy.budgets import BudgetGuard, Reason, Refusal, Refused, check_plan, guard_for
+from modicum.privacy.events import Release
+from modicum.privacy.journal import Entry
+from modicum.privacy.ledger import share_made
+from modicum.privacy.plan import PrivacyPlan
+from modicum.privacy.token import MINT, Token
+
+
+class MemoryLedger:
+    """Charges every release to its client's guard, or refuses it, as `Ledger` does."""
+
+    def __init__(self, run_id: str, plans: Iterable[PrivacyPlan]) -> None:
+        self.run_id = run_id
+        self.plans = {plan.client: plan for plan in plans}
+        for plan in self.plans.values():
+            check_plan(plan)
+        self._guards: dict[str, BudgetGuard] = {name: guard_for(plan) for name, plan in self.plans.items()}
+        self._spent: dict[str, list[Release]] = {name: [] for name in self.plans}
+        self._entries = 0
+
+    def reserve(self, releases: Iterable[Release], *, redo: bool = False) -> list[Token]:  # noqa: ARG002
+        """Charges all of them, or raises `Refused` and charges none."""
+        batch, charged, refused = list(releases), dict[str, BudgetGuard](), list[Refusal]()
+        for release in batch:
+            guard = charged.get(release.client) or self._guards.get(release.client)
+            problem = _unknown(release) if guard is None else guard.refusal(release)
+            if problem is not None:
+                refused.append(problem)
+            elif guard is not None:
+                charged[release.client] = guard.charge(release)
+        if refused:
+            raise Refused(refused)
+        self._guards.update(charged)
+        return [self._token(release) for release in batch]
+
+    def _token(self, release: Release) -> Token:
+        self._entries += 1
+        self._spent[release.client].append(release)
+        return Token(MINT, Entry(self._entries, "reserve", None, None, "", ""), release, settled=False)
+
+    def spent(self, client: str) -> list[Release]:
+        return list(self._spent[client])
+
+    def share_made(self) -> float:
+        """How much of what was planned is charged, in the mean over clients who planned something."""
+        made = {name: sum(r.count for r in spent) for name, spent in self._spent.items()}
+        return share_made(self.plans.values(), made)
+
+    def settle_many(self, settled: Iterable[tuple[Token, bytes]], *, store: bool = True) -> None:  # noqa: ARG002
+        raise UserError("a rehearsal sends nothing, so there is nothing to settle")
+
+    def message(self, token: Token) -> bytes:
+        raise UserError(f"a rehearsal keeps no message, so there is none of entry {token.entry}")
+
+    def outbox(self) -> list[Token]:
+        return []
+
+    def unsettled(self) -> list[Token]:
+        return []
+
+    def prune_before(self, round: int) -> None:
+        """Nothing is kept that could be forgotten."""
+
+
+def _unknown(release: Release) -> Refusal:
+    return Refusal(release.client, Reason.UNKNOWN_CLIENT, "no plan was declared for it")
