@@ -43,7 +43,7 @@ def federation(config: Config) -> Federation:
 def experiment(config: Config) -> Experiment:
     """Everything that `Simulation` needs."""
     from modicum.core.parts import Metric
-    from modicum.federation.experiment import Experiment, make_model
+    from modicum.federation.experiment import Experiment, build_method, make_model
 
     run = config.run
     _check_device(config)
@@ -64,7 +64,7 @@ def experiment(config: Config) -> Experiment:
         model_options=dict(config.model.options),
     )
     with config.source.at("method"):
-        config.method.build(built.setting)
+        build_method(built)
     with config.source.at("model"):
         make_model(built)
     return built

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from modicum.core.door import Door, SumDoor
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, Opened, ReleasedSum
+from modicum.core.needs import check_composition
 from modicum.errors import UserError
 from modicum.privacy.events import Release
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
@@ -371,3 +372,4 @@ class Method:
                 f"{self.name} protects records, but in its local training a record's loss depends on others, so "
                 "that clipping each gradient bounds nothing: protect clients, or train by single records"
             )
+        check_composition(self)

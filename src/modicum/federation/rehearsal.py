@@ -20,7 +20,7 @@ from modicum.core.messages import Broadcast, Expected, Message, ReleasedSum
 from modicum.core.parts import Batch, Frame, Job, Opening, PublicFacts, State
 from modicum.engines.choose import choose
 from modicum.federation.evaluation import accuracy_by_client, evaluate, own_model
-from modicum.federation.experiment import Experiment, Prepared, prepare
+from modicum.federation.experiment import Experiment, Prepared, build_method, prepare
 from modicum.federation.server import Proposal, Server
 from modicum.federation.simulation import make_cohorts, make_facts, make_plans
 from modicum.mechanisms.common import training_multiplier
@@ -93,7 +93,7 @@ class Rehearsal:
 
     def __init__(self, experiment: Experiment, prepared: Prepared | None = None) -> None:
         self.experiment = experiment
-        self.method = experiment.method.build(experiment.setting)
+        self.method = build_method(experiment)
         self.data = prepared or prepare(experiment, self.method)
         self.backend = choose(self.data.model, self.data.first.device).backend
         noise = SimulatedNoise(experiment.seed)

@@ -99,11 +99,6 @@ class Server:
         average: float = 0.0,
         bounds: tuple[float, float] | None = None,
     ) -> None:
-        if method.aggregation.needs_individuals and not method.mechanism.individuals:
-            raise UserError(
-                f"{type(method.aggregation).__name__} needs each client's update, and this mechanism shows only "
-                "their sum: use the view server-sees-messages or another aggregation"
-            )
         _refuse_unequal_noise(method, public)
         self.method, self.public, self.cohorts, self.run, self.frame = method, public, cohorts, run, frame
         self.average, self.bounds = average, bounds

@@ -19,7 +19,7 @@ from modicum.errors import UserError
 from modicum.federation.clients import Client, Clients
 from modicum.federation.cohort import Balanced, Cohorts, RandomCohorts, SecretPoisson, rounds_of
 from modicum.federation.evaluation import accuracy_by_client, evaluate, own_model
-from modicum.federation.experiment import Experiment, prepare
+from modicum.federation.experiment import Experiment, build_method, prepare
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.identity import records_id, run_id
 from modicum.federation.records import MetricsFile, RoundRecord
@@ -68,7 +68,7 @@ class Simulation:
         self.noise = noise or SimulatedNoise(experiment.seed)
         self._faults = faults or (lambda round, client: False)  # noqa: ARG005
         self.transcript: Transcript = transcript or Forget()
-        self.method = experiment.method.build(experiment.setting)
+        self.method = build_method(experiment)
         self.data = prepare(experiment, self.method)
         if experiment.device == "cpu":
             keep_pages()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened
+from modicum.core.needs import Need
 from modicum.core.parts import ClientFacts, Frame, Job, Opening, State
 from modicum.mechanisms import common
 from modicum.mechanisms.local_steps import LocalSteps, train_locally
@@ -24,6 +26,7 @@ class Clear:
 
     local: LocalSteps = field(default_factory=LocalSteps)
     individuals = True
+    offers: ClassVar[tuple[Need, ...]] = ()
     purpose = UPDATE
     cohort_rate = None
 

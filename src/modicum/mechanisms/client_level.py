@@ -30,6 +30,7 @@ from modicum.core.messages import (
     Sealed,
     Share,
 )
+from modicum.core.needs import Need
 from modicum.core.parts import SIGNAL_BOUND, ClientFacts, Frame, Job, Opening, State
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms import common
@@ -57,6 +58,7 @@ class ClientLevel:
     rate: float | None = None  # of the trusted server's secret Poisson cohort
 
     purpose = UPDATE
+    offers = (Need.SIGNALS,)
 
     def __post_init__(self) -> None:
         if self.rate is not None and KnownTo.SERVER not in self.view.hides:

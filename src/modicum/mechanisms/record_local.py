@@ -15,6 +15,7 @@ from torch import Tensor
 
 from modicum.core.door import Ask, release_together
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened, Range
+from modicum.core.needs import Need
 from modicum.core.parts import Batch, ClientFacts, ClipRule, Frame, Job, Opening, Place, Scope, State, View
 from modicum.core.stack import Pool
 from modicum.errors import UserError
@@ -54,6 +55,10 @@ class RecordLocal:
             raise UserError(f"local steps must be at least 1, got {self.steps}")
         if not self.epochs > 0:
             raise UserError(f"local epochs must be positive, got {self.epochs}")
+
+    @property
+    def offers(self) -> tuple[Need, ...]:
+        return (Need.SIGNALS, Need.STEPS, *((Need.ADAPTIVE_NOISE,) if self.adaptive else ()))
 
     @property
     def spec(self) -> PrivacySpec:

@@ -9,6 +9,7 @@ from modicum.errors import UserError
 from modicum.methods.acdp_pfsd import AcdpPfsd
 from modicum.methods.aqc import Aqc
 from modicum.methods.cgm_median import CgmMedian
+from modicum.methods.composed import Composed
 from modicum.methods.dp_fedavg import DpFedAvg
 from modicum.methods.dp_fedsam import DpFedSam
 from modicum.methods.dp_pfsd import DpPfsd
@@ -59,6 +60,7 @@ __all__ = [
     "AcdpPfsd",
     "Aqc",
     "CgmMedian",
+    "Composed",
     "DpFedAvg",
     "DpFedSam",
     "DpPfsd",

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from modicum.config import Config, federation, to_toml
 from modicum.core.messages import Broadcast, Expected, Message, Opened, encode, paid
+from modicum.core.needs import check_data
 from modicum.core.parts import ClientFacts, Frame
 from modicum.core.store import load_state, save_state
 from modicum.data.arrays import Arrays, ClientData, FederatedData
@@ -26,7 +27,7 @@ from modicum.engines.flower.card import Card, Kinds
 from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
 from modicum.federation.evaluation import evaluate
-from modicum.federation.experiment import Experiment, Federation, prepare
+from modicum.federation.experiment import Experiment, Federation, offer_of, prepare
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.records import MetricsFile, RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
@@ -129,8 +130,15 @@ class Coordinator:
         kinds = {card.kind for card in cards.values()}
         if len(kinds) != 1:
             raise UserError("silos differ in the shape of records, in classes or in simulation: make them alike")
+        self._check_needs(min(kinds))
         self.files.write(path, json.dumps(min(kinds)).encode())
         return min(kinds)
+
+    def _check_needs(self, kind: Kinds) -> None:
+        """Before anything is written or asked for: public data are the server's, validation records agreed on."""
+        offer = offer_of(_without_data(self.config, kind).federation.data)
+        held_out = all(facts.validation > 0 for facts in self.terms.agreed())
+        check_data(self.terms.method, replace(offer, validation=held_out))
 
     def _card(self, name: str, answer: Answer) -> Card:
         """What a silo says of itself, which has to be what was agreed."""
