@@ -16,6 +16,7 @@ from modicum.methods.dp_pfsd import DpPfsd
 from modicum.methods.dp_sgd import DpSgd
 from modicum.methods.fedavg import FedAvg
 from modicum.methods.fedper import FedPer
+from modicum.methods.fedprox import FedProx
 from modicum.methods.nbafl import NbAfl
 from modicum.methods.pac_dp import PacDp
 from modicum.methods.pfedsd import PFedSd
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 METHODS: dict[str, type[MethodSpec]] = {
     "fedavg": FedAvg,
     "dp-fedavg": DpFedAvg,
+    "fedprox": FedProx,
     "dp-sgd": DpSgd,
     "aqc": Aqc,
     "cgm-median": CgmMedian,
@@ -67,6 +69,7 @@ __all__ = [
     "DpSgd",
     "FedAvg",
     "FedPer",
+    "FedProx",
     "NbAfl",
     "PFedSd",
     "PacDp",

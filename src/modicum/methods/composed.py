@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from modicum.aggregation import Mean
@@ -18,6 +18,10 @@ from modicum.core.parts import (
     Plain,
     Policy,
 )
+from modicum.core.sockets import Transform
+from modicum.errors import UserError
+from modicum.mechanisms.clear import Clear
+from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.policies import Fixed
 from modicum.training.plain import Supervised
@@ -41,6 +45,7 @@ class Composed:
     training: LocalTraining = field(default_factory=lambda: Supervised(Sgd(0.3)))
     codec: Codec = field(default_factory=Identity)
     wrapper: ModelWrapper = field(default_factory=Plain)
+    transform: Transform | None = None  # of whole updates, before they are clipped
     name: str = "composed"
 
     def build(self, setting: Setting) -> Method:  # noqa: ARG002
@@ -48,8 +53,18 @@ class Composed:
             name=self.name,
             training=self.training,
             policy=self.policy,
-            mechanism=self.mechanism,
+            mechanism=self._mechanism(),
             aggregation=self.aggregation,
             codec=self.codec,
             wrapper=self.wrapper,
         )
+
+    def _mechanism(self) -> Mechanism:
+        if self.transform is None:
+            return self.mechanism
+        if not isinstance(self.mechanism, ClientLevel | Clear):
+            raise UserError(
+                f"{type(self.transform).__name__} transforms whole updates, which {type(self.mechanism).__name__} "
+                "does not clip: protect clients (ClientLevel), or put it after the noise (codec)"
+            )
+        return replace(self.mechanism, transform=self.transform)
