@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from modicum.aggregation import Mean, Median, Momentum, NoiseAware, NormBounded, TrimmedMean, Weighted
+from modicum.aggregation import LineSearch, Mean, Median, Momentum, NoiseAware, NormBounded, TrimmedMean, Weighted
 from modicum.core.door import DoorWatch
 from modicum.core.messages import Decision
 from modicum.core.parts import (
@@ -134,6 +134,7 @@ AGGREGATIONS: dict[str, Aggregation] = {
     "median": Median(),
     "norm-bounded": NormBounded(),
     "momentum": Momentum(),
+    "line-search": LineSearch(NoiseAware()),
     "momentum-noise-aware": Momentum(NoiseAware(), 0.5),
 }
 

@@ -19,11 +19,12 @@ from modicum.core.door import SERVER
 from modicum.core.messages import Broadcast, Expected, Message, ReleasedSum
 from modicum.core.parts import Batch, Frame, Job, Opening, PublicFacts, State
 from modicum.engines.choose import choose
-from modicum.federation.evaluation import accuracy_by_client, evaluate, own_model
+from modicum.federation.evaluation import accuracy_by_client, evaluate, own_model, public_evaluator
 from modicum.federation.experiment import Experiment, Prepared, build_method, prepare
 from modicum.federation.server import Proposal, Server
 from modicum.federation.simulation import make_cohorts, make_facts, make_plans
 from modicum.mechanisms.common import training_multiplier
+from modicum.privacy.budgets import guard_for
 from modicum.privacy.events import Poisson, Release
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.token import Token
@@ -108,11 +109,13 @@ class Rehearsal:
         )
         first = self.data.first[shared]
         limits = experiment.average, experiment.bounds
-        self.server = Server(self.method, public, cohorts, "rehearsal", self.frame, first, *limits)
+        asks = public_evaluator(self.backend, self.data.first, shared, self.data.proxy)
+        self.server = Server(self.method, public, cohorts, "rehearsal", self.frame, first, *limits, asks)
         self.door = RehearsedNoise(experiment.seed)
         personal = self.data.first[~shared]
         self.states: dict[str, State] = {n: {"personal": personal} if len(personal) else {} for n in self.facts}
         self._turns = dict.fromkeys(self.facts, 0)
+        self._guards = {name: guard_for(plan) for name, plan in self.plans.items()}
         self._records = dict(zip(self.facts, self.data.records, strict=True))
         self._validation = dict(zip(self.facts, self.data.validation, strict=True))
 
@@ -143,7 +146,7 @@ class Rehearsal:
         before = server.state.model
         server.advance(opened, {})
         public = {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy)
-        server.observe(proposal, opened, public)
+        server.observe(proposal, opened, public, {n: guard.share_left() for n, guard in self._guards.items()})
         moved = opened.update if isinstance(opened, ReleasedSum) else server.state.model - before
         bounds = [d.bound for d in proposal.decisions.values()]
         return Rehearsed(
@@ -154,9 +157,17 @@ class Rehearsal:
         secret = self.method.mechanism.cohort_rate is not None  # everyone is charged, drawn or not (R5)
         charged = self.server.broadcasts_to_all(proposal) if secret else proposal.broadcasts
         events = {b.client: self._events(b) for b in charged}
+        self._charge(events)
         expected = {b.client: self._expected(b) for b in proposal.broadcasts}
         size = self.server.cohorts.size
         return Opening(proposal.round, proposal.cohort, events, self.server.state.model, size, self.door, expected)
+
+    def _charge(self, events: Mapping[str, tuple[Release, ...]]) -> None:
+        """What a ledger would have reserved by now; nobody is refused here."""
+        for release in (release for releases in events.values() for release in releases):
+            guard = self._guards[release.client]
+            if guard.refusal(release) is None:
+                self._guards[release.client] = guard.charge(release)
 
     def _expected(self, b: Broadcast) -> Expected:
         facts, plan = self.facts[b.client], self.plans[b.client]

@@ -18,7 +18,7 @@ from modicum.engines.choose import choose
 from modicum.errors import UserError
 from modicum.federation.clients import Client, Clients
 from modicum.federation.cohort import Balanced, Cohorts, RandomCohorts, SecretPoisson, rounds_of
-from modicum.federation.evaluation import accuracy_by_client, evaluate, own_model
+from modicum.federation.evaluation import accuracy_by_client, evaluate, own_model, public_evaluator
 from modicum.federation.experiment import Experiment, build_method, prepare
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.identity import records_id, run_id
@@ -88,7 +88,8 @@ class Simulation:
         self.ledger.declare(self.plans.values())
         first, run = self.data.first[shared], self.ledger.run_id
         limits = experiment.average, experiment.bounds
-        self.server = Server(self.method, public, self.cohorts, run, self.frame, first, *limits)
+        asks = public_evaluator(self.backend, self.data.first, shared, self.data.proxy)
+        self.server = Server(self.method, public, self.cohorts, run, self.frame, first, *limits, asks)
         self.clients = Clients(
             self.method,
             self.frame,
@@ -144,7 +145,7 @@ class Simulation:
             self._note(SERVER, proposal.round, "opened", SERVER, release)
         moved = server.advance(opened, {n: why for n, why in refused.items() if why not in OWN_FAULT})
         public = self._evaluate_public()
-        server.observe(proposal, opened, public)
+        server.observe(proposal, opened, public, self.ledger.left())
         secret = self.method.mechanism.cohort_rate is not None  # who was drawn, and how many, stays untold (R5)
         record = RoundRecord(
             round=proposal.round,

@@ -45,9 +45,8 @@ def train_locally(jobs: Sequence[Job], first: Tensor, frame: Frame, local: Local
     in_order = order == list(range(len(jobs)))  # then two copies of every model are saved
     theta = first if in_order else first[order]
     optimiser = frame.training.optimiser
-    pulls = isinstance(frame.training, Pulls)
-    plain = isinstance(optimiser, Sgd) and not (optimiser.momentum or local.ascent or pulls)
-    rate = optimiser.lr if isinstance(optimiser, Sgd) and plain else None
+    more = local.ascent or isinstance(frame.training, Pulls)
+    rate = optimiser.lr if isinstance(optimiser, Sgd) and not (optimiser.momentum or more) else None
     if rate is not None and isinstance(frame.backend, Descends):
         for clients, steps in groupby(_batches(taken), len):
             trained = frame.backend.descend(theta[:clients], list(steps), frame.training.losses, rate)

@@ -270,6 +270,12 @@ class Ledger:
         shares = [self.releases_made(name) / count for name, count in planned.items() if count]
         return statistics.fmean(shares) if shares else 0.0
 
+    def left(self) -> dict[str, float]:
+        """Share of each client's plan or filter that may still be reserved (`BudgetGuard.share_left`)."""
+        with self._lock:
+            self._catch_up()
+            return {client: guard.share_left() for client, guard in self._guards.items()}
+
     def reported(self, client: str) -> float:
         """The ε that holds for a client whatever happens: of its whole plan, or the cap of its filter (R3)."""
         if client not in self._guards:

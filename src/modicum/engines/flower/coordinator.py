@@ -26,7 +26,7 @@ from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.engines.flower.card import Card, Kinds
 from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
-from modicum.federation.evaluation import evaluate
+from modicum.federation.evaluation import evaluate, public_evaluator
 from modicum.federation.experiment import Experiment, Federation, offer_of, prepare
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.records import MetricsFile, RoundRecord, read_records
@@ -189,7 +189,8 @@ class Coordinator:
         public = self.terms.public(self.join.facts, self.join.multipliers, int(shared.sum()), self.join.adaptive)
         self.frame = Frame(self.backend, method.training, method.policy, shared, self.terms.metrics, public)
         first, run, limits = self.data.first[shared], self.join.run, (self.config.run.average, self.terms.bounds)
-        self.server = Server(method, public, self.terms.cohorts, run, self.frame, first, *limits)
+        asks = public_evaluator(self.backend, self.data.first, shared, self.data.proxy)
+        self.server = Server(method, public, self.terms.cohorts, run, self.frame, first, *limits, asks)
 
     def _invite(self) -> None:
         answers = self.carrier.ask(Kind.JOIN, dict.fromkeys(self.names, self.join.encode()), self._joining)
@@ -224,7 +225,7 @@ class Coordinator:
         )
         moved = server.advance(opened, {n: c for n, c in refused.items() if c not in OWN_FAULT})
         public = {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy)
-        server.observe(proposal, opened, public)
+        server.observe(proposal, opened, public, self.ledger.left())
         record = RoundRecord(
             round=proposal.round,
             bounds={name: proposal.decisions[name].bound for name in proposal.asked},
