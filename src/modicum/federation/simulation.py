@@ -9,9 +9,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from modicum.core.door import SERVER, DoorWatch
+from modicum.core.door import DoorWatch
 from modicum.core.memory import keep_pages
-from modicum.core.messages import Broadcast, Opened, Released, ReleasedSum, encode, paid
+from modicum.core.messages import Broadcast, Opened, ReleasedSum, encode, paid
 from modicum.core.parts import Backend, ClientFacts, Frame, Mechanism, PublicFacts
 from modicum.core.store import load_state, save_state
 from modicum.engines.choose import choose
@@ -25,7 +25,7 @@ from modicum.federation.identity import records_id, run_id
 from modicum.federation.records import MetricsFile, RoundRecord
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.server import OpenedOnce, Proposal, Server, TrustedLedger
-from modicum.federation.transcript import AGGREGATOR, Forget, Kind, Seen, Transcript
+from modicum.federation.transcript import Forget, Transcript, note_opened, note_received, note_sent
 from modicum.mechanisms.common import metric_plans, training_multiplier
 from modicum.privacy.budgets import Reason, Refusal, Refused
 from modicum.privacy.events import Release
@@ -141,8 +141,7 @@ class Simulation:
         trusted = self.trusted
         done = self._exchange(proposal) if trusted is None else self._exchange_trusted(proposal, trusted)
         opened, refused = done.opened, done.refused
-        for release in (opened,) if isinstance(opened, ReleasedSum) else opened or ():
-            self._note(SERVER, proposal.round, "opened", SERVER, release)
+        note_opened(self.transcript, proposal.round, opened)
         moved = server.advance(opened, {n: why for n, why in refused.items() if why not in OWN_FAULT})
         public = self._evaluate_public()
         server.observe(proposal, opened, public, self.ledger.left())
@@ -159,6 +158,7 @@ class Simulation:
             simulated=self._evaluate(proposal.round),
             impossible={} if secret else done.impossible,
         )
+        self.transcript.flush()
         self.metrics.append(record)
         save_state(self._checkpoint, server.state.to_dict())
         self.clients.acknowledge(server.state.round)
@@ -179,25 +179,15 @@ class Simulation:
     def _ask(self, broadcasts: Sequence[Broadcast]) -> tuple[dict[str, bytes], dict[str, str]]:
         """Carry proposals to clients and their answers back, noting what each side sees."""
         reached = [b for b in broadcasts if not self._faults(b.round, b.client)]
-        for b in reached:
-            self._note(b.client, b.round, "broadcast", SERVER, b)
+        round = self.server.state.round
+        if not isinstance(self.transcript, Forget):
+            note_sent(self.transcript, round, {b.client: encode(b) for b in reached})
         answers = self.clients.answer(reached)
         blobs = {name: a for name, a in answers.items() if isinstance(a, bytes)}
         refused = {name: str(a.reason) for name, a in answers.items() if isinstance(a, Refusal)}
-        round = self.server.state.round
-        # Shares are summed by secure aggregation, which shows the server their sum alone.
-        sees = AGGREGATOR if self.method.mechanism.spec.view.shows is Shows.SUM else SERVER
-        for name, blob in blobs.items():
-            self.transcript.record(Seen(sees, round, "message", name, blob))
-        for name, reason in refused.items():
-            self.transcript.record(Seen(SERVER, round, "refusal", name, reason.encode()))
+        summed = self.method.mechanism.spec.view.shows is Shows.SUM
+        note_received(self.transcript, round, blobs, refused, summed=summed)
         return blobs, refused
-
-    def _note(
-        self, party: str, round: int, kind: Kind, sender: str, message: Broadcast | Released | ReleasedSum
-    ) -> None:
-        if not isinstance(self.transcript, Forget):
-            self.transcript.record(Seen(party, round, kind, sender, encode(message)))
 
     def _exchange_trusted(self, proposal: Proposal, trusted: TrustedLedger) -> Exchange:
         events, tokens, refused = self._reserve_trusted(proposal, trusted)

@@ -74,6 +74,10 @@ def _objection(entry: EntryPoint, shipped: Collection[str]) -> str | None:
     return None
 
 
+def _is_method(spec: Any) -> bool:
+    return isinstance(spec, type) and is_dataclass(spec) and callable(getattr(spec, "build", None))
+
+
 def _load(entry: EntryPoint, shipped: Collection[str]) -> Installed:
     problem = _objection(entry, shipped)
     if problem is None:
@@ -83,7 +87,7 @@ def _load(entry: EntryPoint, shipped: Collection[str]) -> Installed:
             said = next(iter(str(error).splitlines()), "")
             problem = f"it cannot be imported ({type(error).__name__}: {said}): repair or uninstall it"
         else:
-            if isinstance(spec, type) and is_dataclass(spec) and callable(getattr(spec, "build", None)):
+            if _is_method(spec):
                 return Installed(entry.name, _package(entry), spec)
             problem = "it is no dataclass with build(setting): ask the package's authors"
     raise UserError(f"method {entry.name!r} of {_package(entry)} cannot be used: {problem}")

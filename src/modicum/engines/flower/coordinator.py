@@ -32,6 +32,8 @@ from modicum.federation.foreign import foreign_parts
 from modicum.federation.records import MetricsFile, RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.server import OpenedOnce, Proposal, Server
+from modicum.federation.transcript import Forget, note_opened, note_received, note_sent
+from modicum.federation.transcript_file import FileTranscript, transcript_in
 from modicum.privacy.budgets import Refused
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import Release
@@ -76,6 +78,7 @@ class Coordinator:
         self.config, self.carrier, self.patience = config, carrier, patience or Patience()
         self.files = RunFolder(folder)
         self.files.make(fresh=False)
+        self.transcript = transcript_in(self.files, config.run.transcript) or Forget()
         self.names = tuple(sorted(names))
         self.terms = Terms(config, self.names)
         self._continuing = self.files.checkpoint.exists()
@@ -211,9 +214,11 @@ class Coordinator:
         server, proposal = self.server, self.server.propose()
         self._note_asked(proposal)
         bodies = {b.client: encode(b) for b in proposal.broadcasts}
+        note_sent(self.transcript, proposal.round, bodies)
         answers = self.carrier.ask(Kind.ROUND, bodies, self.patience.round)
         blobs = {n: answers[n].body for n in proposal.asked if n in answers and answers[n].refused is None}
         refused = {n: str(c) for n, a in answers.items() if (c := a.refused) is not None and c not in TRANSIENT}
+        note_received(self.transcript, proposal.round, blobs, refused, summed=self.terms.needs_aggregator)
         expected = {b.client: self._expected(b) for b in proposal.broadcasts if b.client in blobs}
         read = server.read(proposal, blobs, expected)
         self.bytes_down = {n: len(body) for n, body in bodies.items()}
@@ -223,6 +228,7 @@ class Coordinator:
             self.data.first.device,
             lambda: self._open(proposal, read.messages, expected) if blobs else None,
         )
+        note_opened(self.transcript, proposal.round, opened)
         moved = server.advance(opened, {n: c for n, c in refused.items() if c not in OWN_FAULT})
         public = {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy)
         server.observe(proposal, opened, public, self.ledger.left())
@@ -238,6 +244,7 @@ class Coordinator:
             simulated=self._simulated(),
             impossible=read.impossible,
         )
+        self.transcript.flush()
         self.metrics.append(record)
         save_state(self.files.checkpoint, server.state.to_dict())
         return record
@@ -318,6 +325,8 @@ class Coordinator:
 
     def close(self) -> None:
         self.ledger.close()
+        if isinstance(self.transcript, FileTranscript):
+            self.transcript.close()
 
 
 @dataclass(frozen=True)
