@@ -108,9 +108,7 @@ STOPS = {
 
 
 ONLY_TRUSTED = "before a sum is settled"
-CRASHES = [
-    (name, where) for name in SPECS for where in STOPS if where != ONLY_TRUSTED or name.startswith("trusted")
-]
+CRASHES = [(n, where) for n in SPECS for where in STOPS if where != ONLY_TRUSTED or n.startswith("trusted")]
 
 
 @pytest.mark.parametrize(("name", "where"), CRASHES)
