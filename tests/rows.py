@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from modicum.aggregation import Mean, Median, Momentum, NoiseAware, NormBounded, TrimmedMean, Weighted
+from modicum.aggregation import LineSearch, Mean, Median, Momentum, NoiseAware, NormBounded, TrimmedMean, Weighted
 from modicum.core.door import DoorWatch
 from modicum.core.messages import Decision
-from modicum.core.optimisers import Sgd
 from modicum.core.parts import (
     Aggregation,
     ClipRule,
     Mechanism,
-    Method,
     Metric,
     Place,
     Policy,
@@ -30,6 +28,7 @@ from modicum.core.parts import (
 )
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, ClientData, FederatedData
+from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.simulation import Simulation
 from modicum.mechanisms.clear import Clear
@@ -40,12 +39,14 @@ from modicum.methods import (
     AcdpPfsd,
     Aqc,
     CgmMedian,
+    Composed,
     DpFedAvg,
     DpFedSam,
     DpPfsd,
     DpSgd,
     FedAvg,
     FedPer,
+    FedProx,
     NbAfl,
     PacDp,
     PFedSd,
@@ -66,7 +67,6 @@ from modicum.policies import (
 )
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.spec import Adjacency, SecureAggregation, TrustedServer
-from modicum.training.plain import Supervised
 
 CLIENTS, RECORDS, FEATURES, CLASSES, ROUNDS = 4, 12, 5, 3, 4
 
@@ -134,6 +134,7 @@ AGGREGATIONS: dict[str, Aggregation] = {
     "median": Median(),
     "norm-bounded": NormBounded(),
     "momentum": Momentum(),
+    "line-search": LineSearch(NoiseAware()),
     "momentum-noise-aware": Momentum(NoiseAware(), 0.5),
 }
 
@@ -144,6 +145,8 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "dp-fedavg": DpFedAvg(batch=4),
     "dp-fedavg-local": DpFedAvg(batch=4, view="server-sees-messages"),
     "dp-fedavg-central": DpFedAvg(batch=4, view="trusted-server", rate=0.5),
+    "fedprox": FedProx(batch=4, mu=1.0),
+    "fedprox-central": FedProx(batch=4, optimiser="adam", lr=0.05, view="trusted-server", rate=0.5),
     "dp-sgd": DpSgd(),
     "dp-sgd-auto": DpSgd(rule="auto", batch=4, aggregation="weighted"),
     "aqc": Aqc(),
@@ -173,32 +176,11 @@ METHOD_ROWS: dict[str, MethodSpec] = {
 
 def fits(policy: Policy, mechanism: Mechanism, aggregation: Aggregation) -> bool:
     """Whether these parts can be put together at all."""
-    sells_signals = not isinstance(mechanism, Clear)
-    if policy.scope is Scope.STEP and not isinstance(mechanism, RecordLocal):
+    try:
+        Composed(policy, mechanism, aggregation).build(Setting(CLIENTS, CLIENTS, ROUNDS))
+    except UserError:
         return False
-    if isinstance(policy, BudgetCurve | ScaleFreeCurve) and not mechanism.individuals:
-        return False  # a sum has one noise, so its clients' bounds cannot follow their budgets (R7)
-    if aggregation.needs_individuals and not mechanism.individuals:
-        return False
-    return sells_signals or not policy.signals
-
-
-@dataclass(frozen=True)
-class Composed:
-    """A method from parts, as an ablation would make it."""
-
-    policy: Policy
-    mechanism: Mechanism
-    aggregation: Aggregation
-
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
-        return Method(
-            name="composed",
-            training=Supervised(Sgd(0.3)),
-            policy=self.policy,
-            mechanism=self.mechanism,
-            aggregation=self.aggregation,
-        )
+    return True
 
 
 def arrays(rng: np.random.Generator, rows: int, scale: float = 1.0) -> Arrays:

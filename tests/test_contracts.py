@@ -19,7 +19,7 @@ from modicum.core.store import load_state, save_state
 from modicum.errors import UserError
 from modicum.federation.interference import frozen
 from modicum.federation.transcript import Remember
-from modicum.methods import METHODS
+from modicum.methods import METHODS, Composed
 from modicum.methods.options import help_of
 from modicum.policies import Fixed
 from modicum.privacy.certificate import Certificate
@@ -32,7 +32,6 @@ from tests.rows import (
     POLICIES,
     ROBUST,
     ROUNDS,
-    Composed,
     federation,
     simulate,
 )

@@ -29,6 +29,7 @@ from modicum.federation.garbage import loud
 from modicum.federation.interference import Sight, difference, sights
 from modicum.federation.simulation import Simulation
 from modicum.mechanisms.record_local import RecordLocal
+from modicum.methods import Composed
 from modicum.policies import AdaptiveQuantile
 from modicum.privacy.events import Release
 from modicum.privacy.noise import CryptoNoise, NoiseSource, SimulatedNoise
@@ -39,7 +40,6 @@ from tests.rows import (
     MECHANISMS,
     METHOD_ROWS,
     POLICIES,
-    Composed,
     StepQuantile,
     experiment,
     federation,

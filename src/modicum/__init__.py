@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from modicum.errors import PrivacyWarning, UnsoundError, UserError
     from modicum.federation.experiment import Federation
     from modicum.federation.interference import Checked, check
+    from modicum.federation.transcript_file import load_transcript
     from modicum.privacy.certificate import Certificate
     from modicum.privacy.verify import verify
     from modicum.runs import Run, train
@@ -50,6 +51,7 @@ _WHERE = {
     "Metric": "modicum.core.parts",
     "Run": "modicum.runs",
     "check": "modicum.federation.interference",
+    "load_transcript": "modicum.federation.transcript_file",
     "train": "modicum.runs",
     "verify": "modicum.privacy.verify",
 }
@@ -76,6 +78,7 @@ __all__ = [
     "from_npz_folder",
     "from_torch",
     "load",
+    "load_transcript",
     "methods",
     "models",
     "train",

@@ -21,6 +21,7 @@ from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import Transcript
+from modicum.federation.transcript_file import FileTranscript, transcript_in
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.noise import CryptoNoise
 from modicum.report.picture import Curve
@@ -82,11 +83,13 @@ def train(
     folder: str | PathLike[str] | None = None,
     resume: bool = False,
     watch: Watch | None = None,
+    transcript: bool = False,
 ) -> Run:
     """Train, and write a run folder: the one given, or a new one under ./runs.
 
     `simulation=False` draws noise from the operating system's cryptographic generator instead of the seed, and
     looks at no test record.
+    `transcript=True` writes down what each party sees; `modicum.load_transcript` reads it back.
     `resume=True` continues a run of the same experiment that was interrupted.
     """
     experiment = Experiment(
@@ -111,7 +114,12 @@ def train(
     files = RunFolder(path)
     files.make(fresh=not resume)
     return carry_out(
-        experiment, files, describe_experiment(experiment, simulation), simulation=simulation, watch=watch
+        experiment,
+        files,
+        describe_experiment(experiment, simulation, transcript),
+        simulation=simulation,
+        watch=watch,
+        transcript=transcript_in(files, transcript),
     )
 
 
@@ -148,6 +156,8 @@ def carry_out(
             return _finish(run, files)
         finally:
             run.close()
+            if isinstance(transcript, FileTranscript):
+                transcript.close()
 
 
 def _open(

@@ -94,7 +94,7 @@ NAMES = ("trimmed-mean", "median", "norm-bounded")
 SUMS = {"view": "secure-aggregation"}
 SHOWING: dict[str, dict[str, Any]] = {  # every method where its messages are seen
     **{name: {} for name in METHODS},
-    **{n: {"view": "server-sees-messages"} for n in ("acdp-pfsd", "dp-pfsd", "dp-fedsam", "dp-fedavg")},
+    **{n: {"view": "server-sees-messages"} for n in ("acdp-pfsd", "dp-pfsd", "dp-fedsam", "dp-fedavg", "fedprox")},
 }
 
 

@@ -12,8 +12,9 @@ from modicum.aggregation import Mean, Momentum, NoiseAware, Weighted
 from modicum.core.messages import NoiseFacts, Released, ReleasedSum
 from modicum.core.parts import ClientFacts, PublicFacts, State
 from modicum.errors import UserError
+from modicum.methods import Composed
 from modicum.policies import Fixed
-from tests.rows import MECHANISMS, Composed, simulate
+from tests.rows import MECHANISMS, simulate
 
 DIMENSION = 400
 SIGMAS = (0.02, 0.05, 0.3, 1.0)

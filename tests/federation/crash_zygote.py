@@ -44,6 +44,9 @@ class Sent:
         self.kind = kind
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
+    def flush(self) -> None:
+        pass
+
     def record(self, seen: Seen) -> None:
         if seen.kind == self.kind:
             self.note(seen.round, seen.sender, seen.content)

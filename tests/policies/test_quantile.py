@@ -15,9 +15,10 @@ from modicum.core.parts import PublicFacts, SignalName, View
 from modicum.errors import UserError
 from modicum.mechanisms.common import query
 from modicum.mechanisms.record_local import RecordLocal
+from modicum.methods import Composed
 from modicum.policies import AdaptiveQuantile
 from modicum.privacy.events import joint_multiplier
-from tests.rows import Composed, federation, simulate
+from tests.rows import federation, simulate
 
 PUBLIC = PublicFacts((), 1, 1, {})
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from modicum.core.messages import Opened
 from modicum.core.parts import Aggregation, PublicFacts, State
+from modicum.core.sockets import PublicEvaluator
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,10 @@ class DownlinkNoise:
         std = self.std(public)
         return {"std": std if math.isfinite(std) else 0.0, "round": 0, "base": self.base.init(public)}
 
-    def combine(self, state: State, model: Tensor, opened: Opened) -> tuple[Tensor, State]:
-        moved, base = self.base.combine(state["base"], model, opened)
+    def combine(
+        self, state: State, model: Tensor, opened: Opened, evaluate: PublicEvaluator | None = None
+    ) -> tuple[Tensor, State]:
+        moved, base = self.base.combine(state["base"], model, opened, evaluate)
         round = state["round"]
         if state["std"] > 0:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + round)

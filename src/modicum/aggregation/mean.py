@@ -9,6 +9,7 @@ from torch import Tensor
 
 from modicum.core.messages import Opened, ReleasedSum
 from modicum.core.parts import PublicFacts, State
+from modicum.core.sockets import PublicEvaluator
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,13 @@ class Mean:
     def init(self, public: PublicFacts) -> State:  # noqa: ARG002
         return {}
 
-    def combine(self, state: State, model: Tensor, opened: Opened) -> tuple[Tensor, State]:
+    def combine(
+        self,
+        state: State,
+        model: Tensor,
+        opened: Opened,
+        evaluate: PublicEvaluator | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, State]:
         if isinstance(opened, ReleasedSum):
             return model + self.lr * opened.update, state
         if not opened:

@@ -10,6 +10,7 @@ from torch import Tensor
 from modicum.aggregation.mean import Mean
 from modicum.core.messages import Opened
 from modicum.core.parts import Aggregation, PublicFacts, State
+from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 
 
@@ -31,8 +32,10 @@ class Momentum:
     def init(self, public: PublicFacts) -> State:
         return {"base": self.base.init(public), "velocity": None}
 
-    def combine(self, state: State, model: Tensor, opened: Opened) -> tuple[Tensor, State]:
-        stepped, base = self.base.combine(state["base"], model, opened)
+    def combine(
+        self, state: State, model: Tensor, opened: Opened, evaluate: PublicEvaluator | None = None
+    ) -> tuple[Tensor, State]:
+        stepped, base = self.base.combine(state["base"], model, opened, evaluate)
         velocity = state["velocity"] if state["velocity"] is not None else torch.zeros_like(model)
         velocity = self.beta * velocity + (stepped - model)
         return model + velocity, {"base": base, "velocity": velocity}

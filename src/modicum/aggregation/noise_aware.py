@@ -10,6 +10,7 @@ from torch import Tensor
 from modicum.aggregation.weighted import weighted_mean
 from modicum.core.messages import Opened, Released, ReleasedSum
 from modicum.core.parts import PublicFacts, State
+from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 
 TINY = 1e-30
@@ -36,7 +37,13 @@ class NoiseAware:
     def init(self, public: PublicFacts) -> State:  # noqa: ARG002
         return {"tau2": 0.0, "mass": 0.0}  # a running mean of estimates, and the weight it has gathered
 
-    def combine(self, state: State, model: Tensor, opened: Opened) -> tuple[Tensor, State]:
+    def combine(
+        self,
+        state: State,
+        model: Tensor,
+        opened: Opened,
+        evaluate: PublicEvaluator | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, State]:
         if isinstance(opened, ReleasedSum):
             raise UserError("noise-aware weights need each client's update: use the view server-sees-messages")
         if not opened:

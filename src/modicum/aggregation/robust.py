@@ -10,6 +10,7 @@ from torch import Tensor
 
 from modicum.core.messages import Opened, ReleasedSum
 from modicum.core.parts import PublicFacts, State
+from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 
 
@@ -32,7 +33,13 @@ class TrimmedMean:
     def init(self, public: PublicFacts) -> State:  # noqa: ARG002
         return {}
 
-    def combine(self, state: State, model: Tensor, opened: Opened) -> tuple[Tensor, State]:
+    def combine(
+        self,
+        state: State,
+        model: Tensor,
+        opened: Opened,
+        evaluate: PublicEvaluator | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, State]:
         rows = _rows(opened)
         if rows is None:
             return model, state
@@ -51,7 +58,13 @@ class Median:
     def init(self, public: PublicFacts) -> State:  # noqa: ARG002
         return {}
 
-    def combine(self, state: State, model: Tensor, opened: Opened) -> tuple[Tensor, State]:
+    def combine(
+        self,
+        state: State,
+        model: Tensor,
+        opened: Opened,
+        evaluate: PublicEvaluator | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, State]:
         rows = _rows(opened)
         if rows is None:
             return model, state
@@ -69,7 +82,13 @@ class NormBounded:
     def init(self, public: PublicFacts) -> State:  # noqa: ARG002
         return {}
 
-    def combine(self, state: State, model: Tensor, opened: Opened) -> tuple[Tensor, State]:
+    def combine(
+        self,
+        state: State,
+        model: Tensor,
+        opened: Opened,
+        evaluate: PublicEvaluator | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, State]:
         rows = _rows(opened)
         if rows is None:
             return model, state

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from modicum.core.messages import Opened, Released, ReleasedSum
 from modicum.core.parts import PublicFacts, State
+from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 
 
@@ -40,7 +41,13 @@ class Weighted:
             raise UserError(f"no weight is given for client {missing[0]!r}: give one for each client, or none")
         return {"weights": dict(weights)}
 
-    def combine(self, state: State, model: Tensor, opened: Opened) -> tuple[Tensor, State]:
+    def combine(
+        self,
+        state: State,
+        model: Tensor,
+        opened: Opened,
+        evaluate: PublicEvaluator | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, State]:
         if isinstance(opened, ReleasedSum):
             return model + self.lr * opened.update, state
         return model + self.lr * weighted_mean(opened, state["weights"], model), state

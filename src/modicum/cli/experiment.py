@@ -25,12 +25,15 @@ def run(
     data_dir: Path | None = typer.Option(
         None, "--data-dir", help="Folder of dataset files (default: MODICUM_DATA, else the cache)."
     ),
+    transcript: bool = typer.Option(False, "--transcript", help="Short for --set run.transcript=true."),
     print_config: bool = typer.Option(False, "--print-config", help="Show every setting as TOML, and stop."),
     as_json: bool = typer.Option(False, "--json", help="Nothing but a summary in JSON at the end."),
 ) -> None:
     """Run an experiment. Its folder holds metrics, ledger, certificate, model and report."""
     if data_dir is not None:
         options = [*options, f"data.dir={json.dumps(str(data_dir.absolute()), ensure_ascii=False)}"]
+    if transcript:
+        options = [*options, "run.transcript=true"]
     if out is not None and resume is not None:
         raise UserError("--out begins a new run and --resume continues one: give only one of them")
     from modicum.config import read, to_toml
@@ -63,6 +66,7 @@ def _carry_out(config: Config, title: str, out: Path | None, resume: Path | None
     from modicum.cli.progress import watching
     from modicum.config import experiment, to_toml
     from modicum.federation.run_folder import RunFolder
+    from modicum.federation.transcript_file import transcript_in
     from modicum.runs import carry_out, new_folder
 
     files = RunFolder(resume or out or new_folder(f"{title}-seed{config.run.seed}"))
@@ -74,7 +78,9 @@ def _carry_out(config: Config, title: str, out: Path | None, resume: Path | None
     files.make(fresh=resume is None)
     try:
         with watching(title, quiet=quiet) as watch:
-            return carry_out(built, files, to_toml(config), simulation=config.run.simulation, watch=watch)
+            seen = transcript_in(files, config.run.transcript)
+            simulation = config.run.simulation
+            return carry_out(built, files, to_toml(config), simulation=simulation, watch=watch, transcript=seen)
     except KeyboardInterrupt:
         typer.echo(f"modicum: stopped; continue with: modicum run --resume {files.path}", err=True)
         raise typer.Exit(130) from None

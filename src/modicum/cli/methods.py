@@ -16,22 +16,25 @@ def methods(
 ) -> None:
     """List the methods with one line each, or one method's settings with their defaults."""
     from modicum.config.fields import first_line
-    from modicum.methods import METHODS
+    from modicum.methods import METHODS, method_names, settings_of
+    from modicum.methods.installed import all_installed
 
     if name is None:
-        lines = {key: first_line(cls) for key, cls in METHODS.items()}
+        lines = {key: ("modicum", first_line(cls)) for key, cls in METHODS.items()}
+        lines |= {key: (m.package, first_line(m.spec)) for key, m in all_installed(METHODS).items()}
         if as_json:
-            listing = [{"name": key, "description": text} for key, text in lines.items()]
+            listing = [{"name": key, "description": text, "package": of} for key, (of, text) in lines.items()]
             typer.echo(json.dumps(listing, ensure_ascii=False, indent=2))
             return
         width = max(map(len, lines))
-        for key, text in lines.items():
-            typer.echo(f"{key:<{width}}  {text}")
+        for key, (package, text) in lines.items():
+            typer.echo(f"{key:<{width}}  {text}" + ("" if package == "modicum" else f" [{package}]"))
         typer.echo("\nSettings of one: modicum methods NAME")
         return
-    if name not in METHODS:
-        raise UserError(f"unknown method {name!r}: use one of {', '.join(METHODS)}")
-    facts = _facts(name, METHODS[name])
+    found = settings_of(name)
+    if found is None:
+        raise UserError(f"unknown method {name!r}: use one of {', '.join(method_names())}")
+    facts = _facts(name, found)
     typer.echo(json.dumps(facts, ensure_ascii=False, indent=2) if as_json else _text(facts))
 
 
@@ -42,7 +45,14 @@ def _facts(name: str, cls: type[Any]) -> dict[str, Any]:
         {"name": f.name, "type": f.type, "default": None if f.required else f.default, "help": f.help}
         for f in describe(cls)
     ]
-    return {"name": name, "class": cls.__name__, "description": first_line(cls), "settings": settings}
+    where = "modicum.methods" if cls.__module__.startswith("modicum.") else cls.__module__
+    return {
+        "name": name,
+        "class": cls.__name__,
+        "module": where,
+        "description": first_line(cls),
+        "settings": settings,
+    }
 
 
 def _text(facts: dict[str, Any]) -> str:
@@ -50,7 +60,7 @@ def _text(facts: dict[str, Any]) -> str:
     names, defaults = (max([len(row[i]) for row in rows] + [7]) for i in (0, 1))
     lines = [f"{n:<{names}}  {d:<{defaults}}  {h}".rstrip() for n, d, h in [("setting", "default", ""), *rows]]
     where = f'In a file: [method] name = "{facts["name"]}" (delta and adjacency under [privacy]).'
-    python = f"In Python: modicum.methods.{facts['class']}(…)"
+    python = f"In Python: {facts['module']}.{facts['class']}(…)"
     return "\n".join([f"{facts['name']}: {facts['description']}", "", *lines, "", where, python])
 
 

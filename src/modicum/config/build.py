@@ -42,12 +42,12 @@ def federation(config: Config) -> Federation:
 
 def experiment(config: Config) -> Experiment:
     """Everything that `Simulation` needs, checked."""
-    from modicum.federation.experiment import make_model
+    from modicum.federation.experiment import build_method, make_model
 
     _check_device(config)
     built = experiment_over(config, federation(config))
     with config.source.at("method"):
-        config.method.build(built.setting)
+        build_method(built)
     with config.source.at("model"):
         make_model(built)
     return built

@@ -73,15 +73,16 @@ def _model(source: Source) -> ModelConfig:
 
 
 def _method(source: Source, privacy: PrivacyConfig) -> tuple[str, Any]:
-    from modicum.methods import METHODS
+    from modicum.methods import method_names, settings_of
 
     table = dict(source.tables["method"])
     name = table.pop("name", None)
     if name is None:
-        raise source.error(f"the method has no name: add name = one of {', '.join(METHODS)}", "method")
-    if name not in METHODS:
-        raise source.error(f"unknown method {name!r}{_near(name, METHODS)}", "method", "name")
-    cls: type[Any] = METHODS[name]
+        raise source.error(f"the method has no name: add name = one of {', '.join(method_names())}", "method")
+    with source.at("method", "name"):
+        cls: type[Any] | None = settings_of(str(name))
+    if cls is None:
+        raise source.error(f"unknown method {name!r}{_near(name, method_names())}", "method", "name")
     known = [f.name for f in fields(cls)]
     for key in ("delta", "adjacency"):
         if key in table:

@@ -102,6 +102,7 @@ class RunConfig:
     evaluate_every: int = setting(1, "rounds between looks at the test data (simulated ground truth)")
     device: str = setting("cpu", "cpu, cuda, cuda:1, …")
     simulation: bool = setting(True, "seeded noise that protects nobody; false: cryptographic noise")
+    transcript: bool = setting(False, "write down what each party sees, in transcript.bin (read: load_transcript)")
     metrics: tuple[MetricConfig, ...] = setting((), "metrics on clients' own data, paid from their budgets")
     bounds: tuple[float, float] | None = setting(
         None, "smallest and largest clipping bound, whatever a policy chooses (default: deployed, 0.001 and 1000)"

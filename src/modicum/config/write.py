@@ -27,7 +27,7 @@ def to_toml(config: Config, *, notes: bool = True) -> str:
     return "\n".join(lines) + "\n"
 
 
-def describe_experiment(experiment: Experiment, simulation: bool) -> str:
+def describe_experiment(experiment: Experiment, simulation: bool, transcript: bool = False) -> str:
     """The same for an experiment put together in Python, whose data no file can name."""
     data, e = experiment.federation.data, experiment
     options = dict(e.model_options)
@@ -47,6 +47,7 @@ def describe_experiment(experiment: Experiment, simulation: bool) -> str:
             "evaluate_every": e.evaluate_every,
             "device": e.device,
             "simulation": simulation,
+            "transcript": transcript,
             "metrics": list(e.metrics),
         },
     }

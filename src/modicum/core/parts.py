@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from modicum.core.door import Door, SumDoor
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, Opened, ReleasedSum
+from modicum.core.needs import check_composition
+from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 from modicum.privacy.events import Release
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
@@ -71,6 +73,9 @@ class View:
     decisions: Mapping[str, Decision]
     public: Mapping[str, float] = field(default_factory=dict)  # evaluation of the model on public data
     step: int = 0
+    # Share of each client's plan or filter that is not yet reserved: 1 before its first release (R2). Public: a
+    # function of plans and reservations, never of what was released in the end. Empty for a local step.
+    left: Mapping[str, float] = field(default_factory=dict)
 
     def signal(self, name: str) -> tuple[float, float] | None:
         """Mean of a paid signal over all who sent it, and its variance; None when nothing was received."""
@@ -340,7 +345,10 @@ class Aggregation(Protocol):
 
     def init(self, public: PublicFacts) -> State: ...
 
-    def combine(self, state: State, model: Tensor, opened: Opened) -> tuple[Tensor, State]: ...
+    def combine(
+        self, state: State, model: Tensor, opened: Opened, evaluate: PublicEvaluator | None = None
+    ) -> tuple[Tensor, State]:
+        """The next model; `evaluate` tells how good any model is on public records, None where there are none."""
 
 
 class Codec(Protocol):
@@ -374,3 +382,4 @@ class Method:
                 f"{self.name} protects records, but in its local training a record's loss depends on others, so "
                 "that clipping each gradient bounds nothing: protect clients, or train by single records"
             )
+        check_composition(self)

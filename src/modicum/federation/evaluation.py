@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from modicum.core.parts import PERSONALISED, Backend, Batch, State
+from modicum.core.sockets import PublicEvaluator
 
 
 def evaluate(backend: Backend, theta: Tensor, records: Batch) -> dict[str, float]:
@@ -17,6 +18,21 @@ def evaluate(backend: Backend, theta: Tensor, records: Batch) -> dict[str, float
         "accuracy": (outputs.argmax(-1) == y).double().mean().item(),
         "loss": cross_entropy(outputs.double(), y).item(),
     }
+
+
+def public_evaluator(
+    backend: Backend, first: Tensor, shared: Tensor, proxy: Batch | None
+) -> PublicEvaluator | None:
+    """Evaluation of shared parameters on public records; personal ones have their `first` values."""
+    if proxy is None:
+        return None
+
+    def of(model: Tensor) -> dict[str, float]:
+        theta = first.clone()
+        theta[shared] = model
+        return evaluate(backend, theta, proxy)
+
+    return of
 
 
 def accuracy_by_client(backend: Backend, models: Mapping[str, Tensor], tests: Sequence[Batch]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from modicum.core.device import device_named
 from modicum.core.layout import Layout
+from modicum.core.needs import Offer, check_data
 from modicum.core.parts import Batch, Method, Metric
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, FederatedData
@@ -94,7 +95,7 @@ class Experiment:
         if not 0 <= self.average < 1:
             raise UserError(f"the average over rounds forgets with a factor from 0 up to 1, got {self.average}")
         data = self.federation.data
-        if self.hot_start and not (len(data.proxy) and data.proxy_classes == data.classes):
+        if self.hot_start and not offer_of(data).public_labels:
             raise UserError(
                 "a hot start needs public records with the task's labels: set proxy to a share of the data"
             )
@@ -103,6 +104,22 @@ class Experiment:
     def setting(self) -> Setting:
         clients = len(self.federation.budgets)
         return Setting(clients, self.per_round or clients, self.rounds)
+
+
+def build_method(experiment: Experiment) -> Method:
+    """The experiment's method, whose parts find what they need in its data; nothing is reserved before."""
+    method = experiment.method.build(experiment.setting)
+    check_data(method, offer_of(experiment.federation.data))
+    return method
+
+
+def offer_of(data: FederatedData) -> Offer:
+    """What these data offer to the parts of a method."""
+    return Offer(
+        public_data=len(data.proxy) > 0,
+        public_labels=len(data.proxy) > 0 and data.proxy_classes == data.classes,
+        validation=all(len(client.validation) > 0 for client in data.clients),
+    )
 
 
 @dataclass(frozen=True)
@@ -134,7 +151,7 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
             {"y": torch.from_numpy(arrays.y).to(device)},
         )
 
-    same_task = len(data.proxy) > 0 and data.proxy_classes == data.classes
+    offered = offer_of(data).public_labels
     first = Layout.of(trained).read(trained)
     if experiment.hot_start:
         public, held_out = batch(data.proxy), batch(data.proxy_validation)
@@ -146,7 +163,7 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
         validation=tuple(batch(c.validation) for c in data.clients),
         client_test=tuple(batch(c.test) for c in data.clients),
         test=batch(data.test),
-        proxy=batch(data.proxy_validation if len(data.proxy_validation) else data.proxy) if same_task else None,
+        proxy=batch(data.proxy_validation if len(data.proxy_validation) else data.proxy) if offered else None,
     )
 
 

@@ -13,7 +13,7 @@ from modicum.federation.clients import Answer, Clients
 from modicum.federation.keep import Charges
 from modicum.federation.rounds import Exchange
 from modicum.federation.server import Asked, OpenedOnce, Proposal, Server, TrustedLedger
-from modicum.federation.transcript import AGGREGATOR, Forget, Kind, Seen, Transcript
+from modicum.federation.transcript import AGGREGATOR, Forget, Kind, Seen, Transcript, note_opened
 from modicum.privacy.budgets import Reason, Refusal, Refused
 from modicum.privacy.events import Release
 from modicum.privacy.token import Token
@@ -66,6 +66,9 @@ class InProcess:
     def reserved(self) -> float:
         return self.ledger.share_made()
 
+    def left(self) -> dict[str, float]:
+        return self.ledger.left()
+
     def exchange(self, proposal: Proposal) -> Exchange:
         begun = self.begin(proposal)
         return self.finish(begun, self.clients.compute(begun.jobs))
@@ -82,8 +85,8 @@ class InProcess:
         opened = self._opened_once(begun, messages) if self.trusted is None else self._released(begun, messages)
         for _ in messages:  # clients answer all the same where what is seen of the round is known already
             pass
-        for release in (opened,) if isinstance(opened, ReleasedSum) else opened or ():
-            self._note(SERVER, begun.proposal.round, "opened", SERVER, release)
+        note_opened(self.transcript, begun.proposal.round, opened)
+        self.transcript.flush()
         refused, asked = begun.refused, begun.asked
         retired = {name: why for name, why in refused.items() if why not in OWN_FAULT}
         return Exchange(opened, asked.answered, refused, retired, asked.impossible)

@@ -197,9 +197,11 @@ def sights(simulation: Simulation) -> Iterator[Sight]:
     yield Sight(None, "the run's name", server.run)
     take = server.observe
 
-    def observe(proposal: Proposal, opened: Opened | None, public: Mapping[str, float]) -> None:
-        shown.append(_opened(opened))
-        take(proposal, opened, public)
+    def observe(
+        proposal: Proposal, opened: Opened | None, public: Mapping[str, float], left: Mapping[str, float]
+    ) -> None:
+        shown.extend((_opened(opened), frozen(left)))
+        take(proposal, opened, public, left)
 
     server.observe = observe  # type: ignore[method-assign]
     try:
@@ -214,7 +216,8 @@ def sights(simulation: Simulation) -> Iterator[Sight]:
                 for broadcast in proposal.broadcasts:
                     yield Sight(round, f"the proposal to {broadcast.client!r}", encode(broadcast))
             record = simulation.step()
-            yield Sight(round, "what the server opened", shown.pop())
+            yield Sight(round, "what the server opened", shown.pop(0))
+            yield Sight(round, "what is left of the budgets", shown.pop(0))
             for key, value in record.to_dict().items():
                 yield Sight(round, f"'{key}' in the round's record", frozen(value))
             for key, value in server.state.to_dict().items():

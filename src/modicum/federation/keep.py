@@ -50,6 +50,8 @@ class Charges(Protocol):
 
     def share_made(self) -> float: ...
 
+    def left(self) -> dict[str, float]: ...
+
 
 def settle(ledger: Charges, keep: Keep, sent: Iterable[tuple[Sequence[Token], Message | ReleasedSum]]) -> None:
     """Each message under its first token; further queries of the same message are settled beside it, empty."""

@@ -46,6 +46,9 @@ class Carrier(Protocol):
     def reserved(self) -> float:
         """Share of the planned releases that is reserved so far, in the mean over clients (R3)."""
 
+    def left(self) -> Mapping[str, float]:
+        """Share of each client's plan or filter that may still be reserved; public, like what was proposed."""
+
 
 class Evaluation:
     """How good the model is: on public records, which policies may see, and on others, which a simulator can.
@@ -140,7 +143,7 @@ class Rounds:
         server, opened = self.server, done.opened
         moved = server.advance(opened, done.retired)
         public = self.evaluation.public()
-        server.observe(proposal, opened, public)
+        server.observe(proposal, opened, public, self.carrier.left())
         secret = server.method.mechanism.cohort_rate is not None  # who was drawn, and how many, stays untold (R5)
         names = proposal.decisions if secret else proposal.asked
         record = RoundRecord(

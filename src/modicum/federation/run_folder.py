@@ -64,6 +64,10 @@ class RunFolder:
         return self.path / "opened.safetensors"
 
     @property
+    def transcript(self) -> Path:
+        return self.path / "transcript.bin"
+
+    @property
     def clients(self) -> Path:
         return self.path / "clients"
 

@@ -27,8 +27,9 @@ from modicum.core.messages import (
     finite,
 )
 from modicum.core.parts import Frame, Method, Opening, PublicFacts, State, View
+from modicum.core.sockets import PublicEvaluator
 from modicum.core.store import write_durably
-from modicum.errors import UnsoundError, UserError
+from modicum.errors import UnsoundError
 from modicum.federation.cohort import Cohorts
 from modicum.federation.keep import Charges, Keep, settle
 from modicum.mechanisms.possible import objection
@@ -101,15 +102,11 @@ class Server:
         first: Tensor,
         average: float = 0.0,
         bounds: tuple[float, float] | None = None,
+        evaluate: PublicEvaluator | None = None,
     ) -> None:
-        if method.aggregation.needs_individuals and not method.mechanism.individuals:
-            raise UserError(
-                f"{type(method.aggregation).__name__} needs each client's update, and this mechanism shows only "
-                "their sum: use the view server-sees-messages or another aggregation"
-            )
         _refuse_unequal_noise(method, public)
         self.method, self.public, self.cohorts, self.run, self.frame = method, public, cohorts, run, frame
-        self.average, self.bounds = average, bounds
+        self.average, self.bounds, self.evaluate = average, bounds, evaluate
         self.names = tuple(c.name for c in public.clients)
         self.state = ServerState(0, first, method.policy.init(public), method.aggregation.init(public))
 
@@ -214,7 +211,8 @@ class Server:
         model would not be finite: clients could only refuse that. `refused` names clients that retire."""
         state, moved = self.state, False
         if opened is not None:
-            model, aggregation = self.method.aggregation.combine(state.aggregation, state.model, opened)
+            combine = self.method.aggregation.combine
+            model, aggregation = combine(state.aggregation, state.model, opened, self.evaluate)
             moved = finite(model)
             if moved:
                 state.model, state.aggregation = model, aggregation
@@ -235,9 +233,12 @@ class Server:
         before = state.model if state.average is None else state.average
         state.average = torch.lerp(before, state.model, share)
 
-    def observe(self, proposal: Proposal, opened: Opened | None, public: Mapping[str, float]) -> None:
-        """Let the policy see the round: its releases, and the new model's evaluation on public data."""
-        view = View(proposal.round, opened, proposal.decisions, public)
+    def observe(
+        self, proposal: Proposal, opened: Opened | None, public: Mapping[str, float], left: Mapping[str, float]
+    ) -> None:
+        """Let the policy see the round: its releases, the new model's evaluation on public data, and what is
+        `left` of each client's plan or filter."""
+        view = View(proposal.round, opened, proposal.decisions, public, left=left)
         self.state.policy = self.method.policy.observe(self.state.policy, view)
 
 

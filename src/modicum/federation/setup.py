@@ -16,7 +16,8 @@ from modicum.engines.choose import choose
 from modicum.errors import UserError
 from modicum.federation.clients import Client
 from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, rounds_of
-from modicum.federation.experiment import Experiment, Prepared, prepare
+from modicum.federation.evaluation import public_evaluator
+from modicum.federation.experiment import Experiment, Prepared, build_method, prepare
 from modicum.federation.server import Server
 from modicum.mechanisms.common import metric_plans, training_multiplier
 from modicum.privacy.noise import NoiseSource
@@ -47,7 +48,7 @@ class Setup:
 
 def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None = None) -> Setup:
     """`prepared` may be shared by runs on the same data and model. `noise` draws a trusted server's cohorts."""
-    method = experiment.method.build(experiment.setting)
+    method = build_method(experiment)
     data = prepared or prepare(experiment, method)
     engine = choose(data.model, data.first.device)
     cohorts = make_cohorts(experiment, method.mechanism, noise)
@@ -81,7 +82,8 @@ def make_server(
 ) -> Server:
     assert frame.public is not None
     first, limits = data.first[frame.shared], (experiment.average, experiment.bounds)
-    return Server(method, frame.public, cohorts, run, frame, first, *limits)
+    asks = public_evaluator(frame.backend, data.first, frame.shared, data.proxy)
+    return Server(method, frame.public, cohorts, run, frame, first, *limits, asks)
 
 
 def first_state(data: Prepared, frame: Frame) -> State:

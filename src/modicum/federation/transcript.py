@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
+
+from modicum.core.door import SERVER
+from modicum.core.messages import Opened, ReleasedSum, encode
 
 AGGREGATOR = "(secure aggregation)"  # ideal: sees every share, tells nobody but the sum
 
@@ -22,13 +26,20 @@ class Seen:
 
 
 class Transcript(Protocol):
+    """Takes down what is seen. `flush` is called before a checkpoint or a sum relies on it."""
+
     def record(self, seen: Seen) -> None: ...
+
+    def flush(self) -> None: ...
 
 
 class Forget:
     """Keeps nothing."""
 
     def record(self, seen: Seen) -> None:
+        pass
+
+    def flush(self) -> None:
         pass
 
 
@@ -41,5 +52,33 @@ class Remember:
     def record(self, seen: Seen) -> None:
         self.seen.append(seen)
 
+    def flush(self) -> None:
+        pass
+
     def of(self, kind: Kind, *, party: str | None = None, sender: str | None = None) -> list[Seen]:
         return [s for s in self.seen if s.kind == kind and party in (None, s.party) and sender in (None, s.sender)]
+
+
+def note_sent(transcript: Transcript, round: int, bodies: Mapping[str, bytes]) -> None:
+    """Proposals, as the clients see them."""
+    for name, body in bodies.items():
+        transcript.record(Seen(name, round, "broadcast", SERVER, body))
+
+
+def note_received(
+    transcript: Transcript, round: int, blobs: Mapping[str, bytes], refused: Mapping[str, str], *, summed: bool
+) -> None:
+    """Answers as they came. Shares are `summed` by secure aggregation, which shows the server their sum alone."""
+    for name, blob in blobs.items():
+        transcript.record(Seen(AGGREGATOR if summed else SERVER, round, "message", name, blob))
+    for name, reason in refused.items():
+        transcript.record(Seen(SERVER, round, "refusal", name, reason.encode()))
+    transcript.flush()
+
+
+def note_opened(transcript: Transcript, round: int, opened: Opened | None) -> None:
+    """What the server half made of the messages."""
+    if isinstance(transcript, Forget):
+        return  # encoding costs something
+    for release in (opened,) if isinstance(opened, ReleasedSum) else opened or ():
+        transcript.record(Seen(SERVER, round, "opened", SERVER, encode(release)))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Opened
+from modicum.core.needs import Need
 from modicum.core.parts import ClientFacts, Frame, Job, Opening, State
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
@@ -37,6 +38,10 @@ class AsPublished:
     @property
     def purpose(self) -> str:
         return self.inner.purpose
+
+    @property
+    def offers(self) -> tuple[Need, ...]:
+        return self.inner.offers
 
     @property
     def spec(self) -> PrivacySpec:

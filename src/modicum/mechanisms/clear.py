@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened
+from modicum.core.needs import Need
 from modicum.core.parts import ClientFacts, Frame, Job, Opening, State
+from modicum.core.sockets import Transform
 from modicum.mechanisms import common
 from modicum.mechanisms.local_steps import LocalSteps, train_locally
 from modicum.mechanisms.possible import DOUBT
@@ -23,7 +26,9 @@ class Clear:
     """The reference without privacy. Each message is still reserved and settled, at a price of ε = ∞."""
 
     local: LocalSteps = field(default_factory=LocalSteps)
+    transform: Transform | None = None  # of each client's update, before it is sent
     individuals = True
+    offers: ClassVar[tuple[Need, ...]] = ()
     purpose = UPDATE
     cohort_rate = None
 
@@ -65,7 +70,8 @@ class Clear:
         results: list[tuple[Message, State]] = []
         for job, initial, last in zip(jobs, first, train_locally(jobs, first, frame, self.local), strict=True):
             event = self.events(job.facts, job.plan, frame, job.broadcast, 0)[0]
-            update = job.door.release(event, 0, {UPDATE: common.shared_part(last - initial, job, frame)})[UPDATE]
+            update = common.transformed(common.shared_part(last - initial, job, frame)[None], self.transform)[0]
+            update = job.door.release(event, 0, {UPDATE: update})[UPDATE]
             metrics = common.released_metrics(job, frame, self.spec)
             message = Noised(job.facts.name, job.broadcast.round, update, {}, metrics)
             results.append((message, common.keep_personal(job, frame, last)))

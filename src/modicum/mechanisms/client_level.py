@@ -30,7 +30,9 @@ from modicum.core.messages import (
     Sealed,
     Share,
 )
+from modicum.core.needs import Need
 from modicum.core.parts import SIGNAL_BOUND, ClientFacts, Frame, Job, Opening, State
+from modicum.core.sockets import Transform
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms import common
 from modicum.mechanisms.local_steps import LocalSteps, train_locally
@@ -55,8 +57,10 @@ class ClientLevel:
     delta: float = 1e-5
     noise_multiplier: float | None = None  # in what the adversary sees; None: calibrated to each client's budget
     rate: float | None = None  # of the trusted server's secret Poisson cohort
+    transform: Transform | None = None  # of each client's update, before it is clipped, in every view
 
     purpose = UPDATE
+    offers = (Need.SIGNALS,)
 
     def __post_init__(self) -> None:
         if self.rate is not None and KnownTo.SERVER not in self.view.hides:
@@ -155,7 +159,7 @@ class ClientLevel:
         first = common.starts(jobs, frame)
         trained = train_locally(jobs, first, frame, self.local)
         states = [common.keep_personal(job, frame, last) for job, last in zip(jobs, trained, strict=True)]
-        updates = common.shared_part(trained.sub_(first), jobs[0], frame)
+        updates = common.transformed(common.shared_part(trained.sub_(first), jobs[0], frame), self.transform)
         asks = self._asks(jobs, frame, updates)
         metrics = [self._metric_asks(job, frame) for job in jobs]
         if not self.view.senders_add_noise:

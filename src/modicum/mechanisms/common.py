@@ -10,6 +10,8 @@ from torch import Tensor
 
 from modicum.core.messages import Broadcast, Message, Noised, Range, Released
 from modicum.core.parts import SIGNAL_BOUND, Frame, Job, Metric, Opening, Signal, SignalName
+from modicum.core.sockets import Transform
+from modicum.errors import UserError
 from modicum.mechanisms.possible import around, spread
 from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
@@ -78,6 +80,17 @@ def starts(jobs: Sequence[Job], frame: Frame) -> Tensor:
 def shared_part(values: Tensor, job: Job, frame: Frame) -> Tensor:
     """What a message carries of a parameter vector, or of many as rows."""
     return values if _all_shared(job, frame) else values[..., frame.shared]
+
+
+def transformed(updates: Tensor, transform: Transform | None) -> Tensor:
+    """Each client's update, a row, through a transform that sees it alone; private like what went in."""
+    if transform is None:
+        return updates
+    rows = [transform.apply(update.clone()) for update in updates.unbind()]
+    for row in rows:
+        if (row.shape, row.dtype) != (updates.shape[1:], updates.dtype):
+            raise UserError(f"{type(transform).__name__} changes the shape or precision of updates: keep both")
+    return torch.stack(rows)
 
 
 def _all_shared(job: Job, frame: Frame) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from modicum.core.optimisers import Sgd
 from modicum.core.parts import Batch, Descends, Frame, Job
+from modicum.core.sockets import Pulls
 from modicum.core.stack import Pool, SideBySide
 from modicum.errors import UserError
 
@@ -44,17 +45,20 @@ def train_locally(jobs: Sequence[Job], first: Tensor, frame: Frame, local: Local
     in_order = order == list(range(len(jobs)))  # then two copies of every model are saved
     theta = first if in_order else first[order]
     optimiser = frame.training.optimiser
-    rate = optimiser.lr if isinstance(optimiser, Sgd) and not (optimiser.momentum or local.ascent) else None
+    more = local.ascent or isinstance(frame.training, Pulls)
+    rate = optimiser.lr if isinstance(optimiser, Sgd) and not (optimiser.momentum or more) else None
     if rate is not None and isinstance(frame.backend, Descends):
         for clients, steps in groupby(_batches(taken), len):
             trained = frame.backend.descend(theta[:clients], list(steps), frame.training.losses, rate)
             theta = trained if clients == len(theta) else torch.cat([trained, theta[clients:]])
     else:
-        theta = theta.clone(memory_format=torch.contiguous_format)
+        began, theta = theta, theta.clone(memory_format=torch.contiguous_format)
         buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
         for step, batches in enumerate(_batches(taken)):
             rows = slice(0, len(batches))
             gradient = _gradients(theta[rows], batches, frame, local.ascent)
+            if isinstance(frame.training, Pulls):
+                gradient = gradient + frame.training.pull(theta[rows], began[rows])
             optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
     if in_order:
         return theta

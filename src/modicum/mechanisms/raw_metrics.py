@@ -11,6 +11,7 @@ from torch import Tensor, tensor
 from torch.nn.functional import cross_entropy
 
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, Opened
+from modicum.core.needs import Need
 from modicum.core.parts import PERSONALISED, ClientFacts, Frame, Job, Opening, State
 from modicum.mechanisms.client_level import UPDATE, ClientLevel
 from modicum.mechanisms.possible import around
@@ -38,6 +39,10 @@ class RawMetrics:
     purpose = UPDATE
     individuals = True
     cohort_rate = None
+
+    @property
+    def offers(self) -> tuple[Need, ...]:
+        return self.inner.offers
 
     @property
     def spec(self) -> PrivacySpec:

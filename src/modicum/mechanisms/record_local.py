@@ -15,7 +15,9 @@ from torch import Tensor
 
 from modicum.core.door import Ask, release_together
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened, Range
+from modicum.core.needs import Need
 from modicum.core.parts import Batch, ClientFacts, ClipRule, Frame, Job, Opening, Place, Scope, State, View
+from modicum.core.sockets import Pulls
 from modicum.core.stack import Pool
 from modicum.errors import UserError
 from modicum.mechanisms import common
@@ -54,6 +56,10 @@ class RecordLocal:
             raise UserError(f"local steps must be at least 1, got {self.steps}")
         if not self.epochs > 0:
             raise UserError(f"local epochs must be positive, got {self.epochs}")
+
+    @property
+    def offers(self) -> tuple[Need, ...]:
+        return (Need.SIGNALS, Need.STEPS, *((Need.ADAPTIVE_NOISE,) if self.adaptive else ()))
 
     @property
     def spec(self) -> PrivacySpec:
@@ -159,6 +165,7 @@ class RecordLocal:
         A client that missed a proposal counts its participations otherwise than the server, so that one of its
         rounds may be a step longer or shorter than the server thinks. Where a client decides before each step, its
         bounds and noise are unknown here: facts are those of the first decision, and only finiteness is checked.
+        Nor is it known how far a pull of the training reaches: facts leave it out.
         """
         count = self.steps_in(facts, participation)
         event = self._event(facts, plan, frame, broadcast, broadcast.decision, 0, count)
@@ -170,7 +177,7 @@ class RecordLocal:
             unknown = (-math.inf, math.inf)
             return Expected(known, math.inf, {b.name: unknown for b in event.blocks[1:]}, rates)
         norm, signals = self._reach(event, facts, frame, broadcast.model, doubt)
-        return Expected(known, norm, signals, rates)
+        return Expected(known, math.inf if isinstance(frame.training, Pulls) else norm, signals, rates)
 
     def _reach(
         self, event: Release, facts: ClientFacts, frame: Frame, model: Tensor, doubt: float
@@ -216,6 +223,8 @@ class RecordLocal:
             for walk, row in zip(active, theta, strict=False):
                 walk.decide(step, row)
             gradient = self._noised_gradients(active, pool, theta[rows], frame, step)
+            if isinstance(frame.training, Pulls):  # after the noise: a function of releases
+                gradient = gradient + frame.training.pull(theta[rows], first[rows])
             optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
         return [walk.result(initial, last) for walk, initial, last in zip(walks, first, theta, strict=True)]
 

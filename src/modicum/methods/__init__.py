@@ -1,4 +1,7 @@
-"""The methods that ship, by name. Each is a frozen spec whose `build` composes the four parts."""
+"""The methods that ship, by name, and the way to those of other packages.
+
+Each is a frozen spec whose `build` composes the four parts.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,15 @@ from modicum.errors import UserError
 from modicum.methods.acdp_pfsd import AcdpPfsd
 from modicum.methods.aqc import Aqc
 from modicum.methods.cgm_median import CgmMedian
+from modicum.methods.composed import Composed
 from modicum.methods.dp_fedavg import DpFedAvg
 from modicum.methods.dp_fedsam import DpFedSam
 from modicum.methods.dp_pfsd import DpPfsd
 from modicum.methods.dp_sgd import DpSgd
 from modicum.methods.fedavg import FedAvg
 from modicum.methods.fedper import FedPer
+from modicum.methods.fedprox import FedProx
+from modicum.methods.installed import find_installed, installed_names
 from modicum.methods.nbafl import NbAfl
 from modicum.methods.pac_dp import PacDp
 from modicum.methods.pfedsd import PFedSd
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
 METHODS: dict[str, type[MethodSpec]] = {
     "fedavg": FedAvg,
     "dp-fedavg": DpFedAvg,
+    "fedprox": FedProx,
     "dp-sgd": DpSgd,
     "aqc": Aqc,
     "cgm-median": CgmMedian,
@@ -42,11 +49,24 @@ METHODS: dict[str, type[MethodSpec]] = {
 }
 
 
+def method_names() -> tuple[str, ...]:
+    """Every method that can be asked for by name: those that ship, then those of other packages."""
+    return (*METHODS, *installed_names(METHODS))
+
+
+def settings_of(name: str) -> type[MethodSpec] | None:
+    """The settings class of the named method, of this package or another; None where nobody has it."""
+    if name in METHODS:
+        return METHODS[name]
+    found = find_installed(name, METHODS)
+    return None if found is None else found.spec
+
+
 def method(name: str, **settings: Any) -> MethodSpec:
     """The named method with these settings; the others keep their defaults."""
-    if name not in METHODS:
-        raise UserError(f"unknown method {name!r}: use one of {', '.join(METHODS)}")
-    spec = METHODS[name]
+    spec = settings_of(name)
+    if spec is None:
+        raise UserError(f"unknown method {name!r}: use one of {', '.join(method_names())}")
     known = [f.name for f in fields(spec)]  # type: ignore[arg-type]
     for setting in settings:
         if setting not in known:
@@ -59,16 +79,20 @@ __all__ = [
     "AcdpPfsd",
     "Aqc",
     "CgmMedian",
+    "Composed",
     "DpFedAvg",
     "DpFedSam",
     "DpPfsd",
     "DpSgd",
     "FedAvg",
     "FedPer",
+    "FedProx",
     "NbAfl",
     "PFedSd",
     "PacDp",
     "Pfsd",
     "RpdpFl",
     "method",
+    "method_names",
+    "settings_of",
 ]

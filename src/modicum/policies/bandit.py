@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from modicum.core.messages import Decision
+from modicum.core.needs import Need
 from modicum.core.parts import Place, PublicFacts, Scope, Signal, State, View
 from modicum.errors import UserError
-from modicum.policies.outcome import Outcome, Source, outcome
+from modicum.policies.outcome import Outcome, Source, needs_of, outcome
 
 RANGE = 10.0
 
@@ -39,6 +40,10 @@ class Bandit:
             raise UserError(f"the middle of the bounds' range must be positive and finite, got {self.initial}")
         if self.arms < 2 or not 0 < self.memory <= 1:
             raise UserError("a bandit needs at least 2 arms and a memory in (0, 1]")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return needs_of(self.source)
 
     def init(self, public: PublicFacts) -> State:  # noqa: ARG002
         zeros = [0.0] * self.arms

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.messages import Decision
+from modicum.core.needs import Need
 from modicum.core.parts import Place, PublicFacts, Scope, Signal, State, View
 from modicum.errors import UserError
 
@@ -91,6 +92,7 @@ class BudgetCurve:
     scope = Scope.ROUND
     place = Place.SERVER
     signals: tuple[Signal, ...] = ()
+    needs = (Need.INDIVIDUALS,)  # a sum has one noise, so that bounds in it cannot follow budgets (R7)
 
     def __post_init__(self) -> None:
         if self.curve.scale_free:
@@ -124,6 +126,7 @@ class ScaleFreeCurve:
     scope = Scope.ROUND
     place = Place.SERVER
     signals: tuple[Signal, ...] = ()
+    needs = (Need.INDIVIDUALS,)  # a sum has one noise, so that bounds in it cannot follow budgets (R7)
 
     def __post_init__(self) -> None:
         if not self.curve.scale_free:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from modicum.core.messages import Released, ReleasedSum
+from modicum.core.needs import Need
 from modicum.core.parts import View
 from modicum.errors import UserError
 
@@ -30,6 +31,11 @@ class Outcome:
     def gain_over(self, before: Outcome) -> float:
         """φ = φ_l + φ_a: fall of the loss plus rise of the accuracy. Eqs. (11)–(13)"""
         return (before.loss - self.loss) + (self.accuracy - before.accuracy)
+
+
+def needs_of(source: Source) -> tuple[Need, ...]:
+    """Figures of public data need such data."""
+    return (Need.PUBLIC_LABELS,) if source == "public" else ()
 
 
 def outcome(view: View, source: Source) -> Outcome | None:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from modicum.core.messages import Decision
+from modicum.core.needs import Need
 from modicum.core.optimisers import Adam
 from modicum.core.parts import Place, PublicFacts, Scope, Signal, SignalName, State, View
 from modicum.errors import UserError
-from modicum.policies.outcome import Outcome, Source, outcome
+from modicum.policies.outcome import Outcome, Source, needs_of, outcome
 
 RANGE = 10.0  # bounds lie in [C₀/10, 10·C₀]
 RANDOM_ROUNDS = 2  # "t < 3", counted from 1
@@ -104,6 +105,10 @@ class Ppo:
             raise UserError(f"PPO needs 0 or more random rounds, got {self.random_rounds}")
         if not (0 < self.discount < 1 and 0 <= self.trace <= 1 and 0 < self.clip < 1):
             raise UserError("PPO needs 0 < discount < 1, 0 ≤ trace ≤ 1 and 0 < clip < 1")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return needs_of(self.source)
 
     @property
     def signals(self) -> tuple[Signal, ...]:

@@ -79,6 +79,12 @@ class BudgetGuard(Protocol):
     def reported(self) -> float:
         """The ε that holds whatever happens in the run."""
 
+    def share_left(self) -> float:
+        """What may still be reserved, from 1 at first to 0: of planned releases, or of a filter's cap.
+
+        A function of plan and reservations. It is no ε, and none follows from it (R3).
+        """
+
 
 @dataclass(frozen=True)
 class PlanGuard:
@@ -120,6 +126,10 @@ class PlanGuard:
 
     def reported(self) -> float:
         return plan_guarantee(self.plan).epsilon
+
+    def share_left(self) -> float:
+        planned = sum(release.count for release in self.plan.releases)
+        return sum(self.left) / planned if planned else 0.0
 
     def _fitting(self, release: Release) -> list[int]:
         """Planned kinds that cost at least as much as the release."""
@@ -174,6 +184,9 @@ class FilterGuard:
     def reported(self) -> float:
         return self.plan.budget
 
+    def share_left(self) -> float:
+        return max(0.0, 1 - self.spent / self.cap) if self.cap > 0 else 0.0
+
 
 @dataclass(frozen=True)
 class NoGuard:
@@ -189,6 +202,9 @@ class NoGuard:
 
     def reported(self) -> float:
         return math.inf
+
+    def share_left(self) -> float:
+        return 1.0
 
 
 def _other_spec(release: Release) -> Refusal:

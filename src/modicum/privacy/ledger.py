@@ -274,6 +274,12 @@ class Ledger:
             self._catch_up()
             return share_made(self.plans.values(), self._made)
 
+    def left(self) -> dict[str, float]:
+        """Share of each client's plan or filter that may still be reserved (`BudgetGuard.share_left`)."""
+        with self._lock:
+            self._catch_up()
+            return {client: guard.share_left() for client, guard in self._guards.items()}
+
     def reported(self, client: str) -> float:
         """The ε that holds for a client whatever happens: of its whole plan, or the cap of its filter (R3)."""
         if client not in self._guards:

@@ -53,6 +53,10 @@ class MemoryLedger:
         made = {name: sum(r.count for r in spent) for name, spent in self._spent.items()}
         return share_made(self.plans.values(), made)
 
+    def left(self) -> dict[str, float]:
+        """Share of each client's plan or filter that may still be reserved (`BudgetGuard.share_left`)."""
+        return {client: guard.share_left() for client, guard in self._guards.items()}
+
     def settle_many(self, settled: Iterable[tuple[Token, bytes]], *, store: bool = True) -> None:  # noqa: ARG002
         raise UserError("a rehearsal sends nothing, so there is nothing to settle")
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from modicum.config import Config, experiment_over, federation
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, decode, encode, finite
+from modicum.core.needs import Offer, check_data
 from modicum.core.parts import Batch, ClientFacts, ClipRule, Frame, Losses
 from modicum.core.store import write_durably
 from modicum.data.arrays import Arrays, FederatedData
@@ -77,14 +78,23 @@ class Silo:
             raise UserError(f"{spec.folder} has lost {JOINED}: put it back to continue that run")
 
     def _refuse_methods_without_privacy(self) -> None:
-        """Before anybody asks: a method that claims no ε fits no finite grant, whoever else takes part."""
+        """Before anybody asks: a method that claims no ε fits no finite grant, whoever else takes part.
+
+        Nor does one whose parts need what the silo's records do not offer.
+        """
         terms = Terms(self.spec.experiment, (self.spec.name,))
         try:
-            plan = terms.plan(self.facts)
+            plan, method = terms.plan(self.facts), terms.method
         except UserError:
             return  # it has no plan for one client alone; the plan for all of them is checked on joining
+        check_data(method, self._offer)
         if math.isinf(plan.budget) and not within(plan, self.spec.grant):
             raise UserError(_too_much(terms, plan, self.spec.grant))
+
+    @property
+    def _offer(self) -> Offer:
+        """What its own records offer to a method's parts; public data are the server's."""
+        return Offer(validation=self.facts.validation > 0)
 
     def close(self) -> None:
         if self.taking_part is not None:
@@ -194,6 +204,11 @@ class Silo:
             raise Refuse(Code.FACTS_DIFFER)
         if own.participations > grant.rounds:
             raise Refuse(Code.TOO_MANY_ROUNDS)
+        try:
+            check_data(terms.method, self._offer)
+        except UserError as unmet:
+            LOG.warning("%s", unmet)
+            raise Refuse(Code.FACTS_DIFFER) from None
         try:
             plan = terms.plan(own)
         except UserError:  # the budget is too small for any plan: the operator's log says more

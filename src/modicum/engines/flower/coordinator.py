@@ -19,17 +19,19 @@ import numpy as np
 from torch import Tensor
 
 from modicum.config import Config, experiment_over, federation, to_toml
+from modicum.core.needs import check_data
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.engines.flower.card import Card, Kinds
 from modicum.engines.flower.silos import Courier, Silos
 from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
-from modicum.federation.experiment import Experiment, Federation, prepare
+from modicum.federation.experiment import Experiment, Federation, offer_of, prepare
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.rounds import Evaluation, Folder, Rounds
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import adapts, make_frame, make_server
+from modicum.federation.transcript_file import transcript_in
 from modicum.privacy.certificate import Certificate
 from modicum.report.summary import Summary, groups, last
 from modicum.report.write import write_report
@@ -63,6 +65,7 @@ class Coordinator:
         self.config, self.courier, self.patience = config, courier, patience or Patience()
         self.files = RunFolder(folder)
         self.files.make(fresh=False)
+        self.transcript = transcript_in(self.files, config.run.transcript)
         self.names = tuple(sorted(names))
         self.terms = Terms(config, self.names)
         self._continuing = self.files.checkpoint.exists()
@@ -77,7 +80,14 @@ class Coordinator:
         self.ledger.declare(self.plans.values())
         kept = Folder(self.files, self.server)
         self.silos = Silos(
-            courier, self.patience.round, self.server, self.ledger, self.join.facts, self.plans, self.files.opened
+            courier,
+            self.patience.round,
+            self.server,
+            self.ledger,
+            self.join.facts,
+            self.plans,
+            self.files.opened,
+            self.transcript,
         )
         self._rounds = Rounds(self.server, self.silos, self.evaluation, kept)
 
@@ -120,8 +130,15 @@ class Coordinator:
                 "silos differ in the shape of records, in classes or in simulation; not as most are "
                 f"{_some(odd)}: make them alike"
             )
+        self._check_needs(usual)
         self.files.write(path, json.dumps(usual).encode())
         return usual
+
+    def _check_needs(self, kind: Kinds) -> None:
+        """Before anything is written or asked for: public data are the server's, validation records agreed on."""
+        offer = offer_of(_without_data(self.config, self.terms, kind).federation.data)
+        held_out = all(facts.validation > 0 for facts in self.terms.agreed())
+        check_data(self.terms.method, replace(offer, validation=held_out))
 
     def _card(self, name: str, answer: Answer) -> Card:
         """What a silo says of itself, which has to be what was agreed."""
@@ -235,6 +252,8 @@ class Coordinator:
         write_report(self.files, summary, certificate, records)
 
     def close(self) -> None:
+        if self.transcript is not None:
+            self.transcript.close()
         self.ledger.close()
 
 

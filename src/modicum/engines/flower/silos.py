@@ -12,10 +12,12 @@ from modicum.core.parts import ClientFacts, Frame
 from modicum.errors import UserError
 from modicum.federation.rounds import Exchange
 from modicum.federation.server import Asked, OpenedOnce, Proposal, Server
+from modicum.federation.transcript import Forget, Transcript, note_opened, note_received, note_sent
 from modicum.privacy.budgets import Refused
 from modicum.privacy.events import Release
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.plan import PrivacyPlan
+from modicum.privacy.views import Shows
 from modicum.silo.wire import TRANSIENT, Answer, Code, Kind
 
 OWN_FAULT = frozenset({Code.BAD_MODEL, Code.BOUND_OUT_OF_RANGE, Code.NOISE_TOO_SMALL, Code.MALFORMED})
@@ -40,10 +42,12 @@ class Silos:
         facts: Sequence[ClientFacts],
         plans: Mapping[str, PrivacyPlan],
         opened: Path,
+        transcript: Transcript | None = None,
     ) -> None:
         self.courier, self.seconds, self.server, self.ledger, self.plans = courier, seconds, server, ledger, plans
         self.facts = {f.name: f for f in facts}
         self._once = OpenedOnce(opened)
+        self.transcript: Transcript = transcript or Forget()
         self.bytes_up: dict[str, int] = {}
         self.bytes_down: dict[str, int] = {}
 
@@ -53,13 +57,19 @@ class Silos:
     def reserved(self) -> float:
         return self.ledger.share_made()
 
+    def left(self) -> dict[str, float]:
+        return self.ledger.left()
+
     def exchange(self, proposal: Proposal) -> Exchange:
         """Note what is asked, wait for answers, and open what is possible of them."""
         self._note_asked(proposal)
         bodies = {b.client: encode(b) for b in proposal.broadcasts}
+        note_sent(self.transcript, proposal.round, bodies)
         answers = self.courier.ask(Kind.ROUND, bodies, self.seconds)
         blobs = {n: answers[n].body for n in proposal.asked if n in answers and answers[n].refused is None}
         refused = {n: str(c) for n, a in answers.items() if (c := a.refused) is not None and c not in TRANSIENT}
+        summed = self.server.method.mechanism.spec.view.shows is Shows.SUM
+        note_received(self.transcript, proposal.round, blobs, refused, summed=summed)
         self.bytes_down = {n: len(body) for n, body in bodies.items()}
         self.bytes_up = {n: len(blob) for n, blob in blobs.items()}
         asked = self._asked(proposal, blobs)
@@ -69,6 +79,8 @@ class Silos:
             return self.server.open(proposal, messages, asked) if blobs else None
 
         opened = self._once.open(proposal.round, self.server.state.model.device, opening)
+        note_opened(self.transcript, proposal.round, opened)
+        self.transcript.flush()
         retired = {n: c for n, c in refused.items() if c not in OWN_FAULT}
         return Exchange(opened, asked.answered, refused, retired, asked.impossible)
 

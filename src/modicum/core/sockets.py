@@ -1,0 +1,44 @@
+"""Further things that a part may bring or ask for: small protocols, each met by having the method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+@runtime_checkable
+class Pulls(Protocol):
+    """Local training whose objective depends on the parameters themselves, beside the records' losses.
+
+    The pull is added to each step's gradient. Where whole updates are clipped, that is before the clipping; where
+    each step is released, after its noise: there `theta` and `start` are functions of releases, so is the pull.
+    """
+
+    def pull(self, theta: Tensor, start: Tensor) -> Tensor:
+        """Gradient of that part of the objective, one row a client; `start` is the model before the round.
+
+        It may use its two arguments and public constants, row by row.
+        """
+
+
+@runtime_checkable
+class Transform(Protocol):
+    """A map of one client's whole update inside the client, before it is clipped, such as sparsification.
+
+    The bound is enforced on what comes out of it, so that it may do anything that keeps shape and precision.
+    """
+
+    def apply(self, update: Tensor) -> Tensor: ...
+
+
+class PublicEvaluator(Protocol):
+    """How good a model is on public validation records with the task's labels."""
+
+    def __call__(self, model: Tensor) -> Mapping[str, float]:
+        """`accuracy` (0 to 1) and `loss` (mean cross-entropy) of a model given by its shared parameters.
+
+        A client's candidate is the model before the round plus what the client released. Nothing private is looked
+        at, so it may be asked as often as one likes.
+        """
