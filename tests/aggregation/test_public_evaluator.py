@@ -100,16 +100,16 @@ def test_shows_nothing_of_records(tmp_path: Path) -> None:
 
 def test_an_evaluator_on_clients_records_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin: the first client's own records in place of public ones."""
-    from modicum.federation import simulation
+    from modicum.federation import setup
 
-    prepare = simulation.prepare
+    prepare = setup.prepare
 
     def careless(*given: object) -> object:
         data = prepare(*given)  # type: ignore[arg-type]
         object.__setattr__(data, "proxy", data.records[0])
         return data
 
-    monkeypatch.setattr(simulation, "prepare", careless)
+    monkeypatch.setattr(setup, "prepare", careless)
     assert interferes(Composed(aggregation=BestClient()), tmp_path)
 
 

@@ -13,7 +13,7 @@ import modicum as mo
 from modicum.core.messages import Broadcast, Noised, decode
 from modicum.core.setting import MethodSpec
 from modicum.errors import UserError
-from modicum.federation import simulation as playing
+from modicum.federation import rounds as playing
 from modicum.federation import transcript_file
 from modicum.federation.server import Server, TrustedLedger
 from modicum.federation.simulation import Simulation
@@ -43,8 +43,8 @@ def run(spec: MethodSpec, folder: Path) -> Simulation:
 
 def stop(sim: Simulation) -> None:
     sim.close()
-    assert isinstance(sim.transcript, FileTranscript)
-    sim.transcript.close()
+    assert isinstance(sim.carrier.transcript, FileTranscript)
+    sim.carrier.transcript.close()
 
 
 def whole(spec: MethodSpec, folder: Path) -> bytes:
