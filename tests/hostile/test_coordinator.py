@@ -171,7 +171,7 @@ def test_bounds_stay_where_everybody_agreed(tmp_path: Path) -> None:
     made = coordinator(carrier)
 
     def most(b: Broadcast, m: Noised) -> Answer:
-        return Answer(encode(replace(m, signals={"clip-bit": made._expected(b).signals["clip-bit"][1]})))
+        return Answer(encode(replace(m, signals={"clip-bit": made.silos._expected(b).signals["clip-bit"][1]})))
 
     carrier.attack = most
     records = list(made.rounds())
