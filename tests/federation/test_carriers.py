@@ -174,6 +174,7 @@ def silo(folder: Path, made: Config, name: str) -> Silo:
         unit=str(spec.unit),  # type: ignore[arg-type]
         adjacency=str(spec.adjacency),  # type: ignore[arg-type]
         view=spec.view.to_dict()["kind"],
+        delta=spec.delta,
         smallest_noise=1e-9,
     )
     return Silo(

@@ -62,17 +62,18 @@ class Silos:
 
     def exchange(self, proposal: Proposal) -> Exchange:
         """Note what is asked, wait for answers, and open what is possible of them."""
-        self._note_asked(proposal)
+        events = self._note_asked(proposal)
         bodies = {b.client: encode(b) for b in proposal.broadcasts}
         note_sent(self.transcript, proposal.round, bodies)
         answers = self.courier.ask(Kind.ROUND, bodies, self.seconds)
-        blobs = {n: answers[n].body for n in proposal.asked if n in answers and answers[n].refused is None}
+        blobs = {n: answers[n].body for n in events if n in answers and answers[n].refused is None}
         refused = {n: str(c) for n, a in answers.items() if (c := a.refused) is not None and c not in TRANSIENT}
         summed = self.server.method.mechanism.spec.view.shows is Shows.SUM
         note_received(self.transcript, proposal.round, blobs, refused, summed=summed)
         self.bytes_down = {n: len(body) for n, body in bodies.items()}
         self.bytes_up = {n: len(blob) for n, blob in blobs.items()}
-        asked = self._asked(proposal, blobs)
+        sent = [b for b in proposal.broadcasts if b.client in blobs]
+        asked = Asked({b.client: events[b.client] for b in sent}, {b.client: self._expected(b) for b in sent})
         messages = tuple(self.server.read(proposal, self._decoded(blobs), asked))
 
         def opening() -> Opened | None:
@@ -98,20 +99,19 @@ class Silos:
             found.append((name, message))
         return found
 
-    def _note_asked(self, proposal: Proposal) -> None:
+    def _note_asked(self, proposal: Proposal) -> dict[str, tuple[Release, ...]]:
         """The server's own ledger: whatever was asked may have been released, whether it arrived or not."""
+        events = {}
         for b in proposal.broadcasts:
             try:
-                self.ledger.reserve(self._event(b))
+                events[b.client] = self.server.method.mechanism.events(*self._agreed(b))
+            except UserError:
+                continue  # a bound that is no number: every silo refuses it, and no other answer is possible
+            try:
+                self.ledger.reserve(events[b.client])
             except Refused:
                 continue  # the silo will refuse as well, and retire
-
-    def _asked(self, proposal: Proposal, blobs: Mapping[str, bytes]) -> Asked:
-        sent = [b for b in proposal.broadcasts if b.client in blobs]
-        return Asked({b.client: self._event(b) for b in sent}, {b.client: self._expected(b) for b in sent})
-
-    def _event(self, b: Broadcast) -> tuple[Release, ...]:
-        return self.server.method.mechanism.events(*self._agreed(b))
+        return events
 
     def _expected(self, b: Broadcast) -> Expected:
         return self.server.method.mechanism.expected(*self._agreed(b))
