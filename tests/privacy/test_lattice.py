@@ -117,6 +117,23 @@ def test_squared_norms_are_exact() -> None:
         assert squared_norms(rows).tolist() == [sum(int(x) ** 2 for x in row) for row in rows]
 
 
+@pytest.mark.parametrize("value", [-(2**63), 2**63 - 1, -(2**31), 2**31])
+def test_squared_norms_at_the_ends_of_the_range(value: int) -> None:
+    """−2^63 is its own absolute value: a twin that trusts `np.abs` takes its square for 0 and lets it pass."""
+    assert squared_norms(np.array([[value, 3]])).tolist() == [value**2 + 9]
+    if value == -(2**63):
+        assert not np.any(np.abs(np.array([value])) >= 1 << 31)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, -1e19])
+def test_what_no_integer_holds_is_not_rounded(value: float) -> None:
+    """Cast all the same, as the twin does, it becomes another number; which one depends on the processor."""
+    with pytest.raises(UserError, match="finite"):
+        round_rows(np.array([[value, 1.0]]), 100)
+    with np.errstate(invalid="ignore"):
+        assert float(np.array([value]).astype(np.int64)[0]) != value
+
+
 def small_terms(**changes: object) -> IntegerTerms:
     given: dict[str, object] = {
         "dimension": 500, "smallest_multiplier": 2.0, "largest_multiplier": 20.0, "clients": 10, "honest": 5,
