@@ -12,10 +12,10 @@ Proof. Let p, F be the mass and distribution functions, h = Φ⁻¹∘F, D the l
    their trade-off is linear between the points (1 − F(x), F(x−k)). G_m is convex, so it is below the trade-off if
    it is at those points: F(x−k) ≥ Φ(h(x) − m), that is h(x) − h(x−k) ≤ m. The sum of k steps is at most kD, so
    m = kD will do; X + k against X is the same by G_m's symmetry, and so is X against X − k, its translate.
-   Blackwell gives a kernel from (N(0,1), N(|k|D,1)) to (X, X + k) for every whole k; one kernel for each coordinate
-   turns N(0,I) and N(|k|D,I) into the release without and with the unit, and those two are G_{D‖k‖}. (So everything
-   known of Gaussians holds: adaptive composition, filters, and mixtures, hence Poisson sampling. A random k, from
-   rounding, is covered: each k has its kernel, and telling k only helps a test.)
+   Blackwell gives a kernel from (N(0,1), N(|k|D,1)) to (X, X + k) for every whole k; one kernel for each
+   coordinate turns N(0,I) and N(|k|D,I) into the release without and with the unit, and those two are G_{D‖k‖}.
+   (So everything known of Gaussians holds: adaptive composition, filters, and mixtures, hence Poisson sampling. A
+   random k, from rounding, is covered: each k has its kernel, and telling k only helps a test.)
 2. *The largest step is bounded by curvature.* Steps tend to 0 at ±∞: one at a large x is at most
    ln(1 + p(x)/p(x+1))/h(x−1), since −(ln(1 − Φ))' is at least its argument, and p(x)/p(x+1) ≤ 1 + 2(x+1)/μ while h
    grows faster than √x/2; the step at −x equals the one at x, as F(−x) = 1 − F(x−1). So D is attained, say at x.
