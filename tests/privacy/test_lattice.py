@@ -175,6 +175,22 @@ def test_the_smallest_scaled_bound_chooses_the_lattice() -> None:
     assert wide.square(0.1 * wide.steps) <= 1.01 * (0.1 * wide.steps) ** 2
 
 
+@pytest.mark.parametrize(("dimension", "smallest", "largest"), [(1, 34.6, 489.8), (2, 1.0, 50.0), (3, 0.5, 9.0)])
+def test_every_agreed_budget_has_something_left(dimension: int, smallest: float, largest: float) -> None:
+    """Few coordinates: a scaled vector under one step rounds to a square of 0, which loses nothing and all."""
+    terms = small_terms(dimension=dimension, smallest_multiplier=smallest, largest_multiplier=largest)
+    for multiplier in (smallest, math.sqrt(smallest * largest), largest):
+        assert terms.lattice.norm(terms.square(multiplier)) > 0.97 * terms.lattice.steps * smallest / multiplier
+
+
+def test_a_lattice_that_leaves_nothing_is_caught() -> None:
+    """The twin's measure of loss accepts two steps for a scale of 0.07, where nothing can be sent."""
+    twin = Lattice(1, 2)
+    assert twin.square(0.14) <= 1.01 * 0.14**2
+    assert twin.norm(twin.square(0.14)) == 0.0
+    assert finest_needed(1, 0.07, 0.01).steps > 100
+
+
 def test_a_lattice_that_is_too_fine_to_draw_is_made_coarser() -> None:
     terms = small_terms(dimension=10**8, largest_multiplier=200.0, honest=1, clients=1)
     assert terms.share <= 2.0**36
@@ -209,6 +225,8 @@ def test_sums_that_nobody_can_have_made_are_rejected() -> None:
     hostile[0] += int(2 * terms.largest_norm())
     with pytest.raises(UserError, match="void"):
         terms.check_sum(hostile)
+    with pytest.raises(UserError, match="coordinates"):  # a twin that only measures would let it pass
+        terms.check_sum(total[:3])
     garbage = np.random.default_rng(0).integers(-(2**31), 2**31, terms.lattice.padded)
     with pytest.raises(UserError, match="void"):
         terms.check_sum(garbage)

@@ -163,7 +163,8 @@ def finest_needed(dimension: int, smallest_scale: float, loss: float) -> Lattice
     scale, allowed = positive("the smallest scale", smallest_scale), positive("the loss", loss)
     for power in range(1, 31):
         lattice = Lattice(dimension, 1 << power)
-        norm = scale * lattice.steps
-        if lattice.square(norm) <= (1 + allowed) * norm**2:
+        square = lattice.square(scale * lattice.steps)
+        norm = lattice.norm(square)  # what is left: squares are whole, and a small one may leave nothing
+        if 0 < square <= (1 + allowed) * norm**2:
             return lattice
     raise UserError(f"no lattice rounds vectors of scale {scale:g} at a loss of {allowed:g}: allow a larger loss")
