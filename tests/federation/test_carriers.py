@@ -45,7 +45,8 @@ NAMES = ("a", "b")
 BUDGET = 5.0
 NOT_DEPLOYED = {  # and what says so, before anything is reserved
     **dict.fromkeys(
-        ("dp-fedavg-central", "cgm-median-client", "acdp-pfsd-central", "fedprox-central"), "trusted server is not offered"
+        ("dp-fedavg-central", "cgm-median-client", "acdp-pfsd-central", "fedprox-central"),
+        "trusted server is not offered",
     ),
     **dict.fromkeys(("pac-dp-faithful", "nbafl-faithful"), "does not join: budget"),  # their true ε is above it
 }

@@ -117,6 +117,23 @@ def test_squared_norms_are_exact() -> None:
         assert squared_norms(rows).tolist() == [sum(int(x) ** 2 for x in row) for row in rows]
 
 
+@pytest.mark.parametrize("value", [-(2**63), 2**63 - 1, -(2**31), 2**31])
+def test_squared_norms_at_the_ends_of_the_range(value: int) -> None:
+    """−2^63 is its own absolute value: a twin that trusts `np.abs` takes its square for 0 and lets it pass."""
+    assert squared_norms(np.array([[value, 3]])).tolist() == [value**2 + 9]
+    if value == -(2**63):
+        assert not np.any(np.abs(np.array([value])) >= 1 << 31)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, -1e19])
+def test_what_no_integer_holds_is_not_rounded(value: float) -> None:
+    """Cast all the same, as the twin does, it becomes another number; which one depends on the processor."""
+    with pytest.raises(UserError, match="finite"):
+        round_rows(np.array([[value, 1.0]]), 100)
+    with np.errstate(invalid="ignore"):
+        assert float(np.array([value]).astype(np.int64)[0]) != value
+
+
 def small_terms(**changes: object) -> IntegerTerms:
     given: dict[str, object] = {
         "dimension": 500, "smallest_multiplier": 2.0, "largest_multiplier": 20.0, "clients": 10, "honest": 5,
@@ -158,6 +175,22 @@ def test_the_smallest_scaled_bound_chooses_the_lattice() -> None:
     assert wide.square(0.1 * wide.steps) <= 1.01 * (0.1 * wide.steps) ** 2
 
 
+@pytest.mark.parametrize(("dimension", "smallest", "largest"), [(1, 34.6, 489.8), (2, 1.0, 50.0), (3, 0.5, 9.0)])
+def test_every_agreed_budget_has_something_left(dimension: int, smallest: float, largest: float) -> None:
+    """Few coordinates: a scaled vector under one step rounds to a square of 0, which loses nothing and all."""
+    terms = small_terms(dimension=dimension, smallest_multiplier=smallest, largest_multiplier=largest)
+    for multiplier in (smallest, math.sqrt(smallest * largest), largest):
+        assert terms.lattice.norm(terms.square(multiplier)) > 0.97 * terms.lattice.steps * smallest / multiplier
+
+
+def test_a_lattice_that_leaves_nothing_is_caught() -> None:
+    """The twin's measure of loss accepts two steps for a scale of 0.07, where nothing can be sent."""
+    twin = Lattice(1, 2)
+    assert twin.square(0.14) <= 1.01 * 0.14**2
+    assert twin.norm(twin.square(0.14)) == 0.0
+    assert finest_needed(1, 0.07, 0.01).steps > 100
+
+
 def test_a_lattice_that_is_too_fine_to_draw_is_made_coarser() -> None:
     terms = small_terms(dimension=10**8, largest_multiplier=200.0, honest=1, clients=1)
     assert terms.share <= 2.0**36
@@ -192,6 +225,8 @@ def test_sums_that_nobody_can_have_made_are_rejected() -> None:
     hostile[0] += int(2 * terms.largest_norm())
     with pytest.raises(UserError, match="void"):
         terms.check_sum(hostile)
+    with pytest.raises(UserError, match="coordinates"):  # a twin that only measures would let it pass
+        terms.check_sum(total[:3])
     garbage = np.random.default_rng(0).integers(-(2**31), 2**31, terms.lattice.padded)
     with pytest.raises(UserError, match="void"):
         terms.check_sum(garbage)

@@ -46,6 +46,13 @@ def test_the_largest_step_is_bounded(variance: float) -> None:
     assert skellam.largest_step(variance) <= (1 + 1 / variance) / math.sqrt(variance)
 
 
+def test_the_largest_step_of_the_largest_variance() -> None:
+    """η√variance tends to 1; the twin that squares the variance overflows."""
+    assert skellam.largest_step(1e300) * 1e150 == pytest.approx(1.0, rel=1e-13)
+    with pytest.raises(OverflowError):
+        assert 1e300**2
+
+
 @pytest.mark.parametrize("variance", VARIANCES[:-2])
 def test_a_twin_that_takes_skellam_for_a_gaussian_is_caught(variance: float) -> None:
     """1/√variance, the Gaussian's own step, is too small."""

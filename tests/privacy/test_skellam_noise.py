@@ -16,7 +16,15 @@ from scipy.special import ive
 from scipy.stats import chi2
 
 from modicum.errors import UserError
-from modicum.privacy.skellam_noise import LARGEST_VARIANCE, SkellamTable, chernoff, delta_charge, skellam_table
+from modicum.privacy.skellam_noise import (
+    LARGEST_VARIANCE,
+    SkellamTable,
+    _last,
+    _masses,
+    chernoff,
+    delta_charge,
+    skellam_table,
+)
 
 FALSE_ALARM = 1e-6
 
@@ -63,6 +71,20 @@ def test_a_table_in_doubles_is_caught() -> None:
     exact = exact_fractions(Fraction(7.3), 40)
     twin = np.cumsum(np.concatenate([ive([0], 7.3), 2 * ive(np.arange(1, 40), 7.3)]))
     assert max(abs(Fraction(float(a)) - b) for a, b in zip(twin, exact, strict=True)) > 2.0**-60
+
+
+@pytest.mark.parametrize("variance", [0.01, 4.0, 1000.0, 1e6])
+def test_no_floor_loses_more_than_it_says(variance: float) -> None:
+    """The sequence begins at 2^160 and sinks to 2N/μ of it, no further; 2^160 is not its least value."""
+    last = _last(variance)
+    least = min(_masses(Fraction(variance), last))
+    assert least >= (2**160 * min(Fraction(1), 2 * last / Fraction(variance))) - 1
+    assert least > 2**146
+    assert variance < 1000 or least < 2**160
+
+
+def test_the_widest_table_loses_no_more() -> None:
+    assert min(1, 2 * _last(LARGEST_VARIANCE) / LARGEST_VARIANCE) > 2.0**-14
 
 
 def test_every_table_keeps_its_promise() -> None:
@@ -151,6 +173,8 @@ def test_the_charge_to_delta() -> None:
     assert delta_charge(table.distance, 1 << 24, 25, 100, 8.0) == pytest.approx(exact)
     with pytest.raises(UserError):
         delta_charge(2.0**-20, 1 << 24, 25, 100, 8.0)
+    with pytest.raises(UserError):
+        delta_charge(table.distance, 1 << 24, 25, 100, 800.0)
 
 
 def test_a_million_draws_are_quick() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -268,3 +269,20 @@ def test_the_file(tmp_path: Path) -> None:
     (tmp_path / "junk").write_bytes(b"no database at all" * 100)
     with pytest.raises(UserError, match="cannot be used"):
         SqliteStore(tmp_path / "junk", terms.run, terms.keys[0])
+    with pytest.raises(UserError, match="cannot be used"):
+        SqliteStore(tmp_path / "nowhere" / "s.sqlite", terms.run, terms.keys[0])
+
+
+def test_nobody_else_may_read_the_secrets(tmp_path: Path) -> None:
+    """The file is its owner's alone under the usual umask; the twin, made by SQLite itself, is everybody's."""
+    terms = terms_for(3)
+    before = os.umask(0o022)
+    try:
+        SqliteStore(tmp_path / "s.sqlite", terms.run, terms.keys[0]).close()
+        twin = sqlite3.connect(tmp_path / "twin.sqlite")
+        twin.execute("CREATE TABLE said (state BLOB)")
+        twin.close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "s.sqlite").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "twin.sqlite").stat().st_mode & 0o077 == 0o044

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from modicum.secure_aggregation import (
     Client,
     MemoryStore,
     ProtocolError,
+    SqliteStore,
     Step,
     Terms,
     Variant,
@@ -165,3 +168,48 @@ def test_a_wrong_mask_key_makes_the_round_void() -> None:
     game.gone = {Step.MASKED: (5,)}
     with pytest.raises(VoidError, match=r"(mask key is not the one it published|do not belong together)"):
         game.play()
+
+
+class OneStoreForAllTerms(Client):
+    """The twin takes what its store holds, whatever terms it was said under."""
+
+    def _header(self, round: int, step: Step) -> bytes:  # noqa: ARG002
+        return b""
+
+
+WEAKER = terms_for(6, threshold=2, dimension=4, variant=Variant.HONEST_BUT_CURIOUS)
+
+
+def asked_under_weaker_terms(kind: type[Client]) -> bytes:
+    """Client 0 masked its input under TERMS; then the server asks it to reveal under those of another cohort."""
+    game = game_for()
+    stores = {i: MemoryStore() for i in range(6)}
+    game.clients = {i: kind(TERMS, i, signing_key(i), stores[i]) for i in range(6)}
+    game.until_masked()
+    other = kind(WEAKER, 0, signing_key(0), stores[0])
+    return other.reveal(1, wire.request(WEAKER, 1, Step.REVEAL, wire.write_set(WEAKER, (0, 1))))
+
+
+def test_shares_are_not_revealed_under_other_terms() -> None:
+    """Two cohorts of a run, one store: the second's lower threshold opens nothing of the first's round."""
+    with pytest.raises(ProtocolError, match="under other terms"):
+        asked_under_weaker_terms(Client)
+
+
+def test_a_client_that_reveals_under_other_terms_is_caught() -> None:
+    """The twin hands out its shares of four mask keys and two seeds on the word of a server."""
+    revealed = asked_under_weaker_terms(OneStoreForAllTerms)
+    assert len(wire.read(WEAKER, 1, Step.REVEAL, revealed, wire.DIGEST + 1 + 6 * 33).body) == 32 + 1 + 6 * 33
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 32, 1 << 63, 1 << 70])
+def test_a_round_that_no_store_can_hold(number: int, tmp_path: Path) -> None:
+    """SQLite raises an error of its own beyond 63 bits; a server must not be able to stop a client with it."""
+    with closing(SqliteStore(tmp_path / "store", TERMS.run, TERMS.keys[0])) as store:
+        client = Client(TERMS, 0, signing_key(0), store)
+        for ask in (client.keys, lambda r: client.shares(r, b""), lambda r: client.reveal(r, b"")):
+            with pytest.raises(ProtocolError, match="round's number"):
+                ask(number)
+        if number >= 1 << 63:  # the twin without the check
+            with pytest.raises(OverflowError):
+                store.read(number, Step.KEYS)

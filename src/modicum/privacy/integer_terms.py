@@ -81,6 +81,8 @@ class IntegerTerms:
 
     def check_sum(self, total: Integers, false_alarm: float = 1e-9) -> None:
         """Refuse a sum that clipping and noise cannot have made: somebody put something else into it."""
+        if total.shape != (self.lattice.padded,):
+            raise UserError(f"a sum has {self.lattice.padded} coordinates, got an array of shape {total.shape}")
         norm = math.sqrt(float(np.sum(np.square(total, dtype=np.float64))))
         if norm > self.largest_norm(false_alarm):
             raise UserError(

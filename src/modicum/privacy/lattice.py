@@ -23,6 +23,7 @@ from modicum.privacy.skellam_noise import Bits
 
 KAPPA = 1.0  # √(2·ln 1/β) with β = e^−½: a rounding is accepted with probability 1 − β or more
 _TRIES = 200  # β^200 < 10^−43; then towards zero, which always fits
+_LARGEST = 2.0**62
 _WIDEST = 64  # Hadamard matrices are multiplied in factors of at most this size
 
 Floats = NDArray[np.floating[Any]]
@@ -89,6 +90,8 @@ def round_rows(rows: NDArray[np.float64], square: int, bits: Bits = os.urandom) 
 
     How often depends on the data, and so does the time that it takes.
     """
+    if not (np.abs(rows) < _LARGEST).all():  # nor NaN: what an integer cannot hold would be cast to anything
+        raise UserError("rows to be rounded must be finite and below 2^62")
     out = np.zeros(rows.shape, dtype=np.int64)
     left = np.arange(len(rows))
     for _ in range(_TRIES):
@@ -103,7 +106,7 @@ def round_rows(rows: NDArray[np.float64], square: int, bits: Bits = os.urandom) 
 
 def squared_norms(rows: Integers) -> NDArray[np.object_]:
     """Exact, in Python's integers: halves of 31 bits are squared apart, so nothing overflows."""
-    if np.any(np.abs(rows) >= 1 << 31):
+    if np.any((rows >= 1 << 31) | (rows <= -(1 << 31))):  # not by np.abs, which leaves −2^63 negative
         return np.array([sum(int(x) ** 2 for x in row) for row in rows], dtype=object)
     high, low = rows >> 16, rows & 0xFFFF
     dot = [np.einsum("ij,ij->i", a, b).astype(object) for a, b in ((high, high), (high, low), (low, low))]
@@ -160,7 +163,8 @@ def finest_needed(dimension: int, smallest_scale: float, loss: float) -> Lattice
     scale, allowed = positive("the smallest scale", smallest_scale), positive("the loss", loss)
     for power in range(1, 31):
         lattice = Lattice(dimension, 1 << power)
-        norm = scale * lattice.steps
-        if lattice.square(norm) <= (1 + allowed) * norm**2:
+        square = lattice.square(scale * lattice.steps)
+        norm = lattice.norm(square)  # what is left: squares are whole, and a small one may leave nothing
+        if 0 < square <= (1 + allowed) * norm**2:
             return lattice
     raise UserError(f"no lattice rounds vectors of scale {scale:g} at a loss of {allowed:g}: allow a larger loss")

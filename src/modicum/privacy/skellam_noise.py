@@ -6,12 +6,15 @@ on the total variation distance:
 
 - Masses come from I_{x−1} = I_{x+1} + (2x/μ)·I_x downwards from x = N (Miller). The sequence that begins with
   (0, 1) differs from I by a multiple of K, which grows with x, so that every mass is off by at most p(N+1).
-- Each floor loses less than 1 of at least 2^160, and since all coefficients are positive an error grows no faster
-  than the values: N·2^−160 relative at most.
+- Each floor loses less than 1 of at least 2^160·min(1, 2N/μ) > 2^146, and since all coefficients are positive an
+  error grows no faster than the values: N·2^−146 relative at most.
 - Beyond N is a mass of at most 2·exp(−μ·J(N/μ)), J(u) = u·asinh u − √(1+u²) + 1 (Chernoff); N makes p(N+1) and
   half of this smaller than 2^−127.
 - Fractions are floored to 2^−128 each.
 Together less than (N + 2)·2^−124: under 2^−100 for every table that is built.
+
+A look into the table takes longer or shorter with the draw (caches, ties): somebody who measures the client's own
+processor is outside the model.
 """
 
 from __future__ import annotations
@@ -73,7 +76,8 @@ def delta_charge(distance: float, dimension: int, samplers: int, releases: int, 
     if not (0 <= distance < 1 and epsilon >= 0):
         raise UserError(f"a charge needs a distance under 1 and ε of at least 0, got {distance} and {epsilon}")
     total = distance * steps(dimension) * steps(samplers) * steps(releases)
-    return probability("the charge to δ", (1 + math.exp(epsilon)) * total)
+    growth = math.exp(epsilon) if epsilon < 700 else math.inf  # and beyond nothing is promised anyway
+    return probability("the charge to δ", (1 + growth) * total)
 
 
 def chernoff(variance: float, x: float) -> float:

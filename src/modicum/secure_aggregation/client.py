@@ -205,11 +205,18 @@ class Client:
         entry = self._store.read(round, step)
         if entry is None:
             raise ProtocolError(f"round {round}: asked before this client has answered {step.name}")
+        # One store serves cohorts with terms of their own: shares held under one are not revealed under another.
+        if not entry.message.startswith(self._header(round, step)):
+            raise ProtocolError(f"round {round}: this client answered {step.name} under other terms")
         if not entry.state and step is not Step.CONSENT:
             raise ProtocolError(f"round {round} is over: its secrets are destroyed")
         return entry
 
+    def _header(self, round: int, step: Step) -> bytes:
+        return wire.header(self.terms, round, step, self.index)
+
     def _repeat(self, round: int, step: Step, request: bytes) -> bytes | None:
+        wire.check_round(round)
         entry = self._store.read(round, step)
         if entry is None:
             return None

@@ -1,8 +1,9 @@
 """Keys that two clients share, and the streams of words that hide an input.
 
 Every key is 256 bits from HKDF-SHA256 over X25519's result (or over a seed), and is used for one stream or one
-sealed message: its purpose, terms, round, both clients and both public keys are part of its name, so nonces are
-zero. ChaCha20 is the generator.
+sealed message: its purpose, terms, round and both clients are part of its name (for a pair's mask also both public
+keys), and the keys it is made from live for one round in which a client seals once. So nonces are zero. ChaCha20
+is the generator.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,11 +75,17 @@ class SqliteStore:
     Never begin a second file for the same run: it would sign twice.
 
     A rollback journal with `secure_delete`, not a write-ahead log: what is erased is overwritten in the file. On
-    storage that keeps old blocks (snapshots, flash) only the medium's own encryption erases.
+    storage that keeps old blocks (snapshots, flash) only the medium's own encryption erases. The file holds the
+    secrets of rounds under way: it is created readable by its owner alone, and SQLite gives its journal the same
+    mode.
     """
 
     def __init__(self, path: str | Path, run: str, public_key: bytes) -> None:
         owner = public_key + run.encode()
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        except OSError as error:
+            raise UserError(f"{path} cannot be used as a secure aggregation store: {error.strerror}") from None
         self._db = sqlite3.connect(path, isolation_level=None)
         try:
             for pragma in ("journal_mode=DELETE", "synchronous=EXTRA", "secure_delete=ON", "busy_timeout=10000"):

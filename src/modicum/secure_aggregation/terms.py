@@ -48,8 +48,9 @@ class Step(IntEnum):
 class Terms:
     """Public, equal for all parties and bound into every message by `digest`.
 
-    `keys[i]` is client i's Ed25519 public key for this run; it only signs. `context` stands for everything else
-    that was agreed (lattice, noise, model): any short text or digest, compared and never read.
+    `run` is never used twice; `keys[i]` is client i's Ed25519 public key for this run and only signs. `context`
+    stands for everything else that was agreed (lattice, noise, model): any short text or digest, compared and
+    never read.
     """
 
     run: str

@@ -35,9 +35,14 @@ class Message:
     raw: bytes
 
 
-def header(terms: Terms, round: int, step: Step, sender: int) -> bytes:
+def check_round(round: int) -> None:
+    """A server chooses the number: refuse one that neither a header nor a store can hold."""
     if not 0 <= round < MOST_ROUNDS:
         raise ProtocolError(f"a round's number lies between 0 and {MOST_ROUNDS - 1}, got {round}")
+
+
+def header(terms: Terms, round: int, step: Step, sender: int) -> bytes:
+    check_round(round)
     return HEADER.pack(MAGIC, step, terms.digest, round, sender)
 
 

@@ -11,23 +11,27 @@ Proof. Let p, F be the mass and distribution functions, h = Φ⁻¹∘F, D the l
 1. *Steps bound everything.* p is log-concave, so the best tests between X and X + k (k ≥ 1) are thresholds and
    their trade-off is linear between the points (1 − F(x), F(x−k)). G_m is convex, so it is below the trade-off if
    it is at those points: F(x−k) ≥ Φ(h(x) − m), that is h(x) − h(x−k) ≤ m. The sum of k steps is at most kD, so
-   m = kD will do; X + k against X is the same by G_m's symmetry. Blackwell gives a kernel from (N(0,1), N(kD,1))
-   to (X, X + k); one kernel for each coordinate turns N(0,I) and N(kD,I) into the release with and without the
-   unit, and those two are G_{D‖k‖}. (So everything known of Gaussians holds: adaptive composition, filters, and
-   mixtures, hence Poisson sampling.)
-2. *The largest step is bounded by curvature.* Steps tend to 0 at ±∞: one at x is at most
-   ln(1 + p(x)/p(x+1))/h(x−1), where p(x)/p(x+1) ≤ 1 + 2(x+1)/μ while h grows faster than √x/2. So D is attained,
-   say at x. Cut the normal's line at h(x−1) and h(x) and go on in steps of D: cells of mass g(x) = p(x) and
+   m = kD will do; X + k against X is the same by G_m's symmetry, and so is X against X − k, its translate.
+   Blackwell gives a kernel from (N(0,1), N(|k|D,1)) to (X, X + k) for every whole k; one kernel for each
+   coordinate turns N(0,I) and N(|k|D,I) into the release without and with the unit, and those two are G_{D‖k‖}.
+   (So everything known of Gaussians holds: adaptive composition, filters, and mixtures, hence Poisson sampling. A
+   random k, from rounding, is covered: each k has its kernel, and telling k only helps a test.)
+2. *The largest step is bounded by curvature.* Steps tend to 0 at ±∞: one at a large x is at most
+   ln(1 + p(x)/p(x+1))/h(x−1), since −(ln(1 − Φ))' is at least its argument, and p(x)/p(x+1) ≤ 1 + 2(x+1)/μ while h
+   grows faster than √x/2; the step at −x equals the one at x, as F(−x) = 1 − F(x−1). So D is attained, say at x.
+   Cut the normal's line at h(x−1) and h(x) and go on in steps of D: cells of mass g(x) = p(x) and
    g(x±1) ≥ p(x±1), since neighbouring steps are at most D. Hence, with T = 1 − p(x+1)p(x−1)/p(x)²,
    1 − T ≤ g(x+1)g(x−1)/g(x)² = e^{−D²}·E e^{D(v−u)}, u and v independent normals within the cell, of length D.
-   Hoeffding: E e^{D(v−u)} ≤ e^{D⁴/4}. So D² − D⁴/4 ≤ −ln(1 − T) ≤ c if T ≤ 1/μ + 1/(2μ²): D² ≤ 2(1 − √(1 − c)),
-   or D² ≥ 2. The latter is impossible: E cosh(D(v−u)) ≤ 1 + E(v−u)²·(cosh D² − 1)/D² ≤ 1 + e^{D²}/4, so that
+   Hoeffding, for u and for v: E e^{D(v−u)} ≤ e^{D⁴/4}. So D² − D⁴/4 ≤ −ln(1 − T) ≤ c if T ≤ 1/μ + 1/(2μ²):
+   D² ≤ 2(1 − √(1 − c)), or D² ≥ 2. The latter is impossible: v − u is symmetric, cosh √s is convex in s, and
+   E(v−u)² ≤ D²/2, so that E cosh(D(v−u)) ≤ 1 + E(v−u)²·(cosh D² − 1)/D² ≤ 1 + e^{D²}/4 and
    1 − T ≤ e^{−2} + 1/4 < 0.4, yet 1 − T ≥ 0.7.
-3. *Curvature.* p(x) = e^{−μ}I_x(μ). φ(t) = t·I_x'(t)/I_x(t) solves tφ' = t² + x² − φ², and at t = μ
-   T = (t² + x² − φ²)/t². With S = √(t² + x²), q = t²/S², the function L = S − q/2 − q/(4S) > 0 has
+3. *Curvature.* p(x) = e^{−μ}I_x(μ); let x ≥ 0, by symmetry. φ(t) = t·I_x'(t)/I_x(t) solves tφ' = t² + x² − φ²,
+   and at t = μ T = (t² + x² − φ²)/t². With S = √(t² + x²), q = t²/S², the function L = S − q/2 − q/(4S) > 0 has
    (S² − L² − tL')/q = 3/2 − 5q/4 + (1 − 2q)/(2S) − q/(16S²) > 0 wherever S ≥ 2.2, and, for x ≥ 1, everywhere
-   (q ≤ 1 − 1/S²); φ > L near t = 0 for x ≥ 1, and at t = 2.2 for x = 0 (1.602 against 1.586). φ can never cross L
-   downwards afterwards, so φ ≥ L and T ≤ (S² − L²)/t² ≤ (S + 1/2)/S² ≤ 1/t + 1/(2t²). ∎
+   (q ≤ 1 − 1/S²); φ > L near t = 0 for x ≥ 1 (their terms in t² are 1/(2x+2) and 1/(2x) − 1/(2x²) − 1/(4x³)), and
+   at t = 2.2 for x = 0 (1.602 against 1.586). φ can never cross L downwards afterwards, so φ ≥ L and
+   T ≤ (S² − L²)/t² ≤ (S + 1/2)/S² ≤ 1/t + 1/(2t²). ∎
 
 R12's Rényi bound (Agarwal, Kairouz & Liu 2021) is kept as the second, looser way: `verify` needs an opinion that
 shares nothing with this page's theorem.
@@ -54,7 +58,7 @@ def largest_step(variance: float) -> float:
             f"integer noise needs a variance of at least {SMALLEST_VARIANCE:g} lattice steps squared, got "
             f"{variance:g}: choose a finer lattice"
         )
-    c = -math.log1p(-1 / variance - 1 / (2 * variance**2))
+    c = -math.log1p(-1 / variance - 0.5 / variance / variance)  # variance² may overflow
     # 2(1 − √(1−c)) without cancellation; the last factor covers the rounding of a handful of operations.
     return math.sqrt(2 * c / (1 + math.sqrt(1 - c))) * (1 + 1e-14)
 
