@@ -77,6 +77,16 @@ def with_zero_rows(tree: Any, more: int) -> Any:
     return torch.utils._pytree.tree_map(longer, tree)
 
 
+def stand_ins(finite: Tensor) -> Tensor:
+    """(B,) rows to take: each its own, and the first finite one in place of those that are not.
+
+    At weight 0 it adds nothing, and all shapes stay. Were the batch computed in another way, the last bits of the
+    others' gradients would change, and a model may be made to magnify them.
+    """
+    index = torch.arange(len(finite), device=finite.device)
+    return torch.where(finite, index, finite.to(torch.int8).argmax())
+
+
 def check_losses(losses: Tensor, examples: int) -> Tensor:
     if tuple(losses.shape) != (examples,):
         raise UserError(
