@@ -5,9 +5,9 @@ first dimension need not be the batch. Both would give wrong norms in silence, s
 the sum of all gradients must be autograd's own, the first example's loss must reach only the first row of every
 layer, and it must be the same without the other examples, whose values may matter where no gradient flows.
 
-A verdict decides over the route by which everybody's gradients are computed, so it must not hang on a record. A model
-may be sent whose two routes differ as much as the probe allows, so that one record tips it; so the probe looks at
-weights and numbers of its own, and takes only what is not a real number (tokens, classes) from the batch.
+A verdict decides over the route by which everybody's gradients are computed, so it must not hang on a record. A
+model may be sent whose two routes differ as much as the probe allows, so that one record tips it; so the probe looks
+at weights and numbers of its own, and takes only what is not a real number (tokens, classes) from the batch.
 """
 
 from __future__ import annotations
