@@ -1,8 +1,8 @@
 """Whether what is computed of one row depends on how many others there are, and where it stands among them.
 
-Run in a process of its own (`python -m tests.clipping.rows THREADS small|whole [unfilled]`), so that libraries can be
-told which instructions to use. Prints what changed. Batches are filled up as clipped sums fill them; `unfilled` is the
-broken twin.
+Run in a process of its own (`python -m tests.clipping.rows THREADS small|whole [unfilled]`), so that libraries can
+be told which instructions to use. Prints what changed. Batches are filled up as clipped sums fill them;
+`unfilled` is the broken twin.
 """
 
 from __future__ import annotations
@@ -19,7 +19,35 @@ from modicum.clipping.problem import enough_rows, with_zero_rows
 from modicum.clipping.rules import RULES, pieces
 
 SMALL = (2, 4, 33)
-WHOLE = (2, 3, 4, 5, 8, 9, 12, 13, 16, 17, 24, 31, 32, 33, 39, 40, 41, 64, 65, 72, 97, 128, 129, 256, 257, 385, 513)
+WHOLE = (
+    2,
+    3,
+    4,
+    5,
+    8,
+    9,
+    12,
+    13,
+    16,
+    17,
+    24,
+    31,
+    32,
+    33,
+    39,
+    40,
+    41,
+    64,
+    65,
+    72,
+    97,
+    128,
+    129,
+    256,
+    257,
+    385,
+    513,
+)
 MOST = 513
 
 Layer = Callable[[Tensor], Tensor]
@@ -78,7 +106,7 @@ def found(layer: Layer, x: Tensor, seeds: Tensor, *, fill: bool) -> dict[str, Te
 
 
 def added(kept: Kept, rows: int, real: int) -> Tensor:
-    """What is added for the last two records, which are the first to be computed in other ways; zeros elsewhere."""
+    """What is added for the last two records, the first to be computed in other ways; zeros elsewhere."""
     first = max(0, real - 2)
     ones = torch.eye(rows)[first:real]
     found = torch.stack([kept.weighted_sum(one) for one in ones])

@@ -6,8 +6,8 @@ the sum of all gradients must be autograd's own, the first example's loss must r
 layer, and it must be the same without the other examples, whose values may matter where no gradient flows.
 
 A verdict decides over the route by which everybody's gradients are computed, so it must not hang on a record. A
-model may be sent whose two routes differ as much as the probe allows, so that one record tips it; so the probe looks
-at weights and numbers of its own, and takes only what is not a real number (tokens, classes) from the batch.
+model may be sent whose two routes differ as much as the probe allows, so that one record tips it. So the probe
+looks at weights and numbers of its own, and takes only what is not a real number (tokens, classes) from the batch.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def rows(tree: Any, index: Any) -> Any:
 
 ROWS = 32
 """What the number of rows of a pass is a multiple of. Libraries choose kernels, and share work among threads, by
-the number of rows, and compute the last numbers of a tensor (up to 31) by other functions than the rest; so a row's
+the number of rows, and compute the last numbers of a tensor (up to 31) by other functions than the rest; so its
 bits depend on how many rows there are. With multiples of this they were found not to (docs/clipping.md)."""
 
 
