@@ -1,22 +1,24 @@
 """No record decides over the way in which the others' gradients are computed.
 
-Two ways give the same numbers up to their last bits, and a model may be made of which nothing but last bits is left:
-terms that cancel. Then a change of way moves everybody's contribution, each within its bound and all together far
-beyond one.
+Two ways give the same numbers up to their last bits, and a model may be made of which nothing but last bits is
+left: terms that cancel. Then a change of way moves everybody's contribution, each within its bound and all
+together far beyond one.
 """
 
 from __future__ import annotations
+
+from importlib import import_module
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from modicum.clipping import Clipper, Flat, clipped_sum
-from modicum.clipping import clipped_sum as room
 from modicum.clipping import probe as probe_module
 from modicum.clipping.fallback import fallback_clipped_sum
 from modicum.clipping.flat import Problem
 from modicum.clipping.pieces import EmbeddingWeight
+from modicum.clipping.problem import ClippedSum
 from modicum.core.parts import Batch, ClipRule
 from modicum.engines.fused import FusedBackend
 from tests.clipping.helpers import cross_entropy
@@ -45,7 +47,7 @@ def records() -> tuple[Tensor, Tensor]:
 
 
 def movement(model: nn.Module) -> float:
-    """What a record whose gradient is not finite moves the sum by, in units of the bound: nothing, if all is well."""
+    """What a record whose gradient is not finite moves the sum by, over C: nothing, it should be."""
     x, y = records()
     present, absent = (clipped_sum(model, cross_entropy, x[:n], y[:n], Flat(1.0)).total for n in (N, N - 1))
     return sum(float((present[k].double() - absent[k].double()).square().sum()) for k in present) ** 0.5
@@ -59,7 +61,7 @@ def test_the_fall_back_for_such_batches_is_caught(monkeypatch: pytest.MonkeyPatc
     """The broken twin: a batch with such a record is computed in another way."""
     real = Clipper._by_books
 
-    def falls_back(self: Clipper, problem: Problem) -> room.ClippedSum | None:
+    def falls_back(self: Clipper, problem: Problem) -> ClippedSum | None:
         return real(self, problem) if bool((problem.x < 1e30).all()) else None
 
     monkeypatch.setattr(Clipper, "_by_books", falls_back)
@@ -95,8 +97,7 @@ def test_a_verdict_does_not_hang_on_records() -> None:
 
 
 def test_a_probe_of_the_records_themselves_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_module, "probe", probe_module._probe)
-    monkeypatch.setattr("modicum.clipping.clipped_sum.probe", probe_module._probe)
+    monkeypatch.setattr(import_module("modicum.clipping.clipped_sum"), "probe", probe_module._probe)
     assert any(verdicts())
 
 
