@@ -179,18 +179,25 @@ def test_a_compiler_that_loses_part_of_one_norm_is_found_out(monkeypatch: pytest
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("way", [Way.AUTO, Way.COMPILED])
 @pytest.mark.parametrize("u", [rounding.TF32, 0.0])
-def test_traced_sums_have_the_same_allowance(way: Way, u: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norms are as much larger under tf32 as they are launch by launch."""
+def test_where_coarse_products_are_allowed_traced_sums_are_not_coarse(
+    way: Way, u: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums ask for full precision inside a graph too; norms are of what is added, and no larger for tf32."""
+    asked = []
+    real = rounding._exact_product
+    monkeypatch.setattr(rounding, "_exact_product", lambda a, b: (asked.append(a.dtype), real(a, b))[1])
     for place in ("rounding", "convolution", "capture"):
         monkeypatch.setattr(f"modicum.clipping.{place}.product_rounding", lambda *_: u)
     model = network()
     x, y = (t.float() if t.is_floating_point() else t for t in batch(8, 0))
     eager, clipped = Clipper(model, Way.EAGER)(cross_entropy, x, y, Flat(0.3)), Clipper(model, way)
+    asked.clear()
     for _ in range(4):
         found = clipped(cross_entropy, x, y, Flat(0.3))
         torch.testing.assert_close(found.norms, eager.norms)
-    exact = reference_clipped_sum(model, cross_entropy, x, y, Flat(0.3)).norms
-    assert bool((found.norms > exact * (1 + 1e-4)).all()) is (u > 0)
+    assert (torch.float32 in asked) is (u > 0)
+    exact = reference_clipped_sum(model.double(), cross_entropy, x.double(), y, Flat(0.3)).norms
+    torch.testing.assert_close(found.norms.double(), exact, rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.soak

@@ -52,7 +52,9 @@ def test_replays_give_the_loops_results(name: str) -> None:
             assert error(sums, expected) <= 1e-8
             for mine, theirs in zip(norms, expected_norms, strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-12)
-    assert len(found._fixed.graphs._kept) == 6  # two sizes, and gradients and both rules for each
+    assert (
+        len(found._fixed.graphs._kept) == 4
+    )  # gradients in two sizes, and both rules in rows that are enough for either
 
 
 @pytest.mark.usefixtures("replayed")

@@ -22,7 +22,15 @@ from torch.func import functional_call
 from modicum.clipping import group_norm
 from modicum.clipping.bounds import Clip
 from modicum.clipping.pieces import Dense, Kept, Piece
-from modicum.clipping.problem import Loss, check_losses, example_factors, nothing, sum_dtype, zero_like
+from modicum.clipping.problem import (
+    Loss,
+    check_losses,
+    example_factors,
+    nothing,
+    stand_ins,
+    sum_dtype,
+    zero_like,
+)
 from modicum.clipping.rules import known, pieces
 
 
@@ -156,15 +164,26 @@ class Books:
                 self.squares[name], self.kept[name] = piece.measure()
         call.input = call.gradient = None
 
-    def settle(self, clip: Clip, weights: Tensor | None) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """The weighted sum, the norms, and whether all examples are finite: if not, the sum is worth nothing."""
+    def settle(
+        self, clip: Clip, weights: Tensor | None, *, leave_out: bool
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """The weighted sum, the norms, and which examples are finite.
+
+        `leave_out` asks the device about the latter and sums without the others; if nobody asks and there are
+        others, the sum is worth nothing.
+        """
         names = [name for name in self.trained if name in self.squares]
         if not names:
             none = nothing(self.trained, self.examples)
-            return none.total, none.norms, torch.ones((), dtype=torch.bool, device=none.norms.device)
+            return none.total, none.norms, torch.ones_like(none.norms, dtype=torch.bool)
         factors, norms, finite = self._factors(clip, names, weights)
         kept, self.kept = self.kept, {}
-        return self._weighted(kept, names, factors), norms, finite.all()
+        if leave_out and not bool(finite.all()):
+            if not bool(finite.any()):
+                return nothing(self.trained).total, norms, finite
+            index = stand_ins(finite)
+            kept = {name: rows_of.rows(index) for name, rows_of in kept.items()}
+        return self._weighted(kept, names, factors), norms, finite
 
     def _factors(self, clip: Clip, names: list[str], weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         squares = torch.stack([self.squares[name] for name in names], dim=1)

@@ -41,7 +41,7 @@ class Clipper:
     """The clipped sums of one model, of which the first batches are probed.
 
     A sum's bits are a function of its inputs: the probe only judges, and one route computes, on the first batch as
-    on later ones. Book-keeping, unless the model was found out or an example is not finite; then the fall-back.
+    on later ones. Book-keeping, unless the model was found out; then the fall-back.
     """
 
     def __init__(self, model: nn.Module, way: Way = Way.AUTO) -> None:
@@ -107,7 +107,7 @@ class Clipper:
         warnings.warn(message, SlowClippingWarning, stacklevel=5)
 
     def _by_books(self, problem: Problem) -> ClippedSum | None:
-        """None where an example is not finite, or this batch does what the probed ones did not."""
+        """None where this batch does what the probed ones did not."""
         try:
             if flat.takes(problem, self.way):
                 return self.flat.run(problem, self.way)
@@ -118,8 +118,8 @@ class Clipper:
             self._tell(reason)
             return None
         with torch.no_grad(), torch.autocast(problem.device.type, enabled=False):
-            total, norms, fine = books.settle(problem.clip, problem.weights)
-        return ClippedSum(total, norms) if bool(fine) else None
+            total, norms, _ = books.settle(problem.clip, problem.weights, leave_out=True)
+        return ClippedSum(total, norms)
 
 
 def _key(problem: Problem) -> Hashable | None:

@@ -106,7 +106,7 @@ class ConvWeight:
                 by_patch += by_pixel.as_strided(by_patch.shape, strides, shift * (pixels + 1))
         added = x.shape[1] * math.prod(geo.kernel) + g.shape[1]
         by_patch, by_output = by_patch.view(blocks, places, places), g.transpose(1, 2) @ g
-        norms = gram_square_norms(by_patch, by_output, added, len(self.a), self.g.dtype)
+        norms = gram_square_norms(by_patch, by_output, added, self.g.dtype)
         return norms.view(-1, geo.groups).sum(1)
 
     def _slices(self, a: Tensor, g: Tensor) -> tuple[Tensor, ...]:

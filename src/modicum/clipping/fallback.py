@@ -9,7 +9,17 @@ from torch import Tensor, nn
 
 from modicum.clipping.bounds import Clip
 from modicum.clipping.pieces import KEEP
-from modicum.clipping.problem import ClippedSum, Loss, check_losses, example_factors, rows, sum_dtype, zero_like
+from modicum.clipping.problem import (
+    ROWS,
+    ClippedSum,
+    Loss,
+    check_losses,
+    example_factors,
+    rows,
+    sum_dtype,
+    with_zero_rows,
+    zero_like,
+)
 from modicum.clipping.reference import reference_clipped_sum
 from modicum.clipping.sums import as_released, square_norms
 
@@ -25,18 +35,22 @@ def fallback_clipped_sum(
     examples: int,
 ) -> ClippedSum:
     """Per-example gradients by vmap, in chunks that bound the memory; one by one where vmap cannot follow."""
-    step = max(1, KEEP // max(1, sum(p.numel() for p in trained.values())))
+    step = _rows_at_a_time(sum(p.numel() for p in trained.values()))
+    if weights is None:
+        weights = next(iter(trained.values())).new_ones(examples)
     total = {name: zero_like(p).double() for name, p in trained.items()}
     norms = []
     try:
         for start in range(0, examples, step):
             part = slice(start, start + step)
-            gradients = _gradients(model, loss, rows(x, part), rows(y, part), trained)
+            few = len(weights[part])
+            more = min(step, examples) - few  # all parts are alike: a row's bits may depend on how many there are
+            part_x, part_y = (with_zero_rows(rows(tree, part), more) for tree in (x, y))
+            gradients = {n: g[:few] for n, g in _gradients(model, loss, part_x, part_y, trained).items()}
             found = {name: g.to(sum_dtype(trained[name])).flatten(1) for name, g in gradients.items()}
             squares = torch.stack([square_norms(g) for g in found.values()], dim=1)
-            weight = None if weights is None else weights[part]
             dtype = next(iter(found.values())).dtype
-            factors, norm, finite = example_factors(clip, list(found), squares, weight, dtype)
+            factors, norm, finite = example_factors(clip, list(found), squares, weights[part], dtype)
             for j, (name, g) in enumerate(found.items()):
                 total[name] += (factors[finite, j].double() @ g[finite].double()).view_as(total[name])
             norms.append(norm)
@@ -44,6 +58,12 @@ def fallback_clipped_sum(
         return reference_clipped_sum(model, loss, x, y, clip, weights=weights, parameters=list(trained))
     sums = {name: as_released(t, examples, sum_dtype(trained[name])) for name, t in total.items()}
     return ClippedSum(sums, torch.cat(norms))
+
+
+def _rows_at_a_time(parameters: int) -> int:
+    """As many as memory allows; where many, a multiple of what is enough for any batch."""
+    most = max(1, KEEP // max(1, parameters))
+    return most if most < ROWS else most - most % ROWS
 
 
 def _gradients(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -20,7 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from modicum.clipping.bookkeeping import Books
 from modicum.clipping.bounds import Clip, PerLayer
 from modicum.clipping.capture import Captured, Graphs, Replay, Work, agree, filled_up, rounded_up
-from modicum.clipping.problem import ClippedSum, Loss, modes, sum_dtype
+from modicum.clipping.problem import ClippedSum, Loss, modes, nothing, rows, stand_ins, sum_dtype
 from modicum.clipping.rounding import product_rounding
 
 LARGE = 1 << 20
@@ -109,6 +109,13 @@ class Problem:
         rows = (filled_up(leaf, size) for leaf in self.batch[0])
         return [*self.state.values(), bounds, real, *rows]
 
+    def without(self, finite: Tensor) -> Problem:
+        """The same batch, in which a finite example stands in for each that is not, at weight 0."""
+        index = stand_ins(finite)
+        ones = torch.ones_like(finite, dtype=torch.float64) if self.weights is None else self.weights
+        x, y = rows(self.x, index), rows(self.y, index)
+        return replace(self, x=x, y=y, weights=ones.to(finite.device) * finite)
+
     def work(self, size: int) -> Work:
         names, tree = list(self.state), self.batch[1]
 
@@ -118,8 +125,8 @@ class Problem:
             books = Books(self.model, self.trained, size)
             books.backward(books.forward(self.loss, x, y, dict(zip(names, state, strict=True))))
             with torch.no_grad(), torch.autocast(weights.device.type, enabled=False):
-                total, norms, fine = books.settle(_with_bounds(self.clip, bounds), weights)
-            return (*total.values(), norms, fine)
+                total, norms, finite = books.settle(_with_bounds(self.clip, bounds), weights, leave_out=False)
+            return (*total.values(), norms, finite)
 
         return clipped
 
@@ -141,13 +148,16 @@ class FlatSums:
         self.replayed = Graphs()
         self.compiled = Graphs(compile_work, 0, compiled_agrees)
 
-    def run(self, problem: Problem, way: Way) -> ClippedSum | None:
-        """None where an example is not finite and has to be left out."""
+    def run(self, problem: Problem, way: Way) -> ClippedSum:
+        """Once more, by the same kernels, where an example is not finite and another has to stand in for it."""
         graphs = self.compiled if way is Way.COMPILED else self.replayed
         size = rounded_up(problem.examples)
-        *sums, norms, fine = graphs.run(problem.key(), problem.work(size), problem.inputs(size))
-        if not bool(fine):
-            return None
+        *sums, norms, finite = graphs.run(problem.key(), problem.work(size), problem.inputs(size))
+        finite = finite[: problem.examples]
+        if not bool(finite.any()):
+            return nothing(problem.trained, problem.examples)
+        if not bool(finite.all()):
+            return ClippedSum(self.run(problem.without(finite), way).total, norms[: problem.examples])
         return ClippedSum(dict(zip(problem.trained, sums, strict=True)), norms[: problem.examples])
 
 

@@ -16,7 +16,6 @@ from modicum.clipping.sums import (
     as_released,
     factor_charge,
     in_range,
-    joint_charge,
     square_norms,
     weighted_outer,
     weighted_products,
@@ -113,7 +112,7 @@ class LinearWeight:
         """Squared norms by the Gram route, for factors that are kept."""
         by_input, by_output = (t @ t.transpose(1, 2) for t in (self.a.double(), self.g.double()))
         added = self.a.shape[2] + self.g.shape[2]
-        return gram_square_norms(by_input, by_output, added, len(self.a), self.g.dtype)
+        return gram_square_norms(by_input, by_output, added, self.g.dtype)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.a.shape[1] == 1:
@@ -138,39 +137,43 @@ class EmbeddingWeight:
         self.size = size
 
     def measure(self) -> tuple[Tensor, Kept]:
-        batch, places = self.indices.shape
-        g = self.g.double()
-        lengths = _lengths(g)
-        if places == 1:
-            return lengths.square().sum(1), self
         same = (self.indices[:, :, None] == self.indices[:, None, :]).double()
-        # Each place holds its whole row's gradient, so a row that occurs n times is counted n times.
-        norms = ((same @ g).square().sum(2) / same.sum(2)).sum(1).sqrt()
-        charge = places * (joint_charge(batch) + torch.finfo(g.dtype).eps)
-        return (norms + charge * lengths.sum(1)).square(), self
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = self.g.new_zeros(self.size, self.g.shape[2], dtype=torch.float64)
-        weighted = self.g.double() * weights.double()[:, None, None]
-        total.index_add_(0, self.indices.flatten(), weighted.flatten(0, 1))
-        return as_released(total, len(weights), self.g.dtype)
-
-    def rows(self, index: Tensor) -> EmbeddingWeight:
-        return EmbeddingWeight(self.indices[index], self.g[index], self.size, None)
+        times = same.sum(2, keepdim=True)
+        shares = (same @ self.g.double()) / times
+        squares = (shares.square() * times).sum((1, 2))
+        return squares, EmbeddingRows(self.indices, shares, self.size, self.g.dtype)
 
     def dense(self) -> Tensor:
         total = self.g.new_zeros(self.g.shape[0], self.size, self.g.shape[2])
         return total.scatter_add_(1, self.indices[:, :, None].expand_as(self.g), self.g)
 
 
+@dataclass(frozen=True)
+class EmbeddingRows:
+    """Each example's gradients by row of an embedding, in float64.
+
+    A row that an example looks up n times has its gradient in n equal shares: none of its terms cancel when they
+    are added to everybody else's.
+    """
+
+    indices: Tensor
+    shares: Tensor
+    size: int
+    dtype: torch.dtype
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total = self.shares.new_zeros(self.size, self.shares.shape[2])
+        weighted = self.shares * weights.double()[:, None, None]
+        total.index_add_(0, self.indices.flatten(), weighted.flatten(0, 1))
+        return as_released(total, len(weights), self.dtype)
+
+    def rows(self, index: Tensor) -> EmbeddingRows:
+        return EmbeddingRows(self.indices[index], self.shares[index], self.size, self.dtype)
+
+
 def too_large(batch: int, gradient: int, factors: int) -> bool:
     """Whether gradients of so many numbers an example are better left as their factors, whatever that takes."""
     return batch * gradient > KEEP and gradient > LARGER * factors
-
-
-def _lengths(vectors: Tensor) -> Tensor:
-    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
-    return lengths
 
 
 def _square_lengths(vectors: Tensor) -> Tensor:
@@ -183,12 +186,12 @@ def _square_lengths(vectors: Tensor) -> Tensor:
     return in_range(lengths.square(), vectors.dtype)
 
 
-def gram_square_norms(inputs: Tensor, outputs: Tensor, added: int, batch: int, dtype: torch.dtype) -> Tensor:
+def gram_square_norms(inputs: Tensor, outputs: Tensor, added: int, dtype: torch.dtype) -> Tensor:
     """Σ_ts (a_t·a_s)(δ_t·δ_s) from the two (n, T, T) Gram matrices in float64, each entry of `added` products.
 
     The terms may cancel, and then rounding is large beside what is left. Σ|terms| ≤ s², s = Σ_t ‖a_t‖‖δ_t‖, says
-    how large; and in the weighted sum, of a model in this precision and a batch of this size, terms are rounded as
-    well. Both are added, so that a norm may be overestimated, never underestimated.
+    how large; and in the weighted sum of a model in this precision terms are rounded as well. Both
+    are added, so that a norm may be overestimated, never underestimated.
     """
     places = inputs.shape[1]
     squares, square_outputs = (
@@ -197,5 +200,5 @@ def gram_square_norms(inputs: Tensor, outputs: Tensor, added: int, batch: int, d
     spread = (squares * square_outputs).sqrt().sum(1)
     terms = (inputs * outputs).sum((1, 2)).clamp(min=0.0)
     rounding = (added + places**2) * torch.finfo(inputs.dtype).eps
-    charge = factor_charge(batch, places, dtype, joint=inputs.is_cuda)
+    charge = factor_charge(places, dtype, joint=inputs.is_cuda)
     return ((terms + rounding * spread.square()).sqrt() + charge * spread).square()

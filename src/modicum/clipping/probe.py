@@ -4,15 +4,22 @@ Hooks see what layers do, not what a forward function does with their weights be
 first dimension need not be the batch. Both would give wrong norms in silence, so they are looked for:
 the sum of all gradients must be autograd's own, the first example's loss must reach only the first row of every
 layer, and it must be the same without the other examples, whose values may matter where no gradient flows.
+
+A verdict decides over the route by which everybody's gradients are computed, so it must not hang on a record. A
+model may be sent whose two routes differ as much as the probe allows, so that one record tips it. So the probe
+looks at weights and numbers of its own, and takes only what is not a real number (tokens, classes) from the batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from modicum.clipping.bookkeeping import Books, CannotKeepBooksError, requiring_grad
 from modicum.clipping.problem import Loss, check_losses, in_mode, rows, sum_dtype, zero_like
@@ -35,7 +42,37 @@ class Verdict(Enum):
 def probe(
     model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any, examples: int
 ) -> Verdict:
-    """Keep books of this batch and judge them. They are thrown away: no sum that is used comes from a probe."""
+    """Keep books of a batch like this one and judge them. No sum that is used comes from a probe."""
+    drawn = torch.Generator().manual_seed(0)
+    x, y = (tree_map(lambda leaf: _numbers(leaf, drawn), tree) for tree in (x, y))
+    with own_weights(model, drawn):
+        return _probe(model, trained, loss, x, y, examples)
+
+
+@contextmanager
+def own_weights(model: nn.Module, drawn: torch.Generator) -> Iterator[None]:
+    """Ordinary weights for a while, whatever the model's are."""
+    before = [(p, p.data) for p in model.parameters()]
+    for p, data in before:
+        wide = data[0].numel() if data.dim() > 1 else 4
+        p.data = (torch.randn(data.shape, generator=drawn) / wide**0.5).to(data) + (0.5 if data.dim() < 2 else 0.0)
+    try:
+        yield
+    finally:
+        for p, data in before:
+            p.data = data
+
+
+def _numbers(leaf: Any, drawn: torch.Generator) -> Any:
+    """Between 0 and 1, in the shape and layout of these."""
+    if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+        return leaf
+    return torch.empty_like(leaf).copy_(torch.rand(leaf.shape, generator=drawn))
+
+
+def _probe(
+    model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any, examples: int
+) -> Verdict:
     _check_alone(model, loss, x, y, examples)
     books = Books(model, trained, examples, only_gradients=True)
     with requiring_grad(model, trained):

@@ -59,13 +59,14 @@ def rows(tree: Any, index: Any) -> Any:
     return torch.utils._pytree.tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) else leaf, tree)
 
 
-ROWS, MULTIPLE = 32, 8
-"""Rows of a pass at least, and what their number is a multiple of. Libraries choose kernels, and share work among
-threads, by the number of rows; from here on a row's bits were found not to depend on the others (tests search)."""
+ROWS = 32
+"""What the number of rows of a pass is a multiple of. Libraries choose kernels, and share work among threads, by
+the number of rows, and compute the last numbers of a tensor (up to 31) by other functions than the rest; so its
+bits depend on how many rows there are. With multiples of this they were found not to (docs/clipping.md)."""
 
 
 def enough_rows(examples: int) -> int:
-    return max(ROWS, -(-examples // MULTIPLE) * MULTIPLE)
+    return -(-examples // ROWS) * ROWS
 
 
 def with_zero_rows(tree: Any, more: int) -> Any:
@@ -75,6 +76,16 @@ def with_zero_rows(tree: Any, more: int) -> Any:
         return torch.cat([leaf, leaf.new_zeros(more, *leaf.shape[1:])]) if isinstance(leaf, Tensor) else leaf
 
     return torch.utils._pytree.tree_map(longer, tree)
+
+
+def stand_ins(finite: Tensor) -> Tensor:
+    """(B,) rows to take: each its own, and the first finite one in place of those that are not.
+
+    At weight 0 it adds nothing, and all shapes stay. Were the batch computed in another way, the last bits of the
+    others' gradients would change, and a model may be made to magnify them.
+    """
+    index = torch.arange(len(finite), device=finite.device)
+    return torch.where(finite, index, finite.to(torch.int8).argmax())
 
 
 def check_losses(losses: Tensor, examples: int) -> Tensor:

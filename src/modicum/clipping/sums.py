@@ -8,11 +8,12 @@ short enough for that, and all else in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
+from modicum.clipping.problem import ROWS
 from modicum.clipping.rounding import exact_product
 
 SHARE = 2.0**-11
@@ -23,6 +24,13 @@ BLOCK = 256
 
 SHORT = 8
 """Runs of fewer examples are not worth their float64 totals: all is float64 then."""
+
+MANY = 1024
+"""Examples whose places are added up at once in float64; of a larger batch, MANY²/B at a time."""
+
+JOINT = 2 * MANY * MANY * 2.0**-53 / (SHARE / 2)
+"""Sums over T places of m of B examples in float64 are off by 2·B·m·T·2⁻⁵³·max w_i s_i in two worlds together.
+With κ·s_i charged to norms, w_i s_i ≤ C/κ; B·m ≤ MANY² and κ = T·(this) make that SHARE/2 of C."""
 
 TILE, GPU_TILE = 1 << 21, 1 << 26
 """Numbers that a slice of products, or of rows in float64, takes at most: in the cache, or beside activations."""
@@ -57,20 +65,20 @@ def in_range(squares: Tensor, dtype: torch.dtype) -> Tensor:
     return squares.masked_fill(squares > torch.finfo(dtype).max, torch.inf)
 
 
-def weighted_rows(weights: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+def weighted_rows(weights: Tensor, blocks: Iterable[Tensor]) -> Tensor:
     """Σ_i weights_i · rows_i for (…, n) rows that come in blocks of consecutive examples, (…, b, n) each.
 
     Weights are (…, B); leading axes are sums of their own.
     """
-    batch, dtype = weights.shape[-1], blocks[0].dtype
-    run = longest_run(batch, dtype)
-    parts = torch.split(weights, [block.shape[-2] for block in blocks], dim=-1)
+    batch, done = weights.shape[-1], 0
     total: Tensor | None = None
-    for w, block in zip(parts, blocks, strict=True):
+    for block in blocks:
+        run, w = longest_run(batch, block.dtype), weights[..., done : done + block.shape[-2]]
         part = _block_sum(w, block, run) if run < batch else _product(w, block)
         total = part if total is None else total.add_(part)
+        done += block.shape[-2]
     assert total is not None
-    return total if run >= batch else as_released(total, batch, dtype)
+    return as_released(total, batch, block.dtype)
 
 
 def _product(weights: Tensor, rows: Tensor) -> Tensor:
@@ -116,21 +124,36 @@ def weighted_products(weights: Tensor, g: Tensor, columns: Columns, units: int, 
     """
     batch, groups, outs, places = g.shape
     if g.is_cuda:
-        joint = _joined(g.double() * weights.double()[:, None, None, None])
+        g = g.double() * weights.double()[:, None, None, None]
         step = max(1, GPU_TILE // (batch * groups * taps * places))
     else:
-        step = max(1, TILE // (batch * groups * taps * outs))
-    total = g.new_empty(groups, outs, units * taps, dtype=sum_type(batch, g.dtype))
+        step = max(1, TILE // (ROWS * groups * taps * outs))
+    total = torch.empty(groups, outs, units * taps, dtype=sum_type(batch, weights.dtype), device=g.device)
     for start in range(0, units, step):
         stop = min(units, start + step)
         a = columns(start, stop)
         part = total[:, :, start * taps : stop * taps]
         if g.is_cuda:
-            part.copy_(joint @ _joined(a.double()).transpose(1, 2))
+            part.copy_(_joint_product(g, a.double()))
         else:
-            each = exact_product(g.reshape(-1, outs, places), a.flatten(0, 1).transpose(1, 2))
-            part.copy_(weighted_rows(weights, [each.view(batch, -1)]).view(part.shape))
+            part.copy_(weighted_rows(weights, _example_products(g, a)).view(part.shape))
     return total
+
+
+def _example_products(g: Tensor, a: Tensor) -> Iterator[Tensor]:
+    """Each example's product, in blocks of one shape: with other shapes a library may multiply in another order,
+    and a record that is added to the batch would change the others' last bits."""
+    for one_g, one_a in zip(torch.split(g, ROWS), torch.split(a, ROWS), strict=True):
+        each = exact_product(one_g.flatten(0, 1), one_a.flatten(0, 1).transpose(1, 2))
+        yield each.view(len(one_g), -1)
+
+
+def _joint_product(g: Tensor, a: Tensor) -> Tensor:
+    """Σ_i g_i a_iᵀ in float64, of so many examples at a time that `JOINT` suffices for all of them together."""
+    run = max(1, MANY * MANY // len(g))
+    parts = zip(torch.split(g, run), torch.split(a, run), strict=True)
+    products = [_joined(one_g) @ _joined(one_a).transpose(1, 2) for one_g, one_a in parts]
+    return products[0] if len(products) == 1 else torch.stack(products).sum(0)
 
 
 def _joined(factor: Tensor) -> Tensor:
@@ -138,13 +161,10 @@ def _joined(factor: Tensor) -> Tensor:
     return factor.permute(1, 2, 0, 3).flatten(2)
 
 
-def factor_charge(batch: int, places: int, dtype: torch.dtype, *, joint: bool) -> float:
+def factor_charge(places: int, dtype: torch.dtype, *, joint: bool) -> float:
     """What `weighted_products` may be off by, in units of Σ_t ‖a_t‖‖δ_t‖: T·2u for a product in the model's own
-    precision, and what keeps a joint product of all examples, as on a GPU, within its share of the bound."""
-    return places * (torch.finfo(dtype).eps + (joint_charge(batch) if joint else 0.0))
+    precision, and what keeps a joint product of all examples, as on a GPU, within its share of the bound.
 
-
-def joint_charge(batch: int) -> float:
-    """Sums over T places of B examples in float64 are off by 2·B·T·2⁻⁵³·Σ_i w_i s_i in two worlds together. With
-    κ·s_i charged to norms, w_i s_i ≤ C/κ; κ = T·(this) makes that SHARE/2 of C."""
-    return 2 * batch * batch * 2.0**-53 / (SHARE / 2)
+    Not a matter of how many examples there are: one more would change everybody's norm.
+    """
+    return places * (torch.finfo(dtype).eps + (JOINT if joint else 0.0))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from modicum.clipping.capture import Graphs, rounded_up
-from modicum.clipping.problem import check_losses, sum_dtype
+from modicum.clipping.problem import check_losses, enough_rows, stand_ins, sum_dtype
 from modicum.clipping.sums import in_range
 from modicum.core.parts import Batch, ClipRule, Losses
 from modicum.core.stack import PooledBatches
@@ -50,15 +50,22 @@ class Stack:
     real: Tensor  # (clients, size), 1 or 0
 
     @classmethod
-    def of(cls, batches: PooledBatches, like: Tensor) -> Stack:
+    def of(cls, batches: PooledBatches, like: Tensor, *, enough: bool = False) -> Stack:
+        """`enough` rows for each client, where what is computed of one must not depend on how many there are."""
         joined, sizes = batches.pool.joined, batches.sizes
-        size = rounded(sizes)
+        size = enough_rows(rounded(sizes)) if enough else rounded(sizes)
         device = joined.x.device
         index = batches.rows(size).to(device, non_blocking=True)
         counts = torch.tensor(sizes).to(device, non_blocking=True)
         real = (torch.arange(size, device=device) < counts[:, None]).to(like.dtype)
         targets = {name: t.index_select(0, index) for name, t in joined.targets.items()}
         return cls(joined.x.index_select(0, index), targets, real)
+
+    def without(self, finite: Tensor) -> Stack:
+        """The same rows, in which a finite one stands in for each that is not, at weight 0."""
+        index = stand_ins(finite.flatten())
+        targets = {name: t.index_select(0, index) for name, t in self.targets.items()}
+        return Stack(self.x.index_select(0, index), targets, self.real * finite)
 
 
 class FixedShapeSteps:
@@ -83,8 +90,8 @@ class FixedShapeSteps:
 
     def clipped_sums(
         self, theta: Tensor, stack: Stack, losses: Losses, bounds: Tensor, rule: ClipRule
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Sums of clipped gradients, (clients, size) norms, and which clients' are finite."""
+    ) -> tuple[Tensor, Tensor]:
+        """Sums of clipped gradients and (clients, size) norms."""
 
         def work(theta: Tensor, x: Tensor, real: Tensor, bounds: Tensor, *targets: Tensor) -> tuple[Tensor, ...]:
             run = self._pass(theta, x, real, dict(zip(stack.targets, targets, strict=True)), losses, True)
@@ -92,10 +99,15 @@ class FixedShapeSteps:
                 norms = square_norms(run, theta).sqrt()
                 dtype = sum_dtype(theta)
                 factors = torch.where(real > 0, clip_factors(norms, bounds, rule, dtype), 0.0)
-                return self._sums(theta, run, factors), norms.to(dtype), torch.isfinite(norms).all(1)
+                return self._sums(theta, run, factors), norms.to(dtype), torch.isfinite(norms)
 
-        total, norms, fine = self._run(rule, losses, work, theta, stack, stack.real, bounds)
-        return total, norms, fine
+        total, norms, finite = self._run(rule, losses, work, theta, stack, stack.real, bounds)
+        norms = norms.masked_fill(~finite, 0.0)
+        if not bool(finite.any()):
+            return torch.zeros_like(total), norms
+        if not bool(finite.all()):  # once more by the same kernels: others would change everybody's last bits
+            total, _ = self.clipped_sums(theta, stack.without(finite), losses, bounds, rule)
+        return total, norms
 
     def _run(
         self,

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from modicum.clipping import Flat
-from modicum.clipping.problem import check_losses, sum_dtype
+from modicum.clipping.problem import check_losses, enough_rows, sum_dtype
 from modicum.clipping.sums import sum_type
 from modicum.core.parts import Batch, ClipRule, Losses
-from modicum.core.stack import Gathered, SideBySide, padded, real_rows
+from modicum.core.stack import Gathered, PooledBatches, SideBySide, padded, real_rows
 from modicum.engines import fixed_shape
 from modicum.engines.factors import clip_factors
 from modicum.engines.loop import LoopBackend
@@ -30,12 +30,14 @@ class _Stack:
     size: int
 
     @classmethod
-    def of(cls, batches: Sequence[Batch]) -> _Stack:
-        if isinstance(batches, Gathered):
-            size = max(batches.sizes, default=0)
-            return cls(*batches.padded(size), batches.sizes, size)
-        sizes = [len(b) for b in batches]
+    def of(cls, batches: Sequence[Batch], *, enough: bool = False) -> _Stack:
+        """`enough` rows for each client, where what is computed of one must not depend on how many there are."""
+        sizes = batches.sizes if isinstance(batches, Gathered) else [len(b) for b in batches]
         size = max(sizes, default=0)
+        if enough:
+            size = enough_rows(size)
+        if isinstance(batches, PooledBatches) or (isinstance(batches, Gathered) and not enough):
+            return cls(*batches.padded(size), sizes, size)
         return cls(*padded(list(batches), size), sizes, size)
 
     @property
@@ -120,41 +122,24 @@ class StackedEngine:
         clips = [Flat(bound) for bound in bounds]  # refuses bounds that are not positive and finite
         column = torch.tensor([clip.C for clip in clips], dtype=sum_dtype(theta), device=theta.device)[:, None]
         if fixed_shape.fits(batches, theta):
-            fixed = fixed_shape.Stack.of(batches, theta)
-            total, norms, fine = self._fixed.clipped_sums(theta, fixed, losses, column, rule)
-            answer = [row[: len(batch)] for row, batch in zip(norms, batches.chosen, strict=True)]
-            return self._mended(total, answer, ~fine, theta, batches, losses, bounds, rule)
-        stack = _Stack.of(batches)
+            fixed = fixed_shape.Stack.of(batches, theta, enough=True)
+            total, norms = self._fixed.clipped_sums(theta, fixed, losses, column, rule)
+            return total, [row[: len(batch)] for row, batch in zip(norms, batches.chosen, strict=True)]
+        stack = _Stack.of(batches, enough=True)
         if not stack.size:
             return torch.zeros_like(theta), [theta.new_zeros(0) for _ in batches]
         run, values = self._forward(self.layout.named(theta.detach()), stack, losses, measure=True)
         with torch.no_grad():
             fixed_shape.backward(values, run, torch.ones_like(values))
             norms = fixed_shape.square_norms(run, theta).sqrt()
+            finite = torch.isfinite(norms)
+            norms = norms.masked_fill(~finite, 0.0)
             factors = clip_factors(norms, column, rule, column.dtype)
-            if not stack.full:
-                factors = torch.where(stack.mask(norms), factors, 0.0)
+            factors = torch.where(stack.mask(norms) & finite, factors, 0.0)
+            if not bool(finite.all()):
+                run.leave_out(finite.flatten())
             total = self._sums(theta, run, factors)
-            wrong = ~torch.isfinite(norms).all(1)
-        answer = [row[:n] for row, n in zip(norms.to(column.dtype), stack.sizes, strict=True)]
-        return self._mended(total, answer, wrong, theta, batches, losses, bounds, rule)
-
-    def _mended(
-        self,
-        total: Tensor,
-        norms: list[Tensor],
-        wrong: Tensor,
-        theta: Tensor,
-        batches: Sequence[Batch],
-        losses: Losses,
-        bounds: Sequence[float],
-        rule: ClipRule,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Clients with an example that is not finite once more by the loop, which leaves it out."""
-        for i in wrong.nonzero().flatten().tolist():
-            one = slice(i, i + 1)
-            total[one], (norms[i],) = self.loop.clipped_sums(theta[one], [batches[i]], losses, bounds[one], rule)
-        return total, norms
+        return total, [row[:n] for row, n in zip(norms.to(column.dtype), stack.sizes, strict=True)]
 
     def _sums(self, theta: Tensor, run: Run, factors: Tensor | None) -> Tensor:
         dtype = sum_dtype(theta) if factors is None else sum_type(run.size, sum_dtype(theta))

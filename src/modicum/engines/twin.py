@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from modicum.clipping.pieces import Dense, Kept
+from modicum.clipping.problem import stand_ins
 from modicum.clipping.rules import known, pieces
 from modicum.engines.patches import PatchConvolution, patch_pieces
 
@@ -55,6 +56,14 @@ class Run:
                 self.squares[name], self.kept[name] = piece.measure()
             else:
                 self.kept[name] = piece if hasattr(piece, "weighted_sum") else piece.measure()[1]
+
+    def leave_out(self, finite: Tensor) -> None:
+        """Sum without the rows that are not finite: others stand in for them, at weight 0."""
+        if bool(finite.any()):
+            index = stand_ins(finite)
+            self.kept = {name: kept.rows(index) for name, kept in self.kept.items()}
+        else:
+            self.kept = {}
 
 
 class _Layer(torch.autograd.Function):

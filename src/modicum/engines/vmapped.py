@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from modicum.clipping.problem import check_losses
+from modicum.clipping.problem import check_losses, enough_rows
 from modicum.clipping.sums import in_range, square_norms, weighted_rows
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch, ClipRule, Losses
@@ -30,7 +30,8 @@ class VmapEngine:
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
     ) -> tuple[Tensor, list[Tensor]]:
         sums, norms = [], []
-        for (flat, zero), bound in zip(self._examples(theta, batches, losses), bounds, strict=True):
+        examples = self._examples(theta, batches, losses, enough=True)
+        for (flat, zero), bound in zip(examples, bounds, strict=True):
             finite = torch.isfinite(in_range(square_norms(flat), flat.dtype))
             flat = torch.where(finite[:, None], flat, 0.0)
             norm = square_norms(flat).sqrt()
@@ -39,10 +40,14 @@ class VmapEngine:
             norms.append(norm.to(flat.dtype))
         return torch.stack(sums), norms
 
-    def _examples(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> list[tuple[Tensor, Tensor]]:
-        """Each client's (examples, parameters) gradients, beside a row of zeros."""
+    def _examples(
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, *, enough: bool = False
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Each client's (examples, parameters) gradients, beside a row of zeros; `enough` rows as in `_Stack`."""
         sizes = [len(batch) for batch in batches]
         size = max(sizes, default=0)
+        if enough:
+            size = enough_rows(size)
         x, targets = padded(list(batches), size)
         if not size:
             return [(row.new_zeros(0, len(row)), torch.zeros_like(row)) for row in theta]
