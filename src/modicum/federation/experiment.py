@@ -18,11 +18,14 @@ from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check
 from modicum.errors import UserError
+from modicum.federation.features import behind, stand_on
 from modicum.federation.hot_start import hot_start
 from modicum.models import build, check_model, fixed_features
+from modicum.privacy.spec import PrivacySpec, Unit
 
 if TYPE_CHECKING:
     from os import PathLike
+    from pathlib import Path
 
     from modicum.data.partition import Partition
 
@@ -49,14 +52,25 @@ class Federation:
         validation: float = 0.0,
         test: float = 0.0,
         proxy: bool | float | str = False,
+        backbone: str | Path | None = None,
+        features: str | None = None,
+        features_from: str | None = None,
         data_dir: str | PathLike[str] | None = None,
     ) -> Federation:
-        """Divide a named dataset among clients; `proxy` is a fraction or another dataset's name."""
-        from modicum.data import federate, load
+        """Divide a named dataset among clients; `proxy` is a fraction or another dataset's name.
 
-        public = load(proxy, data_dir) if isinstance(proxy, str) else proxy
+        `backbone` and `features` put public features in place of records: see docs/data.md. `discriminant:auto`
+        takes budgets as those of records (δ = 1e-5, zero-out, the server sees messages).
+        """
+        from modicum.data import federate, load
+        from modicum.data.fetch import data_folder
+
+        named = load(proxy, data_dir) if isinstance(proxy, str) else proxy
+        other = None if features_from is None else load(features_from, data_dir)
+        cache = data_folder(data_dir) / "features"
+        task, public, source = behind(backbone, cache, load(name, data_dir), named, other)
         data = federate(
-            load(name, data_dir),
+            task,
             clients=clients,
             partition=partition,
             seed=seed,
@@ -64,7 +78,9 @@ class Federation:
             test=test,
             proxy=public,
         )
-        return cls(data, assign_budgets(budgets, len(data.clients), seed))
+        granted = assign_budgets(budgets, len(data.clients), seed)
+        spec = PrivacySpec(unit=Unit.RECORD)
+        return cls(stand_on(data, features, granted, lambda: spec, source, backbone), granted)
 
 
 @dataclass(frozen=True, kw_only=True)
