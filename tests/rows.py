@@ -32,6 +32,7 @@ from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.simulation import Simulation
+from modicum.mechanisms.class_sums import ClassSums
 from modicum.mechanisms.clear import Clear
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.local_steps import LocalSteps
@@ -40,6 +41,7 @@ from modicum.methods import (
     AcdpPfsd,
     Aqc,
     CgmMedian,
+    ClassMeans,
     DpFedAvg,
     DpFedSam,
     DpPfsd,
@@ -118,6 +120,11 @@ MECHANISMS: dict[str, Mechanism] = {
     "record-poisson": RecordLocal(batch=4, steps=2),
     "record-auto": RecordLocal(rule=ClipRule.AUTO, steps=2),
     "record-replace-one": RecordLocal(adjacency=Adjacency.REPLACE_ONE),
+    "class-sums": ClassSums(rounds=ROUNDS, total=ROUNDS),
+    "class-sums-steps": ClassSums(rounds=1, total=ROUNDS),
+    "class-sums-replace-one": ClassSums(
+        rounds=1, total=ROUNDS, after=RecordLocal(steps=2, adjacency=Adjacency.REPLACE_ONE)
+    ),
     "client-local": ClientLevel(local=LOCAL),
     "client-secure-aggregation": ClientLevel(view=SecureAggregation(CLIENTS, dropouts=1), local=LOCAL),
     "client-central": ClientLevel(view=TrustedServer(), local=LOCAL),
@@ -152,6 +159,8 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "cgm-median": CgmMedian(),
     "cgm-median-faithful": CgmMedian(mode="faithful"),
     "cgm-median-client": CgmMedian(level="client", view="trusted-server", batch=4),
+    "class-means": ClassMeans(),
+    "class-means-steps": ClassMeans(steps=2, adjacency="replace-one"),
     "acdp-pfsd": AcdpPfsd(batch=4, memory=2, passes=2, sample=2),
     "acdp-pfsd-central": AcdpPfsd(batch=4, prior=1.0, clipping="bandit", view="trusted-server", rate=0.5),
     "acdp-pfsd-faithful": AcdpPfsd(batch=4, mode="faithful", noise_multiplier=1.0, memory=2, passes=2, sample=2),
@@ -173,7 +182,7 @@ METHOD_ROWS: dict[str, MethodSpec] = {
 
 def fits(policy: Policy, mechanism: Mechanism, aggregation: Aggregation) -> bool:
     """Whether these parts can be put together at all."""
-    sells_signals = not isinstance(mechanism, Clear)
+    sells_signals = not isinstance(mechanism, Clear | ClassSums)
     if policy.scope is Scope.STEP and not isinstance(mechanism, RecordLocal):
         return False
     if isinstance(policy, BudgetCurve | ScaleFreeCurve) and not mechanism.individuals:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from modicum.core.device import device_named
 from modicum.core.layout import Layout
-from modicum.core.parts import Batch, Method, Metric
+from modicum.core.parts import Batch, FeatureFacts, Method, Metric
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
@@ -20,6 +20,7 @@ from modicum.data.check import check
 from modicum.errors import UserError
 from modicum.federation.features import behind, stand_on
 from modicum.federation.hot_start import hot_start
+from modicum.mechanisms.class_sums import class_sums
 from modicum.models import build, check_model, fixed_features
 from modicum.privacy.spec import PrivacySpec, Unit
 
@@ -132,6 +133,7 @@ class Prepared:
     client_test: tuple[Batch, ...]
     test: Batch
     proxy: Batch | None  # public, with the task's own labels; None where there is none
+    features: FeatureFacts  # what is public of them
 
 
 def prepare(experiment: Experiment, wrap: Method) -> Prepared:
@@ -163,7 +165,21 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
         client_test=tuple(batch(c.test) for c in data.clients),
         test=batch(data.test),
         proxy=batch(data.proxy_validation if len(data.proxy_validation) else data.proxy) if same_task else None,
+        features=_feature_facts(data, batch(data.proxy) if same_task else None),
     )
+
+
+def _feature_facts(data: FederatedData, public: Batch | None) -> FeatureFacts:
+    """Public records count but for those that are kept for choosing settings."""
+    facts = FeatureFacts(data.classes)
+    if data.geometry is not None:
+        between, within = (torch.from_numpy(v.copy()) for v in (data.geometry.between, data.geometry.within))
+        facts = replace(facts, between=between, within=within)
+    if public is None:
+        return facts
+    x, y = public.x.flatten(1), public.targets["y"]
+    sums, counts = class_sums(x, y, (data.classes, x.shape[1]))
+    return replace(facts, sums=sums.cpu(), counts=counts.cpu())
 
 
 def _check_division(method: Method, model: nn.Module) -> None:

@@ -102,7 +102,8 @@ class Rehearsal:
         self.plans = make_plans(experiment, self.method.mechanism, tuple(self.facts.values()), cohorts)
         shared = self.backend.layout.where(self.method.wrapper.shared).to(self.data.first.device)
         multipliers = {n: training_multiplier(p, self.method.mechanism.purpose) for n, p in self.plans.items()}
-        public = PublicFacts(tuple(self.facts.values()), experiment.rounds, int(shared.sum()), multipliers)
+        facts, features = tuple(self.facts.values()), self.data.features
+        public = PublicFacts(facts, experiment.rounds, int(shared.sum()), multipliers, features=features)
         self.frame = Frame(
             self.backend, self.method.training, self.method.policy, shared, experiment.metrics, public
         )

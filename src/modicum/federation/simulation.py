@@ -113,8 +113,9 @@ class Simulation:
         purpose = self.method.mechanism.purpose
         multipliers = {name: training_multiplier(plan, purpose) for name, plan in self.plans.items()}
         adaptive = any(plan.guard in (Guard.GDP_FILTER, Guard.RDP_FILTER) for plan in self.plans.values())
+        features = self.data.features
         return PublicFacts(
-            self.facts, self.experiment.rounds, dimension, {} if adaptive else multipliers, adaptive
+            self.facts, self.experiment.rounds, dimension, {} if adaptive else multipliers, adaptive, features
         )
 
     def _clients(self) -> list[Client]:

@@ -9,6 +9,7 @@ from modicum.errors import UserError
 from modicum.methods.acdp_pfsd import AcdpPfsd
 from modicum.methods.aqc import Aqc
 from modicum.methods.cgm_median import CgmMedian
+from modicum.methods.class_means import ClassMeans
 from modicum.methods.dp_fedavg import DpFedAvg
 from modicum.methods.dp_fedsam import DpFedSam
 from modicum.methods.dp_pfsd import DpPfsd
@@ -30,6 +31,7 @@ METHODS: dict[str, type[MethodSpec]] = {
     "dp-sgd": DpSgd,
     "aqc": Aqc,
     "cgm-median": CgmMedian,
+    "class-means": ClassMeans,
     "pac-dp": PacDp,
     "nbafl": NbAfl,
     "rpdp-fl": RpdpFl,
@@ -59,6 +61,7 @@ __all__ = [
     "AcdpPfsd",
     "Aqc",
     "CgmMedian",
+    "ClassMeans",
     "DpFedAvg",
     "DpFedSam",
     "DpPfsd",

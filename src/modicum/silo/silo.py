@@ -267,7 +267,8 @@ class _TakingPart:
         data = prepare(silo.experiment, method)
         backend = LoopBackend(data.model)
         shared = backend.layout.where(method.wrapper.shared).to(data.first.device)
-        public = self.terms.public(join.facts, join.multipliers, int(shared.sum()), join.adaptive)
+        dimension, features = int(shared.sum()), data.features
+        public = self.terms.public(join.facts, join.multipliers, dimension, join.adaptive, features)
         self.frame = Frame(backend, method.training, method.policy, shared, self.terms.metrics, public)
         self.account = silo.account
         self.account.draw(join, self.plan)

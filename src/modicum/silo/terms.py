@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from modicum.config import Config
-from modicum.core.parts import ClientFacts, Method, Metric, PublicFacts
+from modicum.core.parts import ClientFacts, FeatureFacts, Method, Metric, PublicFacts
 from modicum.core.setting import Setting
 from modicum.data.geometry import load_geometry
 from modicum.errors import UserError
@@ -31,7 +31,7 @@ BOUNDS = (1e-3, 1e3)
 
 
 def digest(config: Config) -> str:
-    """Names method, model, features, schedule and the agreed silos. Data and folders are each party's own business."""
+    """Names method, model, features, schedule and agreed silos. Data and folders are each party's own business."""
     run = config.run
     schedule = (run.rounds, run.per_round, run.max_participations, run.metrics)
     agreed = (run.bounds, sorted(run.silos.items()))
@@ -119,11 +119,15 @@ class Terms:
         return training_multiplier(plan, self.method.mechanism.purpose)
 
     def public(
-        self, facts: Sequence[ClientFacts], multipliers: Mapping[str, float], dimension: int, adaptive: bool
+        self,
+        facts: Sequence[ClientFacts],
+        multipliers: Mapping[str, float],
+        dimension: int,
+        adaptive: bool,
+        features: FeatureFacts,
     ) -> PublicFacts:
-        return PublicFacts(
-            tuple(facts), self.config.run.rounds, dimension, {} if adaptive else dict(multipliers), adaptive
-        )
+        known = {} if adaptive else dict(multipliers)
+        return PublicFacts(tuple(facts), self.config.run.rounds, dimension, known, adaptive, features)
 
 
 def adapts(plan: PrivacyPlan) -> bool:

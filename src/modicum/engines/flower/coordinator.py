@@ -22,11 +22,13 @@ from modicum.core.messages import Broadcast, Expected, Message, Opened, encode, 
 from modicum.core.parts import ClientFacts, Frame
 from modicum.core.store import load_state, save_state
 from modicum.data.arrays import Arrays, ClientData, FederatedData
+from modicum.data.geometry import load_geometry
 from modicum.engines.flower.card import Card, Kinds
 from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
 from modicum.federation.evaluation import evaluate
 from modicum.federation.experiment import Experiment, Federation, prepare
+from modicum.federation.features import is_file
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.records import MetricsFile, RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
@@ -178,7 +180,8 @@ class Coordinator:
         self.data = prepare(experiment, method)
         self.backend = LoopBackend(self.data.model)
         shared = self.backend.layout.where(method.wrapper.shared).to(self.data.first.device)
-        public = self.terms.public(self.join.facts, self.join.multipliers, int(shared.sum()), self.join.adaptive)
+        join, dimension, features = self.join, int(shared.sum()), self.data.features
+        public = self.terms.public(join.facts, join.multipliers, dimension, join.adaptive, features)
         self.frame = Frame(self.backend, method.training, method.policy, shared, self.terms.metrics, public)
         first, run, limits = self.data.first[shared], self.join.run, (self.config.run.average, self.terms.bounds)
         self.server = Server(method, public, self.terms.cohorts, run, self.frame, first, *limits)
@@ -346,7 +349,17 @@ def _without_data(config: Config, kind: Kinds) -> Experiment:
         real = federation(config).data
         test, proxy, proxy_validation = real.test, real.proxy, real.proxy_validation
         proxy_classes = real.proxy_classes
-    data = FederatedData("deployed", (stand_in,), test, classes, proxy, proxy_validation, proxy_classes)
+    name = config.data.features
+    data = FederatedData(
+        "deployed",
+        (stand_in,),
+        test,
+        classes,
+        proxy,
+        proxy_validation,
+        proxy_classes,
+        geometry=load_geometry(name) if name is not None and is_file(name) else None,
+    )
     run = config.run
     return Experiment(
         federation=Federation(data, (1.0,)),
