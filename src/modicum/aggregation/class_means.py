@@ -15,6 +15,7 @@ from modicum.core.messages import Opened, Released, ReleasedSum
 from modicum.core.parts import CLASS_COUNTS, Aggregation, FeatureFacts, PublicFacts, State
 from modicum.errors import UserError
 
+FACTOR = 4.0
 SMALLEST = 0.05  # of an even share: fewer records than this are not believed of any class
 
 
@@ -42,6 +43,7 @@ class ClassMeans:
             "records": records,
             "within": features.within_of(size),
             "between": features.between_of(size),
+            "known": features.between is not None,
             "after": self.after.init(public),
         }
         return _with_public(state, features)
@@ -108,12 +110,23 @@ def head(state: State) -> Tensor:
     middle = state["sums"].sum(0) / total
     apart = state["sums"] / counts - middle
     variance = (state["noise"] + square / len(counts) * within) / counts**2
-    seen = (apart.square() - (1 - 1 / len(counts)) * variance).sum() / (len(counts) - 1)
-    between = state["between"] * max(seen.item(), 0.0) / max(state["between"].sum().item(), 1e-30)
+    between = state["between"] * _scale(state, apart, variance, counts)
     apart = apart * between / (between + variance).clamp_min(1e-300)
     weights = apart / within
     biases = torch.log(counts[:, 0] / total) - (weights * (middle + apart / 2)).sum(1)
     return torch.cat([weights.flatten(), biases])
+
+
+def _scale(state: State, apart: Tensor, variance: Tensor, counts: Tensor) -> float:
+    """How far these classes are apart, in all features together, over what the public ones are.
+
+    Classes count by their precision, for a rare one's mean is mostly noise. A factor beyond `FACTOR` of the public
+    figure is more likely noise than fact; where no public figure is known, any is taken.
+    """
+    trust = counts**2 / (counts**2).sum() * len(counts) / (len(counts) - 1)
+    seen = (trust * (apart.square() - (1 - 1 / len(counts)) * variance)).sum().item()
+    factor = max(seen, 0.0) / max(state["between"].sum().item(), 1e-30)
+    return min(max(factor, 1 / FACTOR), FACTOR) if state["known"] else factor
 
 
 def _counts(state: State, total: float) -> Tensor:
