@@ -24,10 +24,12 @@ from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.rehearsal import Rehearsal
 from modicum.methods import ClassMeans, DpSgd
 from modicum.models.public_head import _path, cross_validate
-from modicum_bench.public_geometry.tasks import Task, private, stand_in
+from modicum.privacy.calibration import calibrate_noise
+from modicum.privacy.events import NoSampling
+from modicum_bench.public_geometry.tasks import SPEC, Task, private, stand_in
 
 SEEDS = 3
-STEPS, RATES, CLIP = 10, (1.0, 3.0, 9.0), 1.0
+STEPS, RATES, CLIP = 10, (0.1, 0.3, 1.0), 1.0
 CHOSEN_FOR = (0.05, 1.0, 5.0)  # a cell takes the settings of the largest of these that is not above its budget
 ALONE = {"steps": 0, "rate": 1.0, "clip": CLIP}
 
@@ -68,10 +70,12 @@ def accuracy(federation: Federation, method: Any, rounds: int, seed: int, model:
 
 
 def method(name: str, found: dict[str, float], federation: Federation) -> tuple[Any, int]:
-    """The method with these settings: rates are in units of 1/variance inside classes, which geometry tells."""
-    assert federation.data.geometry is not None
-    lr = found["rate"] / float(federation.data.geometry.within.mean())
+    """The method with these settings. A rate is the noise that all steps together leave in a record's logit."""
     steps, clip = int(found["steps"]), found["clip"]
+    budget, sizes = federation.budgets[0], federation.data.sizes
+    z = calibrate_noise(SPEC, budget, NoSampling(), max(1, steps))
+    noise = clip * z / (sum(sizes) / len(sizes)) * (max(1, steps) / len(sizes)) ** 0.5
+    lr = found["rate"] / noise
     if name == "class-means":
         return ClassMeans(steps=steps, lr=lr, clip=clip), steps + 1
     return DpSgd(steps=1, lr=lr, clip=clip), steps
