@@ -125,7 +125,7 @@ def _scale(state: State, apart: Tensor, variance: Tensor, counts: Tensor) -> flo
     """
     trust = counts**2 / (counts**2).sum() * len(counts) / (len(counts) - 1)
     seen = (trust * (apart.square() - (1 - 1 / len(counts)) * variance)).sum().item()
-    factor = max(seen, 0.0) / max(state["between"].sum().item(), 1e-30)
+    factor = max(float(seen), 0.0) / max(float(state["between"].sum()), 1e-30)
     return min(max(factor, 1 / FACTOR), FACTOR) if state["known"] else factor
 
 
