@@ -31,6 +31,7 @@ from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.simulation import Simulation
+from modicum.mechanisms.class_sums import ClassSums
 from modicum.mechanisms.clear import Clear
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.local_steps import LocalSteps
@@ -39,6 +40,7 @@ from modicum.methods import (
     AcdpPfsd,
     Aqc,
     CgmMedian,
+    ClassMeans,
     Composed,
     DpFedAvg,
     DpFedSam,
@@ -118,6 +120,11 @@ MECHANISMS: dict[str, Mechanism] = {
     "record-poisson": RecordLocal(batch=4, steps=2),
     "record-auto": RecordLocal(rule=ClipRule.AUTO, steps=2),
     "record-replace-one": RecordLocal(adjacency=Adjacency.REPLACE_ONE),
+    "class-sums": ClassSums(rounds=ROUNDS, total=ROUNDS),
+    "class-sums-steps": ClassSums(rounds=1, total=ROUNDS),
+    "class-sums-replace-one": ClassSums(
+        rounds=1, total=ROUNDS, after=RecordLocal(steps=2, adjacency=Adjacency.REPLACE_ONE)
+    ),
     "client-local": ClientLevel(local=LOCAL),
     "client-secure-aggregation": ClientLevel(view=SecureAggregation(CLIENTS, dropouts=1), local=LOCAL),
     "client-central": ClientLevel(view=TrustedServer(), local=LOCAL),
@@ -155,6 +162,8 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "cgm-median": CgmMedian(),
     "cgm-median-faithful": CgmMedian(mode="faithful"),
     "cgm-median-client": CgmMedian(level="client", view="trusted-server", batch=4),
+    "class-means": ClassMeans(),
+    "class-means-steps": ClassMeans(steps=1, adjacency="replace-one"),
     "acdp-pfsd": AcdpPfsd(batch=4, memory=2, passes=2, sample=2),
     "acdp-pfsd-central": AcdpPfsd(batch=4, prior=1.0, clipping="bandit", view="trusted-server", rate=0.5),
     "acdp-pfsd-faithful": AcdpPfsd(batch=4, mode="faithful", noise_multiplier=1.0, memory=2, passes=2, sample=2),

@@ -165,6 +165,9 @@ def _open(
 ) -> Simulation:
     if not files.config.exists():
         files.write(files.config, config.encode())
+    geometry = experiment.federation.data.geometry
+    if geometry is not None and not files.geometry.exists():
+        files.write(files.geometry, geometry.to_bytes())
     try:
         noise = None if simulation else CryptoNoise()
         return Simulation(experiment, files.path, noise=noise, transcript=transcript)

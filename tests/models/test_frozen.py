@@ -25,6 +25,7 @@ from modicum.models.backbone import (
 from modicum.models.features import compute, featured, from_backbone, from_scattering
 from modicum.models.frozen import (
     backbone_linear,
+    discriminant,
     fit_discriminant,
     fit_whitening,
     unit_linear,
@@ -209,7 +210,21 @@ def test_scaling_makes_the_discriminant_blind_to_units() -> None:
 
 def test_a_discriminant_refuses_what_it_cannot_do() -> None:
     x, y = clusters(30)
-    with pytest.raises(UserError, match="between 1 and 2"):
-        fit_discriminant(x, y, 3)
+    with pytest.raises(UserError, match="between 1 and 6"):
+        fit_discriminant(x, y, 7)
     with pytest.raises(UserError, match="more public records than classes"):
         fit_discriminant(x[:3], y[:3], 2)
+
+
+def test_directions_without_differences_come_last_and_complete_the_space() -> None:
+    x, y = clusters(3000)
+    found = discriminant(x, y, shrink=0.0)
+    v = (x.double() - found.mean) @ found.matrix
+    inside = v - torch.stack([v[y == c].mean(0) for c in range(3)])[y]
+    assert torch.allclose(inside.T @ inside / (len(x) - 3), torch.eye(6, dtype=torch.double), atol=1e-8)
+    means = torch.stack([v[y == c].mean(0) for c in range(3)])
+    assert torch.allclose(means.square().mean(0), found.between, atol=1e-8)
+    assert (found.between[:2] > 1).all()
+    assert torch.equal(found.between[2:], torch.zeros(4, dtype=torch.double))
+    largest = torch.linalg.inv(found.matrix)[2:].abs().argmax(1)  # where the others point before whitening
+    assert largest[:3].tolist() == [0, 1, 2]

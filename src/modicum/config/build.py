@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from modicum.config.schema import Config
+from modicum.core.setting import Setting
 from modicum.data import Dataset, assign_budgets, federate, from_csv, from_npz_folder, load
 from modicum.data.budgets import Budgets
 from modicum.errors import UserError
 
 if TYPE_CHECKING:
     from modicum.federation.experiment import Experiment, Federation
+    from modicum.federation.features import Proxy
+    from modicum.privacy.spec import PrivacySpec
 
 DEFAULT_CLIENTS = 20
 
@@ -18,12 +22,12 @@ DEFAULT_CLIENTS = 20
 def federation(config: Config) -> Federation:
     """Clients with their data and budgets, checked."""
     from modicum.federation.experiment import Federation
+    from modicum.federation.features import stand_on
 
-    data, source = config.data, config.source
+    data = config.data
     seed = config.run.seed if data.seed is None else data.seed
-    with source.at("data"):
-        dataset = _dataset(config)
-        proxy = load(data.proxy, data.dir) if isinstance(data.proxy, str) else data.proxy
+    with config.source.at("data"):
+        dataset, proxy, source = _datasets(config)
         natural = dataset.clients is not None and data.partition in (None, "natural")
         divided = federate(
             dataset,
@@ -34,10 +38,11 @@ def federation(config: Config) -> Federation:
             test=data.test,
             proxy=proxy,
         )
-    with source.at("privacy", "budgets"):
+    with config.source.at("privacy", "budgets"):
         budgets = assign_budgets(_budgets(config), len(divided.clients), seed)
-    with source.at("data"):
-        return Federation(divided, budgets)
+    with config.source.at("data"):
+        spec = partial(_spec, config, len(budgets))
+        return Federation(stand_on(divided, data.features, budgets, spec, source, data.backbone), budgets)
 
 
 def experiment(config: Config) -> Experiment:
@@ -77,14 +82,21 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
     )
 
 
-def _dataset(config: Config) -> Dataset:
-    dataset, weights = _records(config), config.data.backbone
-    if weights is None:
-        return dataset
-    from modicum.data.fetch import data_folder
-    from modicum.models.features import featured, from_backbone
+def _spec(config: Config, clients: int) -> PrivacySpec:
+    setting = Setting(clients, config.run.per_round or clients, config.run.rounds)
+    spec: PrivacySpec = config.method.build(setting).mechanism.spec
+    return spec
 
-    return featured(dataset, from_backbone(weights), data_folder(config.data.dir) / "features")
+
+def _datasets(config: Config) -> tuple[Dataset, Proxy, Dataset | None]:
+    """The records, the proxy, and what features are fitted to; all behind the backbone, if there is one."""
+    from modicum.data.fetch import data_folder
+    from modicum.federation.features import behind
+
+    data = config.data
+    proxy = load(data.proxy, data.dir) if isinstance(data.proxy, str) else data.proxy
+    source = None if data.features_from is None else load(data.features_from, data.dir)
+    return behind(data.backbone, data_folder(data.dir) / "features", _records(config), proxy, source)
 
 
 def _records(config: Config) -> Dataset:

@@ -39,7 +39,7 @@ def check(source: Source, folder: Path = Path()) -> Config:
     privacy = read_table(source, PrivacyConfig, "privacy", source.tables.get("privacy", {}))
     method_name, method = _method(source, privacy)
     return Config(
-        data=_absolute(read_table(source, DataConfig, "data", source.tables["data"]), folder),
+        data=absolute(read_table(source, DataConfig, "data", source.tables["data"]), folder),
         privacy=replace(
             privacy,
             delta=getattr(method, "delta", privacy.delta),
@@ -161,11 +161,12 @@ def _near(wrong: object, known: Iterable[str]) -> str:
     return f": did you mean {near[0]!r}?" if near else f": use one of {', '.join(names)}"
 
 
-def _absolute(data: DataConfig, folder: Path) -> DataConfig:
+def absolute(data: DataConfig, folder: Path) -> DataConfig:
+    """Paths relative to `folder` become absolute ones."""
     changed: dict[str, Any] = {
         key: str((folder / Path(value).expanduser()).resolve())
-        for key in ("npz", "csv", "dir", "backbone")
-        if (value := getattr(data, key)) is not None
+        for key in ("npz", "csv", "dir", "backbone", "features")
+        if (value := getattr(data, key)) is not None and (key != "features" or value.endswith(".npz"))
     }
     return replace(data, **changed)
 

@@ -32,6 +32,12 @@ class DataConfig:
     test: float = setting(0.0, "share of its records that each client keeps for its own test")
     proxy: bool | float | str = setting(False, "public records: a share of the data, or another dataset's name")
     backbone: str | None = setting(None, "weights of a public backbone, whose features take the place of images")
+    features: str | None = setting(
+        None, 'public features: "discriminant:64", "discriminant:auto", or the file of a geometry'
+    )
+    features_from: str | None = setting(
+        None, "a dataset with other labels that features are fitted to (default: the proxy)"
+    )
     seed: int | None = setting(None, "decides the division (default: the run's seed)")
 
     def __post_init__(self) -> None:

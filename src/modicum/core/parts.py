@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from modicum.core.door import Door, SumDoor
@@ -53,6 +54,25 @@ class ClientFacts:
             )
 
 
+@dataclass(frozen=True, eq=False)
+class FeatureFacts:
+    """What is public of classes and features, from public records alone; None where there are none."""
+
+    classes: int
+    between: Tensor | None = None  # of a public geometry: variance of class means along each feature
+    within: Tensor | None = None  # and of records about their class's mean
+    sums: Tensor | None = None  # of public records with the task's own labels, by class
+    counts: Tensor | None = None
+
+    def between_of(self, size: int) -> Tensor:
+        """Of so many features; all alike where nothing is known."""
+        return torch.ones(size, dtype=torch.double) if self.between is None else self.between.double()
+
+    def within_of(self, size: int) -> Tensor:
+        """Of so many features; where nothing is known, of records of length 1 spread evenly."""
+        return torch.full((size,), 1 / size).double() if self.within is None else self.within.double()
+
+
 @dataclass(frozen=True)
 class PublicFacts:
     """What a policy and an aggregation may know before the run."""
@@ -62,6 +82,7 @@ class PublicFacts:
     dimension: int
     multipliers: Mapping[str, float]  # frozen noise multiplier of each client's plan; empty where it adapts
     adaptive_noise: bool = False
+    features: FeatureFacts | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +130,7 @@ class SignalName(StrEnum):
 
 
 SIGNAL_BOUND = 0.5
+CLASS_SUMS, CLASS_COUNTS = "class-sums", "class-counts"  # blocks of a release of sufficient statistics
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from modicum.errors import UserError
+
+if TYPE_CHECKING:
+    from modicum.data.geometry import Geometry
 
 Array = npt.NDArray[Any]
 
@@ -122,6 +125,8 @@ class FederatedData:
     proxy_validation: Arrays  # public too, for choosing settings
     proxy_classes: int  # differs from `classes` where the proxy is another dataset
     note: str = ""
+    proxy_name: str = ""  # the dataset that the proxy comes from
+    geometry: Geometry | None = None  # what made these features of records; None: nothing did
 
     @property
     def input_shape(self) -> tuple[int, ...]:

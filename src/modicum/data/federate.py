@@ -59,6 +59,7 @@ def federate(
         proxy_validation=public.train.take(held_out[1]),
         proxy_classes=public.classes,
         note=dataset.note,
+        proxy_name=public.name,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,17 +13,21 @@ from torch import Tensor, nn
 from modicum.core.device import device_named
 from modicum.core.layout import Layout
 from modicum.core.needs import Offer, check_data
-from modicum.core.parts import Batch, Method, Metric
+from modicum.core.parts import Batch, FeatureFacts, Method, Metric
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check
 from modicum.errors import UserError
+from modicum.federation.features import behind, stand_on
 from modicum.federation.hot_start import hot_start
+from modicum.mechanisms.class_sums import class_sums
 from modicum.models import build, check_model, fixed_features
+from modicum.privacy.spec import PrivacySpec, Unit
 
 if TYPE_CHECKING:
     from os import PathLike
+    from pathlib import Path
 
     from modicum.data.partition import Partition
 
@@ -50,14 +54,25 @@ class Federation:
         validation: float = 0.0,
         test: float = 0.0,
         proxy: bool | float | str = False,
+        backbone: str | Path | None = None,
+        features: str | None = None,
+        features_from: str | None = None,
         data_dir: str | PathLike[str] | None = None,
     ) -> Federation:
-        """Divide a named dataset among clients; `proxy` is a fraction or another dataset's name."""
-        from modicum.data import federate, load
+        """Divide a named dataset among clients; `proxy` is a fraction or another dataset's name.
 
-        public = load(proxy, data_dir) if isinstance(proxy, str) else proxy
+        `backbone` and `features` put public features in place of records: see docs/data.md. `discriminant:auto`
+        takes budgets as those of records (δ = 1e-5, zero-out, the server sees messages).
+        """
+        from modicum.data import federate, load
+        from modicum.data.fetch import data_folder
+
+        named = load(proxy, data_dir) if isinstance(proxy, str) else proxy
+        other = None if features_from is None else load(features_from, data_dir)
+        cache = data_folder(data_dir) / "features"
+        task, public, source = behind(backbone, cache, load(name, data_dir), named, other)
         data = federate(
-            load(name, data_dir),
+            task,
             clients=clients,
             partition=partition,
             seed=seed,
@@ -65,7 +80,9 @@ class Federation:
             test=test,
             proxy=public,
         )
-        return cls(data, assign_budgets(budgets, len(data.clients), seed))
+        granted = assign_budgets(budgets, len(data.clients), seed)
+        spec = PrivacySpec(unit=Unit.RECORD)
+        return cls(stand_on(data, features, granted, lambda: spec, source, backbone), granted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +150,7 @@ class Prepared:
     client_test: tuple[Batch, ...]
     test: Batch
     proxy: Batch | None  # public, with the task's own labels; None where there is none
+    features: FeatureFacts  # what is public of them
 
 
 def prepare(experiment: Experiment, wrap: Method) -> Prepared:
@@ -164,7 +182,21 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
         client_test=tuple(batch(c.test) for c in data.clients),
         test=batch(data.test),
         proxy=batch(data.proxy_validation if len(data.proxy_validation) else data.proxy) if offered else None,
+        features=_feature_facts(data, batch(data.proxy) if offered else None),
     )
+
+
+def _feature_facts(data: FederatedData, public: Batch | None) -> FeatureFacts:
+    """Public records count but for those that are kept for choosing settings."""
+    facts = FeatureFacts(data.classes)
+    if data.geometry is not None:
+        between, within = (torch.from_numpy(v.copy()) for v in (data.geometry.between, data.geometry.within))
+        facts = replace(facts, between=between, within=within)
+    if public is None:
+        return facts
+    x, y = public.x.flatten(1), public.targets["y"]
+    sums, counts = class_sums(x, y, (data.classes, x.shape[1]))
+    return replace(facts, sums=sums.cpu(), counts=counts.cpu())
 
 
 def _check_division(method: Method, model: nn.Module) -> None:

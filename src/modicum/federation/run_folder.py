@@ -44,6 +44,10 @@ class RunFolder:
         return self.path / "model.safetensors"
 
     @property
+    def geometry(self) -> Path:
+        return self.path / "geometry.npz"
+
+    @property
     def summary(self) -> Path:
         return self.path / "summary.json"
 
@@ -113,7 +117,7 @@ class RunFolder:
         """Bad input was found before the first entry of the ledger: leave no trace, so that the name is free."""
         if self.ledger.exists():
             return
-        for path in (self.config, self.path / LOCK):
+        for path in (self.config, self.geometry, self.path / LOCK):
             path.unlink(missing_ok=True)
         with suppress(OSError):  # something else lies in it
             self.path.rmdir()

@@ -73,7 +73,7 @@ def make_frame(
     _refuse_codec_on_sums(method)
     shared = backend.layout.where(method.wrapper.shared).to(data.first.device)
     told = {} if adaptive else dict(multipliers)
-    public = PublicFacts(facts, experiment.rounds, int(shared.sum()), told, adaptive)
+    public = PublicFacts(facts, experiment.rounds, int(shared.sum()), told, adaptive, data.features)
     return Frame(backend, method.training, method.policy, shared, experiment.metrics, public)
 
 

@@ -12,6 +12,7 @@ from modicum.errors import UserError
 from modicum.methods.acdp_pfsd import AcdpPfsd
 from modicum.methods.aqc import Aqc
 from modicum.methods.cgm_median import CgmMedian
+from modicum.methods.class_means import ClassMeans
 from modicum.methods.composed import Composed
 from modicum.methods.dp_fedavg import DpFedAvg
 from modicum.methods.dp_fedsam import DpFedSam
@@ -37,6 +38,7 @@ METHODS: dict[str, type[MethodSpec]] = {
     "dp-sgd": DpSgd,
     "aqc": Aqc,
     "cgm-median": CgmMedian,
+    "class-means": ClassMeans,
     "pac-dp": PacDp,
     "nbafl": NbAfl,
     "rpdp-fl": RpdpFl,
@@ -79,6 +81,7 @@ __all__ = [
     "AcdpPfsd",
     "Aqc",
     "CgmMedian",
+    "ClassMeans",
     "Composed",
     "DpFedAvg",
     "DpFedSam",

@@ -6,6 +6,7 @@ computed beforehand (`featured`). A public transform may follow: it is fitted to
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -93,19 +94,42 @@ def fit_discriminant(
     """Fisher's discriminant: the `size` directions in which public classes differ most, for their own spread.
 
     Records of a class lie close together along these directions and those of other classes do not, so that a
-    gradient holds more signal for the same length, hence for the same noise. `shrink` is the share of the mean
-    variance that is added to every direction's own, for there are few public records in many dimensions. `scaled`
-    divides each feature by its public spread first, so that those of several backbones count alike.
+    gradient holds more signal for the same length, hence for the same noise.
+    """
+    found = discriminant(public, labels, shrink, scaled=scaled)
+    if not 1 <= size <= len(found.between):
+        raise UserError(f"the discriminant size must lie between 1 and {len(found.between)}, got {size}")
+    return found.cut(size)
+
+
+@dataclass(frozen=True)
+class Discriminant:
+    """Directions, all with a variance of 1 inside the public classes, by falling variance between them."""
+
+    mean: Tensor
+    matrix: Tensor  # a direction a column
+    between: Tensor  # variance of class means along each
+
+    def cut(self, size: int) -> Whitened:
+        return Whitened(self.mean.float(), self.matrix[:, :size].float())
+
+
+def discriminant(public: Tensor, labels: Tensor, shrink: float = 0.5, *, scaled: bool = False) -> Discriminant:
+    """All directions of public records in the order of Fisher's discriminant.
+
+    `shrink` is the share of the mean variance that is added to every direction's own, for there may be few public
+    records in many dimensions. `scaled` divides each feature by its public spread first, so that those of several
+    backbones count alike. Directions in which the K classes do not differ, of which there are at least D − (K−1),
+    come last, the larger variance before whitening first: private classes may differ there.
     """
     x = public.flatten(1).double()
     spread = x.std(0) + 1e-3 * x.std() if scaled else torch.ones(x.shape[1], dtype=x.dtype)
     x = x / spread
     classes, at = torch.unique(labels, return_inverse=True)
-    largest = min(x.shape[1], len(classes) - 1)
-    if not 1 <= size <= largest:
-        raise UserError(f"the discriminant size must lie between 1 and {largest}, got {size}")
-    if len(x) <= len(classes):
-        raise UserError("a discriminant needs more public records than classes: raise the proxy's share")
+    if len(x) <= len(classes) or len(classes) < 2:
+        raise UserError(
+            "a discriminant needs more public records than classes, of two or more: raise the proxy's share"
+        )
     counts = at.bincount().double()
     means = torch.zeros(len(classes), x.shape[1], dtype=x.dtype).index_add_(0, at, x) / counts[:, None]
     rest = x - means[at]
@@ -114,8 +138,20 @@ def fit_discriminant(
     values, vectors = torch.linalg.eigh(within)
     even = vectors / values.sqrt()
     mean = means.mean(0)
-    _, _, directions = torch.linalg.svd((means - mean) @ even, full_matrices=False)
-    return Whitened((mean * spread).float(), (even @ directions[:size].T / spread[:, None]).float())
+    _, sizes, directions = torch.linalg.svd((means - mean) @ even, full_matrices=False)
+    rank = min(len(classes) - 1, x.shape[1])
+    directions = torch.cat([directions[:rank].T, _others(directions[:rank].T, values)], 1)
+    between = torch.zeros(x.shape[1], dtype=x.dtype)
+    between[:rank] = sizes[:rank].square() / len(classes)
+    return Discriminant(mean * spread, even @ directions / spread[:, None], between)
+
+
+def _others(taken: Tensor, values: Tensor) -> Tensor:
+    """The directions orthogonal to those taken, by falling variance before whitening (`values` of the axes)."""
+    kept = torch.eye(len(values), dtype=values.dtype) - taken @ taken.T
+    _, vectors = torch.linalg.eigh(kept @ (values[:, None] * kept))
+    others: Tensor = vectors.flip(1)[:, : len(values) - taken.shape[1]]
+    return others
 
 
 def whitened_linear(public: Tensor, size: int, classes: int, shrink: float = 0.05) -> FixedFeatures:

@@ -81,7 +81,9 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
     e = run.experiment
     budgets = dict(zip(e.federation.data.names, e.federation.budgets, strict=True))
     simulated = last(record.simulated for record in records)
-    notes = (e.federation.data.note, *getattr(run.method, "notes", ()))
+    data = e.federation.data
+    features = "" if data.geometry is None else data.geometry.line
+    notes = (data.note, features, *getattr(run.method, "notes", ()))
     return Summary(
         method=run.method.name,
         model=e.model if isinstance(e.model, str) else type(e.model).__name__,

@@ -371,7 +371,14 @@ def own_experiment(spec: SiloSpec) -> Experiment:
     own = data.clients[data.names.index(spec.name)]
     nothing = Arrays.empty(own.train)
     alone = FederatedData(
-        data.dataset, (own,), nothing, data.classes, proxy=nothing, proxy_validation=nothing, proxy_classes=0
+        data.dataset,
+        (own,),
+        nothing,
+        data.classes,
+        proxy=nothing,
+        proxy_validation=nothing,
+        proxy_classes=0,
+        geometry=data.geometry,
     )
     if config.run.hot_start and not spec.own_data:  # for trying things out: the experiment's own public records
         alone = replace(

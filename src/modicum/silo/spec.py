@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from modicum.config import Config, read
 from modicum.config.fields import setting
-from modicum.config.read import read_table
+from modicum.config.read import absolute, read_table
 from modicum.config.schema import DataConfig
 from modicum.config.source import Source, read_source
 from modicum.errors import UserError
+from modicum.federation.features import is_file
 from modicum.silo.terms import BOUNDS
 from modicum.silo.wire import check_path
 
@@ -160,7 +161,11 @@ def _data(source: Source, here: Path) -> DataConfig:
         raise source.error(
             "say how many classes there are: the largest label of private records is private", "data"
         )
-    paths: dict[str, Any] = {
-        k: str((here / Path(v).expanduser()).resolve()) for k in ("npz", "csv", "dir") if (v := getattr(data, k))
-    }
-    return replace(data, **paths)
+    if data.features is not None and not is_file(data.features):
+        raise source.error(
+            "all silos stand on one geometry: fit it with python -m modicum.models.geometry, give everyone its "
+            'file and write features = "FILE.npz"',
+            "data",
+            "features",
+        )
+    return absolute(data, here)

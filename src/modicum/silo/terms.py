@@ -16,8 +16,10 @@ from typing import Any
 from modicum.config import Config
 from modicum.core.parts import ClientFacts, Method, Metric
 from modicum.core.setting import Setting
+from modicum.data.geometry import load_geometry
 from modicum.errors import UserError
 from modicum.federation.cohort import Cohorts, public_cohorts, rounds_of
+from modicum.federation.features import is_file
 from modicum.mechanisms.common import metric_plans, training_multiplier
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
@@ -29,13 +31,18 @@ BOUNDS = (1e-3, 1e3)
 
 
 def digest(config: Config) -> str:
-    """Names method, model, schedule and the agreed silos. Data and folders are each party's own business."""
+    """Names method, model, features, schedule and agreed silos. Data and folders are each party's own business."""
     run = config.run
     schedule = (run.rounds, run.per_round, run.max_participations, run.metrics)
     agreed = (run.bounds, sorted(run.silos.items()))
-    model = (config.model.name, sorted(config.model.options.items()))
+    model = (config.model.name, sorted(config.model.options.items()), _features(config.data.features))
     text = repr((config.method_name, config.method, model, schedule, agreed))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _features(name: str | None) -> str | None:
+    """The geometry that everybody's records pass through, by its content."""
+    return load_geometry(name).digest if name is not None and is_file(name) else name
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,13 @@ from torch import Tensor
 from modicum.config import Config, experiment_over, federation, to_toml
 from modicum.core.needs import check_data
 from modicum.data.arrays import Arrays, ClientData, FederatedData
+from modicum.data.geometry import load_geometry
 from modicum.engines.flower.card import Card, Kinds
 from modicum.engines.flower.silos import Courier, Silos
 from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation, offer_of, prepare
+from modicum.federation.features import is_file
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.rounds import Evaluation, Folder, Rounds
@@ -296,7 +298,17 @@ def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:
         real = federation(config).data
         test, proxy, proxy_validation = real.test, real.proxy, real.proxy_validation
         proxy_classes = real.proxy_classes
-    data = FederatedData("deployed", (stand_in,), test, classes, proxy, proxy_validation, proxy_classes)
+    name = config.data.features
+    data = FederatedData(
+        "deployed",
+        (stand_in,),
+        test,
+        classes,
+        proxy,
+        proxy_validation,
+        proxy_classes,
+        geometry=load_geometry(name) if name is not None and is_file(name) else None,
+    )
     return replace(experiment_over(config, Federation(data, (1.0,))), bounds=terms.bounds)
 
 

@@ -1,0 +1,1 @@
+"""What a public geometry and releases of class sums give: settings from the proxy, then every cell on the test."""

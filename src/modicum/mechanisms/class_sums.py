@@ -1,0 +1,162 @@
+"""Sufficient statistics in place of gradients: each client's sums of features by class, and how many there are.
+
+A record of length at most 1 stands in one row of the sums and counts 1, so that both together are one query of two
+blocks with one joint sensitivity. Later rounds are whole-batch gradient steps, where the budget is divided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from modicum.core.layout import Layout
+from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened
+from modicum.core.needs import Need
+from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS, ClientFacts, Frame, Job, Opening, State
+from modicum.errors import UserError
+from modicum.mechanisms import common
+from modicum.mechanisms.possible import DOUBT, ROUNDING, noise_norm
+from modicum.mechanisms.record_local import GRADIENT, RecordLocal
+from modicum.privacy.calibration import calibrate_noise
+from modicum.privacy.events import Block, NoSampling, Release
+from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
+from modicum.privacy.spec import PrivacySpec, Unit
+
+LENGTH = 1.0  # records that are longer are cut to it
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassSums:
+    """(Σ x, number) of each class in the first rounds, then the steps of `after`.
+
+    κ is the weight of a count beside a sum: noise of z√(1+κ²) on sums and z√(1+κ²)/κ on counts has the joint
+    multiplier z. The message has the form of a linear head: sums where weights are, counts where biases are.
+    """
+
+    rounds: int  # that sums are released in; a budget bought once or many times gives the same precision
+    total: int  # rounds of the run
+    counts: float = 0.3  # κ
+    share: float = 0.2  # of μ², where gradient steps follow
+    after: RecordLocal = field(default_factory=lambda: RecordLocal(steps=1))
+
+    individuals = True
+    purpose = CLASS_SUMS
+    offers: ClassVar[tuple[Need, ...]] = ()
+    cohort_rate = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rounds <= self.total:
+            raise UserError(f"class sums are released in 1 to {self.total} rounds, got {self.rounds}")
+        if not 0 < self.counts < math.inf or not 0 < self.share < 1:
+            raise UserError(
+                f"counts need a weight above 0 and sums a share between 0 and 1, got {self.counts}, {self.share}"
+            )
+        if self.after.batch is not None or self.after.adaptive:
+            raise UserError("after class sums come whole-batch steps with the plan's own noise: leave batch out")
+
+    @property
+    def spec(self) -> PrivacySpec:
+        return self.after.spec
+
+    def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
+        """With whole participation exactly what is released; of a cohort's members some may release less."""
+        if math.isinf(facts.budget):
+            return PrivacyPlan(client=facts.name, spec=self.spec, budget=math.inf, guard=Guard.NONE)
+        first = min(facts.participations, self.rounds)
+        later = min(facts.participations, self.total - self.rounds)
+        z = calibrate_noise(self.spec, facts.budget, NoSampling(), first, also=metrics)
+        releases = [PlannedRelease(CLASS_SUMS, z, NoSampling(), first), *metrics]
+        if later:
+            releases[0] = PlannedRelease(CLASS_SUMS, z / math.sqrt(self.share), NoSampling(), first)
+            steps = later * (self.after.steps or 1)
+            z = calibrate_noise(self.spec, facts.budget, NoSampling(), steps, also=tuple(releases))
+            releases.append(PlannedRelease(GRADIENT, z, NoSampling(), steps))
+        return PrivacyPlan(client=facts.name, spec=self.spec, budget=facts.budget, releases=tuple(releases))
+
+    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
+        return self.after.decisions(chosen, multipliers)
+
+    def _sums_now(self, broadcast: Broadcast) -> bool:
+        return broadcast.round < self.rounds
+
+    def _event(self, facts: ClientFacts, plan: PrivacyPlan, broadcast: Broadcast) -> Release:
+        z = common.training_multiplier(plan, CLASS_SUMS) * math.sqrt(1 + self.counts**2) * (1 + 1e-14)
+        blocks = (Block(CLASS_SUMS, LENGTH, z), Block(CLASS_COUNTS, 1.0, z / self.counts))
+        return Release(
+            client=facts.name, round=broadcast.round, spec=self.spec, blocks=blocks, sampler=NoSampling()
+        )
+
+    def events(
+        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+    ) -> tuple[Release, ...]:
+        if not self._sums_now(broadcast):
+            return self.after.events(facts, plan, frame, broadcast, participation)
+        metrics = common.metric_events(self.spec, broadcast, frame.metrics)
+        return (self._event(facts, plan, broadcast), *metrics)
+
+    def expected(
+        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+    ) -> Expected:
+        """n records in one class reach n·√(1+1) with their count; noise adds its own norm."""
+        if not self._sums_now(broadcast):
+            return self.after.expected(facts, plan, frame, broadcast, participation)
+        sums, counts = self._event(facts, plan, broadcast).blocks
+        metrics = common.metric_events(self.spec, broadcast, frame.metrics)
+        doubt = DOUBT / (1 + len(metrics))
+        noise = max(sums.noise_std, counts.noise_std) * noise_norm(broadcast.model.numel(), doubt)
+        norm = (facts.records * math.hypot(LENGTH, 1.0) + noise) * (1 + ROUNDING)
+        known = NoiseFacts(sums.noise_std**2, 1.0, {CLASS_COUNTS: counts.noise_std**2})
+        rates = common.expected_metrics(metrics, Unit.RECORD, facts.validation, doubt)
+        return Expected(known, norm, {}, rates)
+
+    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
+        if not self._sums_now(jobs[0].broadcast):
+            return self.after.run(jobs, frame)
+        return [self._release(job, frame) for job in jobs]
+
+    def _release(self, job: Job, frame: Frame) -> tuple[Message, State]:
+        event = self._event(job.facts, job.plan, job.broadcast)
+        model = job.broadcast.model
+        sums, counts = class_sums(job.records.x, job.records.targets["y"], frame.backend.layout.shapes[0])
+        noised = job.door.release(event, 0, {CLASS_SUMS: sums, CLASS_COUNTS: counts})
+        update = torch.cat([noised[CLASS_SUMS].flatten(), noised[CLASS_COUNTS]]).to(model)
+        metrics = common.released_metrics(job, frame, self.spec)
+        return Noised(job.facts.name, job.broadcast.round, update, {}, metrics), job.state
+
+    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
+        return common.opened(messages, context)
+
+
+def class_sums(x: Tensor, y: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Sums (classes × features) of records cut to length 1, and how many there are of each class (private).
+
+    In double precision, so that a record moves a sum by no more than its own cut length (R10). What is not finite
+    counts as a record of zeros.
+    """
+    x = x.flatten(1).double()
+    x = torch.where(torch.isfinite(x).all(1, keepdim=True), x, torch.zeros_like(x))
+    largest = x.abs().amax(1, keepdim=True).clamp_min(1e-300)
+    scaled = x / largest  # of huge values squares would overflow
+    length = largest * torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+    x = torch.where(length > LENGTH, x * (LENGTH / length), x)
+    sums = x.new_zeros(shape).index_add_(0, y, x)
+    return sums, torch.bincount(y, minlength=shape[0]).double()
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """Refuses a model whose parameters are not one linear layer's: sums could not take their place."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        shapes = Layout.of(model).shapes
+        if len(shapes) != 2 or len(shapes[0]) != 2 or shapes[1] != shapes[0][:1]:
+            raise UserError("class sums make a linear model: choose model.name = logistic, on public features")
+        return model
+
+    def shared(self, name: str) -> bool:  # noqa: ARG002
+        return True
