@@ -280,7 +280,7 @@ class Clients:
 
     def _main_entries(self) -> list[Token]:
         """The stored messages; the further queries of a client's round are stored as empty ones beside it."""
-        if not self.charges_here:  # what is stored is the trusted server's
+        if self._keep is not Keep.MESSAGES or not self.charges_here:  # or it is the trusted server's
             return []
         return [
             token

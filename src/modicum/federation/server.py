@@ -265,7 +265,8 @@ class TrustedLedger:
     ) -> None:
         self.ledger, self.noise, self._watch, self._keep = ledger, noise, watch, keep
         self._make_door = door or (lambda tokens: ReservedSumDoor(self.noise, tokens))
-        self._sent = {t.release.round: t for t in ledger.outbox() if ledger.message(t)}
+        kept = ledger.outbox() if keep is Keep.MESSAGES else []
+        self._sent = {t.release.round: t for t in kept if ledger.message(t)}
 
     def stored(self, round: int) -> ReleasedSum | None:
         """The release of a round that was settled before a crash: it stands as it is."""

@@ -189,9 +189,11 @@ class Journal:
         except _DAMAGE as error:
             raise LedgerDamaged(f"the ledger {self.path} is damaged: {error}") from None
 
-    def append(self, kind: str, value: dict[str, Any], key: str | None = None, refers: int | None = None) -> Entry:
-        """Adds the next entry; only inside a transaction."""
-        number, body = self.number + 1, canonical(value)
+    def append(
+        self, kind: str, value: dict[str, Any] | str, key: str | None = None, refers: int | None = None
+    ) -> Entry:
+        """Adds the next entry, whose body may be canonical text already; only inside a transaction."""
+        number, body = self.number + 1, value if isinstance(value, str) else canonical(value)
         digest = entry_hash(self.head, number, kind, key, refers, body)
         self._db.execute(
             "INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?)", (number, kind, key, refers, body, digest)

@@ -314,14 +314,14 @@ class Ledger:
         added: list[tuple[Entry, Said]] = []
 
         def append(said: Said, refers: int | None = None) -> Entry:
-            kind, value = KIND_OF[type(said)], said.to_dict()
+            kind, body = KIND_OF[type(said)], canonical(said.to_dict())
             key = KINDS[kind].key(said)
-            draft = Entry(self._journal.number + 1, kind, key, refers, canonical(value), "")
+            draft = Entry(self._journal.number + 1, kind, key, refers, body, "")
             try:
                 understood = self._grammar.understand(draft)
             except UserError as error:
                 raise UserError(f"the ledger {self.path} cannot hold this {kind!r} entry: {error}") from None
-            entry = self._journal.append(kind, value, key, refers)
+            entry = self._journal.append(kind, body, key, refers)
             added.append((entry, understood))
             return entry
 

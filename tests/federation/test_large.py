@@ -1,0 +1,77 @@
+"""What lets a federation grow: sums are made as messages come, and seeded messages are not stored."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from modicum.core.messages import Share
+from modicum.core.parts import Job
+from modicum.federation.clients import Answer, Clients
+from modicum.federation.server import Server
+from modicum.federation.simulation import Simulation
+from modicum.methods import DpFedAvg
+from modicum.privacy.noise import CryptoNoise
+from tests.rows import CLIENTS, experiment, federation
+
+EQUAL = (4.0,) * CLIENTS
+
+
+def most_alive(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many clients' updates are in memory at once, where they are computed one by one."""
+    alive: weakref.WeakSet[Share] = weakref.WeakSet()
+    counts = []
+    compute = Clients.compute
+
+    def watched(self: Clients, jobs: Sequence[Job]) -> Iterator[dict[str, Answer]]:
+        for part in compute(self, jobs):
+            alive.update(message for message in part.values() if isinstance(message, Share))
+            counts.append(len(alive))
+            yield part
+
+    monkeypatch.setattr(Share, "__hash__", object.__hash__)
+    monkeypatch.setattr(Clients, "compute", watched)
+    sim = Simulation(experiment(DpFedAvg(batch=4), federation=federation(budgets=EQUAL), metrics=()), folder)
+    sim.clients._at_once = 1
+    sim.step()
+    sim.close()
+    assert len(counts) == CLIENTS
+    return max(counts)
+
+
+def test_a_sum_holds_few_messages_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert most_alive(tmp_path, monkeypatch) <= 2  # the one that comes, and the one before it
+
+
+def test_a_server_that_holds_them_all_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Server.read
+    monkeypatch.setattr(Server, "read", lambda self, *given: iter(list(read(self, *given))))
+    assert most_alive(tmp_path, monkeypatch) == CLIENTS
+
+
+@pytest.mark.parametrize("at_once", [1, 3, CLIENTS])
+def test_the_bits_of_a_sum_do_not_depend_on_the_chunks(at_once: int, tmp_path: Path) -> None:
+    models = []
+    for name, size in (("all", CLIENTS), ("chunks", at_once)):
+        made = experiment(DpFedAvg(batch=4), federation=federation(budgets=EQUAL), metrics=())
+        sim = Simulation(made, tmp_path / name)
+        sim.clients._at_once = size
+        list(sim.rounds())
+        sim.close()
+        models.append(sim.model.numpy().tobytes())
+    assert models[0] == models[1]
+
+
+def test_messages_are_stored_where_they_cannot_be_made_again(tmp_path: Path) -> None:
+    kept = {}
+    for name, noise in (("seeded", None), ("fresh", CryptoNoise())):
+        made = experiment(DpFedAvg(batch=4), federation=federation(budgets=EQUAL), metrics=())
+        sim = Simulation(made, tmp_path / name, noise=noise)
+        sim.carrier.exchange(sim.server.propose())
+        kept[name] = len(sim.ledger.outbox())
+        assert sim.ledger.unsettled() == []
+        sim.close()
+    assert kept == {"seeded": 0, "fresh": CLIENTS}
