@@ -151,11 +151,11 @@ def draw_again() -> None:
     clients.Clients._recall = forget  # type: ignore[method-assign]
 
 
-def sums_from_the_probe() -> None:
-    """Broken twin: what a process computes first comes from books that were kept for looking."""
+def first_by_another_route() -> None:
+    """Broken twin: what a process computes first comes by another route."""
     from tests.federation.determinism import break_it
 
-    break_it("sums from the probe")
+    break_it("first by another route")
 
 
 def child(job: dict[str, Any]) -> list[str]:
@@ -173,8 +173,8 @@ def child(job: dict[str, Any]) -> list[str]:
             state_of_the_broken_round()
         case "draw-again":
             draw_again()
-        case "sums-from-the-probe":
-            sums_from_the_probe()
+        case "first-by-another-route":
+            first_by_another_route()
     files = RunFolder(folder)
     files.make(fresh=False)
     runs.carry_out(experiment(kind), files, "", simulation=job["simulation"], transcript=sent)

@@ -51,8 +51,8 @@ def test_bits_are_a_function_of_inputs_engine_and_threads(instructions: str, thr
     assert broken_promises(instructions, threads) == []
 
 
-def test_a_first_sum_from_the_probe_is_caught() -> None:
-    found = broken_promises("native", 1, "sums from the probe")
+def test_a_first_sum_by_another_route_is_caught() -> None:
+    found = broken_promises("native", 1, "first by another route")
     assert "resumed runs: cnn-small, records" in found
     assert any(line.startswith("used backends: clipped sums of cnn-small") for line in found)
 

@@ -206,7 +206,7 @@ def test_beginning_with_a_later_state_is_caught(zygote: Zygote, tmp_path: Path) 
     assert disturbed(zygote, tmp_path / "run", "personal", kills, twin=twin) == ["resuming failed"]
 
 
-def test_a_first_sum_from_the_probe_is_caught(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_first_sum_by_another_route_is_caught(zygote: Zygote, tmp_path: Path) -> None:
     """Each process begins with such a sum, the undisturbed run's as well as the resumed one's.
 
     A client of the second round that was settled gets it wrong when it is computed again, and the ledger refuses;
@@ -214,11 +214,11 @@ def test_a_first_sum_from_the_probe_is_caught(zygote: Zygote, tmp_path: Path) ->
     """
     kills = [{"name": "before settle_many", "point": CLIENTS}]
     for name, deaths in (("whole", []), ("run", kills)):
-        problems = disturbed(zygote, tmp_path / name, "convolution", deaths, twin="sums-from-the-probe")
+        problems = disturbed(zygote, tmp_path / name, "convolution", deaths, twin="first-by-another-route")
         assert problems == []
     assert "model.safetensors differs" in differences(tmp_path / "run", tmp_path / "whole")
     kills = [{"name": "after settle_many", "point": CLIENTS}]
-    problems = disturbed(zygote, tmp_path / "settled", "convolution", kills, twin="sums-from-the-probe")
+    problems = disturbed(zygote, tmp_path / "settled", "convolution", kills, twin="first-by-another-route")
     assert problems == ["resuming failed"]
 
 
