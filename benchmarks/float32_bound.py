@@ -17,12 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from tests.clipping.attacks import CAUGHT, MODELS, ROUTES, THRESHOLDS, TWINS, Attack, climb, hostile_movement
-from tests.clipping.helpers import cross_entropy
+from tests.compute.attacks import CAUGHT, MODELS, ROUTES, THRESHOLDS, TWINS, Attack, climb, hostile_movement
+from tests.compute.helpers import cross_entropy
 from torch import Tensor
 
-from modicum.clipping import Flat, Way, clipped_sum
-from modicum.clipping.convolution import ConvWeight, Geometry
+from modicum.compute import Flat, Way, clipped_sum
+from modicum.compute.convolution import ConvWeight, Geometry
 from modicum.models import build
 
 LAYERS = [(64, 64, 32, 1, 3), (64, 128, 32, 2, 3), (128, 128, 16, 1, 3), (128, 256, 16, 2, 3), (256, 256, 8, 1, 3),

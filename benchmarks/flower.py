@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.config import experiment, read
-from modicum.engines.flower.up import HOST, Deployment
+from modicum.deploy.flower.up import HOST, Deployment
 from modicum.federation.records import read_records
 from modicum.federation.simulation import Simulation
 from modicum.privacy.ledger import Ledger

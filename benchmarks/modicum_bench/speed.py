@@ -19,15 +19,15 @@ from typing import Any
 
 import torch
 
-from modicum.clipping import Way
-from modicum.clipping.capture import REPEATED
+from modicum.compute import Way
+from modicum.compute.capture import REPEATED
+from modicum.compute.choose import choose
+from modicum.compute.fused import FusedBackend
+from modicum.compute.loop import LoopBackend
 from modicum.core.device import device_named
 from modicum.core.memory import keep_pages
 from modicum.core.parts import Backend, Batch, ClipRule
 from modicum.core.stack import Pool
-from modicum.engines.choose import choose
-from modicum.engines.fused import FusedBackend
-from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.local_steps import LocalSteps

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from modicum.clipping import Clipper, Flat, Way
+from modicum.compute import Clipper, Flat, Way
 
 Sums = Callable[[], dict[str, Tensor]]
 BOUND = 1.0

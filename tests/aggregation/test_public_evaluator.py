@@ -19,8 +19,8 @@ from modicum.federation.evaluation import evaluate
 from modicum.federation.rehearsal import Rehearsal
 from modicum.methods import Composed
 from tests.core.test_needs import no_proxy
-from tests.engines.flower.helpers import RECORD_LEVEL
-from tests.engines.flower.test_coordinator import Direct, coordinator, silos
+from tests.deploy.flower.helpers import RECORD_LEVEL
+from tests.deploy.flower.test_coordinator import Direct, coordinator, silos
 from tests.rows import MECHANISMS, experiment, simulate
 from tests.test_contracts import PUBLIC, released
 from tests.test_non_interference import interferes

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from modicum.compute.fused import FusedBackend
 from modicum.core.parts import Batch
-from modicum.engines.fused import FusedBackend
 from modicum.errors import UserError
 from modicum.training.plain import Supervised
 from modicum_bench.acdp_pfsd import choose

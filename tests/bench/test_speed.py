@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from modicum.clipping import Way
-from modicum.engines.fused import FusedBackend
-from modicum.engines.loop import LoopBackend
+from modicum.compute import Way
+from modicum.compute.fused import FusedBackend
+from modicum.compute.loop import LoopBackend
 from modicum.errors import UserError
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.models import build

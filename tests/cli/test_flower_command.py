@@ -10,10 +10,10 @@ import pytest
 
 from modicum.cli import run
 from modicum.cli.app import app
-from modicum.engines.flower import keys, link
-from modicum.engines.flower.project import PACKAGE
+from modicum.deploy.flower import keys, link
+from modicum.deploy.flower.project import PACKAGE
 from modicum.errors import UserError
-from tests.silo.helpers import EXPERIMENT, write_silo
+from tests.deploy.silo.helpers import EXPERIMENT, write_silo
 
 
 def _fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -23,8 +23,8 @@ from modicum.federation.simulation import Simulation
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import AcdpPfsd, Composed
 from modicum.policies import AdaptiveQuantile, Bandit, BudgetCurve, Curve, Fixed, PlateauCosine, Ppo
-from tests.engines.flower.helpers import RECORD_LEVEL
-from tests.engines.flower.test_coordinator import Direct, coordinator, silos
+from tests.deploy.flower.helpers import RECORD_LEVEL
+from tests.deploy.flower.test_coordinator import Direct, coordinator, silos
 from tests.rows import MECHANISMS, StepQuantile, experiment, federation
 
 CURVE = Curve((1.0, 2.0), (1.0, 2.0))

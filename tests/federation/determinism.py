@@ -16,18 +16,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from modicum.clipping import ClippedSum, Clipper
-from modicum.clipping.flat import Problem
+from modicum.compute import ClippedSum, Clipper, loop
+from modicum.compute.flat import Problem
+from modicum.compute.fused import FusedBackend
+from modicum.compute.loop import LoopBackend
 from modicum.core.parts import Backend, ClipRule
 from modicum.core.stack import SideBySide
-from modicum.engines import loop
-from modicum.engines.fused import FusedBackend
-from modicum.engines.loop import LoopBackend
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.simulation import Simulation
 from modicum.methods import DpFedAvg, DpSgd
 from modicum.models import build
-from tests.engines.helpers import BOUNDS, losses, stack
+from tests.compute.stacks import BOUNDS, losses, stack
 from tests.federation.test_randomness import MECHANISMS, _jobs, _updates
 from tests.mechanisms.stage import Stage, double_model
 

@@ -22,8 +22,12 @@ from modicum.core.messages import Noised
 from modicum.core.parts import ClientFacts, Identity, Method
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import ClientData
-from modicum.engines.flower import coordinator
-from modicum.engines.flower.coordinator import Coordinator, Patience
+from modicum.deploy.flower import coordinator
+from modicum.deploy.flower.coordinator import Coordinator, Patience
+from modicum.deploy.silo.silo import Silo
+from modicum.deploy.silo.spec import AccountConfig, Grant, SiloSpec
+from modicum.deploy.silo.terms import Terms
+from modicum.deploy.silo.wire import Answer, Kind
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment
 from modicum.federation.records import RoundRecord
@@ -34,10 +38,6 @@ from modicum.methods import DpFedAvg, DpSgd
 from modicum.policies import Fixed
 from modicum.privacy.budgets import NoGuard
 from modicum.privacy.noise import SimulatedNoise
-from modicum.silo.silo import Silo
-from modicum.silo.spec import AccountConfig, Grant, SiloSpec
-from modicum.silo.terms import Terms
-from modicum.silo.wire import Answer, Kind
 from tests.rows import LOCAL, METHOD_ROWS, Composed
 
 Change = Callable[[Rehearsal], None]

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from modicum.compute.fused import FusedBackend
 from modicum.core.layout import Layout
 from modicum.core.optimisers import Sgd
 from modicum.core.parts import Batch
-from modicum.engines.fused import FusedBackend
 from modicum.errors import UserError
 from modicum.federation.evaluation import evaluate
 from modicum.federation.fine_tuning import fine_tune

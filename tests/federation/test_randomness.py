@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from modicum.compute.fused import FusedBackend
+from modicum.compute.loop import LoopBackend
 from modicum.core.parts import Backend, Batch, Job, Mechanism
-from modicum.engines.fused import FusedBackend
-from modicum.engines.loop import LoopBackend
 from modicum.federation.experiment import Experiment
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import Remember

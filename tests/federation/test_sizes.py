@@ -12,13 +12,13 @@ import pytest
 from modicum.config.read import check
 from modicum.config.source import parse
 from modicum.core.setting import MethodSpec
+from modicum.deploy.silo.spec import read_spec
+from modicum.deploy.silo.terms import Terms
 from modicum.errors import UnsoundError, UserError
 from modicum.federation.experiment import Federation
 from modicum.federation.simulation import Simulation
 from modicum.methods import DpFedAvg, DpSgd
 from modicum.privacy.spec import PrivacySpec
-from modicum.silo.spec import read_spec
-from modicum.silo.terms import Terms
 from tests.rows import federation, simulate, with_client
 
 ADD_REMOVE: Any = "add-remove"  # not a name that methods offer

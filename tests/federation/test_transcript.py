@@ -21,8 +21,8 @@ from modicum.federation.transcript import AGGREGATOR, Remember, Seen
 from modicum.federation.transcript_file import FileTranscript, load_transcript
 from modicum.methods import AcdpPfsd, DpFedAvg, DpSgd
 from modicum.privacy.noise import SimulatedNoise
-from tests.engines.flower.helpers import CLIENT_LEVEL, RECORD_LEVEL
-from tests.engines.flower.test_coordinator import Direct, coordinator, finish, silos
+from tests.deploy.flower.helpers import CLIENT_LEVEL, RECORD_LEVEL
+from tests.deploy.flower.test_coordinator import Direct, coordinator, finish, silos
 from tests.rows import experiment, federation
 
 SPECS: dict[str, MethodSpec] = {

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from modicum.config import read
 from modicum.core.messages import Broadcast, Noised, decode, encode
-from modicum.engines.flower.coordinator import Coordinator, Patience
+from modicum.deploy.flower.coordinator import Coordinator, Patience
+from modicum.deploy.silo.terms import Terms, digest
+from modicum.deploy.silo.wire import Answer, Kind
 from modicum.federation.records import RoundRecord
 from modicum.mechanisms.common import query
-from modicum.silo.terms import Terms, digest
-from modicum.silo.wire import Answer, Kind
 
 HONEST, HOSTILE = ("a", "b", "c"), "z"
 NAMES = (*HONEST, HOSTILE)

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from modicum.core.messages import Broadcast, Noised, NoiseFacts, Released, encode
-from modicum.engines.flower.coordinator import Coordinator
+from modicum.deploy.flower.coordinator import Coordinator
+from modicum.deploy.silo.wire import Answer, Code
 from modicum.errors import UserError
 from modicum.federation import server as server_module
 from modicum.federation.records import read_records
-from modicum.silo.wire import Answer, Code
 from tests.hostile.stage import HONEST, HOSTILE, Attack, Scripted, coordinator, play, prepare, text, unit
 
 Change = Callable[[Noised], Noised | Released]

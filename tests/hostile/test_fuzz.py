@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save
 
 from modicum.core.messages import Broadcast, Noised, NoiseFacts, Released, ReleasedSum, Sealed, Share, encode
-from modicum.engines.flower.silos import OWN_FAULT
-from modicum.silo.wire import TRANSIENT, Answer
+from modicum.deploy.flower.silos import OWN_FAULT
+from modicum.deploy.silo.wire import TRANSIENT, Answer
 from tests.hostile.stage import HOSTILE, NAMES, Scripted, normal, play, prepare, text, unit
 
 Reach = Callable[[Broadcast], float]

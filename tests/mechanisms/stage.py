@@ -11,11 +11,11 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor, nn
 
+from modicum.compute.loop import LoopBackend
 from modicum.core.door import ReservedDoor
 from modicum.core.messages import Broadcast, Decision, Message
 from modicum.core.optimisers import Sgd
 from modicum.core.parts import Backend, Batch, ClientFacts, Frame, Job, Mechanism, Policy, State
-from modicum.engines.loop import LoopBackend
 from modicum.policies import Fixed
 from modicum.privacy.events import Release
 from modicum.privacy.noise import NoiseSource, SimulatedNoise

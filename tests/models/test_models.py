@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from modicum.clipping import Auto, Flat, clipped_sum, reference_clipped_sum
+from modicum.compute import Auto, Flat, clipped_sum, reference_clipped_sum
 from modicum.errors import UnsoundError, UserError
 from modicum.models import CATALOGUE, build, check_model, names
-from tests.clipping.helpers import assert_same, cross_entropy
+from tests.compute.helpers import assert_same, cross_entropy
 
 SHAPES = {name: (3, 16, 16) if name.startswith("resnet") else (1, 28, 28) for name in names()}
 PARAMETERS = {
@@ -44,7 +44,7 @@ def test_examples_do_not_mix(name: str) -> None:
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("error::modicum.clipping.SlowClippingWarning")
+@pytest.mark.filterwarnings("error::modicum.compute.SlowClippingWarning")
 @pytest.mark.parametrize("name", [name for name in names() if name != "resnet34"])
 def test_clipped_sum_equals_the_reference(name: str) -> None:
     torch.manual_seed(1)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from modicum.aggregation import Mean
+from modicum.compute.loop import LoopBackend
 from modicum.core.optimisers import Sgd
 from modicum.core.parts import PERSONALISED, Batch, LocalTraining, Mechanism, Method
-from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
+from modicum.compute.loop import LoopBackend
 from modicum.core.parts import PERSONALISED, Batch
-from modicum.engines.loop import LoopBackend
 from modicum.errors import UserError
 from modicum.training.distilled import Distilled, decoupled
 

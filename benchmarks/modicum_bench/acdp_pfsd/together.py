@@ -13,9 +13,9 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from modicum.compute.fused import FusedBackend
+from modicum.compute.twin import Run, Twin
 from modicum.core.parts import Batch, ClipRule, Job, Losses, Method
-from modicum.engines.fused import FusedBackend
-from modicum.engines.twin import Run, Twin
 from modicum.federation.rehearsal import Rehearsal, Rehearsed
 from modicum.mechanisms.clear import Clear
 from modicum.mechanisms.client_level import ClientLevel

@@ -12,7 +12,7 @@ import typer
 from modicum.errors import UserError
 
 if TYPE_CHECKING:
-    from modicum.engines.flower.up import Deployment
+    from modicum.deploy.flower.up import Deployment
 
 app = typer.Typer(help="Run an experiment on Flower: separate silos, own keys, own budgets.", no_args_is_help=True)
 
@@ -29,7 +29,7 @@ def up(
 ) -> None:
     """Start a SuperLink, nodes and silos on this machine with TLS and node keys, and run the experiment."""
     from modicum.config import read
-    from modicum.engines.flower.up import Deployment
+    from modicum.deploy.flower.up import Deployment
     from modicum.runs import new_folder
 
     if nodes is not None and nodes < 1:
@@ -92,7 +92,7 @@ def init(
     port: int = typer.Option(8000, "--port", help="Port of the SuperLink."),
 ) -> None:
     """Write a project: the Flower app, an experiment, a file for each silo, keys, and the commands to run."""
-    from modicum.engines.flower.template import write_template
+    from modicum.deploy.flower.template import write_template
 
     names = [name.strip() for name in silos.split(",") if name.strip()]
     write_template(folder, names, host, port)
@@ -108,7 +108,7 @@ def keys(
     node: list[str] = typer.Option([], "--node", help="Also a key pair for this node (repeatable)."),
 ) -> None:
     """Make a TLS certificate for the server, a key pair for each node, and a key that signs the app."""
-    from modicum.engines.flower import keys as make
+    from modicum.deploy.flower import keys as make
 
     make.check_tls(make.make_tls(folder, hosts))
     for name in node:
@@ -131,8 +131,8 @@ def start(
 
     Runs on the SuperLink's machine: Flower takes signatures of local apps from its database only.
     """
-    from modicum.engines.flower import keys as made
-    from modicum.engines.flower import link
+    from modicum.deploy.flower import keys as made
+    from modicum.deploy.flower import link
 
     for path in (project / "pyproject.toml", key, ca, *([silos] if silos else [])):
         if not path.is_file():

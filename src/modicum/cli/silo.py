@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from modicum.silo.silo import Silo
+    from modicum.deploy.silo.silo import Silo
 
 app = typer.Typer(
     help="One client of a deployment: its data, budget, ledger and noise in a process of its own.",
@@ -24,8 +24,8 @@ FILE = typer.Argument(help="The silo's own file, SILO.toml.")
 def serve(file: Path = FILE) -> None:
     """Answer proposals at the silo's local socket until stopped. Resumes where it was."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    from modicum.silo.serve import serve as run
-    from modicum.silo.spec import read_spec
+    from modicum.deploy.silo.serve import serve as run
+    from modicum.deploy.silo.spec import read_spec
 
     spec = read_spec(file)
     run(spec, ready=lambda silo: typer.echo(f"{_line(silo)}\nlistening  {spec.socket}"))
@@ -34,9 +34,9 @@ def serve(file: Path = FILE) -> None:
 @app.command("check")
 def check(file: Path = FILE) -> None:
     """Read data and grant as `serve` would, say what would be granted, and stop."""
+    from modicum.deploy.silo.silo import Silo
+    from modicum.deploy.silo.spec import read_spec
     from modicum.federation.run_folder import RunFolder
-    from modicum.silo.silo import Silo
-    from modicum.silo.spec import read_spec
 
     spec = read_spec(file)
     spec.folder.mkdir(parents=True, exist_ok=True)
@@ -53,9 +53,9 @@ def account(
     file: Path = FILE, as_json: bool = typer.Option(False, "--json", help="Machine-readable output.")
 ) -> None:
     """What may ever be learned of the silo's records: the lifetime grant, what each run drew, what is left."""
-    from modicum.silo.account import overview
-    from modicum.silo.silo import own_experiment
-    from modicum.silo.spec import read_spec
+    from modicum.deploy.silo.account import overview
+    from modicum.deploy.silo.silo import own_experiment
+    from modicum.deploy.silo.spec import read_spec
 
     spec = read_spec(file)
     found = overview(spec, own_experiment(spec).federation.data.clients[0])

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from modicum.compute.choose import choose
 from modicum.core.parts import Backend, ClientFacts, Frame, Identity, Mechanism, Method, PublicFacts, State
-from modicum.engines.choose import choose
 from modicum.errors import UserError
 from modicum.federation.clients import Client
 from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, rounds_of

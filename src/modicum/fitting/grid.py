@@ -157,8 +157,8 @@ def cell_name(cell: Experiment) -> str:
 
 def gradient_scale(prepared: Prepared, most: int = 500) -> float:
     """The median norm of one public record's gradient at the first model."""
+    from modicum.compute.loop import LoopBackend
     from modicum.core.parts import ClipRule
-    from modicum.engines.loop import LoopBackend
     from modicum.training.plain import Supervised
 
     if prepared.proxy is None:

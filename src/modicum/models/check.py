@@ -41,7 +41,7 @@ def _refuse_memory(model: nn.Module, input_shape: Sequence[int]) -> None:
     """What follows the inputs would carry records from step to step, and out, past every door."""
     import torch
 
-    from modicum.clipping.problem import in_mode
+    from modicum.compute.problem import in_mode
 
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     one, other = _random_inputs(model, input_shape), 3 * _random_inputs(model, input_shape) - 1
@@ -67,7 +67,7 @@ def _refuse_mixing(model: nn.Module, input_shape: Sequence[int]) -> None:
     """An example's output must not depend on the rest of its batch, or clipping its gradient bounds nothing."""
     import torch
 
-    from modicum.clipping.problem import in_mode
+    from modicum.compute.problem import in_mode
 
     inputs = _random_inputs(model, input_shape)
     with in_mode(model, training=False), torch.no_grad():
@@ -138,7 +138,7 @@ def check_output(output: object, examples: int, classes: int) -> None:
 def _output_for_blank(model: nn.Module, input_shape: Sequence[int]) -> Tensor:
     import torch
 
-    from modicum.clipping.problem import in_mode
+    from modicum.compute.problem import in_mode
 
     like = next(model.parameters(), torch.zeros(()))
     blank = torch.zeros((2, *input_shape), dtype=like.dtype, device=like.device)

@@ -1,0 +1,22 @@
+"""Per-example clipping: the sum of clipped gradients of a batch, without storing a gradient for each example."""
+
+from modicum.compute.bounds import Auto, Clip, Flat, PerLayer
+from modicum.compute.clipped_sum import Clipper, SlowClippingWarning, clipped_sum
+from modicum.compute.flat import Way
+from modicum.compute.problem import ClippedSum, Loss, Targets
+from modicum.compute.reference import reference_clipped_sum
+
+__all__ = [
+    "Auto",
+    "Clip",
+    "ClippedSum",
+    "Clipper",
+    "Flat",
+    "Loss",
+    "PerLayer",
+    "SlowClippingWarning",
+    "Targets",
+    "Way",
+    "clipped_sum",
+    "reference_clipped_sum",
+]

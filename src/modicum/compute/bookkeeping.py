@@ -1,0 +1,226 @@
+"""One forward and one backward pass that keep each layer's input and output gradient ("book-keeping").
+
+Bu et al., Differentially private optimization on large model at small cost, ICML 2023 (arXiv 2210.00038). The
+backward pass computes no weight gradients: the parameters are frozen, and every known layer's output carries a tap
+that sees the gradient flowing through it. A layer is measured at that moment, while its gradient is in the cache,
+and only what its weighted sum will need is kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from modicum.compute import group_norm
+from modicum.compute.bounds import Clip
+from modicum.compute.pieces import Dense, Kept, Piece
+from modicum.compute.problem import (
+    Loss,
+    check_losses,
+    example_factors,
+    nothing,
+    stand_ins,
+    sum_dtype,
+    zero_like,
+)
+from modicum.compute.rules import known, pieces
+
+
+class CannotKeepBooksError(Exception):
+    """This model needs the fall-back; the message says why."""
+
+
+@dataclass
+class Call:
+    """One call of a layer. The gradient of its output is kept on request only."""
+
+    layer: nn.Module
+    input: Tensor | None
+    version: int
+    gradient: Tensor | None = None
+
+
+class _Tap(torch.autograd.Function):
+    """The identity. In place, so that the layer's users may in turn work in place on its output."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, _anchor: Tensor, books: Books, call: Call) -> Tensor:
+        ctx.books, ctx.call = books, call
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+        ctx.books.receive(ctx.call, gradient)
+        return gradient if ctx.needs_input_grad[0] else None, None, None, None
+
+
+class Books:
+    """The calls of one forward pass over a batch, and what the backward pass found."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        trained: dict[str, nn.Parameter],
+        examples: int,
+        *,
+        only_gradients: bool = False,
+    ) -> None:
+        self.model, self.trained, self.examples = model, trained, examples
+        self.calls: list[Call] = []
+        self.uses: Counter[str] = Counter()
+        self.squares: dict[str, Tensor] = {}
+        self.kept: dict[str, Kept] = {}
+        self.only_gradients = only_gradients  # the probe looks at raw gradients before anything is measured
+        self.owned = _owned(model, trained)
+        # With every parameter frozen nothing would require a gradient: the anchor makes each tap's output do so.
+        self.anchor = torch.zeros((), requires_grad=True)
+
+    def forward(self, loss: Loss, x: Any, y: Any, state: dict[str, Tensor] | None = None) -> Tensor:
+        """The losses; with `state`, of a model whose parameters and buffers are those."""
+        with self._watched(), torch.enable_grad():
+            outputs = self.model(x) if state is None else functional_call(self.model, state, (x,))
+            return check_losses(loss(outputs, y), self.examples)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Every owned layer is recorded; a group norm has a pass of its own, unless torch's is to be probed."""
+        norms = [layer for layer in self.owned if isinstance(layer, nn.GroupNorm) and not self.only_gradients]
+        replaced = [layer for layer in norms if "forward" not in vars(layer)]  # somebody else's stays
+        handles = [layer.register_forward_hook(self._record) for layer in self.owned if layer not in replaced]
+        for layer in replaced:
+            layer.forward = partial(self._normalise, layer)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for layer in replaced:
+                del layer.forward
+
+    def _record(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        call = self._called(layer, args)
+        tapped: Tensor = _Tap.apply(output, self.anchor, self, call)  # type: ignore[no-untyped-call]
+        return tapped
+
+    def _normalise(self, layer: nn.GroupNorm, *args: Any, **keywords: Any) -> Tensor:
+        if len(args) == 1 and args[0].is_cuda and torch.is_autocast_enabled("cuda"):
+            args = (args[0].to(layer.weight.dtype),)  # as torch's own operator does there
+        if not group_norm.fits(layer, args):
+            return self._record(layer, args, nn.GroupNorm.forward(layer, *args, **keywords))
+        call = self._called(layer, args)
+
+        def show(gradient: Tensor, by_weight: Tensor, by_bias: Tensor) -> None:
+            self.receive(call, gradient, {"weight": Dense(by_weight), "bias": Dense(by_bias)})
+
+        return group_norm.normalise(args[0], layer, self.anchor, show)
+
+    def _called(self, layer: nn.Module, args: tuple[Any, ...]) -> Call:
+        if len(args) != 1:
+            raise CannotKeepBooksError(f"a {type(layer).__name__} called with keywords")
+        call = Call(layer, args[0].detach(), args[0]._version)
+        self.calls.append(call)
+        self.uses.update(self.owned[layer].values())
+        return call
+
+    def backward(self, losses: Tensor, seeds: Tensor | None = None, *, retain: bool = False) -> None:
+        """Receive the output gradients of Σ seeds·losses."""
+        if losses.requires_grad:
+            ones = torch.ones_like(losses) if seeds is None else seeds
+            torch.autograd.grad(losses, self.anchor, ones, retain_graph=retain, allow_unused=True)
+
+    def receive(self, call: Call, gradient: Tensor, found: dict[str, Piece] | None = None) -> None:
+        """`found` is what the layer's own backward pass gives of it, where it has one."""
+        kind = type(call.layer).__name__
+        if gradient.shape[0] != self.examples:
+            raise CannotKeepBooksError(f"a {kind} whose input's first dimension is not the batch")
+        if call.input is None or call.input._version != call.version:
+            raise CannotKeepBooksError(f"a {kind} whose input is later changed in place")
+        if self.only_gradients:
+            call.gradient = gradient
+        else:
+            self.measure(call, gradient, found)
+
+    def measure(self, call: Call, gradient: Tensor, found: dict[str, Piece] | None = None) -> None:
+        """Each parameter's squared norms, and what to keep of it; several calls are added up by example."""
+        assert call.input is not None
+        with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
+            for local, piece in (found or pieces(call.layer, call.input, gradient)).items():
+                name = self.owned[call.layer].get(local)
+                if name is None:
+                    continue
+                if self.uses[name] > 1:
+                    before = self.kept.get(name)
+                    now = piece.dense()
+                    piece = Dense(before.gradients + now if isinstance(before, Dense) else now)
+                self.squares[name], self.kept[name] = piece.measure()
+        call.input = call.gradient = None
+
+    def settle(
+        self, clip: Clip, weights: Tensor | None, *, leave_out: bool
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """The weighted sum, the norms, and which examples are finite.
+
+        `leave_out` asks the device about the latter and sums without the others; if nobody asks and there are
+        others, the sum is worth nothing.
+        """
+        names = [name for name in self.trained if name in self.squares]
+        if not names:
+            none = nothing(self.trained, self.examples)
+            return none.total, none.norms, torch.ones_like(none.norms, dtype=torch.bool)
+        factors, norms, finite = self._factors(clip, names, weights)
+        kept, self.kept = self.kept, {}
+        if leave_out and not bool(finite.all()):
+            if not bool(finite.any()):
+                return nothing(self.trained).total, norms, finite
+            index = stand_ins(finite)
+            kept = {name: rows_of.rows(index) for name, rows_of in kept.items()}
+        return self._weighted(kept, names, factors), norms, finite
+
+    def _factors(self, clip: Clip, names: list[str], weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        squares = torch.stack([self.squares[name] for name in names], dim=1)
+        return example_factors(clip, names, squares, weights, sum_dtype(self.trained[names[0]]))
+
+    def _weighted(self, kept: dict[str, Kept], names: list[str], factors: Tensor) -> dict[str, Tensor]:
+        column = {name: j for j, name in enumerate(names)}
+        return {
+            name: kept.pop(name).weighted_sum(factors[:, column[name]]) if name in kept else zero_like(p)
+            for name, p in self.trained.items()
+        }
+
+
+def _owned(model: nn.Module, trained: dict[str, nn.Parameter]) -> dict[nn.Module, dict[str, str]]:
+    """By layer, which of its own parameters are trained and under which name."""
+    names = {id(p): name for name, p in trained.items()}
+    owned: dict[nn.Module, dict[str, str]] = {}
+    for layer_name, layer in model.named_modules():
+        for local, p in layer._parameters.items():
+            if p is None or id(p) not in names:
+                continue
+            if not known(layer, local):
+                raise CannotKeepBooksError(f"layer {layer_name or '(the model)'} ({type(layer).__name__})")
+            owned.setdefault(layer, {})[local] = names[id(p)]
+    return owned
+
+
+@contextmanager
+def requiring_grad(model: nn.Module, wanted: dict[str, nn.Parameter]) -> Iterator[None]:
+    """Only the wanted parameters require gradients inside."""
+    before = [(p, p.requires_grad) for p in model.parameters()]
+    chosen = {id(p) for p in wanted.values()}
+    for p, flag in before:
+        if flag != (id(p) in chosen):
+            p.requires_grad_(id(p) in chosen)
+    try:
+        yield
+    finally:
+        for p, flag in before:
+            p.requires_grad_(flag)

@@ -1,0 +1,154 @@
+"""What training calls: book-keeping where it is known to be right, the fall-back elsewhere."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modicum.compute import flat
+from modicum.compute.bookkeeping import Books, CannotKeepBooksError, requiring_grad
+from modicum.compute.bounds import Clip
+from modicum.compute.fallback import fallback_clipped_sum
+from modicum.compute.flat import FlatSums, Problem, Way
+from modicum.compute.probe import Verdict, probe
+from modicum.compute.problem import (
+    ClippedSum,
+    Loss,
+    batch_size,
+    check_weights,
+    enough_rows,
+    modes,
+    nothing,
+    trained_parameters,
+    with_zero_rows,
+    without_drawing,
+)
+
+REMEMBERED = 64
+"""Verdicts that are kept: a loss that is made anew for each call would otherwise fill the memory."""
+
+
+class SlowClippingWarning(UserWarning):
+    """A model takes the slow way; said once for each clipper, with the reason."""
+
+
+class Clipper:
+    """The clipped sums of one model, of which the first batches are probed.
+
+    A sum's bits are a function of its inputs: the probe only judges, and one route computes, on the first batch as
+    on later ones. Book-keeping, unless the model was found out; then the fall-back.
+    """
+
+    def __init__(self, model: nn.Module, way: Way = Way.AUTO) -> None:
+        self.model, self.way = model, way
+        self.flat = FlatSums()
+        self._right: OrderedDict[Hashable | None, bool] = OrderedDict()
+
+    def __call__(
+        self,
+        loss: Loss,
+        x: Any,
+        y: Any,
+        clip: Clip,
+        *,
+        weights: Tensor | None = None,
+        parameters: Iterable[str] | None = None,
+    ) -> ClippedSum:
+        """See `clipped_sum`."""
+        trained = trained_parameters(self.model, parameters)
+        examples = batch_size(x)
+        check_weights(weights, examples)
+        if examples == 0 or not trained:
+            return nothing(trained, examples)
+        more = enough_rows(examples) - examples
+        if more:  # a row's bits may depend on how many rows there are, where these are few
+            ones = next(iter(trained.values())).new_ones(examples) if weights is None else weights
+            x, y, weights = (with_zero_rows(tree, more) for tree in (x, y, ones))
+            filled = self(loss, x, y, clip, weights=weights, parameters=list(trained))
+            return ClippedSum(filled.total, filled.norms[:examples])
+        problem = Problem(self.model, trained, loss, x, y, clip, weights, examples)
+        found = self._by_books(problem) if self._trusts_books(problem) else None
+        if found is None:
+            return fallback_clipped_sum(self.model, loss, x, y, clip, weights, trained, examples)
+        return found
+
+    def _trusts_books(self, problem: Problem) -> bool:
+        """Probe the batch, unless an earlier one has settled the matter."""
+        key = _key(problem)
+        known = self._right.get(key)
+        if known is not None:
+            return known
+        try:
+            with without_drawing(problem.device):
+                verdict = probe(self.model, problem.trained, problem.loss, problem.x, problem.y, problem.examples)
+        except CannotKeepBooksError as reason:
+            self._remember(key, right=False)
+            self._tell(reason)
+            return False
+        if verdict is Verdict.PROVEN:
+            self._remember(key, right=True)
+        return verdict is not Verdict.NOT_FINITE
+
+    def _remember(self, key: Hashable | None, *, right: bool) -> None:
+        """Forgetting costs another probe and changes no number."""
+        if key is not None:
+            self._right[key] = right
+        if len(self._right) > REMEMBERED:
+            self._right.popitem(last=False)
+
+    def _tell(self, reason: CannotKeepBooksError) -> None:
+        kind = type(self.model).__name__
+        message = f"per-example clipping of {kind} takes the slow way because of {reason}"
+        warnings.warn(message, SlowClippingWarning, stacklevel=5)
+
+    def _by_books(self, problem: Problem) -> ClippedSum | None:
+        """None where this batch does what the probed ones did not."""
+        try:
+            if flat.takes(problem, self.way):
+                return self.flat.run(problem, self.way)
+            books = Books(problem.model, problem.trained, problem.examples)
+            with requiring_grad(problem.model, {}):
+                books.backward(books.forward(problem.loss, problem.x, problem.y))
+        except CannotKeepBooksError as reason:
+            self._tell(reason)
+            return None
+        with torch.no_grad(), torch.autocast(problem.device.type, enabled=False):
+            total, norms, _ = books.settle(problem.clip, problem.weights, leave_out=True)
+        return ClippedSum(total, norms)
+
+
+def _key(problem: Problem) -> Hashable | None:
+    """What a verdict is about; None where it cannot be remembered."""
+    if not isinstance(problem.loss, Hashable):
+        return None
+    parts = tuple(map(id, problem.model.modules()))
+    return problem.loss, tuple(problem.trained), modes(problem.model), parts
+
+
+def clipped_sum(
+    model: nn.Module,
+    loss: Loss,
+    x: Any,
+    y: Any,
+    clip: Clip,
+    *,
+    weights: Tensor | None = None,
+    parameters: Iterable[str] | None = None,
+    way: Way = Way.AUTO,
+) -> ClippedSum:
+    """Σ_i w_i·clip(∇ loss_i) over the batch, and the per-example norms before clipping.
+
+    `x` and `y` are tensors, or tuples or dicts of tensors, whose first dimension is the batch; `loss(outputs, y)`
+    gives one value per example. `weights` are a 0/1 mask or weights of at most 1; `parameters` names those that
+    are trained (default: all that require a gradient). An empty batch gives zeros. Call under `torch.autocast` for
+    mixed precision: norms and sums stay in float32. `way` touches speed alone: on a GPU, work that repeats itself
+    is replayed as one CUDA graph or compiled, for which model and loss must be functions of their inputs.
+
+    The model is probed each time: whoever needs many sums keeps a `Clipper`.
+    """
+    return Clipper(model, way)(loss, x, y, clip, weights=weights, parameters=parameters)

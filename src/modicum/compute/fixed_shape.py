@@ -1,0 +1,153 @@
+"""A stack's step as a function of tensors of fixed shape, so that a GPU can replay it as one CUDA graph.
+
+Batches are filled up to a size that few steps exceed, each client with a record of its own; rows that were filled
+up get weight 0. Everything that differs between steps of equal shape is a tensor: parameters, records, which rows
+are real, and bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from modicum.compute.capture import Graphs, rounded_up
+from modicum.compute.factors import clip_factors
+from modicum.compute.problem import check_losses, enough_rows, stand_ins, sum_dtype
+from modicum.compute.sums import in_range
+from modicum.compute.twin import CannotStackError, Run, Twin
+from modicum.core.parts import Batch, ClipRule, Losses
+from modicum.core.stack import PooledBatches
+
+Sums = Callable[[Tensor, Run, Tensor | None], Tensor]
+
+
+def use_graphs(theta: Tensor) -> bool:
+    return theta.is_cuda
+
+
+def fits(batches: Sequence[Batch], theta: Tensor) -> TypeGuard[PooledBatches]:
+    """Whether the batches can be gathered on the device with one index, and nobody's records are none."""
+    if not (use_graphs(theta) and isinstance(batches, PooledBatches) and batches.pool.worth_joining):
+        return False
+    return any(batches.sizes) and all(len(r) for r in batches.pool.records[: len(batches)])
+
+
+def rounded(sizes: Sequence[int]) -> int:
+    """The size that batches are filled up to: their own if it is one, else the next of few."""
+    return max(sizes) if min(sizes) == max(sizes) else rounded_up(max(sizes))
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The rows of a step, on the device: inputs and targets of every row, and which rows are records."""
+
+    x: Tensor
+    targets: dict[str, Tensor]
+    real: Tensor  # (clients, size), 1 or 0
+
+    @classmethod
+    def of(cls, batches: PooledBatches, like: Tensor, *, enough: bool = False) -> Stack:
+        """`enough` rows for each client, where what is computed of one must not depend on how many there are."""
+        joined, sizes = batches.pool.joined, batches.sizes
+        size = enough_rows(rounded(sizes)) if enough else rounded(sizes)
+        device = joined.x.device
+        index = batches.rows(size).to(device, non_blocking=True)
+        counts = torch.tensor(sizes).to(device, non_blocking=True)
+        real = (torch.arange(size, device=device) < counts[:, None]).to(like.dtype)
+        targets = {name: t.index_select(0, index) for name, t in joined.targets.items()}
+        return cls(joined.x.index_select(0, index), targets, real)
+
+    def without(self, finite: Tensor) -> Stack:
+        """The same rows, in which a finite one stands in for each that is not, at weight 0."""
+        index = stand_ins(finite.flatten())
+        targets = {name: t.index_select(0, index) for name, t in self.targets.items()}
+        return Stack(self.x.index_select(0, index), targets, self.real * finite)
+
+
+class FixedShapeSteps:
+    """Gradients and clipped sums of stacks, replayed where a shape repeats."""
+
+    def __init__(self, twin: Twin, named: Callable[[Tensor], dict[str, Tensor]], sums: Sums) -> None:
+        self._twin, self._named, self._sums = twin, named, sums
+        self.graphs = Graphs()
+
+    def gradients(self, theta: Tensor, stack: Stack, losses: Losses) -> tuple[Tensor, Tensor]:
+        """Gradients of the mean losses, and which clients' are finite."""
+
+        def work(theta: Tensor, x: Tensor, shares: Tensor, *targets: Tensor) -> tuple[Tensor, ...]:
+            run = self._pass(theta, x, shares, dict(zip(stack.targets, targets, strict=True)), losses, False)
+            with torch.no_grad():
+                total = self._sums(theta, run, None)
+                return total, torch.isfinite(total).all(1)
+
+        shares = stack.real / stack.real.sum(1, keepdim=True).clamp(min=1)
+        total, fine = self._run("gradients", losses, work, theta, stack, shares)
+        return total, fine
+
+    def clipped_sums(
+        self, theta: Tensor, stack: Stack, losses: Losses, bounds: Tensor, rule: ClipRule
+    ) -> tuple[Tensor, Tensor]:
+        """Sums of clipped gradients and (clients, size) norms."""
+
+        def work(theta: Tensor, x: Tensor, real: Tensor, bounds: Tensor, *targets: Tensor) -> tuple[Tensor, ...]:
+            run = self._pass(theta, x, real, dict(zip(stack.targets, targets, strict=True)), losses, True)
+            with torch.no_grad():
+                norms = square_norms(run, theta).sqrt()
+                dtype = sum_dtype(theta)
+                factors = torch.where(real > 0, clip_factors(norms, bounds, rule, dtype), 0.0)
+                return self._sums(theta, run, factors), norms.to(dtype), torch.isfinite(norms)
+
+        total, norms, finite = self._run(rule, losses, work, theta, stack, stack.real, bounds)
+        norms = norms.masked_fill(~finite, 0.0)
+        if not bool(finite.any()):
+            return torch.zeros_like(total), norms
+        if not bool(finite.all()):  # once more by the same kernels: others would change everybody's last bits
+            total, _ = self.clipped_sums(theta, stack.without(finite), losses, bounds, rule)
+        return total, norms
+
+    def _run(
+        self,
+        kind: str,
+        losses: Losses,
+        work: Callable[..., tuple[Tensor, ...]],
+        theta: Tensor,
+        stack: Stack,
+        *more: Tensor,
+    ) -> tuple[Tensor, ...]:
+        key = (kind, losses, tuple(stack.targets), *self._twin.state())
+        return self.graphs.run(key, work, (theta, stack.x, *more, *stack.targets.values()))
+
+    def _pass(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        seeds: Tensor,
+        targets: dict[str, Tensor],
+        losses: Losses,
+        measure: bool,
+    ) -> Run:
+        run = Run(self._named(theta.detach()), *seeds.shape, measure=measure)
+        outputs = self._twin.outputs(x, run)
+        if outputs.shape[0] != run.rows:
+            raise CannotStackError("an output whose first dimension is not the batch")
+        with torch.enable_grad():
+            values = check_losses(losses(outputs, targets), run.rows)
+        with torch.no_grad():
+            backward(values, run, seeds.reshape(-1).to(values.dtype))
+        return run
+
+
+def backward(values: Tensor, run: Run, seeds: Tensor) -> None:
+    if values.requires_grad:
+        torch.autograd.grad(values, run.anchor, seeds, allow_unused=True)
+
+
+def square_norms(run: Run, theta: Tensor) -> Tensor:
+    """(clients, size) squared norms over all parameters, in float64."""
+    found = list(run.squares.values())
+    total = torch.stack(found).sum(0) if found else theta.new_zeros(run.rows, dtype=torch.float64)
+    return in_range(total, sum_dtype(theta)).view(run.clients, run.size)

@@ -1,0 +1,200 @@
+"""A clipped sum as a function of tensors alone, so that a GPU can replay or a compiler fuse it.
+
+The books of one batch are kept as always, but the model's parameters and buffers, the bounds, the weights and the
+batch all come in as tensors of fixed shape. Batches are filled up with their first example, at weight 0.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from modicum.compute.bookkeeping import Books
+from modicum.compute.bounds import Clip, PerLayer
+from modicum.compute.capture import Captured, Graphs, Replay, Work, agree, filled_up, rounded_up
+from modicum.compute.problem import ClippedSum, Loss, modes, nothing, rows, stand_ins, sum_dtype
+from modicum.compute.rounding import product_rounding
+
+LARGE = 1 << 20
+"""A model of more parameters gains nothing by fewer launches, and each graph would hold a copy of it."""
+
+FLIPS, COARSE_FLIPS = 0.01, 0.25
+"""How far a compiled parameter's sum may be off on its first batch: other rounding flips some ReLUs, tf32 many."""
+
+NORMS, COARSE_NORMS = 0.001, 0.05
+"""The same for each example's norm, on which the bound hangs."""
+
+
+class Way(StrEnum):
+    """How a clipped sum is run. The sums are the same; those of a compiler up to rounding."""
+
+    AUTO = "auto"  # on a GPU, the work of small models is replayed where it repeats itself
+    EAGER = "eager"  # launch by launch
+    COMPILED = "compiled"  # compiled on the first batch of a shape
+
+
+def applies(way: Way, device: str) -> bool:
+    """A matter of the configuration alone, never of how many batches came before."""
+    return way is Way.COMPILED or (way is Way.AUTO and device == "cuda")
+
+
+def takes(problem: Problem, way: Way) -> bool:
+    small = way is Way.COMPILED or not problem.large
+    return applies(way, problem.device.type) and small and problem.fits
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is asked of one batch."""
+
+    model: nn.Module
+    trained: dict[str, nn.Parameter]
+    loss: Loss
+    x: Any
+    y: Any
+    clip: Clip
+    weights: Tensor | None
+    examples: int
+
+    def key(self) -> Hashable:
+        """All that the function below depends on besides its inputs and their shapes."""
+        bounds = tuple(self.clip.bounds) if isinstance(self.clip, PerLayer) else ()
+        shape = (type(self.clip), getattr(self.clip, "gamma", None), bounds)
+        return self.loss, shape, tuple(self.trained), modes(self.model), str(self.batch[1])
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.trained.values())).device
+
+    @property
+    def large(self) -> bool:
+        return sum(p.numel() for p in self.trained.values()) > LARGE
+
+    @property
+    def fits(self) -> bool:
+        """Whether this is a function of tensors."""
+        return isinstance(self.loss, Hashable) and all(isinstance(leaf, Tensor) for leaf in self.batch[0])
+
+    @cached_property
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name, each once; one walk, since a GPU waits for it."""
+        found: dict[int, tuple[str, Tensor]] = {}
+        for prefix, module in self.model.named_modules():
+            for name, t in (*module._parameters.items(), *module._buffers.items()):
+                if t is not None:
+                    found.setdefault(id(t), (f"{prefix}.{name}" if prefix else name, t))
+        return {name: t.detach() for name, t in found.values()}
+
+    @cached_property
+    def batch(self) -> tuple[list[Any], TreeSpec]:
+        leaves, tree = tree_flatten((self.x, self.y))
+        return leaves, tree
+
+    def inputs(self, size: int) -> list[Tensor]:
+        first = next(iter(self.trained.values()))
+        real = (torch.arange(size, device=first.device) < self.examples).to(sum_dtype(first))
+        if self.weights is not None:
+            real[: self.examples] *= self.weights.to(real)
+        clip = self.clip
+        values = list(clip.bounds.values()) if isinstance(clip, PerLayer) else [clip.C]
+        bounds = torch.tensor(values, dtype=real.dtype).to(first.device, non_blocking=True)
+        rows = (filled_up(leaf, size) for leaf in self.batch[0])
+        return [*self.state.values(), bounds, real, *rows]
+
+    def without(self, finite: Tensor) -> Problem:
+        """The same batch, in which a finite example stands in for each that is not, at weight 0."""
+        index = stand_ins(finite)
+        ones = torch.ones_like(finite, dtype=torch.float64) if self.weights is None else self.weights
+        x, y = rows(self.x, index), rows(self.y, index)
+        return replace(self, x=x, y=y, weights=ones.to(finite.device) * finite)
+
+    def work(self, size: int) -> Work:
+        names, tree = list(self.state), self.batch[1]
+
+        def clipped(*inputs: Tensor) -> tuple[Tensor, ...]:
+            state, (bounds, weights, *batch) = inputs[: len(names)], inputs[len(names) :]
+            x, y = tree_unflatten(batch, tree)
+            books = Books(self.model, self.trained, size)
+            books.backward(books.forward(self.loss, x, y, dict(zip(names, state, strict=True))))
+            with torch.no_grad(), torch.autocast(weights.device.type, enabled=False):
+                total, norms, finite = books.settle(_with_bounds(self.clip, bounds), weights, leave_out=False)
+            return (*total.values(), norms, finite)
+
+        return clipped
+
+
+def _with_bounds(clip: Clip, bounds: Tensor) -> Clip:
+    """The same clip with tensors for numbers: a bound that changes must not ask for a new graph."""
+    same = copy.copy(clip)
+    if isinstance(clip, PerLayer):
+        object.__setattr__(same, "bounds", dict(zip(clip.bounds, bounds.unbind(), strict=True)))
+    else:
+        object.__setattr__(same, "C", bounds[0])
+    return same
+
+
+class FlatSums:
+    """The clipped sums of one model, replayed or compiled where a shape repeats."""
+
+    def __init__(self) -> None:
+        self.replayed = Graphs()
+        self.compiled = Graphs(compile_work, 0, compiled_agrees)
+
+    def run(self, problem: Problem, way: Way) -> ClippedSum:
+        """Once more, by the same kernels, where an example is not finite and another has to stand in for it."""
+        graphs = self.compiled if way is Way.COMPILED else self.replayed
+        size = rounded_up(problem.examples)
+        *sums, norms, finite = graphs.run(problem.key(), problem.work(size), problem.inputs(size))
+        finite = finite[: problem.examples]
+        if not bool(finite.any()):
+            return nothing(problem.trained, problem.examples)
+        if not bool(finite.all()):
+            return ClippedSum(self.run(problem.without(finite), way).total, norms[: problem.examples])
+        return ClippedSum(dict(zip(problem.trained, sums, strict=True)), norms[: problem.examples])
+
+
+def compile_work(work: Work, inputs: Sequence[Tensor], pool: object) -> Replay:
+    """One graph of forward pass, backward pass to the layers' outputs, norms and sums, for torch's compiler."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def laid_out(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return work(*map(_channels_last, tensors))
+
+    with torch.autograd.set_multithreading_enabled(False):  # the tracer listens on this thread alone
+        graph = make_fx(laid_out, tracing_mode="fake")(*inputs)
+    fused = fuse(graph)
+
+    def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+        with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):  # its casts are in the graph
+            return tuple(fused(*tensors))
+
+    return Captured(run, inputs, pool) if inputs[0].is_cuda else lambda tensors: run(*tensors)
+
+
+def compiled_agrees(found: Sequence[Tensor], truth: Sequence[Tensor]) -> bool:
+    """Norms example by example, sums parameter by parameter; the last answer says whether all were finite."""
+    device = truth[-2].device
+    coarse = product_rounding(device, truth[-2].dtype) > 0 or torch.is_autocast_enabled(device.type)
+    flips, off = (COARSE_FLIPS, COARSE_NORMS) if coarse else (FLIPS, NORMS)
+    if not agree((*found[:-2], found[-1]), (*truth[:-2], truth[-1]), flips):
+        return False
+    norms, expected = found[-2].nan_to_num().double(), truth[-2].nan_to_num().double()
+    typical = expected.square().mean().sqrt()
+    return bool(((norms - expected).abs() <= off * (expected + 0.2 * typical)).all())
+
+
+def _channels_last(t: Tensor) -> Tensor:
+    """The layout that a GPU's convolutions work in; the tracer follows it through the graph."""
+    return t.contiguous(memory_format=torch.channels_last) if t.is_cuda and t.dim() == 4 else t
+
+
+def fuse(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    return torch.compile(graph, fullgraph=True, dynamic=False)

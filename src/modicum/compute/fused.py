@@ -1,0 +1,157 @@
+"""The stacked backend: clients of a round, or the configurations of a grid, as one batched computation."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from modicum.compute.loop import LoopBackend
+from modicum.compute.problem import without_drawing
+from modicum.compute.rounding import full_precision
+from modicum.compute.stacked import StackedEngine
+from modicum.compute.twin import CannotStackError
+from modicum.compute.vmapped import VmapEngine
+from modicum.core.parts import Batch, ClipRule, Losses
+from modicum.core.stack import SideBySide
+
+FEW = slice(0, 3)  # clients whose first results are compared with the loop's
+GRADIENTS, SUMS = "gradients", "clipped sums"
+FAILURES = (CannotStackError, RuntimeError, AttributeError)
+
+Engine = StackedEngine | VmapEngine | LoopBackend
+T = TypeVar("T")
+
+
+class SlowEngineWarning(UserWarning):
+    """A model has to run client by client; said once for each model, with the reason."""
+
+
+class FusedBackend:
+    """Computes all clients of the stack together; what cannot be stacked runs client by client.
+
+    The first results of a model are compared with the loop's, so that a model which mixes rows, or uses its
+    weights outside their layers, is found out and sent to the loop for good.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.loop = LoopBackend(model)
+        self.layout = self.loop.layout
+        self.model = model
+        self._engine: Engine
+        try:
+            self._engine = StackedEngine(model, self.loop)
+        except CannotStackError:
+            self._engine = VmapEngine(model, self.layout)
+        self._proven: dict[tuple[str, bool], bool] = {}
+
+    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
+        return self.loop.outputs(theta, x)
+
+    def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
+        def few(engine: Engine) -> Tensor:
+            return engine.gradients(theta[FEW], batches[FEW], losses)
+
+        return self._by_either(GRADIENTS, batches, few, lambda engine: engine.gradients(theta, batches, losses))
+
+    def descend(self, theta: Tensor, steps: Sequence[Sequence[Batch]], losses: Losses, rate: float) -> Tensor:
+        engine = self._engine
+        rest = [batches for batches in steps if isinstance(batches, SideBySide)]
+        if not isinstance(engine, StackedEngine) or len(rest) < len(steps):
+            return self._descend(theta, steps, losses, rate)
+        for done, batches in enumerate(rest):
+
+            def few(engine: Engine, theta: Tensor = theta, batches: SideBySide = batches) -> Tensor:
+                return engine.gradients(theta[FEW], batches[FEW], losses)
+
+            if not self._stacks(GRADIENTS, batches, few):
+                return self._descend(theta, steps[done:], losses, rate)
+            if self._known(GRADIENTS):
+                return engine.descend(theta, rest[done:], losses, rate)
+            theta = engine.descend(theta, [batches], losses, rate)
+        return theta
+
+    def _descend(self, theta: Tensor, steps: Sequence[Sequence[Batch]], losses: Losses, rate: float) -> Tensor:
+        for batches in steps:
+            theta = theta.sub(self.gradients(theta, batches, losses), alpha=rate)
+        return theta
+
+    def clipped_sums(
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
+    ) -> tuple[Tensor, list[Tensor]]:
+        def few(engine: Engine) -> Tensor:
+            return engine.clipped_sums(theta[FEW], batches[FEW], losses, bounds[FEW], rule)[0]
+
+        def all_of(engine: Engine) -> tuple[Tensor, list[Tensor]]:
+            return engine.clipped_sums(theta, batches, losses, bounds, rule)
+
+        return self._by_either(SUMS, batches, few, all_of)
+
+    def _by_either(
+        self, kind: str, batches: Sequence[Batch], few: Callable[[Engine], Tensor], all_of: Callable[[Engine], T]
+    ) -> T:
+        new = not self._known(kind)
+        if self._stacks(kind, batches, few):
+            try:
+                return all_of(self._engine)
+            except FAILURES as reason:
+                if not new:  # errors of a model that worked before are real ones: out of memory, for instance
+                    raise
+                self._give_up(kind, reason)
+        return all_of(self.loop)
+
+    def _stacks(self, kind: str, batches: Sequence[Batch], few: Callable[[Engine], Tensor]) -> bool:
+        """Whether the stack computes this. Until it is proven, `few` first clients are computed both ways as well;
+        nothing but the verdict is used of that, so that a proof changes no number."""
+        if len(batches) < 2 or self._known(kind):
+            return len(batches) > 1 and self._proven[kind, self.model.training]
+        try:
+            with exactly(self._device), without_drawing(self._device):
+                found, truth = few(self._engine), few(self.loop)
+        except FAILURES as reason:
+            self._give_up(kind, reason)
+            return False
+        return self._compare(kind, found, truth)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters(), torch.zeros(())).device
+
+    def _known(self, kind: str) -> bool:
+        return (kind, self.model.training) in self._proven
+
+    def _give_up(self, kind: str, reason: Exception) -> None:
+        self._proven[kind, self.model.training] = False
+        warnings.warn(
+            f"{type(self.model).__name__} runs client by client because of {' '.join(str(reason).split())}",
+            SlowEngineWarning,
+            stacklevel=5,
+        )
+
+    def _compare(self, kind: str, found: Tensor, truth: Tensor) -> bool:
+        """Whether the loop agrees. It takes two clients with a gradient to prove that it always will."""
+        finite = torch.isfinite(truth).all(1)
+        found, truth = found[finite], truth[finite]
+        error = torch.linalg.vector_norm((found - truth).double(), dim=1)
+        size = torch.linalg.vector_norm(truth.double(), dim=1)
+        if not bool((error <= _tolerance(truth) * size).all()):
+            self._give_up(kind, CannotStackError("a forward pass in which rows are mixed"))
+            return False
+        if int((size > 0).sum()) > 1:
+            self._proven[kind, self.model.training] = True
+        return True
+
+
+@contextmanager
+def exactly(device: torch.device) -> Iterator[None]:
+    """Neither tf32 nor bf16, which flip enough ReLUs to make a model look like one that mixes rows."""
+    with full_precision(device), torch.autocast(device.type, enabled=False):
+        yield
+
+
+def _tolerance(truth: Tensor) -> float:
+    return 1e-8 if truth.dtype == torch.float64 else 1e-2

@@ -1,0 +1,81 @@
+"""The plain backend: one client's model after another, through the per-example clipper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from modicum.compute import Auto, Clipper, Flat, Way
+from modicum.compute.capture import Graphs, filled_up, rounded_up
+from modicum.compute.flat import applies
+from modicum.compute.problem import in_mode
+from modicum.core.layout import Layout
+from modicum.core.parts import Batch, ClipRule, Losses
+
+EVALUATION_BATCH = 2048
+ALIGNED = 64  # bytes: where torch lets fresh memory begin, and the widest registers of a CPU
+
+
+class LoopBackend:
+    """Loads each row of the stack into one resident model. Works for every model; the reference for the others."""
+
+    def __init__(self, model: nn.Module, way: Way = Way.AUTO) -> None:
+        self.model, self.way = model, way
+        self.layout = Layout.of(model)
+        self._graphs = Graphs()
+        self._clipped = Clipper(model, way)
+
+    def _load(self, row: Tensor) -> None:
+        self.layout.load(self.model, aligned(row))
+
+    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
+        size = rounded_up(len(x))
+        if not applies(self.way, theta.device.type) or not 0 < size <= EVALUATION_BATCH:
+            return self._outputs(theta, x)
+        frozen = (*(p for p in self.model.parameters() if not p.requires_grad), *self.model.buffers())
+        key = tuple(t.data_ptr() for t in frozen)
+        (found,) = self._graphs.run(key, self._replayable, (theta, filled_up(x, size)))
+        return found[: len(x)]
+
+    def _replayable(self, theta: Tensor, x: Tensor) -> tuple[Tensor]:
+        return (self._outputs(theta, x),)
+
+    def _outputs(self, theta: Tensor, x: Tensor) -> Tensor:
+        self._load(theta)
+        with in_mode(self.model, training=False), torch.no_grad():
+            return torch.cat([self.model(part) for part in torch.split(x, EVALUATION_BATCH)])
+
+    def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
+        rows = [self._gradient(row, batch, losses) for row, batch in zip(theta, batches, strict=True)]
+        return torch.stack(rows)
+
+    def _gradient(self, row: Tensor, batch: Batch, losses: Losses) -> Tensor:
+        if not len(batch):
+            return torch.zeros_like(row)
+        self._load(row)
+        loss = losses(self.model(aligned(batch.x)), batch.targets).mean()
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
+
+    def clipped_sums(
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
+    ) -> tuple[Tensor, list[Tensor]]:
+        sums, norms = [], []
+        for row, batch, bound in zip(theta, batches, bounds, strict=True):
+            self._load(row)
+            clip = Flat(bound) if rule is ClipRule.FLAT else Auto(bound)
+            clipped = self._clipped(losses, aligned(batch.x), dict(batch.targets), clip)
+            sums.append(self.layout.flatten(clipped.total))
+            norms.append(clipped.norms)
+        return torch.stack(sums), norms
+
+
+def aligned(t: Tensor) -> Tensor:
+    """The same numbers at the beginning of a block of memory.
+
+    Libraries add in another order where a tensor begins elsewhere, and a row of a stack begins where its place in
+    the stack says: a client's bits would depend on who else is there.
+    """
+    return t if t.data_ptr() % ALIGNED == 0 else t.clone()

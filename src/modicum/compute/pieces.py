@@ -1,0 +1,204 @@
+"""What one layer's call contributes to per-example gradients, kept as its factors instead of multiplied out.
+
+A piece is measured first, which gives each example's squared norm and whatever is smallest to keep until the
+weights are known; then it is summed. Where it pays, no gradient per example ever exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from modicum.compute.sums import (
+    as_released,
+    factor_charge,
+    in_range,
+    square_norms,
+    weighted_outer,
+    weighted_products,
+    weighted_rows,
+)
+
+KEEP = 1 << 24
+"""Up to this many numbers of per-example gradients are kept for one parameter, if that is fastest."""
+
+LARGER = 3
+"""Beyond that, they are kept where they take at most so many times the memory of their factors."""
+
+WRITE = 120
+"""What writing and twice reading one number costs, in multiply-adds."""
+
+
+class Kept(Protocol):
+    """What is kept of a parameter's per-example gradients until their weights are known."""
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Σ_i weights_i · gradient_i, in the parameter's shape."""
+
+    def rows(self, index: Tensor) -> Kept:
+        """The same for some of the examples."""
+
+
+class Piece(Protocol):
+    """One parameter's per-example gradients through one call of its layer."""
+
+    def measure(self) -> tuple[Tensor, Kept]:
+        """(B,) squared norms in float64, never less than of what is then summed; and what to keep."""
+
+    def dense(self) -> Tensor:
+        """(B, *shape) gradients, multiplied out."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Gradients that exist for each example: small ones, and sums over the calls of a shared layer."""
+
+    gradients: Tensor
+
+    def measure(self) -> tuple[Tensor, Kept]:
+        return square_norms(self.gradients.flatten(1)), self
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return weighted_rows(weights, [self.gradients.flatten(1)]).view(self.gradients.shape[1:])
+
+    def rows(self, index: Tensor) -> Dense:
+        return Dense(self.gradients[index])
+
+    def dense(self) -> Tensor:
+        return self.gradients
+
+
+@dataclass(frozen=True)
+class Sliced:
+    """The same in slices of the batch, left where they were computed: joining them would touch fresh memory."""
+
+    slices: tuple[Tensor, ...]
+
+    def measure(self) -> tuple[Tensor, Kept]:
+        return torch.cat([Dense(part).measure()[0] for part in self.slices]), self
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return weighted_rows(weights, [part.flatten(1) for part in self.slices]).view(self.slices[0].shape[1:])
+
+    def rows(self, index: Tensor) -> Dense:
+        return Dense(self.dense()[index])
+
+    def dense(self) -> Tensor:
+        return torch.cat(self.slices)
+
+
+class LinearWeight:
+    """g_i = Σ_t δ_it a_itᵀ for inputs a (B, T, d) and output gradients δ (B, T, p)."""
+
+    def __init__(self, inputs: Tensor, outputs: Tensor) -> None:
+        self.a = inputs.reshape(inputs.shape[0], -1, inputs.shape[-1])
+        self.g = outputs.reshape(outputs.shape[0], -1, outputs.shape[-1])
+
+    def measure(self) -> tuple[Tensor, Kept]:
+        batch, places, d = self.a.shape
+        p = self.g.shape[2]
+        if places == 1:
+            return _square_lengths(self.a) * _square_lengths(self.g), self
+        products = places * d * p
+        by_gram = 4 * places**2 * (d + p) + 1.5 * products < 1.3 * products + WRITE * d * p
+        if by_gram or too_large(batch, d * p, places * (d + p)):
+            return self.measure_factors(), self
+        return Dense(self.dense()).measure()
+
+    def measure_factors(self) -> Tensor:
+        """Squared norms by the Gram route, for factors that are kept."""
+        by_input, by_output = (t @ t.transpose(1, 2) for t in (self.a.double(), self.g.double()))
+        added = self.a.shape[2] + self.g.shape[2]
+        return gram_square_norms(by_input, by_output, added, self.g.dtype)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self.a.shape[1] == 1:
+            return weighted_outer(weights, self.g[:, 0], self.a[:, 0])
+        a, g = (t.transpose(1, 2)[:, None] for t in (self.a, self.g))
+        return weighted_products(weights, g, lambda i, j: a[:, :, i:j], a.shape[2], 1)[0]
+
+    def rows(self, index: Tensor) -> LinearWeight:
+        return LinearWeight(self.a[index], self.g[index])
+
+    def dense(self) -> Tensor:
+        return self.g.transpose(1, 2) @ self.a
+
+
+class EmbeddingWeight:
+    """g_i adds δ_it to row index_it, for output gradients δ (B, T, d)."""
+
+    def __init__(self, indices: Tensor, outputs: Tensor, size: int, padding: int | None) -> None:
+        self.indices = indices.reshape(indices.shape[0], -1)
+        g = outputs.reshape(*self.indices.shape, outputs.shape[-1])
+        self.g = g if padding is None else g.masked_fill((self.indices == padding)[:, :, None], 0.0)
+        self.size = size
+
+    def measure(self) -> tuple[Tensor, Kept]:
+        same = (self.indices[:, :, None] == self.indices[:, None, :]).double()
+        times = same.sum(2, keepdim=True)
+        shares = (same @ self.g.double()) / times
+        squares = (shares.square() * times).sum((1, 2))
+        return squares, EmbeddingRows(self.indices, shares, self.size, self.g.dtype)
+
+    def dense(self) -> Tensor:
+        total = self.g.new_zeros(self.g.shape[0], self.size, self.g.shape[2])
+        return total.scatter_add_(1, self.indices[:, :, None].expand_as(self.g), self.g)
+
+
+@dataclass(frozen=True)
+class EmbeddingRows:
+    """Each example's gradients by row of an embedding, in float64.
+
+    A row that an example looks up n times has its gradient in n equal shares: none of its terms cancel when they
+    are added to everybody else's.
+    """
+
+    indices: Tensor
+    shares: Tensor
+    size: int
+    dtype: torch.dtype
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total = self.shares.new_zeros(self.size, self.shares.shape[2])
+        weighted = self.shares * weights.double()[:, None, None]
+        total.index_add_(0, self.indices.flatten(), weighted.flatten(0, 1))
+        return as_released(total, len(weights), self.dtype)
+
+    def rows(self, index: Tensor) -> EmbeddingRows:
+        return EmbeddingRows(self.indices[index], self.shares[index], self.size, self.dtype)
+
+
+def too_large(batch: int, gradient: int, factors: int) -> bool:
+    """Whether gradients of so many numbers an example are better left as their factors, whatever that takes."""
+    return batch * gradient > KEEP and gradient > LARGER * factors
+
+
+def _square_lengths(vectors: Tensor) -> Tensor:
+    """‖v‖² of each example, infinite where its precision has no such number.
+
+    In float64, where no square vanishes: a model that somebody chose for the purpose may have inputs of 1e19
+    beside output gradients whose squares would, and the gradient of a weight is then not small at all.
+    """
+    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=(1, 2), dtype=torch.float64)
+    return in_range(lengths.square(), vectors.dtype)
+
+
+def gram_square_norms(inputs: Tensor, outputs: Tensor, added: int, dtype: torch.dtype) -> Tensor:
+    """Σ_ts (a_t·a_s)(δ_t·δ_s) from the two (n, T, T) Gram matrices in float64, each entry of `added` products.
+
+    The terms may cancel, and then rounding is large beside what is left. Σ|terms| ≤ s², s = Σ_t ‖a_t‖‖δ_t‖, says
+    how large; and in the weighted sum of a model in this precision terms are rounded as well. Both
+    are added, so that a norm may be overestimated, never underestimated.
+    """
+    places = inputs.shape[1]
+    squares, square_outputs = (
+        in_range(t.diagonal(dim1=1, dim2=2).clamp(min=0.0), dtype) for t in (inputs, outputs)
+    )
+    spread = (squares * square_outputs).sqrt().sum(1)
+    terms = (inputs * outputs).sum((1, 2)).clamp(min=0.0)
+    rounding = (added + places**2) * torch.finfo(inputs.dtype).eps
+    charge = factor_charge(places, dtype, joint=inputs.is_cuda)
+    return ((terms + rounding * spread.square()).sqrt() + charge * spread).square()

@@ -1,0 +1,151 @@
+"""Whether book-keeping tells the truth about a model, found out on its first batches.
+
+Hooks see what layers do, not what a forward function does with their weights behind their back, and a tensor's
+first dimension need not be the batch. Both would give wrong norms in silence, so they are looked for:
+the sum of all gradients must be autograd's own, the first example's loss must reach only the first row of every
+layer, and it must be the same without the other examples, whose values may matter where no gradient flows.
+
+A verdict decides over the route by which everybody's gradients are computed, so it must not hang on a record. A
+model may be sent whose two routes differ as much as the probe allows, so that one record tips it. So the probe
+looks at weights and numbers of its own, and takes only what is not a real number (tokens, classes) from the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from modicum.compute.bookkeeping import Books, CannotKeepBooksError, requiring_grad
+from modicum.compute.problem import Loss, check_losses, in_mode, rows, sum_dtype, zero_like
+from modicum.compute.rounding import full_precision
+
+FIRST = slice(0, 1)
+
+LOSSES = 0.1
+"""Losses may differ by less than gradients: rounding flips ReLUs, but a loss is continuous."""
+
+
+class Verdict(Enum):
+    """What a batch shows about book-keeping. Where it would be wrong, CannotKeepBooksError is raised instead."""
+
+    PROVEN = "right, and later batches need no probe"
+    UNSURE = "right for this batch, which cannot show more"
+    NOT_FINITE = "nothing could be compared"
+
+
+def probe(
+    model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any, examples: int
+) -> Verdict:
+    """Keep books of a batch like this one and judge them. No sum that is used comes from a probe."""
+    drawn = torch.Generator().manual_seed(0)
+    x, y = (tree_map(lambda leaf: _numbers(leaf, drawn), tree) for tree in (x, y))
+    with own_weights(model, drawn):
+        return _probe(model, trained, loss, x, y, examples)
+
+
+@contextmanager
+def own_weights(model: nn.Module, drawn: torch.Generator) -> Iterator[None]:
+    """Ordinary weights for a while, whatever the model's are."""
+    before = [(p, p.data) for p in model.parameters()]
+    for p, data in before:
+        wide = data[0].numel() if data.dim() > 1 else 4
+        p.data = (torch.randn(data.shape, generator=drawn) / wide**0.5).to(data) + (0.5 if data.dim() < 2 else 0.0)
+    try:
+        yield
+    finally:
+        for p, data in before:
+            p.data = data
+
+
+def _numbers(leaf: Any, drawn: torch.Generator) -> Any:
+    """Between 0 and 1, in the shape and layout of these."""
+    if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+        return leaf
+    return torch.empty_like(leaf).copy_(torch.rand(leaf.shape, generator=drawn))
+
+
+def _probe(
+    model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any, examples: int
+) -> Verdict:
+    _check_alone(model, loss, x, y, examples)
+    books = Books(model, trained, examples, only_gradients=True)
+    with requiring_grad(model, trained):
+        losses = books.forward(loss, x, y)
+        if not losses.requires_grad:
+            return Verdict.UNSURE
+        truths = _true_sums(books, losses)
+        if not all(bool(torch.isfinite(truth).all()) for truth in truths.values()):
+            return Verdict.NOT_FINITE
+        gradients = [call.gradient for call in books.calls]
+        _check_first_example(books, losses)
+    for call, gradient in zip(books.calls, gradients, strict=True):
+        if gradient is not None:
+            books.measure(call, gradient)
+    _check_sums(books, truths)
+    # One example cannot show that examples are mixed, nor a zero gradient that a weight is used elsewhere.
+    telling = examples > 1 and all(bool(truth.any()) for truth in truths.values())
+    return Verdict.PROVEN if telling else Verdict.UNSURE
+
+
+def _check_alone(model: nn.Module, loss: Loss, x: Any, y: Any, examples: int) -> None:
+    """In the model's own mode, or without dropout where that makes any two losses differ."""
+    if examples < 2:
+        return
+    together = _first_loss(model, loss, x, y, examples)
+    if bool(together == _first_loss(model, loss, x, y, examples)):
+        alone = _first_loss(model, loss, rows(x, FIRST), rows(y, FIRST), 1)
+    else:
+        with in_mode(model, training=False):
+            together = _first_loss(model, loss, x, y, examples)
+            alone = _first_loss(model, loss, rows(x, FIRST), rows(y, FIRST), 1)
+    same = (together - alone).abs() <= LOSSES * _tolerance(together) * (1 + together.abs())
+    if bool(together.isfinite() & ~same):
+        raise CannotKeepBooksError("a loss of one example that depends on the others")
+
+
+def _first_loss(model: nn.Module, loss: Loss, x: Any, y: Any, examples: int) -> Tensor:
+    with torch.no_grad(), full_precision(next(model.parameters()).device):
+        return check_losses(loss(model(x), y), examples)[0]
+
+
+def _true_sums(books: Books, losses: Tensor) -> dict[str, Tensor]:
+    """Autograd's own gradients, by name, of the parameters that the loss reaches; the taps record on the way."""
+    wanted = [*books.trained.values(), books.anchor]
+    found = torch.autograd.grad(losses, wanted, torch.ones_like(losses), retain_graph=True, allow_unused=True)
+    return {name: g for name, g in zip(books.trained, found[:-1], strict=True) if g is not None}
+
+
+def _check_first_example(books: Books, losses: Tensor) -> None:
+    seed = torch.zeros_like(losses)
+    seed[0] = 1
+    for call in books.calls:
+        call.gradient = None
+    books.backward(losses, seed)
+    for call in books.calls:
+        if call.gradient is not None and bool(call.gradient[1:].any()):
+            raise CannotKeepBooksError(f"a {type(call.layer).__name__} in which examples are mixed")
+
+
+def _check_sums(books: Books, truths: dict[str, Tensor]) -> None:
+    norms = {name: torch.linalg.vector_norm(truth.double()) for name, truth in truths.items()}
+    # Where terms cancel, both sides are rounding; so a small part of the whole gradient is always allowed.
+    whole = sum(float(norm) ** 2 for norm in norms.values()) ** 0.5
+    for name, truth in truths.items():
+        ones = truth.new_ones(books.examples, dtype=sum_dtype(truth))
+        mine = books.kept[name].weighted_sum(ones) if name in books.kept else zero_like(truth)
+        error = float(torch.linalg.vector_norm((mine - truth).double()))
+        if error > _tolerance(truth) * (float(norms[name]) + 1e-3 * whole):
+            raise CannotKeepBooksError(f"parameter {name}, which is used outside its layer")
+
+
+def _tolerance(truth: Tensor) -> float:
+    if truth.dtype == torch.float64:
+        return 1e-8
+    half = truth.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled(truth.device.type)
+    return 1e-1 if half else 1e-2

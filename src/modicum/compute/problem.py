@@ -1,0 +1,162 @@
+"""What is asked of a clipper and what it gives back; shared by all engines and the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modicum.compute.bounds import Clip
+from modicum.errors import UserError
+
+Targets = Tensor | tuple[Any, ...] | dict[str, Any]
+"""A tensor, or a tuple or dict of tensors, whose first dimension is the batch."""
+
+Loss = Callable[[Any, Any], Tensor]
+"""(outputs, targets) → one loss per example; example i's loss may depend on row i alone."""
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """Σ_i w_i·clip(g_i) by parameter name, and the norms before clipping.
+
+    Both are private. The norms are there for a mechanism to turn into paid blocks (clip bits, squared norms).
+    An example whose gradient is not finite counts as a zero gradient in both. Norms ignore the weights.
+    """
+
+    total: dict[str, Tensor]
+    norms: Tensor
+
+
+def trained_parameters(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
+    """The parameters to clip: those named, or else all that require a gradient. Tied ones appear once."""
+    if names is None:
+        return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    every = dict(model.named_parameters(remove_duplicate=False))
+    chosen = list(names)
+    unknown = [name for name in chosen if name not in every]
+    if unknown:
+        raise UserError(f"the model has no parameter {unknown[0]!r}: it has {', '.join(every)}")
+    unique: dict[int, str] = {}
+    for name in chosen:
+        unique.setdefault(id(every[name]), name)
+    return {name: every[name] for name in unique.values()}
+
+
+def batch_size(x: Any) -> int:
+    for leaf in torch.utils._pytree.tree_leaves(x):
+        if isinstance(leaf, Tensor):
+            return leaf.shape[0]
+    raise UserError("a batch needs at least one tensor")
+
+
+def rows(tree: Any, index: Any) -> Any:
+    """The chosen rows of every tensor in a tree."""
+    return torch.utils._pytree.tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) else leaf, tree)
+
+
+ROWS = 32
+"""What the number of rows of a pass is a multiple of. Libraries choose kernels, and share work among threads, by
+the number of rows, and compute the last numbers of a tensor (up to 31) by other functions than the rest; so its
+bits depend on how many rows there are. With multiples of this they were found not to (docs/clipping.md)."""
+
+
+def enough_rows(examples: int) -> int:
+    return -(-examples // ROWS) * ROWS
+
+
+def with_zero_rows(tree: Any, more: int) -> Any:
+    """The same batch with so many rows of zeros, which are nobody's, at its end."""
+
+    def longer(leaf: Any) -> Any:
+        return torch.cat([leaf, leaf.new_zeros(more, *leaf.shape[1:])]) if isinstance(leaf, Tensor) else leaf
+
+    return torch.utils._pytree.tree_map(longer, tree)
+
+
+def stand_ins(finite: Tensor) -> Tensor:
+    """(B,) rows to take: each its own, and the first finite one in place of those that are not.
+
+    At weight 0 it adds nothing, and all shapes stay. Were the batch computed in another way, the last bits of the
+    others' gradients would change, and a model may be made to magnify them.
+    """
+    index = torch.arange(len(finite), device=finite.device)
+    return torch.where(finite, index, finite.to(torch.int8).argmax())
+
+
+def check_losses(losses: Tensor, examples: int) -> Tensor:
+    if tuple(losses.shape) != (examples,):
+        raise UserError(
+            f"the loss must give one value per example, shape ({examples},), got {tuple(losses.shape)}: "
+            "use reduction='none' and sum what belongs to one example"
+        )
+    return losses
+
+
+def check_weights(weights: Tensor | None, examples: int) -> None:
+    if weights is None:
+        return
+    if tuple(weights.shape) != (examples,):
+        raise UserError(f"weights need one value per example, shape ({examples},), got {tuple(weights.shape)}")
+    if not bool(((weights >= 0) & (weights <= 1)).all()):
+        raise UserError("weights must lie between 0 and 1, or an example would count for more than its bound")
+
+
+def modes(model: nn.Module) -> tuple[bool, ...]:
+    """Of every module, since a part of a model may train while the rest does not."""
+    return tuple(module.training for module in model.modules())
+
+
+@contextmanager
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """All of the model in one mode for a while; then every part has its own again."""
+    before = modes(model)
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in zip(model.modules(), before, strict=True):
+            module.training = mode
+
+
+@contextmanager
+def without_drawing(device: torch.device) -> Iterator[None]:
+    """Whatever layers draw inside, such as dropout, they draw the same afterwards as if nobody had looked."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
+def sum_dtype(p: Tensor) -> torch.dtype:
+    """Norms and sums of half-precision models are kept in float32."""
+    return torch.float64 if p.dtype == torch.float64 else torch.float32
+
+
+def zero_like(p: Tensor) -> Tensor:
+    return torch.zeros_like(p, dtype=sum_dtype(p), requires_grad=False)
+
+
+def nothing(parameters: Mapping[str, Tensor], examples: int = 0) -> ClippedSum:
+    """The answer for an empty batch, or for one whose gradients are all zero."""
+    total = {name: zero_like(p) for name, p in parameters.items()}
+    return ClippedSum(total, next(iter(total.values()), torch.zeros(())).new_zeros(examples))
+
+
+def example_factors(
+    clip: Clip, names: list[str], squares: Tensor, weights: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, parameters) factors with weights, (B,) norms, and (B,) which examples are usable, from float64 squares.
+
+    One record with a NaN, an infinity or an overflow in its gradient must neither exceed the bound nor show itself
+    by poisoning the sum: it gets norm 0 and factor 0. Factors are made a few units of `dtype` too small, so that
+    rounding them to it does not lift a norm above its bound.
+    """
+    finite = squares.sum(1) <= torch.finfo(dtype).max  # no for a NaN
+    squares = torch.where(finite[:, None], squares, 0.0)
+    factors = torch.where(finite[:, None], clip.factors(names, squares), 0.0) * (1 - 8 * torch.finfo(dtype).eps)
+    if weights is not None:
+        factors = factors * weights.to(factors)[:, None]
+    return factors.to(dtype), squares.sum(1).sqrt().to(dtype), finite

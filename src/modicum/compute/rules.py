@@ -1,0 +1,135 @@
+"""Which layers are known, and how each one's call becomes pieces by parameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from modicum.compute.convolution import ConvWeight, Geometry
+from modicum.compute.pieces import Dense, EmbeddingWeight, Kept, LinearWeight, Piece
+from modicum.compute.problem import sum_dtype
+
+Pieces = dict[str, Piece]
+
+
+def pieces(layer: nn.Module, inputs: Tensor, gradient: Tensor) -> Pieces:
+    """What a call with these inputs and this output gradient gives each of the layer's own parameters."""
+    dtype = sum_dtype(gradient)
+    inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+    return RULES[type(layer)](layer, inputs, gradient.to(dtype))
+
+
+def known(layer: nn.Module, parameter: str) -> bool:
+    """Whether the rule of this layer covers this parameter."""
+    if type(layer) not in RULES or parameter not in ("weight", "bias"):
+        return False
+    if isinstance(layer, nn.Embedding):
+        return layer.max_norm is None and not layer.scale_grad_by_freq
+    return not (isinstance(layer, nn.Conv1d | nn.Conv2d) and layer.padding_mode != "zeros")
+
+
+def _linear(layer: Any, a: Tensor, g: Tensor) -> Pieces:
+    found: Pieces = {"weight": LinearWeight(a, g)}
+    if layer.bias is not None:
+        found["bias"] = Dense(g.reshape(g.shape[0], -1, g.shape[-1]).sum(1))
+    return found
+
+
+def _conv2d(layer: Any, a: Tensor, g: Tensor) -> Pieces:
+    a, padding = _explicit_padding(layer, a)
+    geometry = Geometry(layer.kernel_size, layer.stride, padding, layer.dilation, layer.groups)
+    found: Pieces = {"weight": ConvWeight(a, g, geometry, layer.weight.shape)}
+    if layer.bias is not None:
+        found["bias"] = Dense(g.sum((2, 3)))
+    return found
+
+
+def _conv1d(layer: Any, a: Tensor, g: Tensor) -> Pieces:
+    a, padding = _explicit_padding(layer, a)
+    geometry = Geometry(
+        (1, *layer.kernel_size), (1, *layer.stride), (0, *padding), (1, *layer.dilation), layer.groups
+    )
+    out, channels, width = layer.weight.shape
+    flat = ConvWeight(a[:, :, None], g[:, :, None], geometry, torch.Size((out, channels, 1, width)))
+    found: Pieces = {"weight": _Conv1dWeight(flat, layer.weight.shape)}
+    if layer.bias is not None:
+        found["bias"] = Dense(g.sum(2))
+    return found
+
+
+@dataclass(frozen=True)
+class _Reshaped:
+    """A one-dimensional convolution's weight, computed in two dimensions."""
+
+    kept: Kept
+    shape: torch.Size
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.kept.weighted_sum(weights).view(self.shape)
+
+    def rows(self, index: Tensor) -> _Reshaped:
+        return _Reshaped(self.kept.rows(index), self.shape)
+
+
+@dataclass(frozen=True)
+class _Conv1dWeight:
+    flat: ConvWeight
+    shape: torch.Size
+
+    def measure(self) -> tuple[Tensor, Kept]:
+        squares, kept = self.flat.measure()
+        return squares, _Reshaped(kept, self.shape)
+
+    def dense(self) -> Tensor:
+        return self.flat.dense().view(-1, *self.shape)
+
+
+def _explicit_padding(layer: Any, a: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """'same' padding may be uneven, so it is carried out; numbers are left to the convolution."""
+    if layer.padding == "same":
+        a = functional.pad(a, layer._reversed_padding_repeated_twice)
+    elif layer.padding != "valid":
+        return a, layer.padding
+    return a, (0,) * len(layer.kernel_size)
+
+
+def _embedding(layer: Any, a: Tensor, g: Tensor) -> Pieces:
+    return {"weight": EmbeddingWeight(a, g, layer.num_embeddings, layer.padding_idx)}
+
+
+def _layer_norm(layer: Any, a: Tensor, g: Tensor) -> Pieces:
+    shape = layer.normalized_shape
+    standard = functional.layer_norm(a, shape, eps=layer.eps)
+    found: Pieces = {"weight": Dense(_over_places(g * standard, shape))}
+    if layer.bias is not None:
+        found["bias"] = Dense(_over_places(g, shape))
+    return found
+
+
+def _over_places(g: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return g.reshape(g.shape[0], -1, math.prod(shape)).sum(1).view(-1, *shape)
+
+
+def _group_norm(layer: Any, a: Tensor, g: Tensor) -> Pieces:
+    standard = functional.group_norm(a, layer.num_groups, eps=layer.eps)
+    shape = (*a.shape[:2], -1)
+    return {
+        "weight": Dense(standard.mul_(g).reshape(shape).sum(2)),
+        "bias": Dense(g.reshape(shape).sum(2)),
+    }
+
+
+RULES: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], Pieces]] = {
+    nn.Linear: _linear,
+    nn.Conv1d: _conv1d,
+    nn.Conv2d: _conv2d,
+    nn.Embedding: _embedding,
+    nn.LayerNorm: _layer_norm,
+    nn.GroupNorm: _group_norm,
+}

@@ -1,0 +1,170 @@
+"""Norms and weighted sums of per-example gradients, such that one example moves a sum by its bound and no more.
+
+docs/clipping.md has the proof. In short: what is measured of an example is never less than the norm of what is
+added for it, and what adding it does to the rounding of everybody else's terms stays within `SHARE` of the bound,
+for all gradients whatever. So runs of examples are added up in the gradients' own precision only where they are
+short enough for that, and all else in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from modicum.compute.problem import ROWS
+from modicum.compute.rounding import exact_product
+
+SHARE = 2.0**-11
+"""Of the bound: what rounding within runs may move a sum by, and as much again for rounding the sum itself."""
+
+BLOCK = 256
+"""Squares that are added up in float32; sums of these in float64."""
+
+SHORT = 8
+"""Runs of fewer examples are not worth their float64 totals: all is float64 then."""
+
+MANY = 1024
+"""Examples whose places are added up at once in float64; of a larger batch, MANY²/B at a time."""
+
+JOINT = 2 * MANY * MANY * 2.0**-53 / (SHARE / 2)
+"""Sums over T places of m of B examples in float64 are off by 2·B·m·T·2⁻⁵³·max w_i s_i in two worlds together.
+With κ·s_i charged to norms, w_i s_i ≤ C/κ; B·m ≤ MANY² and κ = T·(this) make that SHARE/2 of C."""
+
+TILE, GPU_TILE = 1 << 21, 1 << 26
+"""Numbers that a slice of products, or of rows in float64, takes at most: in the cache, or beside activations."""
+
+
+def longest_run(batch: int, dtype: torch.dtype) -> int:
+    """How many of so many examples may be added up in this precision: B·m·u ≤ SHARE, with u half an epsilon."""
+    return int(2 * SHARE / torch.finfo(dtype).eps) // max(1, batch)
+
+
+def sum_type(batch: int, dtype: torch.dtype) -> torch.dtype:
+    """The model's precision, unless rounding a sum to it would move it by more than SHARE of the bound: 2·B·u."""
+    return torch.float64 if batch * torch.finfo(dtype).eps > SHARE else dtype
+
+
+def as_released(total: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
+    return total.to(sum_type(batch, dtype))
+
+
+def square_norms(rows: Tensor) -> Tensor:
+    """(B,) squared norms of (B, n) gradients in float64, of which few squares at a time are added in less."""
+    blocks = rows.shape[1] // BLOCK
+    total: Tensor = torch.linalg.vector_norm(rows[:, blocks * BLOCK :], dim=1).double().square()
+    if blocks:
+        whole = rows[:, : blocks * BLOCK].reshape(len(rows), blocks, BLOCK)
+        total = total + torch.linalg.vector_norm(whole, dim=2).double().square().sum(1)
+    return total
+
+
+def in_range(squares: Tensor, dtype: torch.dtype) -> Tensor:
+    """Infinite where the model's precision has no such number: factors would lose their digits there."""
+    return squares.masked_fill(squares > torch.finfo(dtype).max, torch.inf)
+
+
+def weighted_rows(weights: Tensor, blocks: Iterable[Tensor]) -> Tensor:
+    """Σ_i weights_i · rows_i for (…, n) rows that come in blocks of consecutive examples, (…, b, n) each.
+
+    Weights are (…, B); leading axes are sums of their own.
+    """
+    batch, done = weights.shape[-1], 0
+    total: Tensor | None = None
+    for block in blocks:
+        run, w = longest_run(batch, block.dtype), weights[..., done : done + block.shape[-2]]
+        part = _block_sum(w, block, run) if run < batch else _product(w, block)
+        total = part if total is None else total.add_(part)
+        done += block.shape[-2]
+    assert total is not None
+    return as_released(total, batch, block.dtype)
+
+
+def _product(weights: Tensor, rows: Tensor) -> Tensor:
+    return exact_product(weights[..., None, :], rows).squeeze(-2)
+
+
+def _block_sum(weights: Tensor, rows: Tensor, run: int) -> Tensor:
+    """In float64, of runs in their own precision where these are long enough to be worth it."""
+    lead, (batch, size) = rows.shape[:-2], rows.shape[-2:]
+    if run < SHORT:
+        total = rows.new_zeros(*lead, size, dtype=torch.float64)
+        step = max(1, (GPU_TILE if rows.is_cuda else TILE) // max(1, rows[..., 0, :].numel()))
+        for start in range(0, batch, step):
+            part = slice(start, start + step)
+            total += _product(weights[..., part].double(), rows[..., part, :].double())
+        return total
+    whole = batch - batch % run
+    runs = _product(
+        weights[..., :whole].reshape(*lead, -1, run), rows[..., :whole, :].reshape(*lead, -1, run, size)
+    )
+    return runs.sum(-2, dtype=torch.float64) + _product(weights[..., whole:], rows[..., whole:, :])
+
+
+def weighted_outer(weights: Tensor, g: Tensor, a: Tensor) -> Tensor:
+    """Σ_i weights_i · g_i a_iᵀ for (…, B, p) and (…, B, d): a term an example, so nothing of one cancels."""
+    batch, dtype = weights.shape[-1], g.dtype
+    run = longest_run(batch, dtype)
+    g = g * weights[..., None]
+    if run >= batch:
+        return exact_product(g.transpose(-1, -2), a)
+    return as_released(g.double().transpose(-1, -2) @ a.double(), batch, dtype)
+
+
+Columns = Callable[[int, int], Tensor]
+"""(start, stop) → (B, groups, columns, T) inputs of some of the units (channels, with their taps)."""
+
+
+def weighted_products(weights: Tensor, g: Tensor, columns: Columns, units: int, taps: int) -> Tensor:
+    """Σ_i weights_i · g_i a_iᵀ for output gradients (B, groups, p, T): (groups, p, units · taps).
+
+    Each example's product by itself, in slices of columns that stay in the cache; on a GPU, where writing them
+    would cost more, one product of all examples in float64. `factor_charge` is what norms need for either.
+    """
+    batch, groups, outs, places = g.shape
+    if g.is_cuda:
+        g = g.double() * weights.double()[:, None, None, None]
+        step = max(1, GPU_TILE // (batch * groups * taps * places))
+    else:
+        step = max(1, TILE // (ROWS * groups * taps * outs))
+    total = torch.empty(groups, outs, units * taps, dtype=sum_type(batch, weights.dtype), device=g.device)
+    for start in range(0, units, step):
+        stop = min(units, start + step)
+        a = columns(start, stop)
+        part = total[:, :, start * taps : stop * taps]
+        if g.is_cuda:
+            part.copy_(_joint_product(g, a.double()))
+        else:
+            part.copy_(weighted_rows(weights, _example_products(g, a)).view(part.shape))
+    return total
+
+
+def _example_products(g: Tensor, a: Tensor) -> Iterator[Tensor]:
+    """Each example's product, in blocks of one shape: with other shapes a library may multiply in another order,
+    and a record that is added to the batch would change the others' last bits."""
+    for one_g, one_a in zip(torch.split(g, ROWS), torch.split(a, ROWS), strict=True):
+        each = exact_product(one_g.flatten(0, 1), one_a.flatten(0, 1).transpose(1, 2))
+        yield each.view(len(one_g), -1)
+
+
+def _joint_product(g: Tensor, a: Tensor) -> Tensor:
+    """Σ_i g_i a_iᵀ in float64, of so many examples at a time that `JOINT` suffices for all of them together."""
+    run = max(1, MANY * MANY // len(g))
+    parts = zip(torch.split(g, run), torch.split(a, run), strict=True)
+    products = [_joined(one_g) @ _joined(one_a).transpose(1, 2) for one_g, one_a in parts]
+    return products[0] if len(products) == 1 else torch.stack(products).sum(0)
+
+
+def _joined(factor: Tensor) -> Tensor:
+    """(B, groups, n, T) → (groups, n, B · T)."""
+    return factor.permute(1, 2, 0, 3).flatten(2)
+
+
+def factor_charge(places: int, dtype: torch.dtype, *, joint: bool) -> float:
+    """What `weighted_products` may be off by, in units of Σ_t ‖a_t‖‖δ_t‖: T·2u for a product in the model's own
+    precision, and what keeps a joint product of all examples, as on a GPU, within its share of the bound.
+
+    Not a matter of how many examples there are: one more would change everybody's norm.
+    """
+    return places * (torch.finfo(dtype).eps + (JOINT if joint else 0.0))

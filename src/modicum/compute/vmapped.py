@@ -1,0 +1,68 @@
+"""For models with layers that the stacked engine does not know: torch.func maps them over clients and examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from modicum.compute.factors import clip_factors
+from modicum.compute.problem import check_losses, enough_rows
+from modicum.compute.sums import in_range, square_norms, weighted_rows
+from modicum.core.layout import Layout
+from modicum.core.parts import Batch, ClipRule, Losses
+from modicum.core.stack import padded, real_rows
+
+
+class VmapEngine:
+    """A gradient for each example of each client, made by one mapped call: memory for speed."""
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        self.model, self.layout = model, layout
+
+    def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
+        found = [flat.mean(0) if len(flat) else row for flat, row in self._examples(theta, batches, losses)]
+        return torch.stack(found)
+
+    def clipped_sums(
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
+    ) -> tuple[Tensor, list[Tensor]]:
+        sums, norms = [], []
+        examples = self._examples(theta, batches, losses, enough=True)
+        for (flat, zero), bound in zip(examples, bounds, strict=True):
+            finite = torch.isfinite(in_range(square_norms(flat), flat.dtype))
+            flat = torch.where(finite[:, None], flat, 0.0)
+            norm = square_norms(flat).sqrt()
+            factors = clip_factors(norm, norm.new_tensor(bound), rule, flat.dtype)
+            sums.append(weighted_rows(factors, [flat]) if len(flat) else zero)
+            norms.append(norm.to(flat.dtype))
+        return torch.stack(sums), norms
+
+    def _examples(
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, *, enough: bool = False
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Each client's (examples, parameters) gradients, beside a row of zeros; `enough` rows as in `_Stack`."""
+        sizes = [len(batch) for batch in batches]
+        size = max(sizes, default=0)
+        if enough:
+            size = enough_rows(size)
+        x, targets = padded(list(batches), size)
+        if not size:
+            return [(row.new_zeros(0, len(row)), torch.zeros_like(row)) for row in theta]
+        rows = real_rows(sizes, size).to(theta.device)
+        spread = {n: t.new_zeros(len(x), *t.shape[1:]).index_copy_(0, rows, t) for n, t in targets.items()}
+
+        def loss_of_one(row: Tensor, one_x: Tensor, one: Mapping[str, Tensor]) -> Tensor:
+            output = functional_call(self.model, self.layout.named(row), (one_x[None],))
+            return check_losses(losses(output, {n: t[None] for n, t in one.items()}), 1)[0]
+
+        by_example = vmap(grad(loss_of_one), in_dims=(None, 0, 0))
+        shape = (len(theta), size)
+        found: Tensor = vmap(by_example)(
+            theta.detach(),
+            x.view(*shape, *x.shape[1:]),
+            {n: t.view(*shape, *t.shape[1:]) for n, t in spread.items()},
+        )
+        return [(part[:n], torch.zeros_like(row)) for part, n, row in zip(found, sizes, theta, strict=True)]

@@ -1,0 +1,40 @@
+"""What a silo says of itself when a run begins. It has to be what was agreed, and decides nothing (R14)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from modicum.core.parts import ClientFacts
+from modicum.deploy.silo.wire import Answer
+from modicum.errors import UserError
+
+Kinds = tuple[tuple[int, ...], int, bool]
+"""Shape of records, classes, and whether this is a simulation."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a silo says of itself."""
+
+    facts: ClientFacts  # participations follow from the schedule
+    shape: tuple[int, ...]
+    classes: int
+    simulation: bool
+    digest: str
+    run: str | None
+
+    @property
+    def kind(self) -> Kinds:
+        """In which all silos of a run are alike."""
+        return self.shape, self.classes, self.simulation
+
+    @classmethod
+    def read(cls, name: str, answer: Answer) -> Card:
+        try:
+            d = answer.json()
+            budget = float("inf") if d["budget"] is None else float(d["budget"])
+            facts = ClientFacts(str(d["name"]), int(d["records"]), budget, 1, int(d["validation"]))
+            shape = tuple(int(n) for n in d["shape"])
+            return cls(facts, shape, int(d["classes"]), bool(d["simulation"]), str(d["digest"]), d["run"])
+        except Exception:
+            raise UserError(f"silo {name!r} introduces itself in a way that this version does not know") from None

@@ -1,0 +1,95 @@
+"""Carries requests over Flower's grid: to nodes with the right key and name, again where a node stays silent."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from modicum.deploy.flower import parcel
+from modicum.deploy.silo.wire import TRANSIENT, Answer, Kind
+
+LOG = logging.getLogger("modicum.flower")
+POLL = 0.2  # seconds between looks at the inbox
+AGAIN = 2.0  # seconds before a silo that could not serve is asked again
+RESEND = 45.0  # seconds of silence after which a copy is sent: the silo answers a copy with the same bytes
+GIVE_UP = 120.0  # seconds of nothing but failures of the grid, after which the server ends and is started again
+EACH = 6.0  # more seconds for each silo that is asked at once: they may share a machine
+
+
+class GridCarrier:
+    """Who counts as a silo is decided by its registered public key; its name alone proves nothing."""
+
+    def __init__(self, grid: Any, keys: Mapping[str, bytes]) -> None:
+        self.grid, self.keys = grid, dict(keys)
+        self._failing_since: float | None = None
+
+    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:
+        end = time.monotonic() + seconds
+        answers: dict[str, Answer] = {}
+        outstanding: dict[str, str] = {}  # message → silo; of several copies the first answer counts
+        due = dict.fromkeys(bodies, 0.0)
+        patience = RESEND + EACH * len(bodies)
+        while len(answers) < len(bodies) and time.monotonic() < end:
+            now = time.monotonic()
+            wanted = [n for n in bodies if n not in answers and due[n] <= now]
+            if wanted:
+                sent: dict[str, str] = {}
+                asked = {n: bodies[n] for n in wanted}
+                self._try(self._send, kind, asked, max(end - now, 1.0), sent)
+                outstanding |= sent
+                due |= {n: now + (patience if n in sent.values() else AGAIN) for n in wanted}
+            received: list[tuple[str, Answer]] = []
+            if outstanding:
+                self._try(self._receive, outstanding, received)
+            for name, given in received:
+                if given.refused in TRANSIENT:
+                    due[name] = time.monotonic() + AGAIN
+                elif name not in answers:
+                    answers[name] = given
+            time.sleep(POLL)
+        for name in bodies.keys() - answers.keys():
+            LOG.warning("no answer from %s within %g s", name, seconds)
+        return answers
+
+    def _try(self, step: Callable[..., None], *arguments: Any) -> None:
+        """A busy SuperLink fails now and then (its database is locked, a connection is cut): that is no end."""
+        try:
+            step(*arguments)
+            self._failing_since = None
+        except Exception as error:
+            now = time.monotonic()
+            self._failing_since = self._failing_since or now
+            if now - self._failing_since > GIVE_UP:
+                raise
+            LOG.warning("the SuperLink fails, asking again: %s", type(error).__name__)
+
+    def _nodes(self) -> dict[str, int]:
+        by_key = {bytes(node.public_key): int(node.node_id) for node in self.grid.get_nodes()}
+        return {name: by_key[key] for name, key in self.keys.items() if key in by_key}
+
+    def _send(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float, sent: dict[str, str]) -> None:
+        """Fills `sent` as it goes, so that what was sent before a failure is known."""
+        nodes, message = self._nodes(), parcel.flower().Message
+        for name, body in bodies.items():
+            if name not in nodes:
+                continue
+            ttl = seconds + 60
+            out = message(parcel.request(kind, body), nodes[name], parcel.MESSAGE_TYPE, ttl=ttl)
+            for message_id in self.grid.push_messages([out]):
+                if message_id:
+                    sent[str(message_id)] = name
+
+    def _receive(self, outstanding: dict[str, str], received: list[tuple[str, Answer]]) -> None:
+        for reply in self.grid.pull_messages(list(outstanding)):
+            name = outstanding.pop(reply.metadata.reply_to_message_id, None)
+            if name is not None:
+                received.append((name, _read(reply)))
+
+
+def _read(reply: Any) -> Answer:
+    if reply.has_error():
+        LOG.warning("a node reports an error: %s", reply.error.code)
+        return Answer(refused=next(iter(TRANSIENT)))
+    return parcel.read_answer(reply.content)

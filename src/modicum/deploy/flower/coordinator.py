@@ -1,0 +1,328 @@
+"""The server of a deployed run: durable rounds over whatever carries requests to silos and answers back.
+
+It knows what silos say of themselves and what they send, and nothing else. Killed at any moment, it continues the
+same run: the invitation, the model, the policy's state and the record of what was asked are all on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from modicum.compute.loop import LoopBackend
+from modicum.config import Config, experiment_over, federation, to_toml
+from modicum.core.needs import check_data
+from modicum.data.arrays import Arrays, ClientData, FederatedData
+from modicum.data.geometry import load_geometry
+from modicum.deploy.flower.card import Card, Kinds
+from modicum.deploy.flower.silos import Courier, Silos
+from modicum.deploy.silo.terms import Join, Terms, digest
+from modicum.deploy.silo.wire import Answer, Code, Kind
+from modicum.errors import UserError
+from modicum.federation.experiment import Experiment, Federation, offer_of, prepare
+from modicum.federation.features import is_file
+from modicum.federation.foreign import foreign_parts
+from modicum.federation.records import RoundRecord, read_records
+from modicum.federation.rounds import Evaluation, Folder, Rounds
+from modicum.federation.run_folder import RunFolder
+from modicum.federation.setup import adapts, make_frame, make_server
+from modicum.federation.transcript_file import transcript_in
+from modicum.privacy.certificate import Certificate
+from modicum.report.summary import Summary, groups, last
+from modicum.report.write import write_report
+
+LOG = logging.getLogger("modicum.server")
+INVITATION, KINDS = "invitation.json", "kinds.json"
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the server waits, in seconds."""
+
+    joining: float = 120.0  # for every silo to be there
+    continuing: float = 60.0  # for the same when a run continues; it goes on without those who are not there
+    round: float = 600.0  # for a round's answers; who is later counts as absent
+
+
+class Coordinator:
+    """Runs an experiment in a folder over silos that a courier reaches, one durable round at a time."""
+
+    def __init__(
+        self,
+        config: Config,
+        names: Sequence[str],
+        folder: Path,
+        courier: Courier,
+        patience: Patience | None = None,
+    ) -> None:
+        self.config, self.courier, self.patience = config, courier, patience or Patience()
+        self.files = RunFolder(folder)
+        self.files.make(fresh=False)
+        self.transcript = transcript_in(self.files, config.run.transcript)
+        self.names = tuple(sorted(names))
+        self.terms = Terms(config, self.names)
+        self._continuing = self.files.checkpoint.exists()
+        kind = self._kind(self._cards())
+        self.simulation = kind[2]
+        self.join = self._invitation()
+        self.plans = {f.name: self.terms.plan(f) for f in self.join.facts}
+        self._model(kind)
+        self._invite()
+        foreign = foreign_parts(config.method, self.terms.method)
+        self.ledger = self.files.open_ledger(self.join.run, Unseen(self.simulation), foreign_parts=foreign)
+        self.ledger.declare(self.plans.values())
+        kept = Folder(self.files, self.server)
+        self.silos = Silos(
+            courier,
+            self.patience.round,
+            self.server,
+            self.ledger,
+            self.join.facts,
+            self.plans,
+            self.files.opened,
+            self.transcript,
+        )
+        self._rounds = Rounds(self.server, self.silos, self.evaluation, kept)
+
+    @property
+    def rounds_planned(self) -> int:
+        return self.config.run.rounds
+
+    @property
+    def _joining(self) -> float:
+        return self.patience.continuing if self._continuing else self.patience.joining
+
+    def _cards(self) -> dict[str, Card]:
+        """Every silo must be there when a run begins. When it continues, who is not there counts as absent."""
+        answers = self.courier.ask(Kind.HELLO, dict.fromkeys(self.names, b""), self._joining)
+        missing = [n for n in self.names if n not in answers or answers[n].refused is not None]
+        if missing and not (self._continuing and len(missing) < len(self.names)):
+            raise UserError(
+                f"no answer from {_some(missing)} within {self._joining:g} s: start node and silo, then run again"
+            )
+        cards = {}
+        for name in (n for n in self.names if n not in missing):
+            try:
+                cards[name] = self._card(name, answers[name])
+            except UserError as odd:
+                if not self._continuing:
+                    raise
+                LOG.warning("going on without %s: %s", name, odd)
+        return cards
+
+    def _kind(self, cards: Mapping[str, Card]) -> Kinds:
+        """In what all are alike; written down once, so that nobody can tell a restarted server otherwise."""
+        path = self.files.path / KINDS
+        if path.exists():
+            shape, classes, simulation = json.loads(path.read_bytes())
+            return tuple(shape), classes, simulation
+        usual = Counter(card.kind for card in cards.values()).most_common(1)[0][0]
+        odd = [name for name, card in cards.items() if card.kind != usual]
+        if odd:
+            raise UserError(
+                "silos differ in the shape of records, in classes or in simulation; not as most are "
+                f"{_some(odd)}: make them alike"
+            )
+        self._check_needs(usual)
+        self.files.write(path, json.dumps(usual).encode())
+        return usual
+
+    def _check_needs(self, kind: Kinds) -> None:
+        """Before anything is written or asked for: public data are the server's, validation records agreed on."""
+        offer = offer_of(_without_data(self.config, self.terms, kind).federation.data)
+        held_out = all(facts.validation > 0 for facts in self.terms.agreed())
+        check_data(self.terms.method, replace(offer, validation=held_out))
+
+    def _card(self, name: str, answer: Answer) -> Card:
+        """What a silo says of itself, which has to be what was agreed."""
+        card, agreed = Card.read(name, answer), {f.name: f for f in self.terms.agreed()}[name]
+        if card.facts.name != name:
+            raise UserError(f"the node of {name!r} speaks for {card.facts.name!r}: register it under that name")
+        if card.digest != digest(self.config):
+            raise UserError(f"silo {name!r} agreed to another experiment: give all the same experiment file")
+        said = replace(card.facts, participations=agreed.participations)
+        if said != agreed:
+            raise UserError(
+                f"silo {name!r} has {said.records} records, {said.validation} for validation, and grants ε = "
+                f"{said.budget:g}; agreed are {agreed.records}, {agreed.validation} and {agreed.budget:g}: "
+                "correct [run.silos] in everybody's experiment file, or the silo's own"
+            )
+        return card
+
+    def _invitation(self) -> Join:
+        """Made once; a restarted server repeats it word for word."""
+        path = self.files.path / INVITATION
+        if path.exists():
+            return self._kept(Join.decode(path.read_bytes()))
+        facts = self.terms.agreed()
+        plans = {f.name: self.terms.plan(f) for f in facts}
+        join = Join(
+            run=secrets.token_hex(8),
+            digest=digest(self.config),
+            spec=self.terms.spec.to_dict(),
+            facts=facts,
+            multipliers={name: self.terms.multiplier(plan) for name, plan in plans.items()},
+            adaptive=any(adapts(plan) for plan in plans.values()),
+        )
+        self.files.write(path, join.encode())
+        return join
+
+    def _kept(self, join: Join) -> Join:
+        if join.names != self.names or join.digest != digest(self.config):
+            raise UserError(f"{self.files.path} holds another run: continue that one, or choose another folder")
+        return join
+
+    def _model(self, kind: Kinds) -> None:
+        """The first model, the frame and the server, from public shapes alone."""
+        join, method, experiment = self.join, self.terms.method, _without_data(self.config, self.terms, kind)
+        self.data = prepare(experiment, method)
+        self.backend = LoopBackend(self.data.model)
+        self.frame = make_frame(
+            experiment, method, self.data, self.backend, join.facts, join.multipliers, join.adaptive
+        )
+        self.server = make_server(experiment, method, self.terms.cohorts, self.frame, self.data, join.run)
+        self.evaluation = Evaluation(self.server, self.backend, self.data, experiment.evaluate_every)
+
+    def _invite(self) -> None:
+        answers = self.courier.ask(Kind.JOIN, dict.fromkeys(self.names, self.join.encode()), self._joining)
+        for name in self.names:
+            refused = answers[name].refused if name in answers else Code.UNAVAILABLE
+            if refused is None:
+                continue
+            if not self._continuing:
+                raise UserError(f"silo {name!r} does not join: {refused}{_advice(refused)}")
+            LOG.warning("going on without %s: %s", name, refused)  # it answers later rounds, or is absent
+
+    def rounds(self) -> Iterator[RoundRecord]:
+        """Run what is left, round by round."""
+        return iter(self._rounds)
+
+    def step(self) -> RoundRecord:
+        """One round."""
+        return self._rounds.step()
+
+    @property
+    def model(self) -> Tensor:
+        return self.evaluation.model
+
+    def finish(self) -> None:
+        """Write what the server has, and let silos write their certificates."""
+        from safetensors.torch import save
+
+        named = self.backend.layout.named(self.model)
+        own = {n: v.detach().cpu().contiguous() for n, v in named.items() if self.terms.method.wrapper.shared(n)}
+        about = {"run": self.join.run, "round": str(self.server.state.round)}
+        self.files.write(self.files.model, bytes(save(own, metadata=about)))
+        certificate = Certificate.from_ledger(self.ledger)
+        certificate.write(self.files.certificate)
+        self._report(certificate)
+        self.courier.ask(Kind.FINISH, dict.fromkeys(self.names, self.join.run.encode()), self.patience.joining)
+
+    def _report(self, certificate: Certificate) -> None:
+        """Page and picture, of what the server knows: no client's accuracy, and its own only in simulation."""
+        config, records = self.config, read_records(self.files.metrics)
+        budgets = {f.name: f.budget for f in self.join.facts}
+        simulated = last(record.simulated for record in records)
+        summary = Summary(
+            method=self.terms.method.name,
+            model=config.model.name,
+            dataset=f"{len(budgets)} silos",
+            note=" ".join(self.terms.method.notes),
+            run=self.join.run,
+            seed=config.run.seed,
+            simulation=self.simulation,
+            clients=len(budgets),
+            retired=len(self.server.state.retired),
+            rounds=len(records),
+            rounds_planned=self.rounds_planned,
+            accuracy=simulated.get("test_accuracy"),
+            loss=simulated.get("test_loss"),
+            public=last(record.public for record in records),
+            paid=last(record.paid for record in records),
+            groups=tuple(groups(budgets, certificate, records, {})),
+        )
+        self.files.write(self.files.config, to_toml(config, notes=False).encode())
+        write_report(self.files, summary, certificate, records)
+
+    def close(self) -> None:
+        if self.transcript is not None:
+            self.transcript.close()
+        self.ledger.close()
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """What the server's certificate says of noise: that it cannot know."""
+
+    simulation: bool
+
+    def describe(self) -> dict[str, Any]:
+        said = (
+            "SIMULATION: the silos say that they draw their noise from a seed, which protects nobody."
+            if self.simulation
+            else "The silos draw their own noise; the server cannot know how. Each silo's own certificate says."
+        )
+        return {
+            "source": "unseen",
+            "simulation": self.simulation,
+            "sentence": f"{said} This is the server's record of what it asked for: silos may have released less.",
+        }
+
+    def normal(self, *_: Any, **__: Any) -> Any:
+        raise UserError("the server of a deployed run draws no noise")
+
+    uniform = coins = normal
+
+
+def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:
+    """The experiment over stand-in records of the right shape. In simulation, proxy and test records are real."""
+    shape, classes, simulation = kind
+    if config.run.hot_start and not simulation:
+        raise UserError(
+            "a deployed server has no public records to begin with: set hot_start = 0, or try it with simulation"
+        )
+    records = Arrays(np.zeros((2, *shape), dtype=np.float32), np.array([0, 1]))
+    nothing = Arrays.empty(records)
+    stand_in = ClientData("stand-in", records, nothing, nothing)
+    test, proxy, proxy_validation, proxy_classes = nothing, nothing, nothing, 0
+    if simulation:
+        real = federation(config).data
+        test, proxy, proxy_validation = real.test, real.proxy, real.proxy_validation
+        proxy_classes = real.proxy_classes
+    name = config.data.features
+    data = FederatedData(
+        "deployed",
+        (stand_in,),
+        test,
+        classes,
+        proxy,
+        proxy_validation,
+        proxy_classes,
+        geometry=load_geometry(name) if name is not None and is_file(name) else None,
+    )
+    return replace(experiment_over(config, Federation(data, (1.0,))), bounds=terms.bounds)
+
+
+def _advice(code: Code) -> str:
+    return {
+        Code.UNKNOWN_RUN: ": it belongs to another run; a new run needs a new folder, and draws on its account",
+        Code.BUDGET: ": its budget, or what its account has left over all runs, is too small for this run",
+        Code.FACTS_DIFFER: ": its records, budget or noise are not those of [run.silos]: correct either",
+        Code.NOISE_TOO_SMALL: ": its calibrated noise is under its own floor",
+        Code.WEAKER_VIEW: ": the method's view trusts somebody whom the silo does not trust",
+        Code.UNAVAILABLE: ": it gave no answer in time",
+    }.get(code, "")
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:5])
+    return f"{shown}, … ({len(names)} in all)" if len(names) > 5 else shown

@@ -1,0 +1,54 @@
+"""How a request to a silo and its answer travel inside Flower messages. Light: no torch here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from modicum.deploy.silo.wire import Answer, Code, Kind
+from modicum.errors import MissingExtraError
+
+ACTION = "silo"
+MESSAGE_TYPE = f"query.{ACTION}"
+STYPE = "modicum.bytes"
+
+
+def flower() -> Any:
+    """Flower's records and messages, or one line that says how to get them."""
+    try:
+        import flwr.app
+    except ImportError:
+        raise MissingExtraError("flwr", "flower", "deploying on Flower") from None
+    return flwr.app
+
+
+def _content(about: dict[str, Any], body: bytes) -> Any:
+    app = flower()
+    records = {"about": app.ConfigRecord(about)}
+    if body:  # an array is cut into chunks on its way, a plain value is not
+        records["body"] = app.ArrayRecord({"bytes": app.Array("uint8", (len(body),), STYPE, body)})
+    return app.RecordDict(records)
+
+
+def _body(content: Any) -> bytes:
+    return bytes(content["body"]["bytes"].data) if "body" in content else b""
+
+
+def request(kind: Kind, body: bytes) -> Any:
+    return _content({"kind": int(kind)}, body)
+
+
+def read_request(content: Any) -> tuple[Kind, bytes]:
+    return Kind(int(content["about"]["kind"])), _body(content)
+
+
+def answer(given: Answer) -> Any:
+    return _content({"refused": str(given.refused or "")}, given.body)
+
+
+def read_answer(content: Any) -> Answer:
+    """What a node sent. Anything else than an answer counts as none: a node's app is not trusted."""
+    try:
+        refused = str(content["about"]["refused"])
+        return Answer(refused=Code(refused)) if refused else Answer(_body(content))
+    except Exception:
+        return Answer(refused=Code.UNAVAILABLE)

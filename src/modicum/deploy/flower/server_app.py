@@ -1,0 +1,57 @@
+"""The ServerApp: an experiment file, a folder for the run, and the public keys of the silos that take part."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from flwr.serverapp import ServerApp
+
+from modicum.deploy.flower.project import STATUS
+from modicum.errors import UserError
+
+app = ServerApp()
+LOG = logging.getLogger("modicum.flower")
+
+
+@app.main()  # type: ignore[untyped-decorator, unused-ignore]
+def main(grid: Any, context: Any) -> None:
+    run(grid, {key: str(value) for key, value in context.run_config.items()})
+
+
+def run(grid: Any, settings: dict[str, str]) -> None:
+    """Run or continue. Killed at any moment, a second call with the same folder goes on from the last round."""
+    from modicum.config import read
+    from modicum.core.store import write_durably
+    from modicum.deploy.flower.carrier import GridCarrier
+    from modicum.deploy.flower.coordinator import Coordinator, Patience
+    from modicum.deploy.flower.keys import read_public_keys
+    from modicum.federation.run_folder import RunFolder
+
+    folder = Path(settings["folder"])
+    files = RunFolder(folder)
+    files.make(fresh=False)
+
+    def status(state: str, said: str = "") -> None:
+        write_durably(folder / STATUS, json.dumps({"state": state, "said": said, "pid": os.getpid()}).encode())
+
+    with files.alone():
+        status("running")
+        try:
+            keys = read_public_keys(Path(settings["silos"]))
+            patience = Patience(joining=float(settings["joining"]), round=float(settings["round"]))
+            carrier = GridCarrier(grid, keys)
+            coordinator = Coordinator(read(settings["experiment"]), list(keys), folder, carrier, patience)
+            try:
+                for record in coordinator.rounds():
+                    LOG.info("round %d: %s answered", record.round + 1, record.answered)
+                coordinator.finish()
+            finally:
+                coordinator.close()
+        except UserError as error:
+            status("failed", str(error))
+            raise
+        status("finished")

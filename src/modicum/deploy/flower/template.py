@@ -1,0 +1,132 @@
+"""The folder that `modicum flower init` writes: all that a first deployment needs, and its commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from modicum.data import federate, load
+from modicum.deploy.flower import keys, link
+from modicum.deploy.flower.project import FLWR, settings, write_project
+from modicum.errors import UserError
+
+EXPERIMENT = """# What everyone agrees on. Every silo keeps its own copy and refuses a server with another one.
+
+[data]                      # used by `modicum run` and `modicum flower up`; deployed silos have their own
+name = "digits"
+clients = {clients}
+
+[method]
+name = "dp-sgd"
+batch = 64
+
+[model]
+name = "logistic"
+
+[run]
+rounds = 10
+
+[run.silos]                 # what was agreed: a silo that has other records or grants another ε does not join
+{silos}
+"""
+
+SILO = """# This silo's own terms. The server cannot change any of them.
+
+[silo]
+name = "{name}"
+experiment = "../experiment.toml"
+folder = "state-{name}"
+socket = "{name}.sock"
+
+[grant]
+budget = 2.0                # ε of everything that leaves in this run
+delta = 1e-5
+unit = "record"
+bounds = [0.01, 10.0]       # clipping bounds it accepts
+smallest_noise = 0.3        # noise multiplier under which nothing leaves
+rounds = 50
+
+[account]                   # over all runs on these records, for ever: see docs/silo-account.md
+budget = 8.0
+delta = 1e-5
+
+[data]
+npz = "records-{name}"      # a folder with {name}.npz: arrays x and y; here a share of the digits, to try out
+classes = 10
+"""
+
+README = """# A deployment of {count} silos
+
+Flower {flwr}. Everything below was made by `modicum flower init`; keys are in `keys/`.
+
+## On one machine
+
+```
+{superlink} &
+{first}{start}
+```
+
+## On several machines
+
+Each silo needs `experiment.toml`, its own file from `silos/`, its own key `keys/NAME`, `keys/ca.crt` and
+`keys/trusted.yaml`. The server keeps `app/`, `keys/server.*`, `keys/bundle` and `keys/silos.toml`.
+Run `modicum silo serve` as one user and `flower-supernode` as another: see docs/deploy.md.
+"""
+
+
+def write_template(folder: Path, names: Sequence[str], host: str, port: int) -> None:
+    if not names or len(set(names)) != len(names):
+        raise UserError("give each silo a name of its own: --silos hospital-a,hospital-b,hospital-c")
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty: choose a new folder")
+    at = folder / "keys"
+    keys.make_tls(at, tuple(dict.fromkeys((host, "127.0.0.1", "localhost"))))
+    pairs = {name: keys.make_node_key(at / name) for name in names}
+    keys.write_public_keys(at / "silos.toml", pairs)
+    link.write_trusted(at / "trusted.yaml", keys.make_signing_key(at / "bundle"))
+    (folder / "silos").mkdir(parents=True, exist_ok=True)
+    (folder / "flower").mkdir(exist_ok=True)
+    for name in names:
+        (folder / "silos" / f"{name}.toml").write_text(SILO.format(name=name), encoding="utf-8")
+    sizes = _write_records(folder / "silos", names)
+    silos = "\n".join(f"{json.dumps(n)} = {{ records = {size}, budget = 2.0 }}" for n, size in sizes.items())
+    experiment = EXPERIMENT.format(clients=len(names), silos=silos)
+    (folder / "experiment.toml").write_text(experiment, encoding="utf-8")
+    write_project(folder / "app", settings(folder / "experiment.toml", folder / "server", at / "silos.toml"))
+    (folder / "README.md").write_text(_readme(names, host, port), encoding="utf-8")
+
+
+def _write_records(folder: Path, names: Sequence[str]) -> dict[str, int]:
+    """Records to try out, and how many: each silo gets a share of the digits, in a folder that is its own."""
+    shares = federate(load("digits"), clients=len(names), partition="iid").clients
+    for name, share in zip(names, shares, strict=True):
+        own = folder / f"records-{name}"
+        own.mkdir(mode=0o700)
+        np.savez(own / f"{name}.npz", x=share.train.x, y=share.train.y)
+    return {name: len(share.train.y) for name, share in zip(names, shares, strict=True)}
+
+
+def _readme(names: Sequence[str], host: str, port: int) -> str:
+    address = f"{host}:{port}"
+    bind = host if host == "127.0.0.1" else "0.0.0.0"
+    superlink = (
+        f"flower-superlink --host {bind} --port {port} --ssl-ca-certfile keys/ca.crt "
+        "--ssl-certfile keys/server.crt --ssl-keyfile keys/server.key --enable-supernode-auth "
+        "--database flower/link.db --disable-runtime-dependency-installation"
+    )
+    start = (
+        f"modicum flower start app --superlink {address} --ca keys/ca.crt --silos keys/silos.toml "
+        "--key keys/bundle --database flower/link.db"
+    )
+    lines = []
+    for i, name in enumerate(names, start=1):
+        lines.append(f"modicum silo serve silos/{name}.toml &\n")
+        lines.append(
+            f"flower-supernode --superlink {address} --root-certificates keys/ca.crt "
+            f"--auth-supernode-private-key keys/{name} --trusted-entities keys/trusted.yaml --host 127.0.0.1 "
+            f'--port {port + i} --node-config "silo=\\"$PWD/silos/{name}.sock\\"" &\n'
+        )
+    return README.format(count=len(names), flwr=FLWR, superlink=superlink, first="".join(lines), start=start)

@@ -1,0 +1,290 @@
+"""A whole deployment on this machine: SuperLink, nodes and silos, each a process of its own, with real keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from modicum.config import Config, federation, to_toml
+from modicum.config.schema import SiloTerms
+from modicum.config.write import toml_value
+from modicum.deploy.flower import keys, link
+from modicum.deploy.flower.crew import Crew
+from modicum.deploy.flower.project import STATUS, settings, write_project
+from modicum.deploy.silo.terms import Terms
+from modicum.deploy.silo.wire import Kind, UnreachableError, ask
+from modicum.errors import UserError
+from modicum.federation.experiment import Federation
+from modicum.federation.records import RoundRecord, read_records
+from modicum.federation.run_folder import RunFolder
+
+HOST = "127.0.0.1"
+MARK = "FLWR_HOME"
+BEGIN = 180.0  # seconds for a submitted server to say that it runs
+SUBMISSIONS = 100  # in all: a server that cannot live is not started for ever
+Tell = Callable[[str], None]
+Watch = Callable[[RoundRecord], None]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What lies where in a local deployment's folder."""
+
+    root: Path
+
+    @property
+    def experiment(self) -> Path:
+        return self.root / "experiment.toml"
+
+    @property
+    def server(self) -> Path:
+        return self.root / "server"
+
+    @property
+    def keys(self) -> Path:
+        return self.root / "keys"
+
+    @property
+    def database(self) -> Path:
+        return self.root / "flower" / "link.db"
+
+    def silo(self, name: str) -> Path:
+        return self.root / "silos" / f"{name}.toml"
+
+    def state(self, name: str) -> Path:
+        return self.root / "silos" / f"state-{name}"
+
+
+@dataclass(frozen=True)
+class Ports:
+    superlink: int
+    nodes: dict[str, int]
+
+
+class Deployment:
+    """Everything of one run on loopback. Opening the same folder again continues the run in it."""
+
+    def __init__(self, config: Config, root: Path, *, port: int | None = None, wait: float = 3600.0) -> None:
+        link.check_version()
+        self.config, self.at = config, Layout(root.absolute())
+        self.simulation = config.source.tables.get("run", {}).get("simulation") is True  # only where it is said
+        made = federation(config)
+        self.budgets = dict(zip(made.data.names, made.budgets, strict=True))
+        self.config = config = replace(config, run=replace(config.run, silos=_agreed(made)))
+        self.terms = Terms(config, tuple(sorted(self.budgets)))
+        self.spec = self.terms.spec
+        if self.terms.needs_aggregator and not self.simulation:
+            raise UserError(
+                "secure aggregation is only simulated so far: use the view server-sees-messages, or say "
+                "simulation = true under [run] to try it out"
+            )
+        self.ports = _ports(port, list(self.budgets))
+        self.address = f"{HOST}:{self.ports.superlink}"
+        self.submissions = 0
+        self.sockets = Path(tempfile.mkdtemp(prefix="modicum-"))
+        self._write(wait)
+        home = self.at.root / "flower"
+        link.connection_file(home, "local", self.address, self.tls.ca)
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        base = {**os.environ, "PATH": path, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        self.crew = Crew(self.at.root / "logs", link.environment(home, base), MARK)
+
+    def _write(self, wait: float) -> None:
+        at = self.at
+        for folder in (at.root / "silos", at.keys, at.database.parent, at.server):
+            folder.mkdir(parents=True, exist_ok=True)
+        at.experiment.write_text(to_toml(self.config, notes=False), encoding="utf-8")
+        self.tls = keys.make_tls(at.keys, (HOST, "localhost"))
+        keys.check_tls(self.tls)
+        self.node_keys = {name: keys.make_node_key(at.keys / name) for name in self.budgets}
+        keys.write_public_keys(at.keys / "silos.toml", self.node_keys)
+        self.signing_key = keys.make_signing_key(at.keys / "bundle")
+        link.write_trusted(at.keys / "trusted.yaml", self.signing_key)
+        for name, budget in self.budgets.items():
+            at.silo(name).write_text(self._silo_file(name, budget), encoding="utf-8")
+        told = settings(at.experiment, at.server, at.keys / "silos.toml", joining=300, round=wait)
+        self.project = write_project(at.root / "app", told)
+
+    def socket(self, name: str) -> Path:
+        return self.sockets / f"{name}.sock"
+
+    def _silo_file(self, name: str, budget: float) -> str:
+        s = self.spec
+        silo = {
+            "name": name,
+            "experiment": str(self.at.experiment),
+            "folder": str(self.at.state(name)),
+            "socket": str(self.socket(name)),
+            "simulation": self.simulation,
+        }
+        grant = {
+            "budget": budget,
+            "delta": s.delta,
+            "unit": str(s.unit),
+            "adjacency": str(s.adjacency),
+            "view": s.view.to_dict()["kind"],
+            "smallest_noise": 0.01,
+            "bounds": [1e-6, 1e6],
+            "rounds": self.config.run.rounds,
+        }
+        tables = {"silo": silo, "grant": grant}
+        lines = {n: [f"{k} = {toml_value(v)}" for k, v in table.items()] for n, table in tables.items()}
+        return "\n".join("\n".join([f"[{n}]", *rows, ""]) for n, rows in lines.items())
+
+    @contextmanager
+    def running(self, tell: Tell) -> Iterator[None]:
+        """All processes up, then all of them gone, whatever happens in between."""
+        try:
+            self._start(tell)
+            yield
+        finally:
+            self.crew.stop()
+            shutil.rmtree(self.sockets, ignore_errors=True)
+
+    def _start(self, tell: Tell) -> None:
+        tell(f"starting {len(self.budgets)} silos, a SuperLink at {self.address} and {len(self.budgets)} nodes")
+        for name in self.budgets:
+            self.crew.start(f"silo-{name}", _modicum("silo", "serve", str(self.at.silo(name))))
+        self.crew.start("superlink", self.superlink_command())
+        link.wait_for(self.address, self.tls.ca, 90, tell=None, alive=lambda: self.crew.alive("superlink"))
+        with link.control(self.address, self.tls.ca) as client:
+            for name, key in keys.read_public_keys(self.at.keys / "silos.toml").items():
+                link.register(client, name, key)
+        for name in self.budgets:
+            self.crew.start(f"node-{name}", self.node_command(name))
+        self._wait_for_silos()
+
+    def superlink_command(self) -> list[str]:
+        tls = self.tls
+        return [
+            *("flower-superlink", "--host", HOST, "--port", str(self.ports.superlink)),
+            *("--ssl-ca-certfile", str(tls.ca), "--ssl-certfile", str(tls.certificate)),
+            *("--ssl-keyfile", str(tls.key), "--enable-supernode-auth"),
+            *("--database", str(self.at.database), "--disable-runtime-dependency-installation"),
+        ]
+
+    def node_command(self, name: str) -> list[str]:
+        return [
+            *("flower-supernode", "--superlink", self.address, "--root-certificates", str(self.tls.ca)),
+            *("--auth-supernode-private-key", str(self.node_keys[name])),
+            *("--trusted-entities", str(self.at.keys / "trusted.yaml")),
+            *("--host", HOST, "--port", str(self.ports.nodes[name])),
+            *("--node-config", f'silo="{self.socket(name)}"'),
+        ]
+
+    def _wait_for_silos(self, seconds: float = 180) -> None:
+        until = time.monotonic() + seconds
+        for name in self.budgets:
+            while True:
+                try:
+                    ask(self.socket(name), Kind.HELLO, timeout=30)
+                    break
+                except UnreachableError:
+                    if not self.crew.alive(f"silo-{name}") or time.monotonic() > until:
+                        raise UserError(f"silo {name!r}: {self.crew.last_words(f'silo-{name}')}") from None
+                    time.sleep(0.1)
+
+    def run(self, watch: Watch, tell: Tell) -> None:
+        """Start the experiment and see it through, with whatever dies on the way started again."""
+        seen, known = self._progress(0, watch), self.status()
+        if known["state"] == "finished":
+            return
+        submitted = self._submit()
+        while True:
+            time.sleep(0.3)
+            self.crew.revive()
+            seen = self._progress(seen, watch)
+            known = self.status()
+            if known["state"] == "finished":
+                return
+            if known["state"] == "failed":
+                raise UserError(known["said"])
+            died = known["state"] == "running" and not _exists(int(known["pid"]))
+            lost = known["state"] == "waiting" and time.monotonic() > submitted + BEGIN
+            if died or lost:
+                tell("the server died: continuing its run" if died else "the server did not begin: asking again")
+                submitted = self._submit()
+
+    def _submit(self) -> float:
+        """Hand the app over and start it; says when. Two servers at once cannot be: the run's folder is locked."""
+        self.submissions += 1
+        if self.submissions > SUBMISSIONS:
+            raise UserError(f"the server keeps dying: its log is in {self.crew.logs / 'superlink.log'}")
+        (self.at.server / STATUS).unlink(missing_ok=True)
+        link.wait_for(self.address, self.tls.ca, 60)
+        # Handed over each time: whoever reaches the control API can put another app in its place.
+        link.publish(self.project, self.at.database, self.signing_key)
+        with link.control(self.address, self.tls.ca) as client:
+            link.start_signed_run(client, self.project)
+        return time.monotonic()
+
+    def status(self) -> dict[str, Any]:
+        try:
+            value: dict[str, Any] = json.loads((self.at.server / STATUS).read_bytes())
+            return value
+        except (OSError, ValueError):
+            return {"state": "waiting", "said": "", "pid": 0}
+
+    def _progress(self, seen: int, watch: Watch) -> int:
+        path = RunFolder(self.at.server).metrics
+        records = read_records(path) if path.exists() else ()
+        for record in records[seen:]:
+            watch(record)
+        return max(seen, len(records))
+
+
+def _agreed(made: Federation) -> dict[str, SiloTerms]:
+    """Here one machine holds all records, so it can write down what silos would agree on."""
+    return {
+        client.name: SiloTerms(records=len(client.train), budget=budget, validation=len(client.validation))
+        for client, budget in zip(made.data.clients, made.budgets, strict=True)
+    }
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:  # a killed process that nobody has waited for yet
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return sys.platform != "linux"
+
+
+def _modicum(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from modicum.cli import main; main()", *arguments]
+
+
+def _ports(superlink: int | None, names: list[str]) -> Ports:
+    """Free ports; a SuperLink port that is asked for must be free."""
+    if superlink is not None and not _free(superlink):
+        raise UserError(f"port {superlink} is in use: choose another with --port")
+    held: list[socket.socket] = []
+    try:
+        held += [socket.create_server((HOST, 0)) for _ in range(len(names) + 1)]
+        found = [s.getsockname()[1] for s in held]
+    finally:
+        for s in held:
+            s.close()
+    return Ports(superlink or found[0], dict(zip(names, found[1:], strict=True)))
+
+
+def _free(port: int) -> bool:
+    try:
+        with socket.create_server((HOST, port)):
+            return True
+    except (OSError, OverflowError):
+        return False

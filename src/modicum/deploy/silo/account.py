@@ -1,0 +1,245 @@
+"""A silo and the account of its dataset: what it draws before it takes part, and what it checks on coming back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from modicum.core.store import write_durably
+from modicum.data.arrays import Arrays, ClientData
+from modicum.data.own import csv_ids, npz_ids
+from modicum.deploy.silo.spec import SiloSpec
+from modicum.deploy.silo.terms import Join
+from modicum.errors import UserError
+from modicum.federation.run_folder import RunFolder
+from modicum.privacy.account_files import exists
+from modicum.privacy.accounting.rdp import ORDERS
+from modicum.privacy.dataset_account import DatasetAccount
+from modicum.privacy.ledger import Ledger
+from modicum.privacy.lifetime import SIMULATED, Filter, Lifetime, order_for, samples
+from modicum.privacy.plan import PrivacyPlan
+from modicum.privacy.spec import Adjacency, Unit
+from modicum.privacy.spending import Digests, Identity, by_contents, by_id, whole_client
+
+RECEIPT = "account.json"  # in the run's folder: which account was drawn on, and where
+BLOCK = 1 << 14  # records whose bytes are laid out at a time
+
+
+class Account(Protocol):
+    """What a silo asks of its account."""
+
+    def draw(self, join: Join, plan: PrivacyPlan) -> None:
+        """Draws the run's price, once; raises `DrawRefused` where it does not fit. Before anything is reserved."""
+
+    def remember(self, ledger: Ledger) -> None:
+        """Notes how far the run's ledger has come. Before anything is sent."""
+
+    def statement(self, run: str) -> dict[str, Any]:
+        """The certificate's section on the account."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Exempt:
+    """No account is kept, and the certificate says why."""
+
+    reason: str
+
+    def draw(self, join: Join, plan: PrivacyPlan) -> None:
+        pass
+
+    def remember(self, ledger: Ledger) -> None:
+        pass
+
+    def statement(self, run: str) -> dict[str, Any]:  # noqa: ARG002
+        return {"kept": False, "sentence": self.reason}
+
+    def close(self) -> None:
+        pass
+
+
+def account_of(spec: SiloSpec, own: ClientData) -> Account:
+    """The silo's account. A simulation protects nobody and is not counted; public data have nothing to spend."""
+    name = spec.experiment.data.name
+    if name is None and spec.simulation and exists(spec.account_folder):
+        raise UserError(
+            f"these records have an account in {spec.account_folder}, and simulated noise would tell about them "
+            "without end: simulate with other data, or leave simulation out"
+        )
+    if spec.simulation:
+        return Exempt(SIMULATED)
+    if name is not None:
+        return Exempt(f"No account is kept: {name!r} are public data.")
+    return Kept(spec, own)
+
+
+class Kept:
+    """The account of a silo's own records, opened by its first run."""
+
+    def __init__(self, spec: SiloSpec, own: ClientData) -> None:
+        self.spec, self.own = spec, own
+        self._account: DatasetAccount | None = None
+        self._records: Digests | None = None
+        if exists(spec.account_folder):
+            self._account = DatasetAccount.open(spec.account_folder)
+            self._account.check(lifetime_in(spec, self._account.lifetime), *identity_of(spec))
+        self._check_receipt()
+
+    def draw(self, join: Join, plan: PrivacyPlan) -> None:
+        if self._account is None:
+            self._account = self._begin(plan)
+        account = self._account
+        agreement = hashlib.sha256(join.encode()).hexdigest()
+        done = account.draw(join.run, agreement, plan, self._table(account))
+        account.check_ledger(join.run, RunFolder(self.spec.folder).ledger)
+        receipt = {"account": account.id, "run": join.run, "entry": done.number, "hash": done.hash}
+        if self._receipt() != receipt:
+            write_durably(self.spec.folder / RECEIPT, json.dumps(receipt).encode())
+
+    def remember(self, ledger: Ledger) -> None:
+        assert self._account is not None  # drawn on before there was a ledger
+        self._account.remember(ledger.run_id, len(ledger), ledger.head())
+
+    def statement(self, run: str) -> dict[str, Any]:
+        assert self._account is not None
+        return self._account.statement(run)
+
+    def overview(self) -> dict[str, Any]:
+        """Grant, draws, and what is left for the table as it is now."""
+        account, folder = self._account, str(self.spec.account_folder)
+        if account is None:
+            sentence = f"The first run opens the account in {folder}; nothing is drawn yet."
+            return {"kept": True, "opened": False, "folder": folder, "sentence": sentence}
+        table = self._table(account)
+        return {
+            "kept": True,
+            "opened": True,
+            "folder": folder,
+            **account.overview(),
+            "records": len(table),
+            "left": account.left(table),
+        }
+
+    def close(self) -> None:
+        if self._account is not None:
+            self._account.close()
+
+    def _begin(self, plan: PrivacyPlan) -> DatasetAccount:
+        lifetime, identity = lifetime_for(self.spec, plan), identity_of(self.spec)
+        lifetime.price(plan)  # a run without a price opens no account
+        account = DatasetAccount.start(self.spec.account_folder, lifetime, *identity)
+        account.check(lifetime_in(self.spec, account.lifetime), *identity)  # another process may have been first
+        return account
+
+    def _table(self, account: DatasetAccount) -> Digests:
+        if self._records is None:
+            self._records = table_of(self.spec, self.own, account.secret())
+        return self._records
+
+    def _receipt(self) -> dict[str, Any] | None:
+        path = self.spec.folder / RECEIPT
+        try:
+            value: dict[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
+            return value
+        except ValueError:
+            raise UserError(f"{path} is damaged: put it back as it was") from None
+
+    def _check_receipt(self) -> None:
+        """A run's folder knows which entry of which account it drew on."""
+        receipt, folder = self._receipt(), self.spec.account_folder
+        if receipt is None:
+            return
+        if self._account is None:
+            raise UserError(
+                f"the run in {self.spec.folder} drew on an account that is not in {folder}: put it back"
+            )
+        if receipt.get("account") != self._account.id:
+            raise UserError(
+                f"the run in {self.spec.folder} drew on another account than that in {folder}: use that"
+            )
+        if not self._account.holds(int(receipt["entry"]), str(receipt["hash"])):
+            raise UserError(
+                f"the account in {folder} is an older copy, without this run's draw: put the last one back"
+            )
+
+
+def lifetime_for(spec: SiloSpec, first: PrivacyPlan) -> Lifetime:
+    """The grant of a new account. What the silo's file leaves open follows from the first run's plan."""
+    a, order = spec.account, None
+    kind = Filter(a.filter or ("rdp" if samples(first) else "gdp"))
+    if a.budget is not None and kind is Filter.RDP:
+        order = a.order or order_for(*_about(spec), a.budget, a.delta, first)
+    return _lifetime(spec, kind, order)
+
+
+def lifetime_in(spec: SiloSpec, opened: Lifetime) -> Lifetime:
+    """The grant that the silo's file states now. What it leaves open is as in the account."""
+    a = spec.account
+    kind = Filter(a.filter or (Filter.GDP if opened.filter is Filter.ONE_RUN else opened.filter))
+    return _lifetime(spec, kind, a.order or opened.order or ORDERS[-1] if kind is Filter.RDP else None)
+
+
+def _lifetime(spec: SiloSpec, kind: Filter, order: float | None) -> Lifetime:
+    (unit, adjacency), a = _about(spec), spec.account
+    if a.budget is None:
+        return Lifetime(unit=unit, adjacency=adjacency, filter=Filter.ONE_RUN)
+    return Lifetime(unit=unit, adjacency=adjacency, filter=kind, budget=a.budget, delta=a.delta, order=order)
+
+
+def _about(spec: SiloSpec) -> tuple[Unit, Adjacency]:
+    return Unit(spec.account.unit or spec.grant.unit), Adjacency(spec.account.adjacency or spec.grant.adjacency)
+
+
+def identity_of(spec: SiloSpec) -> tuple[Identity, str | None]:
+    """What identifies a record: a declared id and its column, else its contents; in a client's account nothing."""
+    column = spec.experiment.data.id_column
+    if _about(spec)[0] is Unit.CLIENT:
+        return Identity.CLIENT, None
+    return (Identity.CONTENTS if column is None else Identity.ID), column
+
+
+def table_of(spec: SiloSpec, own: ClientData, key: bytes) -> Digests:
+    """Digests of every record that the silo holds, in whatever part of its division: another seed shifts them."""
+    match identity_of(spec)[0]:
+        case Identity.CLIENT:
+            return whole_client()
+        case Identity.ID:
+            return by_id(key, _ids(spec))
+        case Identity.CONTENTS:
+            return by_contents(key, _blocks(own.train, own.validation, own.test))
+
+
+def _blocks(*parts: Arrays) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]:
+    for part in parts:
+        for start in range(0, len(part), BLOCK):
+            block = part.take(slice(start, start + BLOCK))
+            yield block.scaled(), block.y
+
+
+def _ids(spec: SiloSpec) -> list[str]:
+    data = spec.experiment.data
+    assert data.id_column is not None
+    if data.partition not in (None, "natural"):
+        raise UserError("id_column needs the clients that the data come with: leave partition under [data] out")
+    if data.npz is not None:
+        return npz_ids(data.npz, spec.name, data.id_column)
+    assert data.csv is not None  # named data have no account
+    return csv_ids(data.csv, spec.name, client=data.client_column, id=data.id_column)
+
+
+def overview(spec: SiloSpec, own: ClientData) -> dict[str, Any]:
+    """The account as its operator sees it. What is left depends on the records: it is not for others."""
+    kept = account_of(spec, own)
+    try:
+        if isinstance(kept, Kept):
+            return kept.overview()
+        return kept.statement("")
+    finally:
+        kept.close()

@@ -1,0 +1,72 @@
+"""A silo's grant at its own door: what a policy decides at the client, step by step, passes the same bounds.
+
+The server's proposals are checked when they arrive. A policy of step scope decides later, from the silo's own
+releases; the grant holds for it too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from modicum.core.door import Door, SumDoor
+from modicum.deploy.silo.spec import Grant
+from modicum.deploy.silo.wire import Code
+from modicum.privacy.events import Origin, Release
+from modicum.privacy.token import Token
+
+LOG = logging.getLogger("modicum.silo")
+
+
+def objection(grant: Grant, bound: float, noise_multiplier: float | None) -> Code | None:
+    """Why a clipping bound and a noise multiplier (None: the plan's own) are outside of the grant."""
+    low, high = grant.bounds
+    if not low <= bound <= high:
+        return Code.BOUND_OUT_OF_RANGE
+    if noise_multiplier is not None and not grant.smallest_noise <= noise_multiplier < float("inf"):
+        return Code.NOISE_TOO_SMALL
+    return None
+
+
+class GrantWatch:
+    """Puts the grant before every door of a silo. `refused` says why a round stopped early, if it did."""
+
+    def __init__(self, grant: Grant, purpose: str) -> None:
+        self.grant, self.purpose = grant, purpose
+        self.refused: Code | None = None
+
+    def client(self, door: Door) -> Door:
+        return _GrantedDoor(door, self)
+
+    def server(self, door: SumDoor) -> SumDoor:
+        return door
+
+    def allows(self, release: Release) -> bool:
+        """A function of public and released values, so that a refusal tells nothing (R2)."""
+        for block in release.blocks:
+            if block.name == self.purpose:
+                chosen = block.noise_multiplier if release.noise_origin is Origin.RELEASED else None
+                self.refused = self.refused or objection(self.grant, block.bound, chosen)
+        if self.refused is not None:
+            LOG.warning("round %d, step %d is outside of the grant: %s", release.round, release.step, self.refused)
+        return self.refused is None
+
+
+class _GrantedDoor:
+    def __init__(self, inner: Door, watch: GrantWatch) -> None:
+        self._inner, self._watch = inner, watch
+
+    @property
+    def tokens(self) -> tuple[Token, ...]:
+        return self._inner.tokens
+
+    def reserve(self, release: Release) -> bool:
+        return self._watch.allows(release) and self._inner.reserve(release)
+
+    def sample(self, release: Release, step: int, records: int) -> Tensor:
+        return self._inner.sample(release, step, records)
+
+    def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self._inner.release(release, step, sums)

@@ -1,0 +1,59 @@
+"""Stacks of clients that differ in parameters, batch sizes and bounds, and the comparison of two engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from modicum.compute.loop import LoopBackend
+from modicum.core.parts import Backend, Batch, ClipRule
+
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
+SIZES = (4, 1, 0, 6)
+BOUNDS = (0.1, 1.0, 2.0, 50.0)
+
+
+def losses(outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+    return cross_entropy(outputs, targets["y"], reduction="none")
+
+
+def stack(
+    model: nn.Module, shape: Sequence[int], sizes: Sequence[int] = SIZES, classes: int = 10
+) -> tuple[Tensor, list[Batch]]:
+    """One row of parameters and one batch for each size, all different."""
+    layout = LoopBackend(model).layout
+    first = layout.read(model)
+    generator = torch.Generator().manual_seed(1)
+    spread = torch.randn(len(sizes), len(first), generator=generator, dtype=first.dtype)
+    batches = [
+        Batch(
+            torch.randn(n, *shape, generator=generator, dtype=first.dtype),
+            {"y": torch.randint(0, classes, (n,), generator=generator)},
+        )
+        for n in sizes
+    ]
+    return first + 0.05 * first.std() * spread, batches
+
+
+def error(found: Tensor, truth: Tensor) -> float:
+    """The largest error of a client's row, relative to that row."""
+    size = torch.linalg.vector_norm(truth, dim=1)
+    off = torch.linalg.vector_norm(found - truth, dim=1)
+    return float((off / size.clamp(min=1e-30)).where(size > 0, off).max())
+
+
+def assert_same(found: Backend, truth: Backend, theta: Tensor, batches: Sequence[Batch]) -> None:
+    """Gradients, clipped sums and norms agree; twice, since an engine checks itself on its first batches."""
+    limit = TOLERANCE[theta.dtype]
+    C = BOUNDS[: len(batches)]
+    for _ in range(2):
+        assert error(found.gradients(theta, batches, losses), truth.gradients(theta, batches, losses)) <= limit
+        for rule in ClipRule:
+            sums, norms = found.clipped_sums(theta, batches, losses, C, rule)
+            expected, expected_norms = truth.clipped_sums(theta, batches, losses, C, rule)
+            assert error(sums, expected) <= limit
+            for mine, theirs in zip(norms, expected_norms, strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=limit, atol=1e-12)

@@ -1,0 +1,201 @@
+"""One record moves a clipped sum by at most its bound in the arithmetic that is used, whatever the model is.
+
+A search for the largest movement: a hostile model decides over inputs and output gradients of every layer, so the
+search does. Hypothesis chooses the structure (which route, how many examples and places, where the record's terms
+cancel, how large they are beside the others'), and a climb over magnitudes goes on from there. Everything runs
+through the pieces, factors and sums that training uses. Plain float32 arithmetic is the broken twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from modicum.compute import Flat, clipped_sum, pieces, reference_clipped_sum
+from modicum.compute.pieces import LinearWeight
+from modicum.compute.sums import weighted_outer, weighted_rows
+from modicum.models import build
+from tests.compute.attacks import (
+    CAUGHT,
+    MODELS,
+    ROUTES,
+    THRESHOLDS,
+    TWINS,
+    Attack,
+    by_factors,
+    climb,
+    hostile_climb,
+    hostile_movement,
+    plain_gram,
+)
+from tests.compute.helpers import cross_entropy
+
+LIMIT = 1 + 1e-3
+attacks = st.builds(
+    Attack,
+    batch=st.sampled_from(THRESHOLDS),
+    places=st.sampled_from([1, 2, 5, 16, 80]),
+    wide=st.sampled_from([2, 8, 16]),
+    record=st.integers(0, 1 << 20),
+    swallows=st.lists(st.integers(0, 79), max_size=6).map(tuple),
+    large=st.floats(0, 8),
+    small=st.floats(-6, 2),
+    others=st.floats(-3, 3),
+    alike=st.booleans(),
+    seed=st.integers(0, 1 << 20),
+)
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+SEARCH = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("name", list(ROUTES))
+@settings(max_examples=10, derandomize=True, **SEARCH)
+@given(attack=attacks)
+def test_no_record_moves_a_sum_beyond_its_bound(name: str, number: int, attack: Attack) -> None:
+    with threads(number):
+        assert attack.movement(ROUTES[name]) <= LIMIT
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("name", list(ROUTES))
+@settings(max_examples=300, **SEARCH)
+@given(attack=attacks)
+def test_no_record_moves_a_sum_beyond_its_bound_in_a_long_search(name: str, number: int, attack: Attack) -> None:
+    with threads(number):
+        assert climb(attack, ROUTES[name], 10) <= LIMIT
+
+
+@pytest.mark.parametrize("name", list(CAUGHT))
+def test_the_search_catches_plain_float32(name: str) -> None:
+    found = (climb(attack, TWINS[name], steps) for steps in (0, 3) for attack in CAUGHT[name])
+    assert any(movement > 1.5 for movement in found)
+
+
+def deep(a: float) -> tuple[Tensor, Tensor]:
+    """Two places whose inputs differ in 4096 numbers, each of which vanishes beside one that they share."""
+    inputs = torch.full((2, 2, 4097), 2.0**-13)
+    inputs[:, 1] *= -1
+    inputs[:, :, 0] = 1.0
+    outputs = torch.ones(2, 2, 300)
+    outputs[:, 1] = -1
+    return a * inputs, outputs
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_gram_norms_see_what_a_large_entry_swallows(size: float) -> None:
+    a, g = deep(size)
+    truth = (g.double().transpose(1, 2) @ a.double()).flatten(1).norm(dim=1)
+    squares, _ = by_factors(a, g)
+    assert bool((squares.sqrt() >= truth).all())
+    assert bool((plain_gram(a, g)[0].sqrt() < 0.5 * truth).all())  # eight units in the last place are too few
+
+
+def test_many_examples_are_not_added_up_in_float32_alone() -> None:
+    """Where partial sums are large, rounding takes the same from each of the others' terms."""
+    batch = 20_000
+    rows = torch.full((batch, 4), 0.5 - 2.0**-12)
+    rows[0] = 0.5
+    truth = rows.double().sum(0)
+    ones = torch.ones(batch)
+    for total in (weighted_rows(ones, [rows]), weighted_outer(ones, rows, torch.ones(batch, 1))[:, 0]):
+        assert total.dtype == torch.float64  # float32 would round a sum of this size by more than its share
+        assert float((total - truth).abs().max()) < 1e-6
+    plain = torch.zeros(4)
+    for row in rows:
+        plain += row
+    assert float((plain - truth).abs().max()) > 0.1
+
+
+hostile = {
+    "batch": st.sampled_from([33, 64, 92, 130]),
+    "sizes": st.lists(st.floats(-4, 9), min_size=8, max_size=8),
+    "signs": st.booleans(),
+    "seed": st.integers(0, 1 << 20),
+}
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+@settings(max_examples=6, derandomize=True, **SEARCH)
+@given(**hostile)
+def test_no_model_moves_a_sum_beyond_its_bound(
+    name: str, batch: int, sizes: list[float], signs: bool, seed: int
+) -> None:
+    assert hostile_movement(name, batch, sizes, signs, seed) <= LIMIT
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("name", list(MODELS))
+@settings(max_examples=200, **SEARCH)
+@given(**hostile)
+def test_no_model_moves_a_sum_beyond_its_bound_in_a_long_search(
+    name: str, number: int, batch: int, sizes: list[float], signs: bool, seed: int
+) -> None:
+    with threads(number):
+        assert hostile_climb(name, batch, sizes, signs, seed, 5) <= LIMIT
+
+
+def digits(shape: tuple[int, ...], count: int) -> tuple[Tensor, Tensor]:
+    """Real images, enlarged to what a model expects."""
+    x, y = load_digits(return_X_y=True)
+    images = torch.tensor(x[:count], dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    enlarged = nn.functional.interpolate(images, shape[1:], mode="bilinear")
+    return enlarged.expand(-1, shape[0], -1, -1).contiguous(), torch.tensor(y[:count], dtype=torch.long)
+
+
+def trained_a_little(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(5):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimiser.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "count", "train"),
+    [("mlp", (1, 28, 28), 32, True), ("cnn-small", (1, 28, 28), 32, False), ("cnn-small", (1, 28, 28), 32, True),
+     ("lenet", (1, 28, 28), 32, True), ("cnn8", (1, 28, 28), 4, True), ("resnet18", (3, 32, 32), 2, False)],
+)  # fmt: skip
+def test_on_ordinary_data_factors_are_what_they_should_be(
+    name: str, shape: tuple[int, ...], count: int, train: bool
+) -> None:
+    """What rounding is charged for changes no clip factor by more than a thousandth."""
+    model = build(name, shape, 10, seed=0)
+    x, y = digits(shape, count)
+    if train:
+        trained_a_little(model, x, y)
+    found = clipped_sum(model, cross_entropy, x, y, Flat(1e-3)).norms
+    truth = reference_clipped_sum(model.double(), cross_entropy, x.double(), y, Flat(1e-3)).norms
+    torch.testing.assert_close(found.double(), truth, rtol=1e-3, atol=0.0)
+
+
+@pytest.mark.parametrize("charge", [1.0, 1e4])
+def test_a_charge_that_shrinks_everything_would_be_noticed(charge: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broken twin of the last test: norms that are safe because they are much too large."""
+    real = pieces.factor_charge
+    monkeypatch.setattr(pieces, "factor_charge", lambda *sizes, joint: charge * real(*sizes, joint=joint))
+    torch.manual_seed(0)
+    a, g = torch.rand(8, 16, 64), torch.randn(8, 16, 64)
+    truth = LinearWeight(a, g).dense().flatten(1).norm(dim=1).double()
+    off = float((LinearWeight(a, g).measure_factors().sqrt() / truth - 1).max())
+    assert (off <= 1e-3) is (charge == 1.0)

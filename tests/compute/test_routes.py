@@ -1,0 +1,144 @@
+"""No record decides over the way in which the others' gradients are computed.
+
+Two ways give the same numbers up to their last bits, and a model may be made of which nothing but last bits is
+left: terms that cancel. Then a change of way moves everybody's contribution, each within its bound and all
+together far beyond one.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from modicum.compute import Clipper, Flat, clipped_sum
+from modicum.compute import probe as probe_module
+from modicum.compute.fallback import fallback_clipped_sum
+from modicum.compute.flat import Problem
+from modicum.compute.fused import FusedBackend
+from modicum.compute.pieces import EmbeddingWeight
+from modicum.compute.problem import ClippedSum
+from modicum.core.parts import Batch, ClipRule
+from tests.compute.helpers import cross_entropy
+
+N = 41
+
+
+def cancelling() -> nn.Module:
+    """Of the convolution's gradient nothing is left but rounding, where an image is the same everywhere."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Flatten(), nn.Linear(8 * 26 * 26, 3))
+    weights = torch.randn(3, 8, 676, dtype=torch.float64)
+    with torch.no_grad():
+        model[0].weight.mul_(1e-12)
+        model[0].bias.zero_()
+        model[2].weight.copy_(1e8 * (weights - weights.mean(2, keepdim=True)).flatten(1))
+        model[2].bias.zero_()
+    return model
+
+
+def records() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    x = torch.rand(N, 1, 1, 1).expand(N, 1, 28, 28).contiguous()
+    x[-1] = 3e38  # its gradient is not finite
+    return x, torch.randint(3, (N,))
+
+
+def movement(model: nn.Module) -> float:
+    """What a record whose gradient is not finite moves the sum by, over C: nothing, it should be."""
+    x, y = records()
+    present, absent = (clipped_sum(model, cross_entropy, x[:n], y[:n], Flat(1.0)).total for n in (N, N - 1))
+    return sum(float((present[k].double() - absent[k].double()).square().sum()) for k in present) ** 0.5
+
+
+def test_a_record_that_is_not_finite_changes_nothing_for_the_others() -> None:
+    assert movement(cancelling()) <= 1e-3
+
+
+def test_the_fall_back_for_such_batches_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broken twin: a batch with such a record is computed in another way."""
+    real = Clipper._by_books
+
+    def falls_back(self: Clipper, problem: Problem) -> ClippedSum | None:
+        return real(self, problem) if bool((problem.x < 1e30).all()) else None
+
+    monkeypatch.setattr(Clipper, "_by_books", falls_back)
+    assert movement(cancelling()) > 2
+
+
+def test_zeros_that_are_not_finite_change_nothing() -> None:
+    """Rows of zeros fill batches up; a model may be sent for which only they overflow."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    with torch.no_grad():
+        model[0].weight.fill_(-1e30)
+        model[0].bias.fill_(4e30)  # without inputs that add up to four this stays, and its square overflows
+    x, y = torch.ones(33, 4), torch.arange(33) % 3
+    found, truth = (clipped_sum(model, cross_entropy, x[:n], y[:n], Flat(1.0)) for n in (33, 32))
+    assert bool((found.norms > 0).all())
+    torch.testing.assert_close(found.norms[:32], truth.norms, rtol=0.0, atol=0.0)
+
+
+def verdicts() -> list[bool]:
+    """Of a hostile model on batches of which one holds a record that no computation survives."""
+    x, y = records()
+    found = []
+    for n in (N, N - 1):
+        clipper = Clipper(cancelling())
+        clipper(cross_entropy, x[:n], y[:n], Flat(1.0))
+        found.append(clipper._right == {} or not all(clipper._right.values()))
+    return found
+
+
+def test_a_verdict_does_not_hang_on_records() -> None:
+    assert verdicts() == [False, False]
+
+
+def test_a_probe_of_the_records_themselves_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("modicum.compute.clipped_sum"), "probe", probe_module._probe)
+    assert any(verdicts())
+
+
+def test_in_a_stack_a_record_that_is_not_finite_changes_nothing_for_the_others() -> None:
+    x, y = records()
+    model = cancelling()
+    backend = FusedBackend(model)
+    theta = backend.layout.flatten(dict(model.named_parameters())).detach().expand(2, -1).contiguous()
+
+    def sums(n: int) -> Tensor:
+        batches = [Batch(x[:n], {"y": y[:n]}), Batch(x[:20], {"y": y[:20]})]
+        loss = lambda outputs, targets: cross_entropy(outputs, targets["y"])  # noqa: E731
+        return backend._engine.clipped_sums(theta, batches, loss, [1.0, 1.0], ClipRule.FLAT)[0]
+
+    torch.testing.assert_close(sums(N), sums(N - 1), rtol=0.0, atol=1e-4)
+
+
+def test_the_fall_back_computes_parts_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr("modicum.compute.fallback.KEEP", 7 * 15)
+    model = nn.Linear(4, 3)
+    trained = dict(model.named_parameters())
+
+    def loss(outputs: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(outputs, y)
+
+    real = torch.vmap
+    monkeypatch.setattr(
+        torch, "vmap", lambda f, **k: lambda w, x, y: (seen.append(len(x)), real(f, **k)(w, x, y))[1]
+    )
+    x, y = torch.randn(32, 4), torch.arange(32) % 3
+    fallback_clipped_sum(model, loss, x, y, Flat(1.0), None, trained, 32)
+    assert seen == [7] * 5
+
+
+@pytest.mark.parametrize("batch", [32, 64, 512])
+def test_norms_do_not_depend_on_how_many_examples_there_are(batch: int) -> None:
+    """What is charged for rounding must not: it would change everybody's factor."""
+    torch.manual_seed(0)
+    indices, g = torch.randint(3, (batch, 12)), torch.randn(batch, 12, 4)
+    assert torch.equal(
+        EmbeddingWeight(indices, g, 3, None).measure()[0][:8],
+        EmbeddingWeight(indices[:8], g[:8], 3, None).measure()[0],
+    )

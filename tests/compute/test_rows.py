@@ -1,0 +1,40 @@
+"""What is computed of a row does not depend on the other rows, on whatever instructions; found out by a search.
+
+The proof of the bound assumes it of libraries, which do not promise it (docs/clipping.md, "What is assumed").
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.federation.test_machines import SETS
+
+
+def changes(instructions: str, threads: int, extent: str, *twin: str) -> list[str]:
+    command = [sys.executable, "-m", "tests.compute.rows", str(threads), extent, *twin]
+    there = {**os.environ, **SETS[instructions], "OMP_NUM_THREADS": str(threads)}
+    found = subprocess.run(
+        command, cwd=Path(__file__).parents[2], env=there, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return found.stdout.splitlines()
+
+
+@pytest.mark.parametrize(("instructions", "threads"), [("native", 2), ("AVX2", 1)])
+def test_a_row_does_not_depend_on_the_others(instructions: str, threads: int) -> None:
+    assert changes(instructions, threads, "small") == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("instructions", "threads"), list(itertools.product(SETS, (1, 2))))
+def test_a_row_does_not_depend_on_the_others_in_a_long_search(instructions: str, threads: int) -> None:
+    assert changes(instructions, threads, "whole") == []
+
+
+def test_batches_that_are_not_filled_up_are_caught() -> None:
+    assert any("2 to 1" in line for line in changes("native", 2, "small", "unfilled"))

@@ -1,0 +1,209 @@
+"""A silo on its own terms: what it checks before joining, what it remembers, what it sends when it fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from modicum.core.messages import Decision
+from modicum.deploy.silo.silo import Silo
+from modicum.deploy.silo.spec import read_spec
+from modicum.deploy.silo.wire import Code, UnreachableError, ask
+from modicum.errors import UserError
+from modicum.privacy.verify import verify
+from tests.deploy.silo.helpers import (
+    EXPERIMENT,
+    Server,
+    charged_rounds,
+    ledger_of,
+    opened,
+    own_records,
+    start,
+    stop,
+    write_silo,
+)
+
+TABLE = EXPERIMENT.replace("batch = 32", "batch = 16")
+
+
+def test_it_takes_part_and_certifies_what_it_granted(tmp_path: Path) -> None:
+    path = write_silo(tmp_path, "ward", experiment=TABLE, data=own_records(tmp_path, "ward"))
+    with opened(path) as server:
+        server.names = ("clinic", "ward")
+        assert server.card()["records"] == 120
+        assert server.join().refused is None
+        for round in range(4):
+            assert server.propose(round).refused is None
+        assert server.propose(3).refused is None
+    outcome = verify(tmp_path / "state-ward")
+    assert outcome.matches
+    assert [(c.client, c.certified is not None and c.certified <= 2.0) for c in outcome.clients] == [
+        ("ward", True)
+    ]
+    assert charged_rounds(path) == set(server.messages())
+
+
+def test_the_folder_and_the_socket_are_private(tmp_path: Path) -> None:
+    path = write_silo(tmp_path)
+    process = start(path)
+    try:
+        assert stat.S_IMODE((tmp_path / "state-client-00").stat().st_mode) == 0o700
+        assert stat.S_IMODE((tmp_path / "client-00.sock").stat().st_mode) == 0o660
+        with pytest.raises(UserError, match="another process is running"):
+            _serve(path)
+    finally:
+        stop(process)
+    assert process.returncode == 0
+    assert not (tmp_path / "client-00.sock").exists()
+
+
+def _serve(path: Path) -> None:
+    from modicum.deploy.silo.serve import serve
+
+    serve(read_spec(path))
+
+
+@pytest.mark.parametrize(
+    ("poison", "said"),
+    [("nan", "NaN or Inf in record 5"), ("one class", "the same label"), ("empty", "no records")],
+)
+def test_data_that_cannot_be_trained_on_is_found_before_joining(tmp_path: Path, poison: str, said: str) -> None:
+    records = 0 if poison == "empty" else 50
+    path = write_silo(tmp_path, "ward", data=own_records(tmp_path, "ward", records, poison=poison))
+    with pytest.raises(UserError, match=said):
+        Silo(read_spec(path))
+
+
+@pytest.mark.parametrize("level", ["record", "client"])
+def test_a_silo_that_cannot_compute_sends_zero_plus_noise_and_is_charged(
+    tmp_path: Path, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing in the answer tells that something failed: same size, the plan's noise, one charge."""
+    text = EXPERIMENT
+    if level == "client":
+        text = text.replace('name = "dp-sgd"', 'name = "aqc"\nlevel = "client"')
+    path = write_silo(tmp_path, experiment=text, grant=f'unit = "{level}"\nbounds = [0.01, 10.0]')
+    with opened(path) as server:
+        assert server.join().refused is None
+        honest = server.propose(0)
+        part = server.silo.taking_part if server.silo else None
+        assert part is not None
+        monkeypatch.setattr(part.frame.backend, "gradients", _fail)
+        monkeypatch.setattr(part.frame.backend, "clipped_sums", _fail)
+        broken = server.propose(1)
+        assert (honest.refused, broken.refused) == (None, None)
+    sent = server.messages()
+    assert sent[0].update.shape == sent[1].update.shape
+    assert abs(len(honest.body) - len(broken.body)) <= 64
+    assert float(sent[1].update.std()) == pytest.approx(server.noise_std(1), rel=0.2)
+    assert charged_rounds(path) == {0, 1}
+    assert "secret value 42" not in repr(broken.body)
+
+
+def _fail(*_: object, **__: object) -> None:
+    raise RuntimeError("secret value 42")
+
+
+def test_an_operator_s_mistake_is_one_line(tmp_path: Path) -> None:
+    cases = {
+        "[silo]\n": "no name under",
+        '[silo]\nname = "a"\n': "no budget under",
+        '[silo]\nname = "a"\n[grant]\nbudget = -1\n': "must be positive",
+        '[silo]\nname = "a"\n[grant]\nbudget = 1\nbounds = [2.0, 1.0]\n': "smallest first",
+        '[silo]\nname = "a"\nsimulaton = true\n[grant]\nbudget = 1\n': "did you mean 'simulation'",
+        '[silo]\nname = "a"\n[grant]\nbudget = 1\nview = "secure-aggregation"\n': "only simulated so far",
+        '[silo]\nname = "a"\n[grant]\nbudget = 1\n[extra]\n': "unknown table",
+        '[silo]\nname = "a"\n[grant]\nbudget = 1\n[data]\nnpz = "x"\n': "how many classes",
+        f'[silo]\nname = "a"\nsocket = "{"s" * 120}"\n[grant]\nbudget = 1\n': "choose a shorter one",
+    }
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    for text, said in cases.items():
+        file = tmp_path / "silo.toml"
+        file.write_text(text)
+        with pytest.raises(UserError, match=said) as error:
+            read_spec(file)
+        assert "\n" not in str(error.value)
+
+
+def test_a_name_without_records(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no records of 'client-77'"):
+        Silo(read_spec(write_silo(tmp_path, "client-77")))
+
+
+def test_nobody_at_the_socket(tmp_path: Path) -> None:
+    with pytest.raises(UnreachableError, match="is `modicum silo serve` running"):
+        ask(tmp_path / "none.sock", 1)  # type: ignore[arg-type]
+
+
+def test_a_restarted_silo_answers_with_the_same_bytes(tmp_path: Path) -> None:
+    path = write_silo(tmp_path)
+    with opened(path) as first:
+        assert first.join().refused is None
+        before = first.propose(0).body
+    with opened(path) as again:
+        assert again.card()["run"] == "run-1"
+        assert again.propose(0).body == before
+        assert again.propose(0, model=torch.ones(650), decision=Decision(3.0)).body == before
+        assert again.join(run="run-2").refused is Code.UNKNOWN_RUN
+        assert again.propose(1).refused is None
+
+
+def kill_at_random_moments(folder: Path, kills: int, rounds: int, seed: int) -> None:
+    """Kill -9 while it serves; after each restart the server asks again. Then compare ledger and bytes."""
+    path = write_silo(folder, experiment=EXPERIMENT.replace("rounds = 4", f"rounds = {rounds}"))
+    server, rng = Server(path), torch.Generator().manual_seed(seed)
+    process = start(path)
+    try:
+        assert server.join().refused is None
+        round = 0
+        for _ in range(kills):
+            delay = float(torch.rand(1, generator=rng)) * 0.08
+            killer = _kill_after(process.pid, delay)
+            for _ in range(50):
+                try:
+                    if server.propose(round).refused is None:
+                        round = min(round + 1, rounds - 1)
+                except UnreachableError:
+                    break
+            os.waitpid(killer, 0)
+            process.wait()
+            process = start(path)
+        while charged_rounds(path) != set(range(rounds)):
+            assert server.propose(round).refused is None
+            round = min(round + 1, rounds - 1)
+    finally:
+        stop(process)
+    sent = set(server.messages())
+    assert sent <= charged_rounds(path)
+    with ledger_of(path) as ledger:
+        ledger.verify_chain()
+        planned = sum(r.count for r in ledger.plans["client-00"].releases)
+        assert ledger.releases_made("client-00") == planned
+
+
+def _kill_after(pid: int, delay: float) -> int:
+    """Another process does it, so that it falls anywhere in this one's requests."""
+    child = os.fork()
+    if child == 0:
+        try:
+            import time
+
+            time.sleep(delay)
+            os.kill(pid, signal.SIGKILL)
+        finally:
+            os._exit(0)
+    return child
+
+
+def test_killed_at_a_few_random_moments(tmp_path: Path) -> None:
+    kill_at_random_moments(tmp_path, kills=2, rounds=30, seed=1)
+
+
+@pytest.mark.soak
+def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
+    kill_at_random_moments(tmp_path, kills=20, rounds=200, seed=2)
