@@ -95,6 +95,7 @@ SUMS = {"view": "secure-aggregation"}
 SHOWING: dict[str, dict[str, Any]] = {  # every method where its messages are seen
     **{name: {} for name in METHODS},
     **{n: {"view": "server-sees-messages"} for n in ("acdp-pfsd", "dp-pfsd", "dp-fedsam", "dp-fedavg", "fedprox")},
+    "class-means": {"steps": 1},
 }
 
 
@@ -102,11 +103,18 @@ SHOWING: dict[str, dict[str, Any]] = {  # every method where its messages are se
 @pytest.mark.parametrize("aggregation", NAMES)
 def test_every_method_can_use_them(name: str, aggregation: str) -> None:
     made = method(name, aggregation=aggregation, **SHOWING[name]).build(Setting(CLIENTS, CLIENTS, ROUNDS))
-    base = getattr(made.aggregation, "base", made.aggregation)
+    rule = getattr(made.aggregation, "after", made.aggregation)  # of class means: what joins the steps
+    base = getattr(rule, "base", rule)
     assert base in (TrimmedMean(), Median(), NormBounded())
     momentum = method(name, aggregation=aggregation, server_momentum=0.5, **SHOWING[name])
-    rule = momentum.build(Setting(CLIENTS, CLIENTS, ROUNDS)).aggregation
+    whole = momentum.build(Setting(CLIENTS, CLIENTS, ROUNDS)).aggregation
+    rule = getattr(whole, "after", whole)
     assert isinstance(getattr(rule, "base", rule), Momentum | TrimmedMean | Median | NormBounded)
+
+
+def test_class_sums_alone_have_no_step_that_it_could_join() -> None:
+    with pytest.raises(UserError, match="leave aggregation out"):
+        method("class-means", aggregation="median").build(Setting(CLIENTS, CLIENTS, ROUNDS))
 
 
 @pytest.mark.parametrize("aggregation", NAMES)
