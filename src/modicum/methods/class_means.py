@@ -38,8 +38,8 @@ class ClassMeans(ServerStep, Promise):
             )
         if self.aggregation and not self.steps:
             raise UserError(
-                "class sums are joined by their precisions, and aggregation says how the steps after them are: set "
-                "steps, or leave aggregation out"
+                "class sums are joined by their precisions, and aggregation says how the steps after them are: "
+                "set steps, or leave aggregation out"
             )
         rounds = setting.rounds - self.steps
         after = RecordLocal(steps=1, adjacency=Adjacency(self.adjacency), delta=self.delta)
