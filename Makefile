@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# Two workers with a thread each: two with all threads wait for one another. Tests of threads set their own.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .PHONY: setup demo test test-all lint wheel soak bench
 
@@ -17,10 +19,10 @@ demo: setup
 	$(BIN)/modicum demo
 
 test: setup
-	$(BIN)/python -m pytest -n 2 -m "not soak and not heavy"
+	$(PYTEST) -m "not soak and not heavy"
 
 test-all: setup
-	$(BIN)/python -m pytest -n 2 -m "not soak"
+	$(PYTEST) -m "not soak"
 
 lint: setup
 	$(BIN)/ruff check .
@@ -32,7 +34,7 @@ wheel: setup
 
 soak: SHELL := /bin/bash
 soak: setup
-	set -o pipefail; { git log -1 --format="commit %h"; $(BIN)/python -m pytest -n 2 -m soak --timeout=3600 -vv \
+	set -o pipefail; { git log -1 --format="commit %h"; $(PYTEST) -m soak --timeout=3600 -vv \
 		--disable-warnings; } 2>&1 | sed -u "/^rootdir/d; s#$(CURDIR)/##g" | tee benchmarks/soak.log
 
 bench: setup
