@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import sys
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,9 @@ def filled_once(folder: Path) -> Twin:  # noqa: ARG001
 
 def found_by_gc(folder: Path) -> Twin:  # noqa: ARG001
     def hear() -> float:
-        return max(float(o.x.abs().sum()) for o in gc.get_objects() if isinstance(o, Batch))
+        """Of all batches there are: those that other tests left behind are the same in every play."""
+        sizes = sorted(float(o.x.abs().sum()) for o in gc.get_objects() if isinstance(o, Batch))
+        return 1 + zlib.crc32(repr(sizes).encode()) / 2**32
 
     return Twin(lambda loss: None, hear)  # noqa: ARG005
 
