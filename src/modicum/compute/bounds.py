@@ -15,6 +15,9 @@ from torch import Tensor
 
 from modicum.errors import UserError
 
+SHRINK = 8
+"""Units in the last place by which a factor is made too small."""
+
 
 @dataclass(frozen=True)
 class Flat:
@@ -103,4 +106,4 @@ def _check_bound(C: float) -> None:
 
 
 def _shrink(ratio: Tensor) -> Tensor:
-    return ratio * (1 - 8 * torch.finfo(ratio.dtype).eps)
+    return ratio * (1 - SHRINK * torch.finfo(ratio.dtype).eps)

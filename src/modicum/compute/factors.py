@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from modicum.compute import Auto
+from modicum.compute.bounds import SHRINK, Auto
 from modicum.core.parts import ClipRule
-
-SHRINK = 8  # as in modicum.compute.bounds: rounding must not lift a clipped norm above its bound
 
 
 def clip_factors(norms: Tensor, bounds: Tensor, rule: ClipRule, dtype: torch.dtype) -> Tensor:
