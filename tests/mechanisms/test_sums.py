@@ -16,7 +16,6 @@ from modicum.core.messages import Decision, Message, Noised, ReleasedSum, Sealed
 from modicum.core.parts import Batch, ClientFacts, Opening, Signal, SignalName
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.policies import Fixed
 from modicum.privacy.accounting import epsilon
@@ -30,6 +29,7 @@ from modicum.privacy.spec import (
     Unit,
     View,
 )
+from modicum.training.local_steps import LocalSteps
 from tests.mechanisms.stage import Silent, Stage
 
 ONE = LocalSteps(batch=1, steps=1)

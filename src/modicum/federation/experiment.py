@@ -19,11 +19,11 @@ from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check
 from modicum.errors import UserError
-from modicum.federation.features import behind, stand_on
-from modicum.federation.hot_start import hot_start
 from modicum.mechanisms.class_sums import class_sums
 from modicum.models import build, check_model, fixed_features
 from modicum.privacy.spec import PrivacySpec, Unit
+from modicum.public.features import behind, stand_on
+from modicum.public.hot_start import hot_start
 
 if TYPE_CHECKING:
     from os import PathLike

@@ -12,11 +12,11 @@ from modicum.core.needs import Need
 from modicum.core.parts import ClientFacts, ClientKit, Job, Opening, State
 from modicum.core.sockets import Transform
 from modicum.mechanisms import common
-from modicum.mechanisms.local_steps import LocalSteps, train_locally
 from modicum.mechanisms.possible import DOUBT
 from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, ServerSeesMessages, Unit
+from modicum.training.local_steps import LocalSteps, train_locally
 
 UPDATE = "update"
 

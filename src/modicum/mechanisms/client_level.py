@@ -35,13 +35,13 @@ from modicum.core.parts import SIGNAL_BOUND, ClientFacts, ClientKit, Job, Openin
 from modicum.core.sockets import Transform
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms import common
-from modicum.mechanisms.local_steps import LocalSteps, train_locally
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, noise_norm, spread
 from modicum.privacy.calibration import calibrate_noise, largest_steps
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Adjacency, KnownTo, ServerSeesMessages, Shows, Unit, View
+from modicum.training.local_steps import LocalSteps, train_locally
 
 UPDATE = "update"
 DOUBLES = 1 << 18  # numbers in double precision at a time: they stay in the cache

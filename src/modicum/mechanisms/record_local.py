@@ -39,6 +39,7 @@ from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, ServerSeesMessages, Unit
 from modicum.privacy.views import KnownTo
+from modicum.training.descent import Descent
 
 GRADIENT = "gradient"
 
@@ -226,17 +227,13 @@ class RecordLocal:
         first = common.starts(jobs, kit)
         steppers = [_Stepper(self, job, kit) for job in jobs]
         pool = Pool([stepper.records for stepper in steppers])
-        theta, optimiser = first.clone(memory_format=torch.contiguous_format), kit.training.optimiser
-        buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
+        descent = Descent(first, kit.training.optimiser, kit.training)  # its pull comes after the noise
+        theta = descent.theta
         for step in range(steppers[0].steps):
             active = [stepper for stepper in steppers if step < stepper.steps]
-            rows = slice(0, len(active))
             for stepper, row in zip(active, theta, strict=False):
                 stepper.decide(step, row)
-            gradient = self._noised_gradients(active, pool, theta[rows], kit, step)
-            if isinstance(kit.training, Pulls):  # after the noise: a function of releases
-                gradient = gradient + kit.training.pull(theta[rows], first[rows])
-            optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
+            descent.step(step, self._noised_gradients(active, pool, theta[: len(active)], kit, step))
         return [
             stepper.result(initial, last) for stepper, initial, last in zip(steppers, first, theta, strict=True)
         ]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from modicum.core.optimisers import Adam, Optimiser, Sgd
 from modicum.core.parts import Aggregation, Mechanism
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
 from modicum.methods.options import (
     AdjacencyName,
     AggregationName,
@@ -21,6 +20,7 @@ from modicum.methods.options import (
 )
 from modicum.privacy.spec import Adjacency, View
 from modicum.training.distilled import Distilled
+from modicum.training.local_steps import LocalSteps
 
 if TYPE_CHECKING:
     from modicum.core.setting import Setting

@@ -180,7 +180,7 @@ def load_backbone(path: str | Path) -> TrainedBackbone:
         model.load_state_dict(state)
     except FileNotFoundError:
         raise UserError(
-            f"no backbone at {path}: train one with python -m modicum.models.pretrain --proxy NAME --out FILE"
+            f"no backbone at {path}: train one with python -m modicum.public.pretrain --proxy NAME --out FILE"
         ) from None
     except (ValueError, KeyError, OSError, TypeError, RuntimeError) as error:
         raise UserError(f"{path} is not a backbone of this version ({error}): train it again") from None

@@ -107,7 +107,7 @@ def compute(extractor: Extractor, arrays: Arrays, device: str = "cpu") -> np.nda
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m modicum.models.features", description="Compute features.")
-    parser.add_argument("--backbone", required=True, help="weights from python -m modicum.models.pretrain")
+    parser.add_argument("--backbone", required=True, help="weights from python -m modicum.public.pretrain")
     parser.add_argument("--data", required=True, help="a dataset's name")
     parser.add_argument("--cache", required=True, help="the folder for the features")
     parser.add_argument("--data-dir", default=None, help="the data folder (default: MODICUM_DATA)")

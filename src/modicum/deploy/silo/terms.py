@@ -19,11 +19,11 @@ from modicum.core.setting import Setting
 from modicum.data.geometry import load_geometry
 from modicum.errors import UserError
 from modicum.federation.cohort import Cohorts, public_cohorts, rounds_of
-from modicum.federation.features import is_file
 from modicum.mechanisms.common import metric_plans, training_multiplier
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Shows
+from modicum.public.features import is_file
 
 MOST_CLIENTS = 10_000  # a run's silos; an invitation that names more is refused before it is looked at
 
