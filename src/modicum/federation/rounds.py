@@ -124,10 +124,15 @@ class Folder:
 
 
 class Rounds:
-    """Plays the rounds of a server over a carrier. Without a folder nothing is kept."""
+    """Plays the rounds of a server over a carrier. Without an evaluation nothing is measured, without a folder
+    nothing is kept."""
 
     def __init__(
-        self, server: Server, carrier: Carrier, evaluation: Evaluation, folder: Folder | None = None
+        self,
+        server: Server,
+        carrier: Carrier,
+        evaluation: Evaluation | None = None,
+        folder: Folder | None = None,
     ) -> None:
         self.server, self.carrier, self.evaluation, self.folder = server, carrier, evaluation, folder
 
@@ -145,7 +150,7 @@ class Rounds:
         """The server's half of a round, once the answers are in."""
         server, opened = self.server, done.opened
         moved = server.advance(opened, done.retired)
-        public = self.evaluation.public()
+        public = {} if self.evaluation is None else self.evaluation.public()
         server.observe(proposal, opened, public, self.carrier.left())
         secret = server.method.mechanism.cohort_rate is not None  # who was drawn, and how many, stays untold (R5)
         names = proposal.decisions if secret else proposal.asked
@@ -158,7 +163,7 @@ class Rounds:
             reserved=self.carrier.reserved(),
             public=public,
             released=mean_metrics(opened),
-            simulated=self.evaluation.simulated(proposal.round),
+            simulated={} if self.evaluation is None else self.evaluation.simulated(proposal.round),
             impossible={} if secret else done.impossible,
         )
         if self.folder is not None:

@@ -54,10 +54,15 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     cohorts = make_cohorts(experiment, method.mechanism, noise)
     facts = make_facts(experiment, cohorts)
     plans = make_plans(experiment, method.mechanism, facts, cohorts)
-    multipliers = {name: training_multiplier(plan, method.mechanism.purpose) for name, plan in plans.items()}
+    multipliers = frozen_multipliers(plans, method.mechanism.purpose)
     adaptive = any(adapts(plan) for plan in plans.values())
     kit = make_kit(experiment, method, data, engine.backend, facts, multipliers, adaptive)
     return Setup(experiment, method, data, cohorts, facts, plans, kit, engine.at_once)
+
+
+def frozen_multipliers(plans: Mapping[str, PrivacyPlan], purpose: str) -> dict[str, float]:
+    """The noise multiplier of each client's training releases, as its plan has it (R1)."""
+    return {name: training_multiplier(plan, purpose) for name, plan in plans.items()}
 
 
 def make_kit(
