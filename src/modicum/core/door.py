@@ -36,7 +36,7 @@ class Door(Protocol):
         """Each block's clipped sum plus its noise. `release` must be reserved, each step passes once."""
 
     def release_integers(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Tensor:
-        """All blocks as one vector of integers with this client's share of noise, for a sum that nobody opens alone."""
+        """All blocks as one vector of integers with this client's share of noise: a summand, for no eye alone."""
 
 
 class ReservedDoor:

@@ -24,8 +24,8 @@ from modicum.federation.in_process import Begun, InProcess, Parts
 from modicum.federation.keep import Keep
 from modicum.federation.records import RoundRecord
 from modicum.federation.rounds import Evaluation, Rounds
-from modicum.federation.server import TrustedLedger
 from modicum.federation.secure_sums import make_adder
+from modicum.federation.server import TrustedLedger
 from modicum.federation.setup import set_up
 from modicum.privacy.events import Poisson, Release
 from modicum.privacy.memory_ledger import MemoryLedger

@@ -215,7 +215,7 @@ class Server:
         """What secure aggregation's sum of the survivors' integers is. None where the round is void."""
         mechanism = self.method.mechanism
         if not isinstance(mechanism, OpensIntegers):
-            raise UserError(f"{self.method.name} does not open sums of integers: set noise = \"float\"")
+            raise UserError(f'{self.method.name} does not open sums of integers: set noise = "float"')
         return mechanism.open_integers(total, survivors, self._opening(proposal, asked)) if survivors else None
 
     def _opening(self, proposal: Proposal, asked: Asked, door: SumDoor | None = None) -> Opening:

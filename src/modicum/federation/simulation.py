@@ -19,8 +19,8 @@ from modicum.federation.keep import Keep
 from modicum.federation.records import RoundRecord
 from modicum.federation.rounds import Evaluation, Folder, Rounds
 from modicum.federation.run_folder import RunFolder
-from modicum.federation.server import OpenedOnce, TrustedLedger
 from modicum.federation.secure_sums import make_adder
+from modicum.federation.server import OpenedOnce, TrustedLedger
 from modicum.federation.setup import set_up
 from modicum.federation.transcript import Transcript
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
