@@ -57,9 +57,7 @@ def absent(round: int, client: str) -> bool:
 def test_the_protocol_gives_the_sum_that_is_added_in_the_clear(method: MethodSpec, tmp_path: Path) -> None:
     """Bit for bit, with signals, metrics, unequal budgets and a client that drops out where the terms allow it."""
     kinds = ("ideal", "protocol", "honest-but-curious")
-    runs = [
-        play(method, tmp_path / kind, absent, secure_aggregation=kind, noise="integer") for kind in kinds
-    ]
+    runs = [play(method, tmp_path / kind, absent, secure_aggregation=kind, noise="integer") for kind in kinds]
     allowed = getattr(method, "dropouts", 0) >= 1
     for run in runs:
         assert torch.equal(run.model, runs[0].model)
@@ -87,6 +85,9 @@ class Silent(SimulatedNoise):
     def bits(self, key: NoiseKey) -> Bits:
         return (lambda size: bytes(size)) if key.purpose.startswith("integers") else super().bits(key)
 
+    def normal(self, key: NoiseKey, size: int, std: float = 1.0, dtype: Any = "float64") -> Any:  # noqa: ARG002
+        return np.zeros(size, dtype)
+
 
 def test_the_mean_is_that_of_clipped_updates(tmp_path: Path) -> None:
     """Without noise the opened mean is the floats' one, up to rounding: bounds, scales and budgets cancel."""
@@ -94,7 +95,6 @@ def test_the_mean_is_that_of_clipped_updates(tmp_path: Path) -> None:
 
     def mean(folder: Path, **settings: Any) -> ReleasedSum:
         run = Simulation(experiment(method, rounds=1, **settings), folder, noise=Silent(1))
-        run.noise.normal = lambda key, size, std=1.0, dtype="float64": np.zeros(size, dtype)  # type: ignore
         proposal = run.server.propose()
         opened = run.carrier.exchange(proposal).opened
         assert isinstance(opened, ReleasedSum)
@@ -198,7 +198,7 @@ def test_a_plan_that_claims_more_noise_than_its_integers_have_is_refused(
 
 
 def test_noise_of_floats_claimed_as_integers_is_refused(tmp_path: Path) -> None:
-    """Twin: an event without the plan's lattice, and a door that is asked for integers of a float's reservation."""
+    """Twin: an event without the plan's lattice, and a door asked for integers of a float's reservation."""
     run = Simulation(experiment(DpFedAvg(batch=4), noise="integer"), tmp_path / "r")
     event = told(Decision(1.0), run, "client-00")
     floats = replace(event, integers=None)
@@ -235,9 +235,9 @@ def test_a_sum_that_clipping_and_noise_cannot_make_voids_the_round(tmp_path: Pat
 def test_no_sum_wraps_around_by_the_terms(tmp_path: Path) -> None:
     """The worst inputs of all clients and records stay within the modulus, but for a chance of 1e-9 of noise."""
     run = Simulation(experiment(DpFedAvg(batch=4), noise="integer"), tmp_path / "r")
-    assert run.frame.integers is not None
+    assert run.kit.integers is not None
     for purpose in ("update", "metric:accuracy"):
-        terms = run.frame.integers.terms(purpose)
+        terms = run.kit.integers.terms(purpose)
         assert terms.wrap <= 1e-9
         assert CLIENTS * math.sqrt(terms.lattice.square(terms.lattice.steps)) < 2.0 ** (terms.bits - 1)
 

@@ -33,8 +33,8 @@ class Adder(Protocol):
 
 
 def make_adder(setup: Setup, run: str) -> Adder | None:
-    """What an experiment asks for; None where messages are no integers for a sum."""
-    mechanism, agreed = setup.method.mechanism, setup.frame.integers
+    """What an experiment requests for; None where messages are no integers for a sum."""
+    mechanism, agreed = setup.method.mechanism, setup.kit.integers
     view = mechanism.spec.view
     if agreed is None or not isinstance(mechanism, OpensIntegers) or not isinstance(view, SecureAggregation):
         return None

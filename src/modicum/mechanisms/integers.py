@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modicum.core.door import Ask
+from modicum.core.door import ReleaseRequest
 from modicum.core.integers import Agreed, split
 from modicum.core.messages import Expected, NoiseFacts, ReleasedSum, Summand
 from modicum.core.parts import SIGNAL_BOUND, ClientFacts, Opening
@@ -132,10 +132,10 @@ def planned(plan: PrivacyPlan, purpose: str) -> IntegerNoise | None:
     return next((r.integers for r in plan.releases if r.purpose == purpose), None)
 
 
-def summand(asks: Sequence[Ask]) -> Summand:
+def summand(requests: Sequence[ReleaseRequest]) -> Summand:
     """All queries of one client's round, one after another: each through its door."""
-    parts = [ask.door.release_integers(ask.release, ask.step, ask.sums) for ask in asks]
-    return Summand(asks[0].release.client, asks[0].release.round, torch.cat(parts))
+    parts = [request.door.release_integers(request.release, request.step, request.sums) for request in requests]
+    return Summand(requests[0].release.client, requests[0].release.round, torch.cat(parts))
 
 
 def nothing_seen(event: Release) -> Expected:
