@@ -61,7 +61,7 @@ def test_the_protocol_gives_the_sum_that_is_added_in_the_clear(method: MethodSpe
     allowed = getattr(method, "dropouts", 0) >= 1
     for run in runs:
         assert torch.equal(run.model, runs[0].model)
-        assert [r.paid for r in run.records] == [r.paid for r in runs[0].records]  # type: ignore[attr-defined]
+        assert [r.released for r in run.records] == [r.released for r in runs[0].records]  # type: ignore[attr-defined]
         assert [r.abandoned for r in run.records] == [False, *[not allowed] * 2, False]  # type: ignore[attr-defined]
 
 
