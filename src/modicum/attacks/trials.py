@@ -21,6 +21,7 @@ from modicum.federation.keep import Charges, Keep
 from modicum.federation.rounds import Exchange
 from modicum.federation.server import Asked, Proposal, Server, TrustedLedger
 from modicum.privacy.noise import BoolArray, DType, FloatArray, NoiseKey, NoiseSource
+from modicum.privacy.skellam_noise import Bits
 from modicum.privacy.token import Token
 from modicum.privacy.views import SecureAggregation
 
@@ -46,6 +47,10 @@ class TrialNoise:
     def coins(self, key: NoiseKey, size: int, rate: float) -> BoolArray:
         """True with probability `rate`."""
         return self.inner.coins(self._own(key), size, rate)
+
+    def bits(self, key: NoiseKey) -> Bits:
+        """A stream of random bytes."""
+        return self.inner.bits(self._own(key))
 
     def describe(self) -> dict[str, Any]:
         """As the inner source."""
