@@ -11,16 +11,15 @@ import numpy as np
 
 from modicum.aggregation import LineSearch, Mean, Median, Momentum, NoiseAware, NormBounded, TrimmedMean, Weighted
 from modicum.core.door import DoorWatch
+from modicum.core.facts import Metric, PublicFacts
 from modicum.core.messages import Decision
 from modicum.core.parts import (
     Aggregation,
     ClipRule,
     Mechanism,
-    Metric,
     Observation,
     Place,
     Policy,
-    PublicFacts,
     Scope,
     Signal,
     SignalName,

@@ -29,7 +29,7 @@ from modicum.report.summary import Summary, summarise
 from modicum.report.write import curve_of, write_report
 
 if TYPE_CHECKING:
-    from modicum.core.parts import Metric
+    from modicum.core.facts import Metric
 
 Watch = Callable[[Simulation, RoundRecord], None]
 

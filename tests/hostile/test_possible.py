@@ -15,9 +15,10 @@ import pytest
 import torch
 from scipy.stats import chi2
 
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Expected, Noised
 from modicum.core.optimisers import Adam, Optimiser, Sgd
-from modicum.core.parts import Batch, ClientFacts, Signal, SignalName
+from modicum.core.parts import Batch, Signal, SignalName
 from modicum.mechanisms import record_local
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.possible import DOUBT, most_drawn, noise_norm, objection, spread

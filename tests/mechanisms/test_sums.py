@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from modicum.attacks.probe import ProbeBackend
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Decision, Message, Noised, ReleasedSum, Sealed, Share
-from modicum.core.parts import Batch, ClientFacts, Opening, Signal, SignalName
+from modicum.core.parts import Batch, Opening, Signal, SignalName
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal

@@ -21,7 +21,8 @@ from modicum.attacks.bounds import FloatArray, LowerBounds, lower_bounds
 from modicum.attacks.probe import ProbeBackend, ProbeTraining, Turning
 from modicum.attacks.trials import TrialCarrier, TrialCohorts, TrialNoise
 from modicum.core.door import DoorWatch
-from modicum.core.parts import Backend, Batch, ClientFacts, ClientKit, Mechanism, Method, Policy, PublicFacts
+from modicum.core.facts import ClientFacts, PublicFacts
+from modicum.core.parts import Backend, Batch, ClientKit, Mechanism, Method, Policy
 from modicum.errors import UserError
 from modicum.federation.clients import Client, Clients
 from modicum.federation.rounds import Rounds

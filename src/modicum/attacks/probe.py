@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from modicum.core.facts import PublicFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import Opened
 from modicum.core.optimisers import Optimiser, Sgd
 from modicum.core.parts import Backend as AnyBackend
-from modicum.core.parts import Batch, ClipRule, Losses, PublicFacts, State
+from modicum.core.parts import Batch, ClipRule, Losses, State
 from modicum.core.sockets import PublicEvaluator
 
 LAYERS = ("first", "second")

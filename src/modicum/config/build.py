@@ -60,7 +60,7 @@ def experiment(config: Config) -> Experiment:
 
 def experiment_over(config: Config, federation: Federation) -> Experiment:
     """The experiment of a file over these clients: its own, or in a deployment those that one party knows."""
-    from modicum.core.parts import Metric
+    from modicum.core.facts import Metric
     from modicum.federation.experiment import Experiment
 
     run = config.run

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.device import device_named
+from modicum.core.facts import FeatureFacts, Metric
 from modicum.core.layout import Layout
 from modicum.core.needs import Offer, check_data
-from modicum.core.parts import Batch, FeatureFacts, Method, Metric, OpensIntegers
+from modicum.core.parts import Batch, Method, OpensIntegers
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.door import DoorWatch
+from modicum.core.facts import Metric
 from modicum.core.messages import Opened, encode
-from modicum.core.parts import Metric
 from modicum.core.setting import MethodSpec
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from modicum.core.door import DoorWatch, ReservedSumDoor, SumDoor
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import (
     Broadcast,
     Decision,
@@ -27,7 +28,7 @@ from modicum.core.messages import (
     encode,
     finite,
 )
-from modicum.core.parts import ClientKit, Method, Observation, Opening, OpensIntegers, PublicFacts, State
+from modicum.core.parts import ClientKit, Method, Observation, Opening, OpensIntegers, State
 from modicum.core.sockets import PublicEvaluator
 from modicum.core.store import write_durably
 from modicum.errors import UnsoundError, UserError

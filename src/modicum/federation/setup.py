@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from modicum.compute.choose import choose
+from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
-from modicum.core.parts import Backend, ClientFacts, ClientKit, Identity, Mechanism, Method, PublicFacts, State
+from modicum.core.parts import Backend, ClientKit, Identity, Mechanism, Method, State
 from modicum.errors import UserError
 from modicum.federation.clients import Client
 from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, rounds_of

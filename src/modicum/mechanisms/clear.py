@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened
 from modicum.core.needs import Need
-from modicum.core.parts import ClientFacts, ClientKit, Job, Opening, State
+from modicum.core.parts import ClientKit, Job, Opening, State
 from modicum.core.sockets import Transform
 from modicum.mechanisms import common
 from modicum.mechanisms.possible import DOUBT

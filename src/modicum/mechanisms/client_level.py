@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from modicum.core.door import ReleaseRequest, release_together
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import (
     Broadcast,
     Decision,
@@ -31,7 +32,7 @@ from modicum.core.messages import (
     Share,
 )
 from modicum.core.needs import Need
-from modicum.core.parts import SIGNAL_BOUND, ClientFacts, ClientKit, Job, Opening, State
+from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Opening, State
 from modicum.core.sockets import Transform
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms import common, integers

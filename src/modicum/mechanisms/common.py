@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from modicum.core.facts import Metric
 from modicum.core.messages import Broadcast, Message, Noised, Range, Released
-from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Metric, Opening, Signal, SignalName
+from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Opening, Signal, SignalName
 from modicum.core.sockets import Transform
 from modicum.errors import UserError
 from modicum.mechanisms.possible import around, spread

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from modicum.core.door import ReleaseRequest
+from modicum.core.facts import ClientFacts
 from modicum.core.integers import Agreed, split
 from modicum.core.messages import Expected, NoiseFacts, ReleasedSum, Summand
-from modicum.core.parts import SIGNAL_BOUND, ClientFacts, Opening
+from modicum.core.parts import SIGNAL_BOUND, Opening
 from modicum.errors import UnsoundError, UserError
 from modicum.privacy.events import NoSampling, Release
 from modicum.privacy.integer_noise import IntegerNoise, Rounding

@@ -14,20 +14,10 @@ import torch
 from torch import Tensor
 
 from modicum.core.door import ReleaseRequest, release_together
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened, Range
 from modicum.core.needs import Need
-from modicum.core.parts import (
-    Batch,
-    ClientFacts,
-    ClientKit,
-    ClipRule,
-    Job,
-    Observation,
-    Opening,
-    Place,
-    Scope,
-    State,
-)
+from modicum.core.parts import Batch, ClientKit, ClipRule, Job, Observation, Opening, Place, Scope, State
 from modicum.core.sockets import Pulls
 from modicum.core.stack import Pool
 from modicum.errors import UserError

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.optimize import brentq
 
-from modicum.core.parts import ClientFacts
+from modicum.core.facts import ClientFacts
 from modicum.errors import UserError
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.privacy.accounting import rdp

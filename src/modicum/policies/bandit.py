@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision
 from modicum.core.needs import Need
-from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, State
+from modicum.core.parts import Observation, Place, Scope, Signal, State
 from modicum.errors import UserError
 from modicum.policies.outcome import Outcome, OutcomeSource, needs_of, outcome
 

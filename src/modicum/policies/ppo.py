@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision
 from modicum.core.needs import Need
 from modicum.core.optimisers import Adam
-from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, SignalName, State
+from modicum.core.parts import Observation, Place, Scope, Signal, SignalName, State
 from modicum.errors import UserError
 from modicum.policies.outcome import Outcome, OutcomeSource, needs_of, outcome
 

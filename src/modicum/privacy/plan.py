@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -99,3 +101,10 @@ class PrivacyPlan:
             releases=tuple(PlannedRelease.from_dict(r) for r in d["releases"]),
             order=None if d["order"] is None else float(d["order"]),
         )
+
+
+def share_reserved(plans: Iterable[PrivacyPlan], made: Mapping[str, int]) -> float:
+    """Releases made of those planned, in the mean over clients who planned something."""
+    planned = {plan.client: sum(r.count for r in plan.releases) for plan in plans}
+    shares = [made.get(name, 0) / count for name, count in planned.items() if count]
+    return statistics.fmean(shares) if shares else 0.0

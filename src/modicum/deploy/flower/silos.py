@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Anything, Broadcast, Expected, Noised, Opened, Sealed, Share, decode, encode
-from modicum.core.parts import ClientFacts, ClientKit
+from modicum.core.parts import ClientKit
 from modicum.deploy.silo.wire import TRANSIENT, Answer, Code, Kind
 from modicum.errors import UserError
 from modicum.federation.rounds import Exchange

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from modicum.compute.loop import LoopBackend
 from modicum.config import Config, experiment_over, federation
+from modicum.core.facts import ClientFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, decode, encode, finite
 from modicum.core.needs import Offer, check_data
-from modicum.core.parts import Batch, ClientFacts, ClientKit, ClipRule, Losses
+from modicum.core.parts import Batch, ClientKit, ClipRule, Losses
 from modicum.core.store import write_durably
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.deploy.silo.account import account_of

@@ -14,7 +14,8 @@ from functools import cached_property
 from typing import Any
 
 from modicum.config import Config
-from modicum.core.parts import ClientFacts, Method, Metric
+from modicum.core.facts import ClientFacts, Metric
+from modicum.core.parts import Method
 from modicum.core.setting import Setting
 from modicum.data.geometry import load_geometry
 from modicum.errors import UserError
