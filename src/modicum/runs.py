@@ -51,6 +51,7 @@ class Run:
 
     @property
     def curve(self) -> Curve:
+        """The run as one curve of a picture."""
         return curve_of(self.summary, self.records)
 
     def plot(self, path: str | PathLike[str] | None = None) -> Any:

@@ -66,13 +66,16 @@ class Verdict:
 
     @property
     def epsilon(self) -> float:
+        """The largest ε that the audit proved to be exceeded, at its confidence."""
         return self.proved.epsilon_from_mu if self.gaussian else self.proved.epsilon
 
     @property
     def broken(self) -> bool:
+        """Whether more was proved than is claimed."""
         return self.epsilon > self.claimed
 
     def sentence(self) -> str:
+        """Both figures and the verdict in one line."""
         verdict = "BROKEN: more than claimed" if self.broken else "within the claim"
         claimed = shown(self.claimed, 3)
         return f"ε ≥ {self.epsilon:.3g} proved at {self.proved.confidence:.6%}, claimed {claimed}: {verdict}"

@@ -80,4 +80,5 @@ class Metric:
 
     @property
     def block(self) -> str:
+        """The name under which the metric stands in a release and in a plan."""
         return f"metric:{self.name}"

@@ -44,6 +44,7 @@ class Geometry:
 
     @property
     def size(self) -> int:
+        """Dimensions after the map."""
         return int(self.matrix.shape[1])
 
     @cached_property
@@ -104,6 +105,7 @@ class Geometry:
 
 
 def load_geometry(path: str | Path) -> Geometry:
+    """The geometry of a file; another format, or values that are not finite, are refused with a line."""
     try:
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(str(file["header"]))

@@ -133,6 +133,7 @@ class Clients:
         return replace(message, update=message.update.to(b.model.device))
 
     def events(self, broadcast: Broadcast) -> tuple[Release, ...]:
+        """What the client would release if it followed this proposal."""
         client = self.clients[broadcast.client]
         return self.method.mechanism.events(
             client.facts, client.plan, self.kit, broadcast, self._participation(client, broadcast.round)

@@ -144,6 +144,7 @@ class Experiment:
 
     @property
     def setting(self) -> Setting:
+        """Clients, clients a round and rounds, as a method is built for."""
         clients = len(self.federation.budgets)
         return Setting(clients, self.per_round or clients, self.rounds)
 

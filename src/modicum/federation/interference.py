@@ -65,6 +65,7 @@ class Checked:
 
     @property
     def holds(self) -> bool:
+        """Whether nothing visible depended on the data but through releases."""
         return self.difference is None
 
     def __str__(self) -> str:
@@ -74,6 +75,7 @@ class Checked:
         return f"{self.method}: nothing changed in {self.rounds} rounds on other records ({tried})"
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return {
             "method": self.method,
             "holds": self.holds,

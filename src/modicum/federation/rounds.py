@@ -38,7 +38,8 @@ class Exchange:
 class Carrier(Protocol):
     """Takes proposals to clients, wherever they are, and brings back what the mechanism's view lets be seen."""
 
-    def exchange(self, proposal: Proposal) -> Exchange: ...
+    def exchange(self, proposal: Proposal) -> Exchange:
+        """Ask the round's cohort, and open what comes back as far as the view allows."""
 
     def acknowledge(self, round: int) -> None:
         """Everything before this round is in the server's durable state: messages of it may be forgotten."""
@@ -76,6 +77,7 @@ class Evaluation:
         return self.server.full_model(self.data.first)
 
     def public(self) -> dict[str, float]:
+        """Accuracy and loss on public records with the task's labels; empty where there are none."""
         return {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy)
 
     def by_client(self, held_out: tuple[Batch, ...]) -> dict[str, float]:
@@ -119,6 +121,7 @@ class Folder:
         self.metrics = MetricsFile(files.metrics, server.state.round)
 
     def keep(self, record: RoundRecord, server: Server) -> None:
+        """The round's line first, then the checkpoint: see `MetricsFile`."""
         self.metrics.append(record)
         save_state(self.checkpoint, server.state.to_dict())
 

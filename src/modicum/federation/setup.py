@@ -42,9 +42,11 @@ class Setup:
     at_once: int  # clients that the engine takes together
 
     def server(self, run: str) -> Server:
+        """The server before its first round; `run` is the run's name."""
         return make_server(self.experiment, self.method, self.cohorts, self.kit, self.data, run)
 
     def clients(self) -> list[Client]:
+        """All clients before their first round, with plans and records."""
         first = first_state(self.data, self.kit)
         records = zip(self.facts, self.data.records, self.data.validation, strict=True)
         return [Client(f, self.plans[f.name], own, held_out, dict(first)) for f, own, held_out in records]
@@ -108,6 +110,7 @@ def put_on_lattice(
 def make_server(
     experiment: Experiment, method: Method, cohorts: Cohorts, kit: ClientKit, data: Prepared, run: str
 ) -> Server:
+    """The server of an experiment, from public values alone."""
     assert kit.public is not None
     first, limits = data.first[kit.shared], (experiment.average, experiment.bounds)
     asks = public_evaluator(kit.backend, data.first, kit.shared, data.proxy)
@@ -136,6 +139,7 @@ def _refuse_codec_on_sums(method: Method) -> None:
 
 
 def make_cohorts(experiment: Experiment, mechanism: Mechanism, noise: NoiseSource) -> Cohorts:
+    """Who is invited when: a trusted server's secret coins, or a public schedule."""
     s = experiment.setting
     if mechanism.cohort_rate is not None:
         return SecretPoisson(s.clients, s.rounds, mechanism.cohort_rate, noise)
@@ -143,6 +147,7 @@ def make_cohorts(experiment: Experiment, mechanism: Mechanism, noise: NoiseSourc
 
 
 def make_facts(experiment: Experiment, cohorts: Cohorts) -> tuple[ClientFacts, ...]:
+    """What everyone may know of each client, with how often it takes part at most (R5)."""
     data, budgets = experiment.federation.data, experiment.federation.budgets
     return tuple(
         ClientFacts(name, size, budget, max(1, cohorts.participations(i)), len(data.clients[i].validation))
@@ -153,6 +158,7 @@ def make_facts(experiment: Experiment, cohorts: Cohorts) -> tuple[ClientFacts, .
 def make_plans(
     experiment: Experiment, mechanism: Mechanism, facts: tuple[ClientFacts, ...], cohorts: Cohorts
 ) -> dict[str, PrivacyPlan]:
+    """What each client agrees to release; declared metrics need validation records."""
     mechanism.spec.refuse_true_sizes()
     for facts_i, client in zip(facts, experiment.federation.data.clients, strict=True):
         if experiment.metrics and not len(client.validation):

@@ -42,6 +42,7 @@ class AsPublished:
 
     @property
     def offers(self) -> tuple[Need, ...]:
+        """What the inner mechanism offers."""
         return self.inner.offers
 
     @property

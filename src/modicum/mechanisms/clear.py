@@ -35,6 +35,7 @@ class Clear:
 
     @property
     def spec(self) -> PrivacySpec:
+        """The view is that of messages; no ε is claimed for it."""
         return PrivacySpec(unit=Unit.CLIENT, view=ServerSeesMessages())
 
     def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:  # noqa: ARG002

@@ -86,6 +86,7 @@ class ClientLevel:
 
     @property
     def sampler(self) -> Sampler:
+        """Poisson cohorts that a trusted server keeps secret, or none."""
         return NoSampling() if self.rate is None else Poisson(self.rate, KnownTo.SERVER)
 
     def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:

@@ -168,6 +168,7 @@ def metric_value(job: Job, kit: ClientKit, unit: Unit) -> Tensor:
 
 
 def metric_rate(noised: float, unit: Unit, records: int) -> float:
+    """A released count as a share of the records, back on the scale from 0 to 1."""
     return noised / max(1, records) if unit is Unit.RECORD else noised + SIGNAL_BOUND
 
 

@@ -130,6 +130,7 @@ def _put(plan: PrivacyPlan, agreed: Mapping[str, IntegerNoise]) -> PrivacyPlan:
 
 
 def planned(plan: PrivacyPlan, purpose: str) -> IntegerNoise | None:
+    """The integer noise of a plan's releases of this purpose; None where it is of floats."""
     return next((r.integers for r in plan.releases if r.purpose == purpose), None)
 
 

@@ -43,6 +43,7 @@ class RawMetrics:
 
     @property
     def offers(self) -> tuple[Need, ...]:
+        """What the inner mechanism offers."""
         return self.inner.offers
 
     @property

@@ -61,6 +61,7 @@ class RecordLocal:
 
     @property
     def offers(self) -> tuple[Need, ...]:
+        """Clipping signals, steps, and noise that adapts where it is asked to."""
         return (Need.SIGNALS, Need.STEPS, *((Need.ADAPTIVE_NOISE,) if self.adaptive else ()))
 
     @property
@@ -68,6 +69,7 @@ class RecordLocal:
         return PrivacySpec(unit=Unit.RECORD, adjacency=self.adjacency, view=ServerSeesMessages(), delta=self.delta)
 
     def sampler(self, facts: ClientFacts) -> Sampler:
+        """Poisson sampling at rate batch/records, or all records in each step; a batch above them is refused."""
         if self.batch is None or self.batch == facts.records:
             return NoSampling()
         if self.batch > facts.records:
@@ -78,6 +80,7 @@ class RecordLocal:
         return Poisson(self.batch / facts.records, KnownTo.CLIENT)
 
     def expected_batch(self, facts: ClientFacts) -> float:
+        """What sums of gradients are divided by: the public batch size, never the drawn one (R4)."""
         return float(self.batch or facts.records)
 
     def total_steps(self, facts: ClientFacts) -> int:

@@ -39,6 +39,7 @@ class ServerStep:
     )
 
     def server_step(self, name: AggregationName | None = None) -> Aggregation:
+        """The aggregation of this name, with the server's rate and momentum."""
         return build_aggregation(name or self.aggregation or "mean", self.server_lr, self.server_momentum)
 
 
@@ -53,6 +54,7 @@ class Aggregated(ServerStep):
     )
 
     def aggregated(self, mechanism: Mechanism) -> Aggregation:
+        """The chosen aggregation; else noise-aware weights where messages are seen, the mean of sums."""
         return self.server_step(self.aggregation or ("noise-aware" if mechanism.individuals else "mean"))
 
 
@@ -85,6 +87,7 @@ class Optimised:
     optimiser: OptimiserName = option("sgd", "of the clients, begun anew in every round: sgd or adam")
 
     def local_optimiser(self) -> Optimiser:
+        """The clients' optimiser with their learning rate."""
         one_of("optimiser", self.optimiser, ("sgd", "adam"))
         return Adam(self.lr) if self.optimiser == "adam" else Sgd(self.lr)
 
@@ -108,6 +111,7 @@ class Minibatches:
     steps: int | None = option(None, "minibatches a client takes in a round; overrides epochs")
 
     def local_steps(self) -> LocalSteps:
+        """How long a client trains in one round."""
         return LocalSteps(self.batch, self.steps, self.epochs)
 
 
@@ -122,6 +126,7 @@ class PersonalTraining:
     local_epochs: float = option(1.0, "passes over a client's records in a round, where steps is none")
 
     def local_steps(self, ascent: float = 0.0) -> LocalSteps:
+        """How long a client trains in one round; `ascent` is the radius of sharpness-aware steps."""
         return LocalSteps(self.batch, self.steps, self.local_epochs, ascent)
 
 
@@ -136,6 +141,7 @@ class Distillation(PersonalTraining):
     prior: float = option(0.0, PRIOR)
 
     def distilled(self) -> Distilled:
+        """Local training with a client's own last model as its teacher."""
         optimiser = Sgd(self.lr, self.momentum)
         return Distilled(optimiser, self.alpha, self.temperature, self.non_target, self.target, self.prior)
 
@@ -153,6 +159,7 @@ class Hidden:
     rate: float | None = option(None, "rate of a trusted server's secret Poisson cohort; none: public cohorts")
 
     def build_view(self, setting: Setting) -> View:
+        """Who looks on, for cohorts of this size."""
         return build_view(self.view, setting.per_round, self.colluding, self.dropouts)
 
 
@@ -172,6 +179,7 @@ class HiddenClients(PersonalTraining, Hidden):
     )
 
     def client_level(self, setting: Setting, ascent: float = 0.0) -> ClientLevel:
+        """The mechanism that clips and hides whole updates, with these settings."""
         return ClientLevel(
             view=self.build_view(setting),
             local=self.local_steps(ascent),

@@ -36,6 +36,7 @@ class RecordOrClient(Optimised, Guarantee):
     steps: int | None = option(None, "local steps a round; overrides epochs")
 
     def mechanism(self, setting: Setting) -> Mechanism:
+        """Record-level or client-level privacy, as `level` says."""
         one_of("level", self.level, ("record", "client"))
         adjacency = Adjacency(self.adjacency)
         if self.level == "client":

@@ -24,6 +24,7 @@ def option(default: Any, help: str) -> Any:
 
 
 def help_of(setting: Field[Any]) -> str:
+    """The help text of a setting."""
     return str(setting.metadata.get("help", ""))
 
 
@@ -58,5 +59,6 @@ def build_aggregation(name: AggregationName, lr: float, momentum: float) -> Aggr
 
 
 def one_of(what: str, value: str, known: tuple[str, ...]) -> None:
+    """Refuse a word that is not among those known."""
     if value not in known:
         raise UserError(f"unknown {what} {value!r}: use {' or '.join(known)}")

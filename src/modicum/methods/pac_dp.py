@@ -44,6 +44,7 @@ class PublishedQuadratic:
     signals: tuple[Signal, ...] = ()
 
     def bound(self, budget: float) -> float:
+        """C = aε² + bε + c with the paper's numbers; what is no bound is refused."""
         a, b, c = PUBLISHED[self.name]
         value = (a * budget + b) * budget + c
         if not 0 < value < math.inf:

@@ -36,6 +36,7 @@ class Networks:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of all weights in the order of the flat vector: actor, critic, log standard deviation."""
         one = [(self.hidden, self.inputs), (self.hidden,), (self.hidden, self.hidden), (self.hidden,)]
         return [*one, (1, self.hidden), (1,), *one, (1, self.hidden), (1,), (1,)]
 
@@ -109,6 +110,7 @@ class Ppo:
 
     @property
     def needs(self) -> tuple[Need, ...]:
+        """Public data with the task's labels, where its reward is measured there."""
         return needs_of(self.source)
 
     @property
@@ -117,6 +119,7 @@ class Ppo:
 
     @property
     def networks(self) -> Networks:
+        """Actor and critic for as many inputs as this agent's source and bits give."""
         inputs = 2 if self.source == "raw" else 5 + self.clip_bits
         return Networks(inputs, self.hidden)
 

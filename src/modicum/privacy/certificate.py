@@ -49,6 +49,7 @@ class ClientGuarantee:
     meaning: str
 
     def to_dict(self) -> dict[str, Any]:
+        """Every field, for JSON; null stands for ε = ∞. The client's name is the key above it."""
         return {
             **self.spec.to_dict(),
             "guard": str(self.guard),
@@ -64,6 +65,7 @@ class ClientGuarantee:
 
     @classmethod
     def from_dict(cls, client: str, d: dict[str, Any]) -> ClientGuarantee:
+        """Back from `to_dict`, with the client's name."""
         return cls(
             client=client,
             spec=PrivacySpec(
@@ -181,6 +183,7 @@ class Certificate:
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> Certificate:
+        """The certificate of a file; what cannot be read exactly is refused with a line that names the file."""
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except OSError as error:

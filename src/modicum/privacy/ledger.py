@@ -77,6 +77,7 @@ class Ledger:
         return ledger
 
     def close(self) -> None:
+        """Close the file; other processes that hold it open are not disturbed."""
         self._journal.close()
 
     def __enter__(self) -> Self:
@@ -87,6 +88,7 @@ class Ledger:
 
     @property
     def path(self) -> Path:
+        """The file."""
         return self._journal.path
 
     def head(self) -> str:

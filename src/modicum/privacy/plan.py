@@ -42,6 +42,7 @@ class PlannedRelease:
             )
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for the journal."""
         return {
             "purpose": self.purpose,
             "noise_multiplier": self.noise_multiplier,
@@ -52,6 +53,7 @@ class PlannedRelease:
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> PlannedRelease:
+        """Back from `to_dict`."""
         return cls(
             str(d["purpose"]),
             float(d["noise_multiplier"]),
@@ -82,6 +84,7 @@ class PrivacyPlan:
             raise UserError(f"client {self.client!r}: the RDP filter, and nothing else, needs an order α*")
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for the journal; null stands for a budget of ∞."""
         return {
             "client": self.client,
             "spec": self.spec.to_dict(),
@@ -93,6 +96,7 @@ class PrivacyPlan:
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> PrivacyPlan:
+        """Back from `to_dict`."""
         return cls(
             client=str(d["client"]),
             spec=PrivacySpec.from_dict(d["spec"]),

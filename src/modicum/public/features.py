@@ -75,6 +75,7 @@ def stand_on(
 
 
 def is_file(features: str) -> bool:
+    """Whether `features` names a file of a fitted geometry rather than a way to fit one."""
     return features.endswith(".npz")
 
 

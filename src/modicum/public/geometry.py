@@ -136,6 +136,7 @@ def _digest(records: Arrays) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """The command line: fit a geometry to public records and write it."""
     parser = argparse.ArgumentParser(
         prog="python -m modicum.public.geometry", description="Fit a public geometry."
     )

@@ -174,6 +174,7 @@ def _on(arrays: Arrays, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """The command line: train a backbone on public records and write it."""
     parser = argparse.ArgumentParser(prog="python -m modicum.public.pretrain", description="Train a backbone.")
     parser.add_argument("--proxy", required=True, help="a dataset's name, e.g. cifar-100 or emnist-merge47:10-46")
     parser.add_argument("--out", required=True, help="where the weights go (.npz)")

@@ -95,6 +95,7 @@ class Coordinator:
 
     @property
     def rounds_planned(self) -> int:
+        """Rounds of the whole run."""
         return self.config.run.rounds
 
     @property
@@ -212,6 +213,7 @@ class Coordinator:
 
     @property
     def model(self) -> Tensor:
+        """All parameters as one vector, of the model that is reported."""
         return self.evaluation.model
 
     def finish(self) -> None:
@@ -254,6 +256,7 @@ class Coordinator:
         write_report(self.files, summary, certificate, records)
 
     def close(self) -> None:
+        """Close transcript and ledger."""
         if self.transcript is not None:
             self.transcript.close()
         self.ledger.close()

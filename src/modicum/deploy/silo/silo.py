@@ -98,6 +98,7 @@ class Silo:
         return Offer(validation=self.facts.validation > 0)
 
     def close(self) -> None:
+        """Write the certificate of what was released so far, and close ledger and account."""
         if self.taking_part is not None:
             self.write_certificate()
             self.taking_part.ledger.close()

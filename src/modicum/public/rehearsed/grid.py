@@ -112,6 +112,7 @@ def simulate(
 
 
 def with_settings(method: MethodSpec, **settings: Any) -> MethodSpec:
+    """The method with some of its settings replaced."""
     changed: MethodSpec = replace(method, **settings)  # type: ignore[type-var]
     return changed
 
