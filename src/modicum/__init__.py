@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from modicum import methods, models
+    from modicum.comparing import Comparison, compare
     from modicum.core.parts import Metric
     from modicum.data import (
         Dirichlet,
@@ -50,7 +51,9 @@ _WHERE = {
     "Federation": "modicum.federation.experiment",
     "Metric": "modicum.core.parts",
     "Run": "modicum.runs",
+    "Comparison": "modicum.comparing",
     "check": "modicum.federation.interference",
+    "compare": "modicum.comparing",
     "load_transcript": "modicum.federation.transcript_file",
     "train": "modicum.runs",
     "verify": "modicum.privacy.verify",
@@ -60,6 +63,7 @@ _MODULES = ("methods", "models")
 __all__ = [
     "Certificate",
     "Checked",
+    "Comparison",
     "Dirichlet",
     "Federation",
     "Iid",
@@ -73,6 +77,7 @@ __all__ = [
     "UserError",
     "assign_budgets",
     "check",
+    "compare",
     "federate",
     "from_csv",
     "from_npz_folder",

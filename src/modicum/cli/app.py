@@ -6,7 +6,20 @@ import typer
 import typer.core
 
 from modicum import __version__
-from modicum.cli import account, bench, check, datasets, demo, experiment, fit, flower, methods, silo, verify
+from modicum.cli import (
+    account,
+    bench,
+    check,
+    compare,
+    datasets,
+    demo,
+    experiment,
+    fit,
+    flower,
+    methods,
+    silo,
+    verify,
+)
 
 # Where rich is installed, typer escapes "[default: …]" for it even in help that rich does not show.
 typer.core.HAS_RICH = False
@@ -37,6 +50,7 @@ def main(
 
 app.command("demo")(demo.demo)
 app.command("run")(experiment.run)
+app.command("compare")(compare.compare)
 app.command("fit-clipping")(fit.fit_clipping)
 app.add_typer(account.app, name="account")
 app.add_typer(datasets.app, name="datasets")
