@@ -46,7 +46,7 @@ def cells_of(
     options: Sequence[str] = (),
     grid: Sequence[str] = (),
 ) -> list[Cell]:
-    """Every cell, checked. `options` are those of `modicum run --set`; `dp-sgd:method.lr=4` is for one method alone.
+    """Every cell, checked. `options` are those of `modicum run --set`; `dp-sgd:method.lr=4` is for one method.
 
     A named method keeps the file's `[method]` table where the file is about it, and has its defaults elsewhere.
     """

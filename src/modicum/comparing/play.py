@@ -52,8 +52,8 @@ def compare(
     """Run experiment files by several methods with several seeds, and put the results side by side.
 
     `seeds=5` means 0 to 4. `options` and `grid` are those of `modicum compare`; in Python a grid may be
-    `{"privacy.budgets": [0.5, 1, 8]}`. The folder given, or a new one under ./runs, holds one run folder for each cell;
-    the same call on a folder that was left half done goes on with it.
+    `{"privacy.budgets": [0.5, 1, 8]}`. The folder given, or a new one under ./runs, holds one run folder for each
+    cell; the same call on a folder that was left half done goes on with it.
     """
     paths = [Path(one) for one in ([files] if isinstance(files, str | PathLike) else files)]
     if isinstance(seeds, int) and seeds < 1:
