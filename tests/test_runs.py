@@ -76,19 +76,19 @@ def test_with_real_noise_no_test_record_is_looked_at(tmp_path: Path) -> None:
     """Neither the clients' own nor what is pooled from them: nothing of it is in any file that a run shows."""
     divided = mo.Federation.from_dataset("digits", clients=4, budgets=4.0, test=0.2)
     method = mo.methods.DpPfsd(view="server-sees-messages")
-    told = {
+    runs = {
         simulation: mo.train(
             divided, method=method, rounds=2, simulation=simulation, folder=tmp_path / str(simulation)
         )
         for simulation in (True, False)
     }
-    figures = {s: [record.simulated for record in run.records] for s, run in told.items()}
+    figures = {s: [record.simulated for record in run.records] for s, run in runs.items()}
     assert all("personalised_accuracy" in record for record in figures[True])
     assert figures[False] == [{}, {}]
-    assert told[True].summary.groups[0].accuracy is not None
-    assert told[False].summary.groups[0].accuracy is None
-    assert told[False].summary.accuracy is None
-    assert told[False].summary.loss is None
+    assert runs[True].summary.groups[0].accuracy is not None
+    assert runs[False].summary.groups[0].accuracy is None
+    assert runs[False].summary.accuracy is None
+    assert runs[False].summary.loss is None
     assert "No accuracy" in (tmp_path / "False" / "report.html").read_text()
 
 
