@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -125,3 +127,12 @@ def test_metrics_keep_what_the_checkpoint_knows(tmp_path: Path) -> None:
     assert kept[0].simulated["test_loss"] != kept[0].simulated["test_loss"]  # a diverged loss stays not-a-number
     with pytest.raises(mo.UserError, match="does not hold the rounds before 5"):
         MetricsFile(path, 5)
+
+
+def test_metrics_of_an_earlier_version_are_read_under_their_new_name(tmp_path: Path) -> None:
+    line = {"round": 0, "bounds": {"a": 1.0}, "answered": 1, "refused": {}, "abandoned": False, "reserved": 0.5}
+    groups: dict[str, dict[str, float | None]] = {"public": {}, "paid": {"accuracy": None}, "simulated": {}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line | groups) + "\n")
+    (record,) = read_records(tmp_path / "metrics.jsonl")
+    assert math.isnan(record.released["accuracy"])
+    assert "paid" not in record.to_dict()

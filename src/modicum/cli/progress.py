@@ -12,8 +12,8 @@ import typer
 if TYPE_CHECKING:
     from modicum.federation.records import RoundRecord
     from modicum.federation.simulation import Simulation
+    from modicum.runs import Watch
 
-Watch = Callable[["Simulation", "RoundRecord"], None]
 Count = Callable[[int, int], None]
 
 

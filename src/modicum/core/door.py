@@ -147,8 +147,8 @@ def release_together(
 ) -> tuple[Tensor, list[dict[str, Tensor]]]:
     """As if each door were asked in turn: each makes its own checks, and each draw has a key of its own.
 
-    Row i of `rows` is request i's sum for `block`. Gives the noised rows, which may take the place of `rows`, and the
-    other blocks of each request.
+    Row i of `rows` is request i's sum for `block`. Gives the noised rows, which may take the place of `rows`, and
+    the other blocks of each request.
     """
     doors = [request.door for request in requests if type(request.door) is ReservedDoor]
     if len(doors) < len(requests):  # a door that is watched is asked by itself

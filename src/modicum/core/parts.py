@@ -277,7 +277,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class ClientKit:
-    """What all clients of a run have in common."""
+    """What every client of a run is given, the same for all."""
 
     backend: Backend
     training: LocalTraining
