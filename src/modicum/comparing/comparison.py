@@ -17,7 +17,7 @@ from modicum.comparing.cells import Cell
 from modicum.errors import MissingExtraError, UserError
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
-from modicum.report.table import number, percent, plain_table
+from modicum.report.table import frame, number, percent, plain_table
 
 MEASURES = ("accuracy", "loss")
 CONFIDENCE = 0.95
@@ -120,11 +120,7 @@ class Comparison:
 
     def to_frame(self) -> Any:
         """The rows as a pandas frame."""
-        try:
-            import pandas
-        except ImportError:
-            raise MissingExtraError("pandas", "frames", "a data frame") from None
-        return pandas.DataFrame(self._flat())
+        return frame(self._flat())
 
     def _flat(self) -> list[dict[str, Any]]:
         """Rows with a column for each setting of the grid."""

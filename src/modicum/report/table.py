@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from modicum.errors import MissingExtraError
 from modicum.report.summary import Spread, Summary
 
 HEAD = ("method", "accuracy*", "ε granted", "clients", "ε certified", "accuracy*", "bound C")
@@ -66,6 +68,15 @@ def plain_table(lines: Sequence[Sequence[str]]) -> str:
             parts.append(rule)
         parts.append(line)
     return "\n".join(part.rstrip() for part in parts)
+
+
+def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Rows as a pandas frame."""
+    try:
+        import pandas
+    except ImportError:
+        raise MissingExtraError("pandas", "frames", "a data frame") from None
+    return pandas.DataFrame([dict(row) for row in rows])
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
