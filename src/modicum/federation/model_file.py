@@ -50,7 +50,5 @@ def _named(files: RunFolder) -> nn.Module:
     if name not in CATALOGUE:
         raise UserError(f"{name} is a model of your own: mo.load(folder, model={name}(…))")
     if "input_shape" not in facts:
-        raise UserError(
-            f"{files.model} does not say which inputs it takes: give the model, mo.load(folder, model=…)"
-        )
+        raise UserError(f"{files.model} does not say its inputs: give the model, mo.load(folder, model=…)")
     return build(name, facts["input_shape"], facts["classes"], seed=tables["run"]["seed"], **options)

@@ -74,17 +74,11 @@ class Summary:
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Summary:
         """Back from `to_dict`: null is ∞ where an ε or a budget stands, and unknown elsewhere."""
-        groups = tuple(
-            Group(
-                **{
-                    **group,
-                    "budget": _back(group["budget"]),
-                    "epsilon": Spread(*map(_back, group["epsilon"].values())),
-                }
-            )
-            for group in value["groups"]
-        )
-        return cls(**{**value, "groups": groups})
+        groups = []
+        for group in value["groups"]:
+            certified = Spread(*(_back(v) for v in group["epsilon"].values()))
+            groups.append(Group(**{**group, "budget": _back(group["budget"]), "epsilon": certified}))
+        return cls(**{**value, "groups": tuple(groups)})
 
     @property
     def bound(self) -> float | None:
