@@ -161,7 +161,9 @@ def test_a_module_of_ones_own_is_asked_for(federation: mo.Federation, tmp_path: 
 
 
 def test_personal_layers_leave_the_server_without_a_model(federation: mo.Federation, tmp_path: Path) -> None:
-    run = mo.train(federation, model="mlp", method="fedper", rounds=1, folder=tmp_path / "r")
+    run = mo.train(
+        federation, model="mlp", method=mo.methods.FedPer(personal="3"), rounds=1, folder=tmp_path / "r"
+    )
     with pytest.raises(mo.UserError, match="is personal and stays with each client"):
         run.predict(federation.data.test.x)
 

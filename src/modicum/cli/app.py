@@ -13,6 +13,7 @@ from modicum.cli import (
     compare,
     datasets,
     demo,
+    doctor,
     experiment,
     fit,
     flower,
@@ -57,6 +58,7 @@ app.add_typer(datasets.app, name="datasets")
 app.command("methods")(methods.methods)
 app.command("check")(check.check)
 app.command("verify")(verify.verify)
+app.command("doctor")(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 app.add_typer(silo.app, name="silo")
 app.add_typer(flower.app, name="flower")
