@@ -394,21 +394,21 @@ def test_several_files_run_one_after_another(
     for name in ("dp-sgd", "fedavg"):
         text = f'[data]\nname = "digits"\nclients = 3\n[method]\nname = "{name}"\n[run]\nrounds = 1\n'
         Path(f"{name}.toml").write_text(text)
-    assert run(app, ["run", "dp-sgd.toml", "fedavg.toml", "--json"]) == 0
+    assert command_line(app, ["run", "dp-sgd.toml", "fedavg.toml", "--json"]) == 0
     assert [found["method"] for found in json.loads(capsys.readouterr().out)] == ["dp-sgd", "fedavg"]
     for more in (["--out", "x"], ["--resume", "x"], ["--print-config"]):
-        assert run(app, ["run", "dp-sgd.toml", "fedavg.toml", *more]) == 2
+        assert command_line(app, ["run", "dp-sgd.toml", "fedavg.toml", *more]) == 2
         assert "give one file" in capsys.readouterr().err
-    assert run(app, ["run", "dp-sgd.toml", "nowhere.toml"]) == 2
+    assert command_line(app, ["run", "dp-sgd.toml", "nowhere.toml"]) == 2
     assert len(list(Path("runs").iterdir())) == 2  # nothing began where one file cannot be read
 
 
 def test_the_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(app, ["doctor", "--json"]) == 0
+    assert command_line(app, ["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["libraries"]["torch"]
     assert found["can"]["experiment files and this command"] is True
-    assert run(app, ["doctor"]) == 0
+    assert command_line(app, ["doctor"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("modicum ")
     assert all(f"modicum[{extra}]" in text for extra in found["missing"])
