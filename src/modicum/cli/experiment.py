@@ -71,6 +71,7 @@ def _files(files: list[Path], resume: Path | None) -> list[Path]:
 def _carry_out(config: Config, title: str, out: Path | None, resume: Path | None, quiet: bool) -> Run:
     from modicum.cli.progress import watching
     from modicum.config import experiment, to_toml
+    from modicum.data.columns import unscaled
     from modicum.federation.run_folder import RunFolder
     from modicum.federation.transcript_file import transcript_in
     from modicum.runs import carry_out, new_folder
@@ -81,6 +82,8 @@ def _carry_out(config: Config, title: str, out: Path | None, resume: Path | None
     else:
         files.refuse_occupied()
     built = experiment(config)
+    if not quiet and (warning := unscaled(built.federation.data.clients[0].train.x)):
+        typer.echo(f"modicum: {warning}", err=True)
     files.make(fresh=resume is None)
     try:
         with watching(title, quiet=quiet) as watch:
