@@ -43,9 +43,7 @@ class Key:
         return scores[self.member], scores[~self.member]
 
 
-def ask(
-    truth: Truth, most: int | None = None, seed: int = 0, *, informed: bool = False
-) -> tuple[Questions, Key]:
+def ask(truth: Truth, most: int | None = None, seed: int = 0, *, informed: bool = False) -> tuple[Questions, Key]:
     """Questions about at most `most` members and as many others, in an order that tells nothing.
 
     An `informed` attacker is told all records of the client but one: for a member that one, for another record one
