@@ -139,7 +139,7 @@ def test_shares_are_seen_by_the_aggregator_whom_the_claim_trusts(tmp_path: Path)
 def test_personal_parameters_are_unknown(tmp_path: Path) -> None:
     made = play(FedPer(batch=4, personal="1.bias"), federation(2, 6, side=None), tmp_path / "run")
     for o in made.wire().observed:
-        assert not o.update[~made.public.setup.frame.shared].any()
+        assert not o.update[~made.public.setup.kit.shared].any()
 
 
 @pytest.mark.parametrize("party", ["client-00", AGGREGATOR, "me"])

@@ -114,8 +114,8 @@ def canife(
             marks = torch.zeros(len(client.records), dtype=torch.long)
             marks[0] = int(i >= trials)  # without: the canary's gradient is zero, as the adjacency has it
             client.records = marked(client.records, marks)
-        blank = Directions.over(sim.backend.layout, sim.frame.shared.cpu(), 1, seed)
-        sim.clients.frame = replace(sim.frame, backend=Planted(sim.backend, blank, np.zeros(1)))
+        blank = Directions.over(sim.backend.layout, sim.kit.shared.cpu(), 1, seed)
+        sim.clients.kit = replace(sim.kit, backend=Planted(sim.backend, blank, np.zeros(1)))
         sim.step()
     finally:
         sim.close()

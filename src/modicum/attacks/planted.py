@@ -184,7 +184,7 @@ def plant(
         absent = 1.0 - sim.method.mechanism.spec.adjacency.moves
         _mark(sim, owner, rows)
         amounts = np.where(inside, 1.0, absent)
-        sim.clients.frame = replace(sim.frame, backend=Planted(sim.backend, directions, amounts))
+        sim.clients.kit = replace(sim.kit, backend=Planted(sim.backend, directions, amounts))
         for _ in sim.rounds():
             pass
         claimed = max(sim.ledger.reported(name) for name in dict.fromkeys(owner))
@@ -199,7 +199,7 @@ def _places(
     sim: Simulation, unit: Unit, canaries: int, share: float, seed: int
 ) -> tuple[Directions, tuple[str, ...], dict[str, list[int]]]:
     """(directions, the client of each canary, its row there). Canaries of one message have blocks of their own."""
-    shared = sim.frame.shared.cpu()
+    shared = sim.kit.shared.cpu()
     if unit is Unit.CLIENT:
         owner = tuple(name for name in sim.clients.clients if name.startswith(CANARY))
         directions = Directions.over(sim.backend.layout, shared, len(owner), seed)

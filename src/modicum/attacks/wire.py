@@ -60,7 +60,7 @@ class Public:
 
     @property
     def layout(self) -> Layout:
-        return self.setup.frame.backend.layout
+        return self.setup.kit.backend.layout
 
     @property
     def view(self) -> View:
@@ -217,7 +217,7 @@ def _may_hold(public: Public, asked: list[str]) -> tuple[str, ...]:
 def _expected(public: Public, told: Broadcast, participation: int) -> Expected:
     setup = public.setup
     return setup.method.mechanism.expected(
-        public.clients[told.client], setup.plans[told.client], setup.frame, told, participation
+        public.clients[told.client], setup.plans[told.client], setup.kit, told, participation
     )
 
 
@@ -229,7 +229,7 @@ def _observed(
     facts: NoiseFacts,
     share: float = 1.0,
 ) -> Observed:
-    shared = public.setup.frame.shared
+    shared = public.setup.kit.shared
     if message.update.shape != told.model.shape or told.model.shape != (int(shared.sum()),):
         raise UserError(
             "this transcript is of another model than the experiment's: give the run that it belongs to"

@@ -111,7 +111,7 @@ def _scores(public: Public, observed: Observed, x: Tensor, y: Tensor) -> Tensor:
     pool_x, pool_y = public.pool.x[:MOST_OTHERS], public.pool.targets["y"][:MOST_OTHERS]
     theta = observed.model
     others = _Others.of(gradients(public, theta, pool_x, pool_y, bound), scale, copies, observed.facts.variance)
-    shared = public.setup.frame.shared.cpu()
+    shared = public.setup.kit.shared.cpu()
     effect = gradients(public, theta, x, y, bound) * scale * shared
     rest = (-observed.update - others.mean) * shared
     white = others.whiten(effect)
