@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,13 +17,15 @@ from modicum.attacks.planted import Planting, plant
 from modicum.attacks.wire import public_of, split_pool, wire_of
 from modicum.core.door import DoorWatch
 from modicum.errors import UserError
-from modicum.federation.experiment import Experiment
+from modicum.federation.experiment import Experiment, build_method
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import Remember
 from modicum.privacy.accounting import gdp
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
 from modicum.privacy.views import Shows, Unit
+
+MOST_CANARIES = 20_000
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,12 @@ class Found:
     def sentence(self) -> str:
         claim = "nothing is claimed" if self.claimed is None else f"claimed ε = {shown(self.claimed, 3)}"
         if self.estimate:
-            return f"{self.method}: ε ≈ {self.epsilon_lower:.2f}, an estimate and not a bound; {claim}. {self.note}"
-        verdict = "BROKEN: more than claimed" if self.broken else "within the claim" if self.claimed else "no claim"
+            return (
+                f"{self.method}: ε ≈ {self.epsilon_lower:.2f}, an estimate and not a bound; {claim}. {self.note}"
+            )
+        verdict = (
+            "BROKEN: more than claimed" if self.broken else "within the claim" if self.claimed else "no claim"
+        )
         seen = "" if self.most_provable is None else f" So many canaries prove at most {self.most_provable:.2f}."
         return (
             f"{self.method}: ε ≥ {self.epsilon_lower:.2f} at {1 - self.beta:.0%} confidence with {self.canaries} "
@@ -108,9 +115,6 @@ def _planted(experiment: Experiment, folder: Path, settings: Settings) -> Planti
 def client_canaries(experiment: Experiment, folder: Path, settings: Settings) -> Found:
     """Canary clients in a run that protects clients; the law of their cosines with what it moved by (Andrew et al.
     2024). Without a canary a cosine is about N(0, 1/d): an estimate, since nothing bounds how far from it."""
-    spec = experiment.method.build(experiment.setting).mechanism.spec
-    if spec.unit is not Unit.CLIENT:
-        raise UserError("client canaries are for runs that protect clients: use one-run or canife for records")
     planted = _planted(experiment, folder, settings)
     scores = planted.scores()
     inside, outside = scores[planted.inside], scores[~planted.inside]
@@ -132,9 +136,7 @@ def client_canaries(experiment: Experiment, folder: Path, settings: Settings) ->
 
 def canife_audit(experiment: Experiment, folder: Path, settings: Settings) -> Found:
     """One designed record in one round, with and without it (Maddock et al. 2023)."""
-    spec = experiment.method.build(experiment.setting).mechanism.spec
-    if spec.unit is not Unit.RECORD or spec.view.shows is not Shows.MESSAGES:
-        raise UserError("CANIFE looks for a record in single messages: use one-run or client-canaries for this run")
+    spec = build_method(experiment).mechanism.spec
     seen = Remember()
     sim = Simulation(experiment, folder / "first-round", noise=SimulatedNoise(settings.seed), transcript=seen)
     try:
@@ -180,12 +182,31 @@ AUDITS: dict[str, Callable[[Experiment, Path, Settings], Found]] = {
 }
 
 
-def audit(name: str, experiment: Experiment, folder: Path, settings: Settings) -> Found:
-    """Run the named audit in a new folder."""
+def refuse_unfit(name: str, experiment: Experiment, settings: Settings | None = None) -> None:
+    """Before anything is played: is there such an audit, and can it look at this experiment?"""
+    settings = settings or Settings()
     if name not in AUDITS:
         raise UserError(f"unknown audit {name!r}: use {', '.join(AUDITS)}")
     if not 0 < settings.share <= 1:
         raise UserError(f"canaries replace a share of records above 0 and up to 1, got {settings.share}")
-    if settings.canaries < 20:
-        raise UserError(f"an audit needs at least 20 canaries to prove anything, got {settings.canaries}")
-    return AUDITS[name](experiment, folder, settings)
+    if not 20 <= settings.canaries <= MOST_CANARIES:
+        raise UserError(f"an audit takes from 20 to {MOST_CANARIES:,} canaries, got {settings.canaries}")
+    spec = build_method(experiment).mechanism.spec
+    if name == "client-canaries" and spec.unit is not Unit.CLIENT:
+        raise UserError("client canaries are for runs that protect clients: use one-run or canife for records")
+    if name == "canife" and (spec.unit is not Unit.RECORD or spec.view.shows is not Shows.MESSAGES):
+        raise UserError(
+            "CANIFE looks for a record in single messages: use one-run or client-canaries for this run"
+        )
+
+
+def audit(
+    name: str, experiment: Experiment, settings: Settings | None = None, folder: Path | None = None
+) -> Found:
+    """Run the named audit, in a folder of its own that is gone afterwards unless one is given."""
+    settings = settings or Settings()
+    refuse_unfit(name, experiment, settings)
+    if folder is not None:
+        return AUDITS[name](experiment, folder, settings)
+    with tempfile.TemporaryDirectory() as passing:
+        return AUDITS[name](experiment, Path(passing) / "audit", settings)

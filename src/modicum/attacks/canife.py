@@ -75,13 +75,15 @@ def canife(
 ) -> tuple[LowerBounds, Canary, FloatArray, FloatArray]:
     """(what one round proves, the canary, scores with it, scores without it).
 
-    Scores are ⟨ĝ, ∇ℓ(x̃)⟩/C² of the noised sum: about N(1, z²) and N(0, z²). Every trial is a client of its own in a
-    real ledger, with the plan of the run's first client and its noise, asked for one round.
+    Scores are ⟨ĝ, ∇ℓ(x̃)⟩/C² of the noised sum: about N(1, z²) and N(0, z²). Every trial is a client of its own in
+    a real ledger, with the plan of the run's first client and its noise, asked for one round.
     """
     first = wire.observed[0]
     recipe = recipe_of(wire.public, first)
     if recipe.clip is not Clip.RECORDS or recipe.steps > MOST_UNROLLED or len(first.senders) > 1:
-        raise UserError("CANIFE looks at records that each client clips in a few steps of its own: audit such a run")
+        raise UserError(
+            "CANIFE looks at records that each client clips in a few steps of its own: audit such a run"
+        )
     canary = design(wire.public, first.model, first.bound, steps=steps, seed=seed)
     made = wire.public.setup.experiment
     facts = wire.public.clients[first.sender]

@@ -8,8 +8,10 @@ own, or, by a fair coin, what the adjacency calls its absence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median_low
 
@@ -56,7 +58,7 @@ class Directions:
             size = s.stop - s.start
             blocks = min(size, max(1, round(count * size / total)))
             edges = s.start + np.round(np.linspace(0, size, blocks + 1)).astype(int)
-            rows += [(int(a), int(b), name) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+            rows += [(int(a), int(b), name) for a, b in pairwise(edges)]
         order = np.random.default_rng([seed, 7]).permutation(len(rows))[:count]
         chosen = [rows[i] for i in sorted(order)]
         generator = torch.Generator().manual_seed(seed)
@@ -73,7 +75,8 @@ class Directions:
 
     def along(self, row: Tensor, j: int) -> float:
         where = slice(int(self.first[j]), int(self.last[j]))
-        return float(row[where].double() @ self.signs[where].double()) / (where.stop - where.start) ** 0.5
+        found = float(row[where].double() @ self.signs[where].double())
+        return found / math.sqrt(where.stop - where.start)
 
 
 class Planted:
@@ -93,7 +96,7 @@ class Planted:
         """A step goes against the gradient, so that a canary client moves along its direction."""
         rows = self.inner.gradients(theta, [_plain(b) for b in batches], losses)
         for row, batch in zip(rows, batches, strict=True):
-            for j in _marks(batch).unique().tolist():
+            for j in set(_marks(batch).tolist()):
                 self.directions.add(row, j - 1, -LONG * float(self.amounts[j - 1]))
         return rows
 
@@ -245,9 +248,7 @@ def _with_clients(experiment: Experiment, canaries: int) -> Experiment:
     like = data.clients[0].train
     blank = Arrays(np.zeros((size, *like.shape), like.x.dtype), np.arange(size) % data.classes)
     validation = data.clients[0].validation
-    more = tuple(
-        ClientData(f"{CANARY}{i:05d}", blank, validation, Arrays.empty(blank)) for i in range(canaries)
-    )
+    more = tuple(ClientData(f"{CANARY}{i:05d}", blank, validation, Arrays.empty(blank)) for i in range(canaries))
     federation = Federation(
         replace(data, clients=(*data.clients, *more)), (*budgets, *((max(budgets),) * canaries))
     )
