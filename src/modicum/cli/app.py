@@ -8,6 +8,7 @@ import typer.core
 from modicum import __version__
 from modicum.cli import (
     account,
+    audit,
     bench,
     check,
     compare,
@@ -59,6 +60,7 @@ app.command("methods")(methods.methods)
 app.command("check")(check.check)
 app.command("verify")(verify.verify)
 app.command("doctor")(doctor.doctor)
+app.command("audit")(audit.audit)
 app.add_typer(bench.app, name="bench")
 app.add_typer(silo.app, name="silo")
 app.add_typer(flower.app, name="flower")
