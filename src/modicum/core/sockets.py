@@ -37,7 +37,7 @@ class PublicEvaluator(Protocol):
     """How good a model is on public validation records with the task's labels."""
 
     def __call__(self, model: Tensor) -> Mapping[str, float]:
-        """`accuracy` (0 to 1) and `loss` (mean cross-entropy) of a model given by its shared parameters.
+        """`accuracy`, `macro_f1` (0 to 1) and `loss` (mean cross-entropy) of a model given by its shared parameters.
 
         A client's candidate is the model before the round plus what the client released. Nothing private is looked
         at, so it may be asked as often as one likes.

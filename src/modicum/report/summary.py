@@ -46,7 +46,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Summary:
-    """A finished run at a glance. `accuracy` and `loss` are simulated ground truth."""
+    """A finished run at a glance. `accuracy`, `macro_f1` and `loss` are simulated ground truth."""
 
     method: str
     model: str
@@ -60,6 +60,7 @@ class Summary:
     rounds: int
     rounds_planned: int
     accuracy: float | None
+    macro_f1: float | None
     loss: float | None
     public: dict[str, float]  # the last model on public proxy data
     paid: dict[str, float]  # the last values that clients released and paid for
@@ -97,6 +98,7 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
         rounds=len(records),
         rounds_planned=e.rounds,
         accuracy=simulated.get("test_accuracy"),
+        macro_f1=simulated.get("test_macro_f1"),
         loss=simulated.get("test_loss"),
         public=last(record.public for record in records),
         paid=last(record.paid for record in records),
