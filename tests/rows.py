@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from modicum.aggregation import LineSearch, Mean, Median, Momentum, NoiseAware, NormBounded, TrimmedMean, Weighted
+from modicum.aggregation import (
+    ConstraintAware,
+    LineSearch,
+    Lookahead,
+    Mean,
+    Median,
+    Momentum,
+    NoiseAware,
+    NormBounded,
+    Thresholded,
+    TrimmedMean,
+    Weighted,
+)
 from modicum.core.door import DoorWatch
 from modicum.core.messages import Decision
 from modicum.core.parts import (
@@ -143,9 +156,18 @@ AGGREGATIONS: dict[str, Aggregation] = {
     "momentum": Momentum(),
     "line-search": LineSearch(NoiseAware()),
     "momentum-noise-aware": Momentum(NoiseAware(), 0.5),
+    "thresholded": Thresholded(Mean(), 0.01),
+    "lookahead": Lookahead(Weighted()),
+    "constraint-aware": ConstraintAware(radius=math.inf),
+    "constraint-aware-cut": ConstraintAware(norm="d", cuts=3),
 }
 
-ROBUST = {"trimmed-mean", "median", "norm-bounded"}  # not linear in the updates, on purpose
+ROBUST = {
+    "trimmed-mean",
+    "median",
+    "norm-bounded",
+    "constraint-aware-cut",
+}  # not linear in the updates, on purpose
 
 METHOD_ROWS: dict[str, MethodSpec] = {
     "fedavg": FedAvg(batch=4),

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from modicum_bench.fedcompdp.rendered import Renderer, Sources
 from torch import Tensor, nn
 from torch.nn import functional
 
 from modicum.data.catalogue import load
 from modicum.models.backbone import Backbone, BackboneShape, save_backbone, settled, with_statistics
+from modicum_bench.fedcompdp.rendered import Renderer, Sources
 
 SHAPE = BackboneShape(3, (64, 128, 256, 320), blocks=2, taps=2, norm="affine")
 RATE, DECAY, SMOOTHING, AVERAGE = 0.4, 1e-4, 0.05, 0.999

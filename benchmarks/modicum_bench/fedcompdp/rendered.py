@@ -140,7 +140,7 @@ class Renderer:
         return functional.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
 
     def _coloured(self, ground: Tensor, ink: Tensor) -> Tensor:
-        """Ink lighter or darker than the ground by some contrast; sometimes a shadow or a rim of a third colour."""
+        """Ink lighter or darker than the ground; sometimes a shadow or a rim of a third colour."""
         n = len(ground)
         base = ground.mean((2, 3))
         light = base.mean(1)

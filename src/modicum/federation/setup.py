@@ -73,7 +73,9 @@ def make_frame(
     _refuse_codec_on_sums(method)
     shared = backend.layout.where(method.wrapper.shared).to(data.first.device)
     told = {} if adaptive else dict(multipliers)
-    public = PublicFacts(facts, experiment.rounds, int(shared.sum()), told, adaptive, data.features)
+    sizes = zip(backend.layout.names, backend.layout.sizes, strict=True)
+    tensors = tuple(size for name, size in sizes if method.wrapper.shared(name))
+    public = PublicFacts(facts, experiment.rounds, int(shared.sum()), told, adaptive, data.features, tensors)
     return Frame(backend, method.training, method.policy, shared, experiment.metrics, public)
 
 
