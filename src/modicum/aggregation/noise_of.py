@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from modicum.aggregation.constraint_aware import ConstraintAware
 from modicum.aggregation.noise_aware import NoiseAware
 from modicum.aggregation.weighted import Weighted
 from modicum.core.messages import Opened, Released, ReleasedSum
@@ -25,5 +26,7 @@ def step_variance(rule: Aggregation, state: State, opened: Opened) -> float:
 def _weights(rule: Aggregation, state: State, released: tuple[Released, ...]) -> Mapping[str, float]:
     if isinstance(rule, NoiseAware):
         return rule.weights(state, released)
+    if isinstance(rule, ConstraintAware):
+        return rule.weights(state, sorted(r.client for r in released)) if released else {}
     known = state["weights"] if isinstance(rule, Weighted) else {}
     return {r.client: known.get(r.client, 1.0) for r in released}

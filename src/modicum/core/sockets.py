@@ -24,6 +24,18 @@ class Pulls(Protocol):
 
 
 @runtime_checkable
+class Climbs(Protocol):
+    """Local training that takes each step's gradient uphill of the weights, where each step is released.
+
+    Uphill is along the round's previous *released* gradient, so that one release a step is all it costs.
+    """
+
+    @property
+    def ascent(self) -> float:
+        """How far, in the norm of the parameters."""
+
+
+@runtime_checkable
 class Transform(Protocol):
     """A map of one client's whole update inside the client, before it is clipped, such as sparsification.
 

@@ -17,7 +17,7 @@ from modicum.core.door import Ask, release_together
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened, Range
 from modicum.core.needs import Need
 from modicum.core.parts import Batch, ClientFacts, ClipRule, Frame, Job, Opening, Place, Scope, State, View
-from modicum.core.sockets import Pulls
+from modicum.core.sockets import Climbs, Pulls
 from modicum.core.stack import Pool
 from modicum.errors import UserError
 from modicum.mechanisms import common
@@ -217,12 +217,15 @@ class RecordLocal:
         pool = Pool([walk.records for walk in walks])
         theta, optimiser = first.clone(memory_format=torch.contiguous_format), frame.training.optimiser
         buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
+        released = torch.zeros_like(theta)[: len(theta) if isinstance(frame.training, Climbs) else 0]
         for step in range(walks[0].steps):
             active = [walk for walk in walks if step < walk.steps]
             rows = slice(0, len(active))
             for walk, row in zip(active, theta, strict=False):
                 walk.decide(step, row)
-            gradient = self._noised_gradients(active, pool, theta[rows], frame, step)
+            gradient = self._noised_gradients(active, pool, _uphill(theta[rows], released, frame), frame, step)
+            if isinstance(frame.training, Climbs):
+                released[rows] = gradient
             if isinstance(frame.training, Pulls):  # after the noise: a function of releases
                 gradient = gradient + frame.training.pull(theta[rows], first[rows])
             optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
@@ -330,6 +333,15 @@ class _Walk:
         if self.policy_state:
             state["policy"] = self.policy_state
         return message, state
+
+
+def _uphill(theta: Tensor, released: Tensor, frame: Frame) -> Tensor:
+    """θ + ρ·g̃/‖g̃‖ with the gradient g̃ that the step before released; θ itself in a round's first step."""
+    if not isinstance(frame.training, Climbs):
+        return theta
+    before = released[: len(theta)]
+    uphill: Tensor = before / before.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return theta + frame.training.ascent * uphill
 
 
 def _release(walks: Sequence[_Walk], step: int, sums: Tensor, norms: Sequence[Tensor]) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from modicum.federation.experiment import compression_line
 from modicum.privacy.plan import Guard
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
     simulated = last(record.simulated for record in records)
     data = e.federation.data
     features = "" if data.geometry is None else data.geometry.line
-    notes = (data.note, features, *getattr(run.method, "notes", ()))
+    notes = (data.note, features, compression_line(e), *getattr(run.method, "notes", ()))
     return Summary(
         method=run.method.name,
         model=e.model if isinstance(e.model, str) else type(e.model).__name__,
