@@ -155,7 +155,7 @@ Anything = Message | Broadcast | Released | ReleasedSum
 Opened = tuple[Released, ...] | ReleasedSum
 
 
-def paid(opened: Opened | None) -> dict[str, float]:
+def mean_metrics(opened: Opened | None) -> dict[str, float]:
     """Declared metrics as released: of the sum, or the mean over clients."""
     if opened is None:
         return {}

@@ -103,15 +103,15 @@ class Rehearsal:
     def __init__(self, experiment: Experiment, prepared: Prepared | None = None) -> None:
         self.experiment, noise = experiment, SimulatedNoise(experiment.seed)
         made = set_up(experiment, noise, prepared)
-        self.method, self.data, self.plans, self.frame = made.method, made.data, made.plans, made.frame
-        self.backend: Backend = made.frame.backend
+        self.method, self.data, self.plans, self.kit = made.method, made.data, made.plans, made.kit
+        self.backend: Backend = made.kit.backend
         self.facts = {f.name: f for f in made.facts}
         self.server = made.server("rehearsal")
         self.door = RehearsedNoise(experiment.seed)
         ledger = MemoryLedger("rehearsal", self.plans.values())
         self.clients = Clients(
             self.method,
-            self.frame,
+            self.kit,
             made.clients(),
             ledger,
             noise,

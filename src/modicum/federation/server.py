@@ -26,7 +26,7 @@ from modicum.core.messages import (
     encode,
     finite,
 )
-from modicum.core.parts import Frame, Method, Opening, PublicFacts, State, View
+from modicum.core.parts import ClientKit, Method, Observation, Opening, PublicFacts, State
 from modicum.core.sockets import PublicEvaluator, Reports
 from modicum.core.store import write_durably
 from modicum.errors import UnsoundError
@@ -98,14 +98,14 @@ class Server:
         public: PublicFacts,
         cohorts: Cohorts,
         run: str,
-        frame: Frame,
+        kit: ClientKit,
         first: Tensor,
         average: float = 0.0,
         bounds: tuple[float, float] | None = None,
         evaluate: PublicEvaluator | None = None,
     ) -> None:
         _refuse_unequal_noise(method, public)
-        self.method, self.public, self.cohorts, self.run, self.frame = method, public, cohorts, run, frame
+        self.method, self.public, self.cohorts, self.run, self.kit = method, public, cohorts, run, kit
         self.average, self.bounds, self.evaluate = average, bounds, evaluate
         self.names = tuple(c.name for c in public.clients)
         self.state = ServerState(0, first, method.policy.init(public), method.aggregation.init(public))
@@ -131,10 +131,10 @@ class Server:
             else self.state.model
         )
 
-    def whole(self, first: Tensor) -> Tensor:
+    def full_model(self, first: Tensor) -> Tensor:
         """All parameters: what the server has, and the initial values of those that stay with clients."""
         theta = first.clone()
-        theta[self.frame.shared] = self.reported
+        theta[self.kit.shared] = self.reported
         return theta
 
     @property
@@ -158,7 +158,7 @@ class Server:
 
     def _broadcasts(self, names: Sequence[str], decisions: Mapping[str, Decision]) -> tuple[Broadcast, ...]:
         t, model = self.state.round, self.state.model
-        due = tuple(m.name for m in self.frame.metrics if t % m.every == 0)
+        due = tuple(m.name for m in self.kit.metrics if t % m.every == 0)
         return tuple(
             Broadcast(self.run, t, name, decisions[name], model, due)
             for name in names
@@ -248,8 +248,8 @@ class Server:
     ) -> None:
         """Let the policy see the round: its releases, the new model's evaluation on public data, and what is
         `left` of each client's plan or filter."""
-        view = View(proposal.round, opened, proposal.decisions, public, left=left)
-        self.state.policy = self.method.policy.observe(self.state.policy, view)
+        observed = Observation(proposal.round, opened, proposal.decisions, public, left=left)
+        self.state.policy = self.method.policy.observe(self.state.policy, observed)
 
 
 def _refuse_unequal_noise(method: Method, public: PublicFacts) -> None:

@@ -43,9 +43,9 @@ class Simulation:
         if experiment.device == "cpu":
             keep_pages()
         made = set_up(experiment, self.noise)
-        self.method, self.data, self.cohorts, self.frame = made.method, made.data, made.cohorts, made.frame
+        self.method, self.data, self.cohorts, self.kit = made.method, made.data, made.cohorts, made.kit
         self.facts, self.plans = made.facts, made.plans
-        self.backend: Backend = made.frame.backend
+        self.backend: Backend = made.kit.backend
         files = RunFolder(folder)
         foreign = foreign_parts(experiment.method, self.method, experiment.model, self.data.model)
         self.ledger = files.open_ledger(run_id(experiment), self.noise, records_id(experiment), foreign)
@@ -54,7 +54,7 @@ class Simulation:
         kept, keep = Folder(files, self.server), Keep.for_noise(self.noise)
         self.clients = Clients(
             self.method,
-            self.frame,
+            self.kit,
             made.clients(),
             self.ledger,
             self.noise,

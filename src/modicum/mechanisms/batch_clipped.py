@@ -12,12 +12,12 @@ from torch import Tensor
 
 from modicum.core.messages import Broadcast, Decision, Range
 from modicum.core.needs import Need
-from modicum.core.parts import ClientFacts, Frame
+from modicum.core.parts import ClientFacts, ClientKit
 from modicum.core.stack import Pool
 from modicum.errors import UserError
 from modicum.mechanisms import common
 from modicum.mechanisms.possible import ROUNDING, noise_norm, rounded_away
-from modicum.mechanisms.record_local import GRADIENT, RecordLocal, _release, _Walk
+from modicum.mechanisms.record_local import GRADIENT, RecordLocal, _release, _Stepper
 from modicum.privacy.events import Block, Origin, Release, Sampler, Shuffled
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import Adjacency
@@ -68,7 +68,7 @@ class BatchClipped(RecordLocal):
         self,
         facts: ClientFacts,
         plan: PrivacyPlan,
-        frame: Frame,  # noqa: ARG002
+        kit: ClientKit,  # noqa: ARG002
         broadcast: Broadcast,
         decision: Decision,
         step: int,
@@ -86,20 +86,20 @@ class BatchClipped(RecordLocal):
         )
 
     def _reach(
-        self, event: Release, facts: ClientFacts, frame: Frame, model: Tensor, doubt: float
+        self, event: Release, facts: ClientFacts, kit: ClientKit, model: Tensor, doubt: float
     ) -> tuple[float, dict[str, Range]]:
         main, steps = event.blocks[0], self.steps_in(facts, 0)
         noise = main.noise_std * noise_norm(model.numel(), doubt)
-        norm = frame.training.optimiser.farthest(steps, main.bound / 2, noise, model.numel())
+        norm = kit.training.optimiser.farthest(steps, main.bound / 2, noise, model.numel())
         return norm * (1 + ROUNDING) + rounded_away(model, steps, norm), {}
 
     def _noised_gradients(
-        self, walks: Sequence[_Walk], pool: Pool, theta: Tensor, frame: Frame, step: int
+        self, steppers: Sequence[_Stepper], pool: Pool, theta: Tensor, kit: ClientKit, step: int
     ) -> Tensor:
-        batches = pool.batches([walk.chosen(step) for walk in walks])
-        gradients = frame.backend.gradients(theta, batches, frame.training.losses)
+        batches = pool.batches([stepper.chosen(step) for stepper in steppers])
+        gradients = kit.backend.gradients(theta, batches, kit.training.losses)
         norms = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
-        bounds = norms.new_tensor([walk.decision.bound for walk in walks])
+        bounds = norms.new_tensor([stepper.decision.bound for stepper in steppers])
         factors = (bounds / (norms + SLACK)).clamp(max=1.0)  # Eq. (4)
         clipped = gradients * factors.to(gradients.dtype)[:, None]
-        return _release(walks, step, clipped, list(norms[:, None]))  # Eq. (8)
+        return _release(steppers, step, clipped, list(norms[:, None]))  # Eq. (8)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from modicum.core.messages import Broadcast, Decision
-from modicum.core.parts import ClientFacts, Frame
+from modicum.core.parts import ClientFacts, ClientKit
 from modicum.errors import UserError
 from modicum.mechanisms.as_published import SLACK
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal
@@ -79,7 +79,7 @@ class FallingNoise(RecordLocal):
         self,
         facts: ClientFacts,
         plan: PrivacyPlan,
-        frame: Frame,
+        kit: ClientKit,
         broadcast: Broadcast,
         decision: Decision,
         step: int,
@@ -93,8 +93,8 @@ class FallingNoise(RecordLocal):
                 budget=plan.budget,
                 releases=(now[self._stage(broadcast.round)],),
             )
-            return super()._event(facts, stage, frame, broadcast, decision, step, count)
-        return super()._event(facts, plan, frame, broadcast, decision, step, count)
+            return super()._event(facts, stage, kit, broadcast, decision, step, count)
+        return super()._event(facts, plan, kit, broadcast, decision, step, count)
 
 
 def _releases(
