@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from modicum.core import integers
 from modicum.errors import UserError
 from modicum.privacy.events import Block, NoSampling, Poisson, Release, Shuffled
 from modicum.privacy.noise import DType, NoiseKey, NoiseSource, SimulatedNoise
@@ -33,6 +34,9 @@ class Door(Protocol):
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Each block's clipped sum plus its noise. `release` must be reserved, each step passes once."""
+
+    def release_integers(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Tensor:
+        """All blocks as one vector of integers with this client's share of noise: a summand, for no eye alone."""
 
 
 class ReservedDoor:
@@ -103,10 +107,16 @@ class ReservedDoor:
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         self.admit(release, step, sums)
+        if release.integers is not None:
+            return integers.released_alone(release, step, sums, self._noise)
         return {
             block.name: add_noise(self._noise, _key(release, step, block), sums[block.name], block.noise_std)
             for block in release.blocks
         }
+
+    def release_integers(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Tensor:
+        self.admit(release, step, sums)
+        return torch.from_numpy(integers.noised(release, step, sums, self._noise))
 
     def admit(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> NoiseSource:
         """Every check of `release`, which uses the step up; the noise of the reserved std is still to be added."""
@@ -165,7 +175,8 @@ def release_together(
     the other blocks of each request.
     """
     doors = [request.door for request in requests if type(request.door) is ReservedDoor]
-    if len(doors) < len(requests):  # a door that is watched is asked by itself
+    if len(doors) < len(requests) or any(request.release.integers is not None for request in requests):
+        # A door that is watched is asked by itself, and so is one whose noise is drawn on a lattice.
         answers = [request.door.release(request.release, request.step, request.sums) for request in requests]
         return torch.stack([answer.pop(block) for answer in answers]), answers
     sources = [

@@ -137,7 +137,7 @@ class RecordLocal:
     def events(
         self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> tuple[Release, ...]:
-        metrics = common.metric_events(self.spec, broadcast, kit.metrics)
+        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
         if kit.policy.scope is Scope.STEP:
             return metrics  # each step is reserved by itself, once its noise is known
         count = self.steps_in(facts, participation)
@@ -180,7 +180,7 @@ class RecordLocal:
         """
         count = self.steps_in(facts, participation)
         event = self._event(facts, plan, kit, broadcast, broadcast.decision, 0, count)
-        metrics = common.metric_events(self.spec, broadcast, kit.metrics)
+        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
         known = self.facts_of(event, facts, count, kit.training.optimiser.gains(count))
         doubt = DOUBT / (2 + len(event.blocks) - 1 + len(metrics))
         rates = common.expected_metrics(metrics, Unit.RECORD, facts.validation, doubt)

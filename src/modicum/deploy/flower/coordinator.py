@@ -281,7 +281,7 @@ class NoiseAtSilos:
     def normal(self, *_: Any, **__: Any) -> Any:
         raise UserError("the server of a deployed run draws no noise")
 
-    uniform = coins = normal
+    uniform = coins = bits = normal
 
 
 def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:
