@@ -89,7 +89,7 @@ def test_james_stein_errs_less_and_by_tensors() -> None:
         shrunk = torch.stack([james_stein(d, 1.0) for d in draws])
         assert (shrunk - mean).square().sum(1).mean() < (draws - mean).square().sum(1).mean()
     assert torch.equal(james_stein(torch.ones(2), 9.0), torch.ones(2))
-    public = PublicFacts(PUBLIC.clients, 10, D, {}, tensors=(D - 100, 100))
+    public = PublicFacts(PUBLIC.clients, 10, D, {}, tensors=(("weight", D - 100), ("bias", 100)))
     signal = torch.cat([torch.zeros(D - 100), torch.ones(100)]).double()
     rule = Denoised(Mean())
     step = rule.combine(rule.init(public), MODEL, noised(signal, 5))[0]

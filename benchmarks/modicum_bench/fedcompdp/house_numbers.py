@@ -54,7 +54,9 @@ def train(
     accuracy = _accuracy(average, Renderer(sources, seed + 1), HELD_OUT)
     print(f"{step} steps; accuracy on rendered digits {accuracy:.3f}", flush=True)
     about = {"proxy": "rendered house numbers", "classes": 10, "records": step * batch, "steps": step}
-    return settled(average[0].to("cpu")), {**about, "held_out_accuracy": accuracy, "seed": seed}
+    body = average[0].to("cpu")
+    assert isinstance(body, Backbone)
+    return settled(body), {**about, "held_out_accuracy": accuracy, "seed": seed}
 
 
 def _classifier(shape: BackboneShape) -> nn.Sequential:
@@ -84,14 +86,14 @@ def _towards(average: nn.Module, model: nn.Module, keep: float) -> None:
 def _accuracy(model: nn.Module, renderer: Renderer, records: int) -> float:
     x, y = renderer.batch(records)
     model.eval()
-    right = [(model(a).argmax(1) == b).float() for a, b in zip(x.split(500), y.split(500), strict=True)]
-    return torch.cat(right).mean().item()
+    parts = zip(torch.split(x, 500), torch.split(y, 500), strict=True)
+    return torch.cat([(model(a).argmax(1) == b).float() for a, b in parts]).mean().item()
 
 
 def sources_from(glyphs: str, patches: np.ndarray[Any, Any], device: str) -> Sources:
     with np.load(glyphs) as file:
-        arrays = [torch.from_numpy(file[name]) for name in ("fonts", "written", "labels")]
-    return Sources.of(*arrays, torch.from_numpy(patches), device)
+        fonts, written, labels = (torch.from_numpy(file[name]) for name in ("fonts", "written", "labels"))
+    return Sources.of(fonts, written, labels, torch.from_numpy(patches), device)
 
 
 def main() -> int:

@@ -35,7 +35,12 @@ def bench(
 ) -> str:
     """The stages in turn; what is stored is not done again. Gives the tables as text."""
     tasks = PAPER if preset == "paper" else QUICK
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}") from None
+    if workers < 1:
+        raise UserError(f"give at least one worker, got {workers}")
     if "choose" in stages:
         _choose(tasks, STEPS[preset], out / "settings.json", backbones, device, workers, say)
     if "test" in stages:

@@ -99,11 +99,11 @@ def pack(dataset: Dataset, scale: npt.NDArray[np.float32], path: Path) -> None:
 
 def unpack(name: str, path: Path) -> Dataset:
     with np.load(path) as file:
-        parts = [
+        train, test = (
             Arrays(file[s].astype(np.float32) * file["scale"], file[f"y_{s}"].astype(np.int64))
             for s in ("train", "test")
-        ]
-    return Dataset(name, *parts, classes=10)
+        )
+    return Dataset(name, train, test, classes=10)
 
 
 def private(task: Task, folder: Path, power: float, seed: int) -> Federation:

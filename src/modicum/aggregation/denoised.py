@@ -29,7 +29,10 @@ class Denoised:
         return self.base.needs_individuals
 
     def init(self, public: PublicFacts) -> State:
-        return {"base": self.base.init(public), "sizes": list(public.tensors) or [public.dimension]}
+        return {
+            "base": self.base.init(public),
+            "sizes": [size for _, size in public.tensors] or [public.dimension],
+        }
 
     def combine(
         self, state: State, model: Tensor, opened: Opened, evaluate: PublicEvaluator | None = None
