@@ -6,13 +6,16 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from modicum.attacks.audits import Settings as AuditSettings
+from modicum.attacks.audits import audit as play_audit
+from modicum.attacks.audits import refuse_unfit
 from modicum.config.write import describe_experiment
 from modicum.core.setting import MethodSpec
 from modicum.errors import MissingExtraError, UserError
@@ -89,12 +92,14 @@ def train(
     resume: bool = False,
     watch: Watch | None = None,
     transcript: bool = False,
+    audit: str | None = None,
 ) -> Run:
     """Train, and write a run folder: the one given, or a new one under ./runs.
 
     `simulation=False` draws noise from the operating system's cryptographic generator instead of the seed, and
     looks at no test record.
     `transcript=True` writes down what each party sees; `modicum.load_transcript` reads it back.
+    `audit` names an audit (docs/audits.md) that plays the experiment once more with canaries when it is over.
     `resume=True` continues a run of the same experiment that was interrupted.
     """
     experiment = Experiment(
@@ -121,10 +126,11 @@ def train(
     return carry_out(
         experiment,
         files,
-        describe_experiment(experiment, simulation, transcript),
+        describe_experiment(experiment, simulation, transcript, audit),
         simulation=simulation,
         watch=watch,
         transcript=transcript_in(files, transcript),
+        audit=audit,
     )
 
 
@@ -146,19 +152,22 @@ def carry_out(
     simulation: bool = True,
     watch: Watch | None = None,
     transcript: Transcript | None = None,
+    audit: str | None = None,
 ) -> Run:
     """Run what is left of an experiment in a folder, then write its results. Safe to repeat after any crash.
 
     `config` is the text of the folder's config.toml; one that is there already is kept.
     """
     _needs_safetensors()
+    if audit is not None:
+        refuse_unfit(audit, experiment)
     with files.alone():
         run = _open(experiment, files, config, simulation, transcript)
         try:
             for record in run.rounds():
                 if watch is not None:
                     watch(run, record)
-            return _finish(run, files)
+            return _finish(run, files, audit)
         finally:
             run.close()
             if isinstance(transcript, FileTranscript):
@@ -181,11 +190,14 @@ def _open(
         raise
 
 
-def _finish(run: Simulation, files: RunFolder) -> Run:
+def _finish(run: Simulation, files: RunFolder, audit: str | None) -> Run:
     """Everything here is a function of the finished run, so that a crash in between costs nothing."""
     parameters = _parameters(run)
     _write_model(run, parameters, files)
     certificate = Certificate.from_ledger(run.ledger)
+    if audit is not None:
+        found = play_audit(audit, run.experiment, AuditSettings(seed=run.experiment.seed))
+        certificate = replace(certificate, audit=found.to_dict())
     certificate.write(files.certificate)
     records = read_records(files.metrics)
     summary = summarise(run, certificate, records)

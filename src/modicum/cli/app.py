@@ -6,7 +6,20 @@ import typer
 import typer.core
 
 from modicum import __version__
-from modicum.cli import account, bench, check, datasets, demo, experiment, fit, flower, methods, silo, verify
+from modicum.cli import (
+    account,
+    audit,
+    bench,
+    check,
+    datasets,
+    demo,
+    experiment,
+    fit,
+    flower,
+    methods,
+    silo,
+    verify,
+)
 
 # Where rich is installed, typer escapes "[default: …]" for it even in help that rich does not show.
 typer.core.HAS_RICH = False
@@ -43,6 +56,7 @@ app.add_typer(datasets.app, name="datasets")
 app.command("methods")(methods.methods)
 app.command("check")(check.check)
 app.command("verify")(verify.verify)
+app.command("audit")(audit.audit)
 app.add_typer(bench.app, name="bench")
 app.add_typer(silo.app, name="silo")
 app.add_typer(flower.app, name="flower")

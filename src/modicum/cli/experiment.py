@@ -80,7 +80,15 @@ def _carry_out(config: Config, title: str, out: Path | None, resume: Path | None
         with watching(title, quiet=quiet) as watch:
             seen = transcript_in(files, config.run.transcript)
             simulation = config.run.simulation
-            return carry_out(built, files, to_toml(config), simulation=simulation, watch=watch, transcript=seen)
+            return carry_out(
+                built,
+                files,
+                to_toml(config),
+                simulation=simulation,
+                watch=watch,
+                transcript=seen,
+                audit=config.run.audit,
+            )
     except KeyboardInterrupt:
         typer.echo(f"modicum: stopped; continue with: modicum run --resume {files.path}", err=True)
         raise typer.Exit(130) from None

@@ -112,6 +112,9 @@ class RunConfig:
     device: str = setting("cpu", "cpu, cuda, cuda:1, …")
     simulation: bool = setting(True, "seeded noise that protects nobody; false: cryptographic noise")
     transcript: bool = setting(False, "write down what each party sees, in transcript.bin (read: load_transcript)")
+    audit: Literal["one-run", "canife", "client-canaries"] | None = setting(
+        None, "play the experiment again with canaries when it is over; in the certificate beside ε"
+    )
     metrics: tuple[MetricConfig, ...] = setting((), "metrics on clients' own data, paid from their budgets")
     secure_aggregation: Literal["ideal", "protocol", "honest-but-curious"] = setting(
         "ideal", "ideal: assumed and simulated; protocol: its masks are made and taken away, in memory"

@@ -41,6 +41,7 @@ def run_page(
             "<h2>Result</h2>" + _table([summary]),
             _picture(picture),
             "<h2>What is guaranteed</h2>" + _guarantees(certificate),
+            _audit(certificate),
             "<h2>What was paid</h2>" + _paid(summary, records),
             _impossible(records),
             f"<details><summary>Settings</summary><pre>{escape(config)}</pre></details>",
@@ -121,6 +122,22 @@ def _guarantees(certificate: Certificate) -> str:
         f"<p class='quiet'>Ledger head {escape(certificate.head)}, {certificate.entries} entries. "
         "Recompute it with <code>modicum verify</code> on this folder.</p>"
     )
+
+
+def _audit(certificate: Certificate) -> str:
+    """What was measured beside the guarantee; nothing where no audit was asked for."""
+    found = certificate.audit
+    if found is None:
+        return ""
+    proved = f"{'ε ≈' if found['estimate'] else 'ε ≥'} {found['epsilon_lower']:.2f}"
+    sure = "an estimate" if found["estimate"] else f"wrong with probability {found['beta']:g}"
+    claim = "nothing is claimed" if found["claimed"] is None else f"claimed was ε = {found['claimed']:.3g}"
+    text = (
+        f"The audit {found['method']} played this experiment once more with {found['canaries']} canaries and "
+        f"found {proved} ({sure}); {claim}. {found['note']} An audit proves leaks, never their absence."
+    )
+    verdict = "<p><b>More was proved than is claimed: do not use this.</b></p>" if found["broken"] else ""
+    return f"<h2>What was measured</h2>{verdict}<p>{escape(text)}</p>"
 
 
 def _impossible(records: Sequence[RoundRecord]) -> str:
