@@ -18,7 +18,7 @@ from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened, Range
 from modicum.core.needs import Need
 from modicum.core.parts import Batch, ClientKit, ClipRule, Job, Observation, Opening, Place, Scope, State
-from modicum.core.sockets import Pulls
+from modicum.core.sockets import Climbs, Pulls
 from modicum.core.stack import Pool
 from modicum.errors import UserError
 from modicum.mechanisms import common
@@ -222,11 +222,16 @@ class RecordLocal:
         pool = Pool([stepper.records for stepper in steppers])
         descent = Descent(first, kit.training.optimiser, kit.training)  # its pull comes after the noise
         theta = descent.theta
+        released = torch.zeros_like(theta)[: len(theta) if isinstance(kit.training, Climbs) else 0]
         for step in range(steppers[0].steps):
             active = [stepper for stepper in steppers if step < stepper.steps]
             for stepper, row in zip(active, theta, strict=False):
                 stepper.decide(step, row)
-            descent.step(step, self._noised_gradients(active, pool, theta[: len(active)], kit, step))
+            where = _uphill(theta[: len(active)], released, kit)
+            gradient = self._noised_gradients(active, pool, where, kit, step)
+            if isinstance(kit.training, Climbs):
+                released[: len(active)] = gradient
+            descent.step(step, gradient)
         return [
             stepper.result(initial, last) for stepper, initial, last in zip(steppers, first, theta, strict=True)
         ]
@@ -333,6 +338,15 @@ class _Stepper:
         if self.policy_state:
             state["policy"] = self.policy_state
         return message, state
+
+
+def _uphill(theta: Tensor, released: Tensor, kit: ClientKit) -> Tensor:
+    """θ + ρ·g̃/‖g̃‖ with the gradient g̃ that the step before released; θ itself in a round's first step."""
+    if not isinstance(kit.training, Climbs):
+        return theta
+    before = released[: len(theta)]
+    uphill: Tensor = before / before.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return theta + kit.training.ascent * uphill
 
 
 def _release(steppers: Sequence[_Stepper], step: int, sums: Tensor, norms: Sequence[Tensor]) -> Tensor:
