@@ -114,6 +114,11 @@ class Terms:
             for n in self.names
         )
 
+    def as_agreed(self, facts: tuple[ClientFacts, ...]) -> bool:
+        """Whether everyone is said to be as the experiment file has it, where it says anything of silos."""
+        silos = self.config.run.silos
+        return not silos or (set(silos) == set(self.names) and facts == self.agreed())
+
     def plan(self, facts: ClientFacts) -> PrivacyPlan:
         """What this client would release in the whole run: a function of public facts and its own budget."""
         rounds = rounds_of(self.cohorts, self.names.index(facts.name), self.config.run.rounds)
