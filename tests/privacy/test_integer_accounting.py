@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.privacy.test_certificate import DOCS, check_object
 from tests.rows import experiment
 
 from modicum import verify
@@ -107,6 +110,9 @@ def test_a_certificate_holds_the_terms_and_verifies(settings: dict[str, Any], wo
         for query in line.integers["queries"].values():
             assert {"dimension", "steps", "share", "honest", "clients", "bits", "square"} <= set(query)
             assert query["honest"] == line.spec.view.noise_shares
+    schema = json.loads(re.findall(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)[0])
+    for line in json.loads(certificate.to_json())["clients"].values():
+        check_object(schema["$defs"]["client"], line)
     found = verify(folder)
     assert found.matches, [(c.problems, found.problems) for c in found.clients]
     for check in found.clients:
