@@ -109,11 +109,12 @@ def keys(
 ) -> None:
     """Make a TLS certificate for the server, a key pair for each node, and a key that signs the app."""
     from modicum.deploy.flower import keys as make
+    from modicum.deploy.silo.signing import make_signing_key
 
     make.check_tls(make.make_tls(folder, hosts))
     for name in node:
         make.make_node_key(folder / name)
-    make.make_signing_key(folder / "bundle")
+    make_signing_key(folder / "bundle")
     typer.echo(f"keys in {folder}: keep those without .crt or .pub to yourself")
 
 

@@ -21,6 +21,7 @@ from modicum.config.write import toml_value
 from modicum.deploy.flower import keys, link
 from modicum.deploy.flower.crew import Crew
 from modicum.deploy.flower.project import STATUS, settings, write_project
+from modicum.deploy.silo.signing import make_signing_key
 from modicum.deploy.silo.terms import Terms
 from modicum.deploy.silo.wire import Kind, UnreachableError, ask
 from modicum.errors import UserError
@@ -108,7 +109,7 @@ class Deployment:
         keys.check_tls(self.tls)
         self.node_keys = {name: keys.make_node_key(at.keys / name) for name in self.budgets}
         keys.write_public_keys(at.keys / "silos.toml", self.node_keys)
-        self.signing_key = keys.make_signing_key(at.keys / "bundle")
+        self.signing_key = make_signing_key(at.keys / "bundle")
         link.write_trusted(at.keys / "trusted.yaml", self.signing_key)
         for name, budget in self.budgets.items():
             at.silo(name).write_text(self._silo_file(name, budget), encoding="utf-8")

@@ -7,34 +7,25 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
-from modicum.compute.loop import LoopBackend
 from modicum.config import Config, experiment_over, federation
-from modicum.core.layout import Layout
-from modicum.core.messages import Broadcast, decode, encode, finite
+from modicum.core.messages import Broadcast, decode
 from modicum.core.needs import Offer, check_data
-from modicum.core.parts import Batch, ClientFacts, ClipRule, Frame, Losses
+from modicum.core.parts import ClientFacts
 from modicum.core.store import write_durably
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.deploy.silo.account import account_of
-from modicum.deploy.silo.grant import GrantWatch, objection
-from modicum.deploy.silo.spec import FIRST, Grant, SiloSpec
+from modicum.deploy.silo.grant import too_much, within
+from modicum.deploy.silo.spec import FIRST, SiloSpec
+from modicum.deploy.silo.taking_part import TakingPart
 from modicum.deploy.silo.terms import Join, Terms, digest
 from modicum.deploy.silo.wire import SMALL, Answer, Code, Kind, Refuse
 from modicum.errors import UserError
-from modicum.federation.clients import Answer as Answered
-from modicum.federation.clients import Client, Clients
-from modicum.federation.experiment import Experiment, Federation, prepare
-from modicum.federation.foreign import foreign_parts
+from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.run_folder import RunFolder
-from modicum.federation.setup import adapts, first_state, make_frame
-from modicum.privacy.accounting.choose import shown
-from modicum.privacy.budgets import Reason, Refusal
+from modicum.federation.setup import adapts
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.lifetime import DrawRefused
 from modicum.privacy.noise import CryptoNoise, NoiseSource, SimulatedNoise
@@ -43,20 +34,6 @@ from modicum.privacy.plan import PrivacyPlan
 LOG = logging.getLogger("modicum.silo")
 JOINED = "joined.json"
 MARGIN = 1.5  # a proposal is at most this much larger than the model it carries
-
-FROM_LEDGER = {
-    Reason.UNKNOWN_RUN: Code.UNKNOWN_RUN,
-    Reason.UNKNOWN_CLIENT: Code.UNKNOWN_CLIENT,
-    Reason.BAD_MODEL: Code.BAD_MODEL,
-    Reason.BAD_BOUND: Code.BOUND_OUT_OF_RANGE,
-    Reason.SPEC_DIFFERS: Code.SPEC_DIFFERS,
-    Reason.NOT_PLANNED: Code.NOT_PLANNED,
-    Reason.CONFLICT: Code.OUT_OF_ORDER,
-    Reason.REPLAYED: Code.REPLAYED,
-    Reason.PLAN_EXHAUSTED: Code.BUDGET,
-    Reason.BUDGET_EXCEEDED: Code.BUDGET,
-    Reason.NO_SOUND_CHARGE: Code.BUDGET,
-}
 
 
 class Silo:
@@ -70,7 +47,7 @@ class Silo:
         self._refuse_methods_without_privacy()
         self.noise: NoiseSource = SimulatedNoise(spec.experiment.run.seed) if spec.simulation else CryptoNoise()
         self.account = account_of(spec, self.experiment.federation.data.clients[0])
-        self.taking_part: _TakingPart | None = None
+        self.taking_part: TakingPart | None = None
         saved = spec.folder / JOINED
         if saved.exists():
             self._begin(Join.decode(saved.read_bytes()))
@@ -89,7 +66,7 @@ class Silo:
             return  # it has no plan for one client alone; the plan for all of them is checked on joining
         check_data(method, self._offer)
         if math.isinf(plan.budget) and not within(plan, self.spec.grant):
-            raise UserError(_too_much(terms, plan, self.spec.grant))
+            raise UserError(too_much(terms, plan, self.spec.grant))
 
     @property
     def _offer(self) -> Offer:
@@ -227,7 +204,7 @@ class Silo:
         return math.isclose(said, terms.multiplier(plan), rel_tol=1e-9)
 
     def _begin(self, join: Join) -> None:
-        self.taking_part = _TakingPart(self, join)
+        self.taking_part = TakingPart(self, join)
         LOG.info("taking part in run %s as %s", join.run, self.spec.name)
 
     def _round(self, body: bytes) -> bytes:
@@ -254,111 +231,6 @@ class Silo:
         assert self.taking_part is not None
         ledger = self.taking_part.ledger
         Certificate.from_ledger(ledger, self.account.statement(ledger.run_id)).write(self.files.certificate)
-
-
-def within(plan: PrivacyPlan, grant: Grant) -> bool:
-    """Whether all that the plan may release costs no more than was granted; a plan's budget is its true ε."""
-    return plan.budget <= grant.budget
-
-
-def _too_much(terms: Terms, plan: PrivacyPlan, grant: Grant) -> str:
-    cost = "no ε at all" if math.isinf(plan.budget) else f"ε = {shown(plan.budget)}"
-    return (
-        f"{terms.method.name} as the experiment sets it guarantees {cost}, and the grant is ε = {grant.budget:g}: "
-        "use a method in sound mode, or grant that much (inf for no privacy)"
-    )
-
-
-class _TakingPart:
-    """A silo inside one run: its ledger, its plan and the client side that every engine shares."""
-
-    def __init__(self, silo: Silo, join: Join) -> None:
-        self.join, self.grant, self.name = join, silo.spec.grant, silo.spec.name
-        self.terms = Terms(silo.spec.experiment, join.names)
-        facts = join.facts[join.names.index(self.name)]
-        self.plan = self.terms.plan(facts)
-        if not within(self.plan, self.grant):
-            raise UserError(_too_much(self.terms, self.plan, self.grant))
-        method = self.terms.method
-        data = prepare(silo.experiment, method)
-        backend = LoopBackend(data.model)
-        self.frame = make_frame(
-            silo.experiment, method, data, backend, join.facts, join.multipliers, join.adaptive
-        )
-        self.account = silo.account
-        self.account.draw(join, self.plan)
-        foreign = foreign_parts(silo.spec.experiment.method, method, data.model)
-        self.ledger = silo.files.open_ledger(join.run, silo.noise, foreign_parts=foreign)
-        self.ledger.declare([self.plan])
-        self.account.remember(self.ledger)
-        self.dtype = data.first.dtype
-        self.model_bytes = int(self.frame.shared.sum()) * data.first.element_size()
-        client = Client(facts, self.plan, data.records[0], data.validation[0], first_state(data, self.frame))
-        self.watch = GrantWatch(self.grant, method.mechanism.purpose)
-        self.clients = Clients(
-            method, self.frame, [client], self.ledger, silo.noise, silo.files.clients, watch=self.watch
-        )
-
-    def answer(self, b: Broadcast) -> bytes:
-        self._check(b)
-        try:
-            answer = self._ask(b, self.frame)
-        except Exception:  # what failed may depend on the records, so the message must not
-            LOG.exception("round %d cannot be computed: zero plus noise is sent, and charged", b.round)
-            answer = self._ask(b, replace(self.frame, backend=Zero(self.frame.backend.layout)))
-        if isinstance(answer, Refusal):
-            LOG.warning("round %d is refused: %s", b.round, self.watch.refused or answer.detail or answer.reason)
-            raise Refuse(self.watch.refused or FROM_LEDGER.get(answer.reason, Code.NOT_PLANNED))
-        self.account.remember(self.ledger)
-        # The server proposes a round only after it has stored all earlier ones.
-        self.clients.acknowledge(b.round)
-        return encode(answer)
-
-    def _ask(self, b: Broadcast, frame: Frame) -> Answered:
-        self.clients.frame, self.watch.refused = frame, None
-        return self.clients.answer([b])[b.client]
-
-    def _check(self, b: Broadcast) -> None:
-        """The proposal against the silo's own grant. Only the ledger's questions come after this."""
-        if b.run != self.join.run:
-            raise Refuse(Code.UNKNOWN_RUN)
-        if b.client != self.name:
-            raise Refuse(Code.UNKNOWN_CLIENT)
-        if b.round >= self.terms.config.run.rounds:
-            raise Refuse(Code.TOO_MANY_ROUNDS)
-        reserved = self.clients.clients[self.name].rounds
-        if reserved and b.round < max(reserved):
-            raise Refuse(Code.REPLAYED if b.round in reserved else Code.OUT_OF_ORDER)
-        if len(reserved | {b.round}) > self.grant.rounds:
-            raise Refuse(Code.TOO_MANY_ROUNDS)
-        if b.model.numel() != int(self.frame.shared.sum()) or b.model.dtype != self.dtype or not finite(b.model):
-            raise Refuse(Code.BAD_MODEL)
-        outside = objection(self.grant, b.decision.bound, b.decision.noise_multiplier)
-        if outside is not None:
-            raise Refuse(outside)
-
-
-class Zero:
-    """A backend that looks at nothing: its gradients are zero, so that a message is zero plus noise."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-
-    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
-        return theta.new_zeros(len(x), 1)
-
-    def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:  # noqa: ARG002
-        return torch.zeros_like(theta)
-
-    def clipped_sums(
-        self,
-        theta: Tensor,
-        batches: Sequence[Batch],
-        losses: Losses,  # noqa: ARG002
-        bounds: Sequence[float],  # noqa: ARG002
-        rule: ClipRule,  # noqa: ARG002
-    ) -> tuple[Tensor, list[Tensor]]:
-        return torch.zeros_like(theta), [theta.new_zeros(len(batch)) for batch in batches]
 
 
 def own_experiment(spec: SiloSpec) -> Experiment:
