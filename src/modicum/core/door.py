@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from modicum.core import integers
 from modicum.errors import UserError
 from modicum.privacy.events import Block, NoSampling, Poisson, Release
 from modicum.privacy.noise import DType, NoiseKey, NoiseSource, SimulatedNoise
@@ -33,6 +34,9 @@ class Door(Protocol):
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Each block's clipped sum plus its noise. `release` must be reserved, each step passes once."""
+
+    def release_integers(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Tensor:
+        """All blocks as one vector of integers with this client's share of noise, for a sum that nobody opens alone."""
 
 
 class ReservedDoor:
@@ -90,10 +94,16 @@ class ReservedDoor:
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         self.admit(release, step, sums)
+        if release.integers is not None:
+            return integers.released_alone(release, step, sums, self._noise)
         return {
             block.name: add_noise(self._noise, _key(release, step, block), sums[block.name], block.noise_std)
             for block in release.blocks
         }
+
+    def release_integers(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Tensor:
+        self.admit(release, step, sums)
+        return torch.from_numpy(integers.noised(release, step, sums, self._noise))
 
     def admit(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> NoiseSource:
         """Every check of `release`, which uses the step up; the noise of the reserved std is still to be added."""
@@ -149,7 +159,8 @@ def release_together(asks: Sequence[Ask], block: str, rows: Tensor) -> tuple[Ten
     other blocks of each ask.
     """
     doors = [ask.door for ask in asks if type(ask.door) is ReservedDoor]
-    if len(doors) < len(asks):  # a door that is watched is asked by itself
+    if len(doors) < len(asks) or any(ask.release.integers is not None for ask in asks):
+        # A door that is watched is asked by itself, and so is one whose noise is drawn on a lattice.
         answers = [ask.door.release(ask.release, ask.step, ask.sums) for ask in asks]
         return torch.stack([answer.pop(block) for answer in answers]), answers
     sources = [door.admit(ask.release, ask.step, ask.sums) for door, ask in zip(doors, asks, strict=True)]

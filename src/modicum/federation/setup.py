@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from modicum.compute.choose import choose
+from modicum.core.integers import Agreed
+from modicum.core.layout import Layout
 from modicum.core.parts import Backend, ClientFacts, Frame, Identity, Mechanism, Method, PublicFacts, State
 from modicum.errors import UserError
 from modicum.federation.clients import Client
@@ -20,6 +22,7 @@ from modicum.federation.evaluation import public_evaluator
 from modicum.federation.experiment import Experiment, Prepared, build_method, prepare
 from modicum.federation.server import Server
 from modicum.mechanisms.common import metric_plans, training_multiplier
+from modicum.mechanisms.integers import on_lattice
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.plan import Guard, PrivacyPlan
 
@@ -54,9 +57,10 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     cohorts = make_cohorts(experiment, method.mechanism, noise)
     facts = make_facts(experiment, cohorts)
     plans = make_plans(experiment, method.mechanism, facts, cohorts)
+    plans, agreed = put_on_lattice(experiment, method, plans, facts, data)
     multipliers = {name: training_multiplier(plan, method.mechanism.purpose) for name, plan in plans.items()}
     adaptive = any(adapts(plan) for plan in plans.values())
-    frame = make_frame(experiment, method, data, engine.backend, facts, multipliers, adaptive)
+    frame = make_frame(experiment, method, data, engine.backend, facts, multipliers, adaptive, agreed)
     return Setup(experiment, method, data, cohorts, facts, plans, frame, engine.at_once)
 
 
@@ -68,13 +72,31 @@ def make_frame(
     facts: tuple[ClientFacts, ...],
     multipliers: Mapping[str, float],
     adaptive: bool,
+    agreed: Agreed | None = None,
 ) -> Frame:
     """What clients and server share. Multipliers are those of the plans; where plans adapt, nobody is told any."""
     _refuse_codec_on_sums(method)
     shared = backend.layout.where(method.wrapper.shared).to(data.first.device)
     told = {} if adaptive else dict(multipliers)
     public = PublicFacts(facts, experiment.rounds, int(shared.sum()), told, adaptive, data.features)
-    return Frame(backend, method.training, method.policy, shared, experiment.metrics, public)
+    return Frame(backend, method.training, method.policy, shared, experiment.metrics, public, agreed)
+
+
+def put_on_lattice(
+    experiment: Experiment,
+    method: Method,
+    plans: Mapping[str, PrivacyPlan],
+    facts: tuple[ClientFacts, ...],
+    data: Prepared,
+) -> tuple[dict[str, PrivacyPlan], Agreed | None]:
+    """Plans with the terms of integer noise in them, where it is asked for: a function of public facts.
+
+    `plans` are all clients': behind a sum the smallest multiplier among them calibrates the noise.
+    """
+    if not experiment.integers:
+        return dict(plans), None
+    shared = Layout.of(data.model).where(method.wrapper.shared)
+    return on_lattice(plans, facts, int(shared.sum()) + len(method.policy.signals))
 
 
 def make_server(

@@ -126,7 +126,7 @@ class RecordLocal:
     def events(
         self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
     ) -> tuple[Release, ...]:
-        metrics = common.metric_events(self.spec, broadcast, frame.metrics)
+        metrics = common.metric_events(self.spec, broadcast, frame.metrics, plan)
         if frame.policy.scope is Scope.STEP:
             return metrics  # each step is reserved by itself, once its noise is known
         count = self.steps_in(facts, participation)
@@ -169,7 +169,7 @@ class RecordLocal:
         """
         count = self.steps_in(facts, participation)
         event = self._event(facts, plan, frame, broadcast, broadcast.decision, 0, count)
-        metrics = common.metric_events(self.spec, broadcast, frame.metrics)
+        metrics = common.metric_events(self.spec, broadcast, frame.metrics, plan)
         known = self.facts_of(event, facts, count, frame.training.optimiser.gains(count))
         doubt = DOUBT / (2 + len(event.blocks) - 1 + len(metrics))
         rates = common.expected_metrics(metrics, Unit.RECORD, facts.validation, doubt)
