@@ -122,7 +122,10 @@ class ClientLevel:
         broadcast: Broadcast,
         participation: int,  # noqa: ARG002
     ) -> tuple[Release, ...]:
-        return (self._event(plan, frame, broadcast), *common.metric_events(self.spec, broadcast, frame.metrics, plan))
+        return (
+            self._event(plan, frame, broadcast),
+            *common.metric_events(self.spec, broadcast, frame.metrics, plan),
+        )
 
     def _event(self, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast) -> Release:
         decision = broadcast.decision

@@ -24,7 +24,9 @@ from modicum.core.needs import check_data
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.data.geometry import load_geometry
 from modicum.deploy.flower.card import Card, Kinds
+from modicum.deploy.flower.secure_silos import SecureSilos
 from modicum.deploy.flower.silos import Courier, Silos
+from modicum.deploy.silo.secure import SecureTerms, check_terms
 from modicum.deploy.silo.terms import Join, Terms, digest
 from modicum.deploy.silo.wire import Answer, Code, Kind
 from modicum.errors import UserError
@@ -41,7 +43,7 @@ from modicum.report.summary import Summary, groups, last
 from modicum.report.write import write_report
 
 LOG = logging.getLogger("modicum.server")
-INVITATION, KINDS = "invitation.json", "kinds.json"
+INVITATION, KINDS, SECURE = "invitation.json", "kinds.json", "secure"
 
 
 @dataclass(frozen=True)
@@ -73,25 +75,23 @@ class Coordinator:
         self._continuing = self.files.checkpoint.exists()
         kind = self._kind(self._cards())
         self.simulation = kind[2]
+        self._derive(kind)
         self.join = self._invitation()
-        self.plans = {f.name: self.terms.plan(f) for f in self.join.facts}
-        self._model(kind)
+        self._model()
         self._invite()
         foreign = foreign_parts(config.method, self.terms.method)
         self.ledger = self.files.open_ledger(self.join.run, Unseen(self.simulation), foreign_parts=foreign)
         self.ledger.declare(self.plans.values())
         kept = Folder(self.files, self.server)
-        self.silos = Silos(
-            courier,
-            self.patience.round,
-            self.server,
-            self.ledger,
-            self.join.facts,
-            self.plans,
-            self.files.opened,
-            self.transcript,
-        )
+        self.silos = self._carrier()
         self._rounds = Rounds(self.server, self.silos, self.evaluation, kept)
+
+    def _carrier(self) -> Silos:
+        common = (self.courier, self.patience.round, self.server, self.ledger, self.join.facts, self.plans)
+        if self.secure is None:
+            return Silos(*common, self.files.opened, self.transcript)
+        folder = self.files.path / SECURE
+        return SecureSilos(*common, self.files.opened, self.transcript, secure=self.secure, folder=folder)
 
     @property
     def rounds_planned(self) -> int:
@@ -163,8 +163,7 @@ class Coordinator:
         path = self.files.path / INVITATION
         if path.exists():
             return self._kept(Join.decode(path.read_bytes()))
-        facts = self.terms.agreed()
-        plans = {f.name: self.terms.plan(f) for f in facts}
+        facts, plans = self.terms.agreed(), self.plans
         join = Join(
             run=secrets.token_hex(8),
             digest=digest(self.config),
@@ -181,14 +180,23 @@ class Coordinator:
             raise UserError(f"{self.files.path} holds another run: continue that one, or choose another folder")
         return join
 
-    def _model(self, kind: Kinds) -> None:
+    def _derive(self, kind: Kinds) -> None:
+        """Everybody's plans, and the lattice of their noise, as silos derive them too."""
+        self.experiment = _without_data(self.config, self.terms, kind)
+        self.data = prepare(self.experiment, self.terms.method)
+        self.plans, self.integers = self.terms.plans(self.terms.agreed(), self.experiment, self.data)
+
+    def _model(self) -> None:
         """The first model, the frame and the server, from public shapes alone."""
-        join, method, experiment = self.join, self.terms.method, _without_data(self.config, self.terms, kind)
-        self.data = prepare(experiment, method)
+        join, method, experiment = self.join, self.terms.method, self.experiment
         self.backend = LoopBackend(self.data.model)
-        self.frame = make_frame(
-            experiment, method, self.data, self.backend, join.facts, join.multipliers, join.adaptive
-        )
+        told = (join.facts, join.multipliers, join.adaptive)
+        self.frame = make_frame(experiment, method, self.data, self.backend, *told, self.integers)
+        self.secure: SecureTerms | None = None
+        if self.terms.secure:
+            assert self.integers is not None
+            self.secure = SecureTerms(join, self.terms, self.integers)
+            check_terms(self.secure)
         self.server = make_server(experiment, method, self.terms.cohorts, self.frame, self.data, join.run)
         self.evaluation = Evaluation(self.server, self.backend, self.data, experiment.evaluate_every)
 
@@ -280,7 +288,7 @@ class Unseen:
     def normal(self, *_: Any, **__: Any) -> Any:
         raise UserError("the server of a deployed run draws no noise")
 
-    uniform = coins = normal
+    uniform = coins = bits = normal
 
 
 def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:

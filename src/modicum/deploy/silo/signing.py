@@ -66,6 +66,13 @@ def read_public(name: str, text: str) -> bytes:
     return raw
 
 
+def raw_public(key: Ed25519PrivateKey) -> bytes:
+    """32 bytes."""
+    serialization = _serialization()
+    raw: bytes = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    return raw
+
+
 def public(key: Path) -> Path:
     return key.with_name(key.name + ".pub")
 

@@ -9,21 +9,24 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from modicum.config import Config, experiment_over, federation
 from modicum.core.messages import Broadcast, decode
 from modicum.core.needs import Offer, check_data
-from modicum.core.parts import ClientFacts
+from modicum.core.parts import ClientFacts, Method
 from modicum.core.store import write_durably
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.deploy.silo.account import account_of
 from modicum.deploy.silo.grant import too_much, within
+from modicum.deploy.silo.secure import check_terms
+from modicum.deploy.silo.signing import raw_public, read_signing_key
 from modicum.deploy.silo.spec import FIRST, SiloSpec
-from modicum.deploy.silo.taking_part import TakingPart
+from modicum.deploy.silo.taking_part import Agreement, TakingPart, agree
 from modicum.deploy.silo.terms import Join, Terms, digest
-from modicum.deploy.silo.wire import SMALL, Answer, Code, Kind, Refuse
+from modicum.deploy.silo.wire import SECURE, SMALL, Answer, Code, Kind, Refuse, read_step
 from modicum.errors import UserError
-from modicum.federation.experiment import Experiment, Federation
+from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import adapts
 from modicum.privacy.certificate import Certificate
@@ -48,6 +51,7 @@ class Silo:
         self.noise: NoiseSource = SimulatedNoise(spec.experiment.run.seed) if spec.simulation else CryptoNoise()
         self.account = account_of(spec, self.experiment.federation.data.clients[0])
         self.taking_part: TakingPart | None = None
+        self._prepared: Prepared | None = None
         saved = spec.folder / JOINED
         if saved.exists():
             self._begin(Join.decode(saved.read_bytes()))
@@ -68,6 +72,12 @@ class Silo:
         if math.isinf(plan.budget) and not within(plan, self.spec.grant):
             raise UserError(too_much(terms, plan, self.spec.grant))
 
+    def prepared(self, method: Method) -> Prepared:
+        """Its records as tensors, and the model."""
+        if self._prepared is None:
+            self._prepared = prepare(self.experiment, method)
+        return self._prepared
+
     @property
     def _offer(self) -> Offer:
         """What its own records offer to a method's parts; public data are the server's."""
@@ -76,12 +86,12 @@ class Silo:
     def close(self) -> None:
         if self.taking_part is not None:
             self.write_certificate()
-            self.taking_part.ledger.close()
+            self.taking_part.close()
         self.account.close()
 
     def limit(self, kind: int) -> int:
         """The most bytes that a request of this kind may claim."""
-        if kind == Kind.ROUND and self.taking_part is not None:
+        if kind in (Kind.ROUND, Kind.MASKED) and self.taking_part is not None:
             return int(MARGIN * self.taking_part.model_bytes) + (1 << 16)
         return SMALL
 
@@ -92,6 +102,7 @@ class Silo:
             Kind.JOIN: self._join,
             Kind.ROUND: self._round,
             Kind.FINISH: self._finish,
+            **{kind: partial(self._step, kind) for kind in SECURE},
         }
         try:
             if kind not in handlers:
@@ -146,8 +157,8 @@ class Silo:
             write_durably(self.spec.folder / JOINED, join.encode())
             self._begin(join)
         assert self.taking_part is not None
-        plan = self.taking_part.plan
-        return json.dumps({"multiplier": self.taking_part.terms.multiplier(plan)}).encode()
+        part = self.taking_part
+        return json.dumps({"multiplier": part.terms.multiplier(part.plan)}).encode()
 
     def _draw(self, join: Join, plan: PrivacyPlan) -> None:
         """The whole run's price, from the account of these records, before anything else is written."""
@@ -170,7 +181,7 @@ class Silo:
         except UserError:
             raise Refuse(Code.WEAKER_VIEW) from None
         views = {spec.view.to_dict()["kind"], join.spec.get("view", {}).get("kind")}
-        if views != {grant.view} or (terms.needs_aggregator and not self.spec.simulation):
+        if views != {grant.view}:
             raise Refuse(Code.WEAKER_VIEW)
         agreed = (str(spec.unit), str(spec.adjacency)) == (grant.unit, grant.adjacency)
         if join.spec != spec.to_dict() or not agreed or spec.delta > grant.delta:
@@ -187,21 +198,38 @@ class Silo:
             LOG.warning("%s", unmet)
             raise Refuse(Code.FACTS_DIFFER) from None
         try:
-            plan = terms.plan(own)
+            agreement = agree(self, join, terms)
         except UserError:  # the budget is too small for any plan: the operator's log says more
             LOG.exception("no plan fits the budget")
             raise Refuse(Code.BUDGET) from None
+        plan = agreement.plan
         if not within(plan, grant):
             raise Refuse(Code.BUDGET)
         if any(r.noise_multiplier < grant.smallest_noise for r in plan.releases):
             raise Refuse(Code.NOISE_TOO_SMALL)
-        if join.adaptive != adapts(plan) or (not adapts(plan) and not self._same_noise(join, terms, plan)):
+        if join.adaptive != adapts(plan) or (not adapts(plan) and not agreement.same_noise()):
             raise Refuse(Code.FACTS_DIFFER)
+        self._check_secure(agreement)
         return plan
 
-    def _same_noise(self, join: Join, terms: Terms, plan: PrivacyPlan) -> bool:
-        said = join.multipliers.get(self.spec.name, -1.0)
-        return math.isclose(said, terms.multiplier(plan), rel_tol=1e-9)
+    def _check_secure(self, agreement: Agreement) -> None:
+        """Behind secure aggregation a silo counts others' noise: it takes nothing about them from the server."""
+        terms = agreement.terms
+        if not terms.secure:
+            return
+        try:
+            if terms.agreed() != agreement.join.facts:
+                raise UserError("the server says other things of the silos than the experiment file")
+            secure = agreement.secure()
+            own = read_signing_key(self.spec.key) if self.spec.key else None
+            if own is None or raw_public(own) != secure.keys[self.spec.name]:
+                raise UserError(
+                    f"the key in {self.spec.key} is not the one that was agreed for {self.spec.name!r}"
+                )
+            check_terms(secure)
+        except UserError as odd:
+            LOG.warning("secure aggregation: %s", odd)
+            raise Refuse(Code.FACTS_DIFFER) from None
 
     def _begin(self, join: Join) -> None:
         self.taking_part = TakingPart(self, join)
@@ -210,19 +238,24 @@ class Silo:
     def _round(self, body: bytes) -> bytes:
         if self.taking_part is None:
             raise Refuse(Code.NOT_JOINED)
-        try:
-            broadcast = decode(body)
-        except UserError:
-            raise Refuse(Code.MALFORMED) from None
-        if not isinstance(broadcast, Broadcast):
+        return self.taking_part.answer(_proposal(body))
+
+    def _step(self, kind: Kind, body: bytes) -> bytes:
+        """One step of secure aggregation; the proposal comes with that in which the input leaves."""
+        if self.taking_part is None:
+            raise Refuse(Code.NOT_JOINED)
+        round, request, proposal = read_step(body)
+        if (kind is Kind.MASKED) != bool(proposal):
             raise Refuse(Code.MALFORMED)
-        return self.taking_part.answer(broadcast)
+        broadcast = _proposal(proposal) if proposal else None
+        return self.taking_part.step(kind, round, request, broadcast)
 
     def _finish(self, body: bytes) -> bytes:
         if self.taking_part is None:
             raise Refuse(Code.NOT_JOINED)
         if body != self.taking_part.join.run.encode():
             raise Refuse(Code.UNKNOWN_RUN)
+        self.taking_part.finish()
         self.write_certificate()
         return b""
 
@@ -231,6 +264,16 @@ class Silo:
         assert self.taking_part is not None
         ledger = self.taking_part.ledger
         Certificate.from_ledger(ledger, self.account.statement(ledger.run_id)).write(self.files.certificate)
+
+
+def _proposal(body: bytes) -> Broadcast:
+    try:
+        broadcast = decode(body)
+    except UserError:
+        raise Refuse(Code.MALFORMED) from None
+    if not isinstance(broadcast, Broadcast):
+        raise Refuse(Code.MALFORMED)
+    return broadcast
 
 
 def own_experiment(spec: SiloSpec) -> Experiment:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from modicum.compute.loop import LoopBackend
+from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
-from modicum.core.messages import Broadcast, encode, finite
+from modicum.core.messages import Broadcast, Message, Summand, encode, finite
 from modicum.core.parts import Batch, ClipRule, Frame, Losses
 from modicum.deploy.silo.grant import GrantWatch, objection, too_much, within
+from modicum.deploy.silo.secure import SecureSilo, SecureTerms
 from modicum.deploy.silo.terms import Join, Terms
-from modicum.deploy.silo.wire import Code, Refuse
+from modicum.deploy.silo.wire import Code, Kind, Refuse
 from modicum.errors import UserError
 from modicum.federation.clients import Answer as Answered
 from modicum.federation.clients import Client, Clients
-from modicum.federation.experiment import prepare
+from modicum.federation.experiment import Prepared
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.setup import first_state, make_frame
 from modicum.privacy.budgets import Reason, Refusal
+from modicum.privacy.lattice import Integers
+from modicum.privacy.plan import PrivacyPlan
 
 if TYPE_CHECKING:
     from modicum.deploy.silo.silo import Silo
@@ -45,6 +50,43 @@ FROM_LEDGER = {
 }
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """An invitation in numbers: everybody's plans as this silo derives them. Not the server's word for it."""
+
+    join: Join
+    terms: Terms
+    name: str
+    data: Prepared
+    plans: Mapping[str, PrivacyPlan]  # behind a sum all silos', else its own
+    integers: Agreed | None
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """This silo's own."""
+        return self.plans[self.name]
+
+    def same_noise(self) -> bool:
+        """Whether the server told the multipliers that follow from the plans."""
+        said = self.join.multipliers
+        return all(
+            math.isclose(said.get(name, -1.0), self.terms.multiplier(plan), rel_tol=1e-9)
+            for name, plan in self.plans.items()
+        )
+
+    def secure(self) -> SecureTerms:
+        assert self.integers is not None
+        return SecureTerms(self.join, self.terms, self.integers)
+
+
+def agree(silo: Silo, join: Join, terms: Terms) -> Agreement:
+    """What follows from an invitation and the silo's own copy of the experiment."""
+    name, data = silo.spec.name, silo.prepared(terms.method)
+    known = join.facts if terms.secure else (join.facts[join.names.index(name)],)
+    plans, integers = terms.plans(known, silo.experiment, data)
+    return Agreement(join, terms, name, data, plans, integers)
+
+
 class TakingPart:
     """A silo inside one run: its ledger, its plan and the client side that every engine shares."""
 
@@ -52,14 +94,14 @@ class TakingPart:
         self.join, self.grant, self.name = join, silo.spec.grant, silo.spec.name
         self.terms = Terms(silo.spec.experiment, join.names)
         facts = join.facts[join.names.index(self.name)]
-        self.plan = self.terms.plan(facts)
+        agreement = agree(silo, join, self.terms)
+        self.plan, data = agreement.plan, agreement.data
         if not within(self.plan, self.grant):
             raise UserError(too_much(self.terms, self.plan, self.grant))
         method = self.terms.method
-        data = prepare(silo.experiment, method)
         backend = LoopBackend(data.model)
         self.frame = make_frame(
-            silo.experiment, method, data, backend, join.facts, join.multipliers, join.adaptive
+            silo.experiment, method, data, backend, join.facts, join.multipliers, join.adaptive, agreement.integers
         )
         self.account = silo.account
         self.account.draw(join, self.plan)
@@ -74,9 +116,45 @@ class TakingPart:
         self.clients = Clients(
             method, self.frame, [client], self.ledger, silo.noise, silo.files.clients, watch=self.watch
         )
+        self.secure: SecureSilo | None = None
+        if self.terms.secure:
+            self.secure = SecureSilo(agreement.secure(), silo.spec, client.rounds)
+
+    def close(self) -> None:
+        self.ledger.close()
+        if self.secure is not None:
+            self.secure.close()
+
+    def finish(self) -> None:
+        """The run is over."""
+        if self.secure is not None:
+            self.secure.finish()
 
     def answer(self, b: Broadcast) -> bytes:
+        """The message to a proposal, where anybody may see it."""
+        if self.secure is not None:
+            raise Refuse(Code.WEAKER_VIEW)  # a summand holds only its share of noise
         self._check(b)
+        return encode(self._message(b))
+
+    def step(self, kind: Kind, round: int, request: bytes, b: Broadcast | None) -> bytes:
+        """One step of secure aggregation. An input is charged, computed and stored before it is masked."""
+        if self.secure is None:
+            raise Refuse(Code.MALFORMED)
+        if b is not None:
+            self._check(b)
+            if b.round != round or b.metrics != self.secure.terms.due(round):
+                raise Refuse(Code.MALFORMED)
+        return self.secure.answer(kind, round, request, lambda: self._integers(b))
+
+    def _integers(self, b: Broadcast | None) -> Integers:
+        message = None if b is None else self._message(b)
+        assert isinstance(message, Summand)
+        found: Integers = message.update.numpy()
+        return found
+
+    def _message(self, b: Broadcast) -> Message:
+        """Charged, computed, settled: it may leave in the way that the view allows."""
         try:
             answer = self._ask(b, self.frame)
         except Exception:  # what failed may depend on the records, so the message must not
@@ -88,7 +166,7 @@ class TakingPart:
         self.account.remember(self.ledger)
         # The server proposes a round only after it has stored all earlier ones.
         self.clients.acknowledge(b.round)
-        return encode(answer)
+        return answer
 
     def _ask(self, b: Broadcast, frame: Frame) -> Answered:
         self.clients.frame, self.watch.refused = frame, None
