@@ -46,7 +46,7 @@ def test_secure_aggregation_is_not_pretended(tmp_path: Path, capsys: pytest.Capt
     path = tmp_path / "e.toml"
     path.write_text(EXPERIMENT.replace('name = "dp-sgd"', 'name = "dp-fedavg"'))
     said = _fails(capsys, "flower", "up", str(path), "--out", str(tmp_path / "out"))
-    assert "secure aggregation is only simulated so far" in said
+    assert 'set secure_aggregation = "protocol" under [run]' in said
 
 
 def test_a_trusted_server_is_not_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

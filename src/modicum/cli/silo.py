@@ -48,6 +48,14 @@ def check(file: Path = FILE) -> None:
             silo.close()
 
 
+@app.command("key")
+def key(file: Path = typer.Argument(help="Where to keep the key; made if it is not there.")) -> None:
+    """This silo's own key for secure aggregation; prints the public half for everybody's experiment file."""
+    from modicum.deploy.silo.signing import make_signing_key, public_text
+
+    typer.echo(f'key = "{public_text(make_signing_key(file))}"')
+
+
 @app.command("account")
 def account(
     file: Path = FILE, as_json: bool = typer.Option(False, "--json", help="Machine-readable output.")

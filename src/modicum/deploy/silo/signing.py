@@ -22,7 +22,10 @@ def make_signing_key(path: Path) -> Path:
         serialization = _serialization()
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write {path} ({error.strerror}): choose another file") from None
         write_pair(path, Ed25519PrivateKey.generate(), serialization)
     return path
 
@@ -44,8 +47,9 @@ def read_signing_key(path: Path) -> Ed25519PrivateKey:
 
 def public_text(path: Path) -> str:
     """The public half as the experiment file has it."""
-    kind, value = public(path).read_text(encoding="utf-8").split()[:2]
-    return f"{kind} {value}"
+    serialization, key = _serialization(), read_signing_key(path).public_key()
+    text: bytes = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return text.decode()
 
 
 def read_public(name: str, text: str) -> bytes:
