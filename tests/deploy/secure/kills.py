@@ -256,8 +256,5 @@ class Forgetful(MemoryStore):
     def __init__(self, *_: Any) -> None:
         super().__init__()
 
-    def latest(self) -> int | None:
-        return super().latest() or 0
-
     def close(self) -> None:
         pass
