@@ -196,6 +196,7 @@ def _valid(
 
 
 def _enough(terms: Terms, members: Iterable[int], what: str) -> None:
-    count = len(tuple(members))
-    if count < terms.threshold:
-        raise VoidError(f"{count} {what} are fewer than the threshold {terms.threshold}: the round is void")
+    there = tuple(members)
+    if len(there) < terms.threshold:
+        text = f"{len(there)} {what} are fewer than the threshold {terms.threshold}: the round is void"
+        raise VoidError(text, members=there)

@@ -24,11 +24,14 @@ class ProtocolError(UserError):
 
 
 class VoidError(ProtocolError):
-    """The round has no sum. What it cost stays charged. `client`: whose secret did not fit, where it is known."""
+    """The round has no sum. What it cost stays charged.
 
-    def __init__(self, text: str, client: int | None = None) -> None:
+    `client`: whose secret did not fit, where it is known. `members`: who counted, where they were too few.
+    """
+
+    def __init__(self, text: str, client: int | None = None, members: tuple[int, ...] | None = None) -> None:
         super().__init__(text)
-        self.client = client
+        self.client, self.members = client, members
 
 
 class Variant(StrEnum):

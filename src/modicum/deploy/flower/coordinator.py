@@ -72,7 +72,7 @@ class Coordinator:
         self.transcript = transcript_in(self.files, config.run.transcript)
         self.names = tuple(sorted(names))
         self.terms = Terms(config, self.names)
-        self._continuing = self.files.checkpoint.exists()
+        self._continuing = self.files.ledger.exists()  # everybody had joined before it was made
         kind = self._kind(self._cards())
         self.simulation = kind[2]
         self._derive(kind)

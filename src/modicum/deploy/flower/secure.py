@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,7 +71,8 @@ class SecureRound:
         raw = self.kept.read(Kind.KEYS)
         if raw is None:
             answers = self._answers(Kind.KEYS, dict.fromkeys(self.proposals, b""))
-            keys = protocol.gather_keys(self.terms, self.round, answers.values())
+            with self._naming(answers):
+                keys = protocol.gather_keys(self.terms, self.round, answers.values())
             self._missing(answers, keys.members, keys.refused)
             self.kept.write(Kind.KEYS, [m.raw for m in keys.messages.values()])
             return keys
@@ -80,7 +82,8 @@ class SecureRound:
         raw = self.kept.read(Kind.SHARES)
         if raw is None:
             answers = self._answers(Kind.SHARES, dict.fromkeys(self._names(keys.members), keys.request))
-            pool = protocol.gather_shares(self.terms, keys, answers.values())
+            with self._naming(answers):
+                pool = protocol.gather_shares(self.terms, keys, answers.values())
             self._missing(answers, pool.members, pool.refused)
             self.kept.write(Kind.SHARES, [answers[name] for name in self._names(pool.members)])
             return pool
@@ -93,7 +96,8 @@ class SecureRound:
             return protocol.masked_sum(self.terms, pool, _members(raw[0]), total)
         requests = {self.names[i]: request for i, request in pool.requests.items()}
         answers = self._answers(Kind.MASKED, requests)
-        masked = protocol.add_masked(self.terms, pool, answers.values())
+        with self._naming(answers):
+            masked = protocol.add_masked(self.terms, pool, answers.values())
         self._missing(answers, masked.survivors, masked.refused)
         self.sum.masked = answers
         self.kept.write(Kind.MASKED, [np.array(masked.survivors, dtype="<u2").tobytes(), masked.total.tobytes()])
@@ -106,14 +110,17 @@ class SecureRound:
         if raw is not None:
             return raw[0]
         asked = dict.fromkeys(self._names(masked.survivors), masked.request)
-        request = protocol.gather_consents(self.terms, masked, self._answers(Kind.CONSENT, asked).values())
+        answers = self._answers(Kind.CONSENT, asked)
+        with self._naming(answers):
+            request = protocol.gather_consents(self.terms, masked, answers.values())
         self.kept.write(Kind.CONSENT, [request])
         return request
 
     def _reveal(self, masked: protocol.Masked, request: bytes) -> Integers:
         asked = dict.fromkeys(self._names(masked.survivors), request)
-        total = protocol.open_sum(self.terms, masked, self._answers(Kind.REVEAL, asked).values())
-        return protocol.signed(total)
+        answers = self._answers(Kind.REVEAL, asked)
+        with self._naming(answers):
+            return protocol.signed(protocol.open_sum(self.terms, masked, answers.values()))
 
     def _names(self, members: Iterable[int]) -> list[str]:
         return [self.names[i] for i in members]
@@ -130,6 +137,16 @@ class SecureRound:
             if answer.refused is not None and answer.refused not in TRANSIENT:
                 self.sum.refused[name] = str(answer.refused)
         return {name: a.body for name, a in answers.items() if a.refused is None}
+
+    @contextmanager
+    def _naming(self, answers: Mapping[str, bytes]) -> Iterator[None]:
+        """Where too few count, whose answers did not."""
+        try:
+            yield
+        except protocol.VoidError as void:
+            if void.members is not None:
+                self._missing(answers, void.members, ())
+            raise
 
     def _missing(self, answers: Mapping[str, bytes], members: Iterable[int], why: Iterable[str]) -> None:
         """Whoever answered and is not counted sent what no honest silo sends."""
