@@ -1,4 +1,4 @@
-"""A release on a lattice: blocks become one vector of norm at most 1 a unit, integers, and blocks again (R12, R13).
+"""A release on a lattice: blocks become one vector of norm at most 1 a unit, integers, and blocks again (R12).
 
 A block is divided by its bound and weighed by z/z_b, z the multiplier of the whole query and z_b the block's own:
 Σ (z/z_b)² = 1, so a unit's whole vector has norm at most 1, and one lattice noise is right for every block. The
@@ -96,7 +96,9 @@ def split(total: Integers, release: Release, step: int, sizes: Mapping[str, int]
     return parts
 
 
-def released_alone(release: Release, step: int, sums: Mapping[str, Tensor], source: NoiseSource) -> dict[str, Tensor]:
+def released_alone(
+    release: Release, step: int, sums: Mapping[str, Tensor], source: NoiseSource
+) -> dict[str, Tensor]:
     """As `noised`, and back at once as numbers on the blocks' own scales: a message that stands alone."""
     total = noised(release, step, sums, source)
     agreed = on_lattice(release)

@@ -169,7 +169,7 @@ Anything = Message | Broadcast | Released | ReleasedSum
 Opened = tuple[Released, ...] | ReleasedSum
 
 
-def paid(opened: Opened | None) -> dict[str, float]:
+def mean_metrics(opened: Opened | None) -> dict[str, float]:
     """Declared metrics as released: of the sum, or the mean over clients."""
     if opened is None:
         return {}
@@ -223,7 +223,11 @@ def decode(blob: bytes) -> Anything:
         length = int.from_bytes(blob[:8], "little")
         meta = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["modicum"])
         tensors = load(blob)
-        if set(tensors) != {"values"} or tensors["values"].ndim != 1 or not _right_numbers(meta, tensors["values"]):
+        if (
+            set(tensors) != {"values"}
+            or tensors["values"].ndim != 1
+            or not _right_numbers(meta, tensors["values"])
+        ):
             raise ValueError
         return _build(meta, tensors["values"])
     except Exception:  # whatever hostile bytes provoke, nothing of it is repeated

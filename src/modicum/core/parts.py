@@ -88,7 +88,7 @@ class PublicFacts:
 
 
 @dataclass(frozen=True)
-class View:
+class Observation:
     """What a policy sees of a finished round (or, at a client, of a finished local step): releases, no more."""
 
     round: int
@@ -158,7 +158,7 @@ class Policy(Protocol):
 
     def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]: ...
 
-    def observe(self, state: State, view: View) -> State: ...
+    def observe(self, state: State, observed: Observation) -> State: ...
 
 
 @dataclass(frozen=True)
@@ -278,8 +278,8 @@ class Plain:
 
 
 @dataclass(frozen=True)
-class Frame:
-    """What all clients of a run have in common."""
+class ClientKit:
+    """What every client of a run is given, the same for all."""
 
     backend: Backend
     training: LocalTraining
@@ -345,16 +345,16 @@ class Mechanism(Protocol):
         """The policy's choice as each client is told it, where clients of unequal budgets share one noise."""
 
     def events(
-        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> tuple[Release, ...]:
         """What the client would release if it followed this proposal; reserved before data is touched."""
 
     def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> Expected:
         """What the client's answer to this proposal can be, and the noise in it. Nothing reported enters (R14)."""
 
-    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
+    def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         """The client half, for several clients at once; each result depends on its own job alone."""
 
     def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:

@@ -109,7 +109,9 @@ class Experiment:
     hot_start: int = 0  # epochs of the first model on the public proxy; 0: none
     average: float = 0.0  # β of the average over rounds that is reported in place of the last model; 0: none
     bounds: tuple[float, float] | None = None  # that no policy leaves; None: the policy's own limits
-    noise: NoiseKind | None = None  # integer: drawn on a lattice; None: what secure_aggregation asks for, else float
+    noise: NoiseKind | None = (
+        None  # integer: drawn on a lattice; None: what secure_aggregation asks for, else float
+    )
     secure_aggregation: AggregationKind = "ideal"  # or the protocol itself, in memory
     evaluate_every: int = 1
     device: str = "cpu"
@@ -123,9 +125,7 @@ class Experiment:
         if not 0 <= self.average < 1:
             raise UserError(f"the average over rounds forgets with a factor from 0 up to 1, got {self.average}")
         if self.secure_aggregation not in VARIANTS:
-            raise UserError(
-                f"unknown secure_aggregation {self.secure_aggregation!r}: use {', '.join(VARIANTS)}"
-            )
+            raise UserError(f"unknown secure_aggregation {self.secure_aggregation!r}: use {', '.join(VARIANTS)}")
         if self.noise not in (None, "float", "integer"):
             raise UserError(f"unknown noise {self.noise!r}: use float or integer")
         if self.noise == "float" and self.secure_aggregation != "ideal":
@@ -160,11 +160,15 @@ def with_integers(method: Method, variant: Variant) -> Method:
     """The method with noise on a lattice, and behind a sum with what is to stand behind secure aggregation."""
     mechanism = method.mechanism
     if not isinstance(mechanism, OpensIntegers) or not is_dataclass(mechanism):
-        raise UserError(f"{method.name} draws no integer noise: set noise = \"float\" and secure_aggregation = \"ideal\"")
+        raise UserError(
+            f'{method.name} draws no integer noise: set noise = "float" and secure_aggregation = "ideal"'
+        )
     changes: dict[str, Any] = {"integers": True}
     view = mechanism.spec.view
     if isinstance(view, TrustedServer):
-        raise UserError("integer noise is for what clients send, and a trusted server adds its own: set noise = \"float\"")
+        raise UserError(
+            'integer noise is for what clients send, and a trusted server adds its own: set noise = "float"'
+        )
     if isinstance(view, SecureAggregation):
         changes["view"] = replace(view, variant=variant)
     elif variant is not Variant.IDEAL:

@@ -68,7 +68,7 @@ class InProcess:
         self.clients.acknowledge(round)
 
     def reserved(self) -> float:
-        return self.ledger.share_made()
+        return self.ledger.share_reserved()
 
     def left(self) -> dict[str, float]:
         return self.ledger.left()

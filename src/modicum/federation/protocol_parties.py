@@ -1,4 +1,4 @@
-"""All parties of secure aggregation in one process: for simulations, rounds of the real protocol (federation)."""
+"""All parties of secure aggregation in one process, for simulations of the real protocol."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Parties:
     def play(
         self, round: int, cohort: Sequence[str], inputs: Mapping[str, NDArray[np.int64]]
     ) -> tuple[Integers, tuple[str, ...]]:
-        """The sum of these inputs modulo 2^bits, around zero, and whose they are; `VoidError` where there is none."""
+        """The sum of these inputs modulo 2^bits, around zero, and whose they are; `VoidError` if there is none."""
         names = sorted(cohort)
         terms = self.terms(names, len(next(iter(inputs.values()))))
         clients = [secure.Client(terms, i, self._keys[n], self._stores[n]) for i, n in enumerate(names)]

@@ -24,8 +24,8 @@ from modicum.federation.in_process import Begun, InProcess, Parts
 from modicum.federation.keep import Keep
 from modicum.federation.records import RoundRecord
 from modicum.federation.rounds import Evaluation, Rounds
-from modicum.federation.server import TrustedLedger
 from modicum.federation.secure_sums import make_adder
+from modicum.federation.server import TrustedLedger
 from modicum.federation.setup import set_up
 from modicum.privacy.events import Poisson, Release
 from modicum.privacy.memory_ledger import MemoryLedger
@@ -110,15 +110,15 @@ class Rehearsal:
     def __init__(self, experiment: Experiment, prepared: Prepared | None = None) -> None:
         self.experiment, noise = experiment, SimulatedNoise(experiment.seed)
         made = set_up(experiment, noise, prepared)
-        self.method, self.data, self.plans, self.frame = made.method, made.data, made.plans, made.frame
-        self.backend: Backend = made.frame.backend
+        self.method, self.data, self.plans, self.kit = made.method, made.data, made.plans, made.kit
+        self.backend: Backend = made.kit.backend
         self.facts = {f.name: f for f in made.facts}
         self.server = made.server("rehearsal")
         self.door = RehearsedNoise(experiment.seed)
         ledger = MemoryLedger("rehearsal", self.plans.values())
         self.clients = Clients(
             self.method,
-            self.frame,
+            self.kit,
             made.clients(),
             ledger,
             noise,

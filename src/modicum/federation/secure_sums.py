@@ -1,7 +1,7 @@
 """Sums of clients' integers in a process that holds all of them: added in the clear, or by the real protocol.
 
-Both give the same sum modulo 2^bits, bit for bit. `ideal` stands for a protocol that nobody here performs; `protocol`
-performs it in memory, with masks, shares and signatures.
+Both give the same sum modulo 2^bits, bit for bit. `ideal` stands for a protocol that nobody here performs;
+`protocol` performs it in memory, with masks, shares and signatures.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Adder(Protocol):
 
 
 def make_adder(setup: Setup, run: str) -> Adder | None:
-    """What an experiment asks for; None where messages are no integers for a sum."""
-    mechanism, agreed = setup.method.mechanism, setup.frame.integers
+    """What an experiment requests for; None where messages are no integers for a sum."""
+    mechanism, agreed = setup.method.mechanism, setup.kit.integers
     view = mechanism.spec.view
     if agreed is None or not isinstance(mechanism, OpensIntegers) or not isinstance(view, SecureAggregation):
         return None
@@ -64,7 +64,10 @@ class InTheClear:
         self.bits = bits
 
     def add(
-        self, round: int, cohort: Sequence[str], messages: Iterable[Message]  # noqa: ARG002
+        self,
+        round: int,  # noqa: ARG002
+        cohort: Sequence[str],  # noqa: ARG002
+        messages: Iterable[Message],
     ) -> tuple[Integers, tuple[str, ...]] | None:
         total, survivors = None, []
         for message in messages:
@@ -76,7 +79,7 @@ class InTheClear:
 
 
 class ByProtocol:
-    """Every client's part and the server's, in memory. Who has nothing to add drops out after it has shared its keys.
+    """Every client's part and the server's, in memory. Who has nothing to add drops out after sharing its keys.
 
     Signing keys and masks come from the operating system's generator: no seed changes a sum.
     """

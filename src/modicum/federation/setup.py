@@ -1,7 +1,7 @@
-"""From an experiment to what its rounds are made of: the one place that makes facts, plans, frame and server.
+"""From an experiment to what its rounds are made of: the one place that makes facts, plans, kit and server.
 
 Simulation and rehearsal know all clients' plans; a deployed server and a silo know what is public of them and make
-the same frame from that.
+the same kit from that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from modicum.compute.choose import choose
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
-from modicum.core.parts import Backend, ClientFacts, Frame, Identity, Mechanism, Method, PublicFacts, State
+from modicum.core.parts import Backend, ClientFacts, ClientKit, Identity, Mechanism, Method, PublicFacts, State
 from modicum.errors import UserError
 from modicum.federation.clients import Client
 from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, rounds_of
@@ -37,14 +37,14 @@ class Setup:
     cohorts: Cohorts
     facts: tuple[ClientFacts, ...]
     plans: Mapping[str, PrivacyPlan]
-    frame: Frame
+    kit: ClientKit
     at_once: int  # clients that the engine takes together
 
     def server(self, run: str) -> Server:
-        return make_server(self.experiment, self.method, self.cohorts, self.frame, self.data, run)
+        return make_server(self.experiment, self.method, self.cohorts, self.kit, self.data, run)
 
     def clients(self) -> list[Client]:
-        first = first_state(self.data, self.frame)
+        first = first_state(self.data, self.kit)
         records = zip(self.facts, self.data.records, self.data.validation, strict=True)
         return [Client(f, self.plans[f.name], own, held_out, dict(first)) for f, own, held_out in records]
 
@@ -60,11 +60,11 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     plans, agreed = put_on_lattice(experiment, method, plans, facts, data)
     multipliers = {name: training_multiplier(plan, method.mechanism.purpose) for name, plan in plans.items()}
     adaptive = any(adapts(plan) for plan in plans.values())
-    frame = make_frame(experiment, method, data, engine.backend, facts, multipliers, adaptive, agreed)
-    return Setup(experiment, method, data, cohorts, facts, plans, frame, engine.at_once)
+    kit = make_kit(experiment, method, data, engine.backend, facts, multipliers, adaptive, agreed)
+    return Setup(experiment, method, data, cohorts, facts, plans, kit, engine.at_once)
 
 
-def make_frame(
+def make_kit(
     experiment: Experiment,
     method: Method,
     data: Prepared,
@@ -73,13 +73,13 @@ def make_frame(
     multipliers: Mapping[str, float],
     adaptive: bool,
     agreed: Agreed | None = None,
-) -> Frame:
+) -> ClientKit:
     """What clients and server share. Multipliers are those of the plans; where plans adapt, nobody is told any."""
     _refuse_codec_on_sums(method)
     shared = backend.layout.where(method.wrapper.shared).to(data.first.device)
-    told = {} if adaptive else dict(multipliers)
-    public = PublicFacts(facts, experiment.rounds, int(shared.sum()), told, adaptive, data.features)
-    return Frame(backend, method.training, method.policy, shared, experiment.metrics, public, agreed)
+    known = {} if adaptive else dict(multipliers)
+    public = PublicFacts(facts, experiment.rounds, int(shared.sum()), known, adaptive, data.features)
+    return ClientKit(backend, method.training, method.policy, shared, experiment.metrics, public, agreed)
 
 
 def put_on_lattice(
@@ -100,17 +100,17 @@ def put_on_lattice(
 
 
 def make_server(
-    experiment: Experiment, method: Method, cohorts: Cohorts, frame: Frame, data: Prepared, run: str
+    experiment: Experiment, method: Method, cohorts: Cohorts, kit: ClientKit, data: Prepared, run: str
 ) -> Server:
-    assert frame.public is not None
-    first, limits = data.first[frame.shared], (experiment.average, experiment.bounds)
-    asks = public_evaluator(frame.backend, data.first, frame.shared, data.proxy)
-    return Server(method, frame.public, cohorts, run, frame, first, *limits, asks)
+    assert kit.public is not None
+    first, limits = data.first[kit.shared], (experiment.average, experiment.bounds)
+    asks = public_evaluator(kit.backend, data.first, kit.shared, data.proxy)
+    return Server(method, kit.public, cohorts, run, kit, first, *limits, asks)
 
 
-def first_state(data: Prepared, frame: Frame) -> State:
+def first_state(data: Prepared, kit: ClientKit) -> State:
     """What a client keeps before its first round: the initial values of parameters that never leave it."""
-    personal: Tensor = data.first[~frame.shared]
+    personal: Tensor = data.first[~kit.shared]
     return {"personal": personal} if len(personal) else {}
 
 

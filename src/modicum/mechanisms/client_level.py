@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from modicum.core.door import Ask, release_together
+from modicum.core.door import ReleaseRequest, release_together
 from modicum.core.messages import (
     Broadcast,
     Decision,
@@ -31,7 +31,7 @@ from modicum.core.messages import (
     Share,
 )
 from modicum.core.needs import Need
-from modicum.core.parts import SIGNAL_BOUND, ClientFacts, Frame, Job, Opening, State
+from modicum.core.parts import SIGNAL_BOUND, ClientFacts, ClientKit, Job, Opening, State
 from modicum.core.sockets import Transform
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms import common, integers
@@ -118,16 +118,16 @@ class ClientLevel:
         self,
         facts: ClientFacts,  # noqa: ARG002
         plan: PrivacyPlan,
-        frame: Frame,
+        kit: ClientKit,
         broadcast: Broadcast,
         participation: int,  # noqa: ARG002
     ) -> tuple[Release, ...]:
         return (
-            self._event(plan, frame, broadcast),
-            *common.metric_events(self.spec, broadcast, frame.metrics, plan),
+            self._event(plan, kit, broadcast),
+            *common.metric_events(self.spec, broadcast, kit.metrics, plan),
         )
 
-    def _event(self, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast) -> Release:
+    def _event(self, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast) -> Release:
         decision = broadcast.decision
         on_lattice = integers.planned(plan, UPDATE)
         # On a lattice the noise is fixed in the agreed terms: whatever a server says of it changes nothing (R13).
@@ -139,7 +139,7 @@ class ClientLevel:
             client=broadcast.client,
             round=broadcast.round,
             spec=self.spec,
-            blocks=common.query(UPDATE, decision.bound, z, frame.policy.signals, shared),
+            blocks=common.query(UPDATE, decision.bound, z, kit.policy.signals, shared),
             sampler=self.sampler,
             bound_origin=Origin.RELEASED,
             noise_origin=Origin.PRESET if chosen is None else Origin.RELEASED,
@@ -147,10 +147,10 @@ class ClientLevel:
         )
 
     def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> Expected:
         """An update within its bound plus one draw of noise; behind a trusted server without any."""
-        event, *metrics = self.events(facts, plan, frame, broadcast, participation)
+        event, *metrics = self.events(facts, plan, kit, broadcast, participation)
         if event.integers is not None and not self.individuals:
             return integers.nothing_seen(event)
         main, *signals = event.blocks
@@ -167,47 +167,49 @@ class ClientLevel:
         reach = {name: SIGNAL_BOUND + noisy * spread(doubt) * std for name, std in stds.items()}
         return Expected(known, norm, {name: around(middle, r) for name, r in reach.items()}, rates)
 
-    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
-        first = common.starts(jobs, frame)
-        trained = train_locally(jobs, first, frame, self.local)
-        states = [common.keep_personal(job, frame, last) for job, last in zip(jobs, trained, strict=True)]
-        updates = common.transformed(common.shared_part(trained.sub_(first), jobs[0], frame), self.transform)
-        asks = self._asks(jobs, frame, updates)
-        metrics = [self._metric_asks(job, frame) for job in jobs]
+    def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
+        first = common.starts(jobs, kit)
+        trained = train_locally(jobs, first, kit, self.local)
+        states = [common.keep_personal(job, kit, last) for job, last in zip(jobs, trained, strict=True)]
+        updates = common.transformed(common.shared_part(trained.sub_(first), jobs[0], kit), self.transform)
+        requests = self._requests(jobs, kit, updates)
+        metrics = [self._metric_requests(job, kit) for job in jobs]
         if not self.view.senders_add_noise:
-            sealed = [_sealed([ask, *more]) for ask, more in zip(asks, metrics, strict=True)]
+            sealed = [_sealed([request, *more]) for request, more in zip(requests, metrics, strict=True)]
             return list(zip(sealed, states, strict=True))
         if self.integers and not self.individuals:
-            summands = [integers.summand([ask, *more]) for ask, more in zip(asks, metrics, strict=True)]
+            summands = [
+                integers.summand([request, *more]) for request, more in zip(requests, metrics, strict=True)
+            ]
             return list(zip(summands, states, strict=True))
-        noised, others = release_together(asks, UPDATE, updates)
+        noised, others = release_together(requests, UPDATE, updates)
         for values, more in zip(others, metrics, strict=True):
-            for ask in more:
-                values |= ask.door.release(ask.release, ask.step, ask.sums)
+            for request in more:
+                values |= request.door.release(request.release, request.step, request.sums)
         messages = [
-            self._message(ask.release, update, _scalars(values))
-            for ask, update, values in zip(asks, noised.unbind(), others, strict=True)
+            self._message(request.release, update, _scalars(values))
+            for request, update, values in zip(requests, noised.unbind(), others, strict=True)
         ]
         return list(zip(messages, states, strict=True))
 
-    def _asks(self, jobs: Sequence[Job], frame: Frame, updates: Tensor) -> list[Ask]:
+    def _requests(self, jobs: Sequence[Job], kit: ClientKit, updates: Tensor) -> list[ReleaseRequest]:
         """Each client's clipped update and signals; not to be seen before they have passed the door."""
         bounds = [job.broadcast.decision.bound for job in jobs]
         norms = _clip(updates, bounds).cpu().unbind()
         return [
-            Ask(
+            ReleaseRequest(
                 job.door,
-                self._event(job.plan, frame, job.broadcast),
+                self._event(job.plan, kit, job.broadcast),
                 0,
-                {UPDATE: update, **common.contributions(norm.reshape(1), bound, frame.policy.signals)},
+                {UPDATE: update, **common.contributions(norm.reshape(1), bound, kit.policy.signals)},
             )
             for job, update, norm, bound in zip(jobs, updates.unbind(), norms, bounds, strict=True)
         ]
 
-    def _metric_asks(self, job: Job, frame: Frame) -> list[Ask]:
+    def _metric_requests(self, job: Job, kit: ClientKit) -> list[ReleaseRequest]:
         return [
-            Ask(job.door, event, 0, {event.blocks[0].name: common.metric_value(job, frame, Unit.CLIENT)})
-            for event in common.metric_events(self.spec, job.broadcast, frame.metrics, job.plan)
+            ReleaseRequest(job.door, event, 0, {event.blocks[0].name: common.metric_value(job, kit, Unit.CLIENT)})
+            for event in common.metric_events(self.spec, job.broadcast, kit.metrics, job.plan)
         ]
 
     def _message(self, event: Release, update: Tensor, scalars: Mapping[str, float]) -> Message:
@@ -265,9 +267,9 @@ def _norms(updates: Tensor) -> Tensor:
     return norms
 
 
-def _sealed(asks: Sequence[Ask]) -> Sealed:
-    sums = {block: value for ask in asks for block, value in ask.sums.items()}
-    event = asks[0].release
+def _sealed(requests: Sequence[ReleaseRequest]) -> Sealed:
+    sums = {block: value for request in requests for block, value in request.sums.items()}
+    event = requests[0].release
     return Sealed(event.client, event.round, sums[UPDATE], _scalars(sums))
 
 

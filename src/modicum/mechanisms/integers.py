@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modicum.core.door import Ask
+from modicum.core.door import ReleaseRequest
 from modicum.core.integers import Agreed, split
 from modicum.core.messages import Expected, NoiseFacts, ReleasedSum, Summand
 from modicum.core.parts import SIGNAL_BOUND, ClientFacts, Opening
@@ -40,8 +40,8 @@ def on_lattice(
 ) -> tuple[dict[str, PrivacyPlan], Agreed]:
     """The plans with the terms of their noise in them. `dimension` counts coordinates of the training query.
 
-    Behind a sum all share one lattice for each query, calibrated for the smallest multiplier among them; where each
-    message is seen every client has its own. Everything follows from public facts, so that each party finds the same.
+    Behind a sum all share one lattice for each query, calibrated for the smallest multiplier among them; where
+    each message is seen every client has its own. All of it follows from public facts: each party finds the same.
     """
     for plan in plans.values():
         _refuse_plan(plan)
@@ -64,11 +64,11 @@ def on_lattice(
 
 def _refuse_plan(plan: PrivacyPlan) -> None:
     if plan.guard in (Guard.GDP_FILTER, Guard.RDP_FILTER):
-        raise UserError("integer noise is fixed by a plan, and this method's noise adapts: set noise = \"float\"")
+        raise UserError('integer noise is fixed by a plan, and this method\'s noise adapts: set noise = "float"')
     if any(not isinstance(r.sampler, NoSampling) for r in plan.releases):
         raise UserError(
-            "integer noise is not offered under Poisson sampling, for which no bound is proved here: leave batch (or "
-            "rate) out for whole batches, or set noise = \"float\""
+            "integer noise is not offered under Poisson sampling, for which no bound is claimed: leave batch (or "
+            'rate) out for whole batches, or set noise = "float"'
         )
     if plan.guard is Guard.NONE and plan.spec.view.shows is Shows.SUM:
         raise UnsoundError(
@@ -132,10 +132,10 @@ def planned(plan: PrivacyPlan, purpose: str) -> IntegerNoise | None:
     return next((r.integers for r in plan.releases if r.purpose == purpose), None)
 
 
-def summand(asks: Sequence[Ask]) -> Summand:
+def summand(requests: Sequence[ReleaseRequest]) -> Summand:
     """All queries of one client's round, one after another: each through its door."""
-    parts = [ask.door.release_integers(ask.release, ask.step, ask.sums) for ask in asks]
-    return Summand(asks[0].release.client, asks[0].release.round, torch.cat(parts))
+    parts = [request.door.release_integers(request.release, request.step, request.sums) for request in requests]
+    return Summand(requests[0].release.client, requests[0].release.round, torch.cat(parts))
 
 
 def nothing_seen(event: Release) -> Expected:
@@ -148,8 +148,8 @@ def open_sum(
 ) -> ReleasedSum | None:
     """The mean over the fixed public cohort, and what is known of its noise; None where no honest clients made it.
 
-    Client i's values were divided by its bound b_i and multiplied by its scale s_i, so the sum is Σ (s_i/b_i)·v_i, and
-    the mean divides by Σ (s_i/b_i)·n_i over all who were invited, whoever answered (R7). n_i is `units`.
+    Client i's values were divided by its bound b_i and multiplied by its scale s_i, so the sum is Σ (s_i/b_i)·v_i,
+    and the mean divides by Σ (s_i/b_i)·n_i over all who were invited, whoever answered (R7). n_i is `units`.
     """
     assert context.integers is not None
     events = next(iter(context.events.values()))

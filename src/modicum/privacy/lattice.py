@@ -29,7 +29,9 @@ from modicum.privacy.skellam_noise import Bits
 KAPPA = 1.0  # √(2·ln 1/β) with β = e^−½: a rounding is accepted with probability 1 − β or more
 _TRIES = 200  # β^200 < 10^−43; then towards zero, which always fits
 _LARGEST = 2.0**62
-SLACK = 1.1e-3  # relative: what rounding of floats may add to a unit's share of a sum (R10: 1e-3), and the rotation
+SLACK = (
+    1.1e-3  # relative: what rounding of floats may add to a unit's share of a sum (R10: 1e-3), and the rotation
+)
 _WIDEST = 64  # Hadamard matrices are multiplied in factors of at most this size
 
 Floats = NDArray[np.floating[Any]]
@@ -102,7 +104,7 @@ def dequantise(total: Integers, lattice: Lattice, seed: bytes) -> NDArray[np.flo
 
 
 def round_rows(rows: NDArray[np.float64], square: int | None, bits: Bits = os.urandom) -> Integers:
-    """Each coordinate up or down at random, its mean kept; a row is drawn again until it keeps to `square`, if any.
+    """Each coordinate up or down at random, its mean kept; a row is drawn again until it keeps to `square`.
 
     How often depends on the data, and so does the time that it takes.
     """

@@ -54,7 +54,9 @@ class Variant(StrEnum):
 
     IDEAL = "ideal"  # nothing: a protocol is assumed, and simulated
     SIGNED_SURVIVORS = "signed-survivors"  # the protocol, against a server that may lie
-    HONEST_BUT_CURIOUS = "honest-but-curious"  # the protocol, with a server that shows all clients the same survivors
+    HONEST_BUT_CURIOUS = (
+        "honest-but-curious"  # the protocol, with a server that shows all clients the same survivors
+    )
 
 
 class View(ABC):
@@ -175,8 +177,8 @@ class SecureAggregation(View):
         )
         return (
             f"{server}Secure aggregation ({self.variant}, threshold {self.threshold} of {self.participants}): at "
-            f"most {self.colluding} clients help the server, clients know each other's signing keys, and what they "
-            "have said stays on their disks."
+            f"most {self.colluding} clients help the server, clients know each other's signing keys, and what "
+            "they have said stays on their disks."
         )
 
     @property

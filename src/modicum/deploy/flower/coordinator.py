@@ -36,7 +36,7 @@ from modicum.federation.foreign import foreign_parts
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.rounds import Evaluation, Folder, Rounds
 from modicum.federation.run_folder import RunFolder
-from modicum.federation.setup import adapts, make_frame, make_server
+from modicum.federation.setup import adapts, make_kit, make_server
 from modicum.federation.transcript_file import transcript_in
 from modicum.privacy.certificate import Certificate
 from modicum.report.summary import Summary, groups, last
@@ -80,7 +80,7 @@ class Coordinator:
         self._model()
         self._invite()
         foreign = foreign_parts(config.method, self.terms.method)
-        self.ledger = self.files.open_ledger(self.join.run, Unseen(self.simulation), foreign_parts=foreign)
+        self.ledger = self.files.open_ledger(self.join.run, NoiseAtSilos(self.simulation), foreign_parts=foreign)
         self.ledger.declare(self.plans.values())
         kept = Folder(self.files, self.server)
         self.silos = self._carrier()
@@ -180,6 +180,7 @@ class Coordinator:
             raise UserError(f"{self.files.path} holds another run: continue that one, or choose another folder")
         return join
 
+<<<<<<< HEAD
     def _derive(self, kind: Kinds) -> None:
         """Everybody's plans, and the lattice of their noise, as silos derive them too."""
         self.experiment = _without_data(self.config, self.terms, kind)
@@ -198,6 +199,17 @@ class Coordinator:
             self.secure = SecureTerms(join, self.terms, self.integers)
             check_terms(self.secure)
         self.server = make_server(experiment, method, self.terms.cohorts, self.frame, self.data, join.run)
+=======
+    def _model(self, kind: Kinds) -> None:
+        """The first model, the kit and the server, from public shapes alone."""
+        join, method, experiment = self.join, self.terms.method, _without_data(self.config, self.terms, kind)
+        self.data = prepare(experiment, method)
+        self.backend = LoopBackend(self.data.model)
+        self.kit = make_kit(
+            experiment, method, self.data, self.backend, join.facts, join.multipliers, join.adaptive
+        )
+        self.server = make_server(experiment, method, self.terms.cohorts, self.kit, self.data, join.run)
+>>>>>>> secsim
         self.evaluation = Evaluation(self.server, self.backend, self.data, experiment.evaluate_every)
 
     def _invite(self) -> None:
@@ -255,7 +267,7 @@ class Coordinator:
             accuracy=simulated.get("test_accuracy"),
             loss=simulated.get("test_loss"),
             public=last(record.public for record in records),
-            paid=last(record.paid for record in records),
+            released=last(record.released for record in records),
             groups=tuple(groups(budgets, certificate, records, {})),
         )
         self.files.write(self.files.config, to_toml(config, notes=False).encode())
@@ -268,7 +280,7 @@ class Coordinator:
 
 
 @dataclass(frozen=True)
-class Unseen:
+class NoiseAtSilos:
     """What the server's certificate says of noise: that it cannot know."""
 
     simulation: bool
