@@ -180,7 +180,6 @@ class Coordinator:
             raise UserError(f"{self.files.path} holds another run: continue that one, or choose another folder")
         return join
 
-<<<<<<< HEAD
     def _derive(self, kind: Kinds) -> None:
         """Everybody's plans, and the lattice of their noise, as silos derive them too."""
         self.experiment = _without_data(self.config, self.terms, kind)
@@ -188,28 +187,17 @@ class Coordinator:
         self.plans, self.integers = self.terms.plans(self.terms.agreed(), self.experiment, self.data)
 
     def _model(self) -> None:
-        """The first model, the frame and the server, from public shapes alone."""
+        """The first model, the kit and the server, from public shapes alone."""
         join, method, experiment = self.join, self.terms.method, self.experiment
         self.backend = LoopBackend(self.data.model)
         told = (join.facts, join.multipliers, join.adaptive)
-        self.frame = make_frame(experiment, method, self.data, self.backend, *told, self.integers)
+        self.kit = make_kit(experiment, method, self.data, self.backend, *told, self.integers)
         self.secure: SecureTerms | None = None
         if self.terms.secure:
             assert self.integers is not None
             self.secure = SecureTerms(join, self.terms, self.integers)
             check_terms(self.secure)
-        self.server = make_server(experiment, method, self.terms.cohorts, self.frame, self.data, join.run)
-=======
-    def _model(self, kind: Kinds) -> None:
-        """The first model, the kit and the server, from public shapes alone."""
-        join, method, experiment = self.join, self.terms.method, _without_data(self.config, self.terms, kind)
-        self.data = prepare(experiment, method)
-        self.backend = LoopBackend(self.data.model)
-        self.kit = make_kit(
-            experiment, method, self.data, self.backend, join.facts, join.multipliers, join.adaptive
-        )
         self.server = make_server(experiment, method, self.terms.cohorts, self.kit, self.data, join.run)
->>>>>>> secsim
         self.evaluation = Evaluation(self.server, self.backend, self.data, experiment.evaluate_every)
 
     def _invite(self) -> None:

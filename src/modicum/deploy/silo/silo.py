@@ -14,11 +14,7 @@ from functools import partial
 from modicum.config import Config, experiment_over, federation
 from modicum.core.messages import Broadcast, decode
 from modicum.core.needs import Offer, check_data
-<<<<<<< HEAD
 from modicum.core.parts import ClientFacts, Method
-=======
-from modicum.core.parts import Batch, ClientFacts, ClientKit, ClipRule, Losses
->>>>>>> secsim
 from modicum.core.store import write_durably
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.deploy.silo.account import account_of
@@ -32,13 +28,7 @@ from modicum.deploy.silo.wire import SECURE, SMALL, Answer, Code, Kind, Refuse, 
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
 from modicum.federation.run_folder import RunFolder
-<<<<<<< HEAD
 from modicum.federation.setup import adapts
-=======
-from modicum.federation.setup import adapts, first_state, make_kit
-from modicum.privacy.accounting.choose import shown
-from modicum.privacy.budgets import Reason, Refusal
->>>>>>> secsim
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.lifetime import DrawRefused
 from modicum.privacy.noise import CryptoNoise, NoiseSource, SimulatedNoise
@@ -276,7 +266,6 @@ class Silo:
         Certificate.from_ledger(ledger, self.account.statement(ledger.run_id)).write(self.files.certificate)
 
 
-<<<<<<< HEAD
 def _proposal(body: bytes) -> Broadcast:
     try:
         broadcast = decode(body)
@@ -285,109 +274,6 @@ def _proposal(body: bytes) -> Broadcast:
     if not isinstance(broadcast, Broadcast):
         raise Refuse(Code.MALFORMED)
     return broadcast
-=======
-def within(plan: PrivacyPlan, grant: Grant) -> bool:
-    """Whether all that the plan may release costs no more than was granted; a plan's budget is its true ε."""
-    return plan.budget <= grant.budget
-
-
-def _too_much(terms: Terms, plan: PrivacyPlan, grant: Grant) -> str:
-    cost = "no ε at all" if math.isinf(plan.budget) else f"ε = {shown(plan.budget)}"
-    return (
-        f"{terms.method.name} as the experiment sets it guarantees {cost}, and the grant is ε = {grant.budget:g}: "
-        "use a method in sound mode, or grant that much (inf for no privacy)"
-    )
-
-
-class _TakingPart:
-    """A silo inside one run: its ledger, its plan and the client side that every engine shares."""
-
-    def __init__(self, silo: Silo, join: Join) -> None:
-        self.join, self.grant, self.name = join, silo.spec.grant, silo.spec.name
-        self.terms = Terms(silo.spec.experiment, join.names)
-        facts = join.facts[join.names.index(self.name)]
-        self.plan = self.terms.plan(facts)
-        if not within(self.plan, self.grant):
-            raise UserError(_too_much(self.terms, self.plan, self.grant))
-        method = self.terms.method
-        data = prepare(silo.experiment, method)
-        backend = LoopBackend(data.model)
-        self.kit = make_kit(silo.experiment, method, data, backend, join.facts, join.multipliers, join.adaptive)
-        self.account = silo.account
-        self.account.draw(join, self.plan)
-        foreign = foreign_parts(silo.spec.experiment.method, method, data.model)
-        self.ledger = silo.files.open_ledger(join.run, silo.noise, foreign_parts=foreign)
-        self.ledger.declare([self.plan])
-        self.account.remember(self.ledger)
-        self.dtype = data.first.dtype
-        self.model_bytes = int(self.kit.shared.sum()) * data.first.element_size()
-        client = Client(facts, self.plan, data.records[0], data.validation[0], first_state(data, self.kit))
-        self.watch = GrantWatch(self.grant, method.mechanism.purpose)
-        self.clients = Clients(
-            method, self.kit, [client], self.ledger, silo.noise, silo.files.clients, watch=self.watch
-        )
-
-    def answer(self, b: Broadcast) -> bytes:
-        self._check(b)
-        try:
-            answer = self._ask(b, self.kit)
-        except Exception:  # what failed may depend on the records, so the message must not
-            LOG.exception("round %d cannot be computed: zero plus noise is sent, and charged", b.round)
-            answer = self._ask(b, replace(self.kit, backend=Zero(self.kit.backend.layout)))
-        if isinstance(answer, Refusal):
-            LOG.warning("round %d is refused: %s", b.round, self.watch.refused or answer.detail or answer.reason)
-            raise Refuse(self.watch.refused or FROM_LEDGER.get(answer.reason, Code.NOT_PLANNED))
-        self.account.remember(self.ledger)
-        # The server proposes a round only after it has stored all earlier ones.
-        self.clients.acknowledge(b.round)
-        return encode(answer)
-
-    def _ask(self, b: Broadcast, kit: ClientKit) -> Answered:
-        self.clients.kit, self.watch.refused = kit, None
-        return self.clients.answer([b])[b.client]
-
-    def _check(self, b: Broadcast) -> None:
-        """The proposal against the silo's own grant. Only the ledger's questions come after this."""
-        if b.run != self.join.run:
-            raise Refuse(Code.UNKNOWN_RUN)
-        if b.client != self.name:
-            raise Refuse(Code.UNKNOWN_CLIENT)
-        if b.round >= self.terms.config.run.rounds:
-            raise Refuse(Code.TOO_MANY_ROUNDS)
-        reserved = self.clients.clients[self.name].rounds
-        if reserved and b.round < max(reserved):
-            raise Refuse(Code.REPLAYED if b.round in reserved else Code.OUT_OF_ORDER)
-        if len(reserved | {b.round}) > self.grant.rounds:
-            raise Refuse(Code.TOO_MANY_ROUNDS)
-        if b.model.numel() != int(self.kit.shared.sum()) or b.model.dtype != self.dtype or not finite(b.model):
-            raise Refuse(Code.BAD_MODEL)
-        outside = objection(self.grant, b.decision.bound, b.decision.noise_multiplier)
-        if outside is not None:
-            raise Refuse(outside)
-
-
-class Zero:
-    """A backend that looks at nothing: its gradients are zero, so that a message is zero plus noise."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-
-    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
-        return theta.new_zeros(len(x), 1)
-
-    def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:  # noqa: ARG002
-        return torch.zeros_like(theta)
-
-    def clipped_sums(
-        self,
-        theta: Tensor,
-        batches: Sequence[Batch],
-        losses: Losses,  # noqa: ARG002
-        bounds: Sequence[float],  # noqa: ARG002
-        rule: ClipRule,  # noqa: ARG002
-    ) -> tuple[Tensor, list[Tensor]]:
-        return torch.zeros_like(theta), [theta.new_zeros(len(batch)) for batch in batches]
->>>>>>> secsim
 
 
 def own_experiment(spec: SiloSpec) -> Experiment:

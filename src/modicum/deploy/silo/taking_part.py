@@ -15,7 +15,7 @@ from modicum.compute.loop import LoopBackend
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Message, Summand, encode, finite
-from modicum.core.parts import Batch, ClipRule, Frame, Losses
+from modicum.core.parts import Batch, ClientKit, ClipRule, Losses
 from modicum.deploy.silo.grant import GrantWatch, objection, too_much, within
 from modicum.deploy.silo.secure import SecureSilo, SecureTerms
 from modicum.deploy.silo.terms import Join, Terms
@@ -25,7 +25,7 @@ from modicum.federation.clients import Answer as Answered
 from modicum.federation.clients import Client, Clients
 from modicum.federation.experiment import Prepared
 from modicum.federation.foreign import foreign_parts
-from modicum.federation.setup import first_state, make_frame
+from modicum.federation.setup import first_state, make_kit
 from modicum.privacy.budgets import Reason, Refusal
 from modicum.privacy.lattice import Integers
 from modicum.privacy.plan import PrivacyPlan
@@ -100,7 +100,7 @@ class TakingPart:
             raise UserError(too_much(self.terms, self.plan, self.grant))
         method = self.terms.method
         backend = LoopBackend(data.model)
-        self.frame = make_frame(
+        self.kit = make_kit(
             silo.experiment, method, data, backend, join.facts, join.multipliers, join.adaptive, agreement.integers
         )
         self.account = silo.account
@@ -110,11 +110,11 @@ class TakingPart:
         self.ledger.declare([self.plan])
         self.account.remember(self.ledger)
         self.dtype = data.first.dtype
-        self.model_bytes = int(self.frame.shared.sum()) * data.first.element_size()
-        client = Client(facts, self.plan, data.records[0], data.validation[0], first_state(data, self.frame))
+        self.model_bytes = int(self.kit.shared.sum()) * data.first.element_size()
+        client = Client(facts, self.plan, data.records[0], data.validation[0], first_state(data, self.kit))
         self.watch = GrantWatch(self.grant, method.mechanism.purpose)
         self.clients = Clients(
-            method, self.frame, [client], self.ledger, silo.noise, silo.files.clients, watch=self.watch
+            method, self.kit, [client], self.ledger, silo.noise, silo.files.clients, watch=self.watch
         )
         self.secure: SecureSilo | None = None
         if self.terms.secure:
@@ -156,10 +156,10 @@ class TakingPart:
     def _message(self, b: Broadcast) -> Message:
         """Charged, computed, settled: it may leave in the way that the view allows."""
         try:
-            answer = self._ask(b, self.frame)
+            answer = self._ask(b, self.kit)
         except Exception:  # what failed may depend on the records, so the message must not
             LOG.exception("round %d cannot be computed: zero plus noise is sent, and charged", b.round)
-            answer = self._ask(b, replace(self.frame, backend=Zero(self.frame.backend.layout)))
+            answer = self._ask(b, replace(self.kit, backend=Zero(self.kit.backend.layout)))
         if isinstance(answer, Refusal):
             LOG.warning("round %d is refused: %s", b.round, self.watch.refused or answer.detail or answer.reason)
             raise Refuse(self.watch.refused or FROM_LEDGER.get(answer.reason, Code.NOT_PLANNED))
@@ -168,8 +168,8 @@ class TakingPart:
         self.clients.acknowledge(b.round)
         return answer
 
-    def _ask(self, b: Broadcast, frame: Frame) -> Answered:
-        self.clients.frame, self.watch.refused = frame, None
+    def _ask(self, b: Broadcast, kit: ClientKit) -> Answered:
+        self.clients.kit, self.watch.refused = kit, None
         return self.clients.answer([b])[b.client]
 
     def _check(self, b: Broadcast) -> None:
@@ -185,7 +185,7 @@ class TakingPart:
             raise Refuse(Code.REPLAYED if b.round in reserved else Code.OUT_OF_ORDER)
         if len(reserved | {b.round}) > self.grant.rounds:
             raise Refuse(Code.TOO_MANY_ROUNDS)
-        if b.model.numel() != int(self.frame.shared.sum()) or b.model.dtype != self.dtype or not finite(b.model):
+        if b.model.numel() != int(self.kit.shared.sum()) or b.model.dtype != self.dtype or not finite(b.model):
             raise Refuse(Code.BAD_MODEL)
         outside = objection(self.grant, b.decision.bound, b.decision.noise_multiplier)
         if outside is not None:
