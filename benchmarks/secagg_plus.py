@@ -19,8 +19,8 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.client.mod import secaggplus_mod
 from flwr.common import Code, FitIns, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
-from flwr.compat.common import recorddict_compat as compat
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+from flwr.compat.common import recorddict_compat as compat
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
 from flwr.server.workflow.secure_aggregation.secaggplus_workflow import WorkflowState
@@ -109,9 +109,7 @@ def main() -> None:
     parser.add_argument("--dropouts", type=int, default=0)
     asked = parser.parse_args()
     logging.disable(logging.WARNING)
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = (
-        1  # messages want to know in whose run they are
-    )
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     print(play(asked.clients, asked.dimension, asked.dropouts))
 
 

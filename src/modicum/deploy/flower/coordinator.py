@@ -39,7 +39,7 @@ from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import adapts, make_kit, make_server
 from modicum.federation.transcript_file import transcript_in
 from modicum.privacy.certificate import Certificate
-from modicum.report.summary import Summary, groups, last
+from modicum.report.summary import Summary, groups, last, traffic, void
 from modicum.report.write import write_report
 
 LOG = logging.getLogger("modicum.server")
@@ -257,6 +257,8 @@ class Coordinator:
             public=last(record.public for record in records),
             released=last(record.released for record in records),
             groups=tuple(groups(budgets, certificate, records, {})),
+            traffic=traffic(records),
+            void=void(records),
         )
         self.files.write(self.files.config, to_toml(config, notes=False).encode())
         write_report(self.files, summary, certificate, records)
