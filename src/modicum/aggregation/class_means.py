@@ -69,6 +69,10 @@ class ClassMeans:
 
     def _from_sum(self, state: State, model: Tensor, opened: ReleasedSum) -> tuple[Tensor, State]:
         """The sum over all clients is the release of one client that holds all their records."""
+        if CLASS_COUNTS not in opened.facts.signal_variance:
+            raise UserError(
+                "class means need sums by class: use the view server-sees-messages or secure-aggregation"
+            )
         n = sum(count for name, count in state["records"].items() if name not in (PUBLIC, EVERYONE))
         facts = NoiseFacts(
             opened.facts.variance * n**2,
