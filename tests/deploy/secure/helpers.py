@@ -45,7 +45,10 @@ seed = 5
 simulation = true
 secure_aggregation = "protocol"
 """
-GRANT = 'unit = "client"\nview = "secure-aggregation"\n'
+RECORDS_TEXT = TEXT.replace('name = "aqc"\nlevel = "client"', 'name = "dp-sgd"').replace(
+    "batch = 32\nsteps = 1\n", ""
+)
+GRANT = 'view = "secure-aggregation"\n'
 Trouble = Callable[[Kind, str, Callable[[], Answer]], Answer | None]
 
 
@@ -71,7 +74,7 @@ def files(folder: Path, text: str = TEXT, grant: str = "", *, simulation: bool =
             experiment=agreed,
             budget=8.0,
             simulation=simulation,
-            grant=GRANT + grant,
+            grant=GRANT + ("" if text == RECORDS_TEXT else 'unit = "client"\n') + grant,
             silo=f'key = "{key_of(folder, name)}"',
         )
         for name in NAMES

@@ -16,7 +16,18 @@ from modicum.deploy.silo.wire import SECURE, Answer, Code, Kind
 from modicum.errors import UserError
 from modicum.federation.records import read_records
 from modicum.privacy.verify import verify
-from tests.deploy.secure.helpers import NAMES, TEXT, Direct, coordinator, files, finish, in_process, key_of, silos
+from tests.deploy.secure.helpers import (
+    NAMES,
+    RECORDS_TEXT,
+    TEXT,
+    Direct,
+    coordinator,
+    files,
+    finish,
+    in_process,
+    key_of,
+    silos,
+)
 from tests.deploy.silo.helpers import charged_rounds
 
 
@@ -43,8 +54,9 @@ def test_the_same_model_as_in_process(tmp_path: Path) -> None:
         TEXT.replace("budgets = 8.0", "budgets = 8.0\ndelta = 1e-6").replace(
             "clip = 0.3", "clip = 0.3\nclip_lr = 0.5"
         ),
+        RECORDS_TEXT,
     ],
-    ids=["honest-but-curious", "cohorts", "adaptive-bound"],
+    ids=["honest-but-curious", "cohorts", "adaptive-bound", "records"],
 )
 def test_variants_and_cohorts(tmp_path: Path, text: str) -> None:
     with silos(tmp_path, text) as held:
