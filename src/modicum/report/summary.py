@@ -73,6 +73,15 @@ class Summary:
         assert isinstance(value, dict)
         return value
 
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> Summary:
+        """Back from `to_dict`: null is ∞ where an ε or a budget stands, and unknown elsewhere."""
+        groups = []
+        for group in value["groups"]:
+            certified = Spread(*(_back(v) for v in group["epsilon"].values()))
+            groups.append(Group(**{**group, "budget": _back(group["budget"]), "epsilon": certified}))
+        return cls(**{**value, "groups": tuple(groups)})
+
     @property
     def bound(self) -> float | None:
         known = [g.bound for g in self.groups if g.bound is not None]
@@ -174,6 +183,10 @@ def _mean(values: Sequence[float]) -> float | None:
 def _total(values: Sequence[int | None]) -> int | None:
     known = [v for v in values if v is not None]
     return sum(known) if len(known) == len(values) else None
+
+
+def _back(value: float | None) -> float:
+    return math.inf if value is None else value
 
 
 def _finite(value: Any) -> Any:

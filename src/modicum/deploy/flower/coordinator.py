@@ -66,6 +66,11 @@ class Coordinator:
         courier: Courier,
         patience: Patience | None = None,
     ) -> None:
+        if config.run.audit is not None:
+            raise UserError(
+                "an audit plants canaries among records, and silos let nobody do that: leave out run.audit, and "
+                "audit a simulation of the same experiment"
+            )
         self.config, self.courier, self.patience = config, courier, patience or Patience()
         self.files = RunFolder(folder)
         self.files.make(fresh=False)
