@@ -86,6 +86,11 @@ class Run:
         )
 
     @property
+    def macro_f1(self) -> float:
+        """Mean of the classes' F1 on the global test data, of the last model; nan where there is none."""
+        return math.nan if self.summary.macro_f1 is None else self.summary.macro_f1
+
+    @property
     def curve(self) -> Curve:
         """What a picture of several runs needs of this one."""
         return curve_of(self.summary, self.records)

@@ -86,6 +86,7 @@ class PublicFacts:
     multipliers: Mapping[str, float]  # frozen noise multiplier of each client's plan; empty where it adapts
     adaptive_noise: bool = False
     features: FeatureFacts | None = None
+    tensors: tuple[tuple[str, int], ...] = ()  # names and sizes of the shared parameters, in their order
 
 
 @dataclass(frozen=True)

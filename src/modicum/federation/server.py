@@ -28,7 +28,7 @@ from modicum.core.messages import (
     finite,
 )
 from modicum.core.parts import ClientKit, Method, Observation, Opening, OpensIntegers, PublicFacts, State
-from modicum.core.sockets import PublicEvaluator
+from modicum.core.sockets import PublicEvaluator, Reports
 from modicum.core.store import write_durably
 from modicum.errors import UnsoundError, UserError
 from modicum.federation.cohort import Cohorts
@@ -121,7 +121,17 @@ class Server:
 
         Both are functions of releases alone. Clients go on from the last one.
         """
-        return self.state.model if self.state.average is None else self.state.average
+        return self._counting if self.state.average is None else self.state.average
+
+    @property
+    def _counting(self) -> Tensor:
+        """The last model, as the aggregation wants it judged."""
+        rule = self.method.aggregation
+        return (
+            rule.reported(self.state.aggregation, self.state.model)
+            if isinstance(rule, Reports)
+            else self.state.model
+        )
 
     def full_model(self, first: Tensor) -> Tensor:
         """All parameters: what the server has, and the initial values of those that stay with clients."""
@@ -256,8 +266,8 @@ class Server:
             return
         state.averaged += 1
         share = (1 - beta) / (1 - beta**state.averaged)
-        before = state.model if state.average is None else state.average
-        state.average = torch.lerp(before, state.model, share)
+        before = self._counting if state.average is None else state.average
+        state.average = torch.lerp(before, self._counting, share)
 
     def observe(
         self, proposal: Proposal, opened: Opened | None, public: Mapping[str, float], left: Mapping[str, float]

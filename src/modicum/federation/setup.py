@@ -88,7 +88,9 @@ def make_kit(
     _refuse_codec_on_sums(method)
     shared = backend.layout.where(method.wrapper.shared).to(data.first.device)
     known = {} if adaptive else dict(multipliers)
-    public = PublicFacts(facts, experiment.rounds, int(shared.sum()), known, adaptive, data.features)
+    sizes = zip(backend.layout.names, backend.layout.sizes, strict=True)
+    tensors = tuple((name, size) for name, size in sizes if method.wrapper.shared(name))
+    public = PublicFacts(facts, experiment.rounds, int(shared.sum()), known, adaptive, data.features, tensors)
     return ClientKit(backend, method.training, method.policy, shared, experiment.metrics, public, agreed)
 
 

@@ -28,7 +28,7 @@ from modicum.core.parts import (
     Scope,
     State,
 )
-from modicum.core.sockets import Pulls
+from modicum.core.sockets import Climbs, Pulls
 from modicum.core.stack import Pool
 from modicum.errors import UserError
 from modicum.mechanisms import common, integers
@@ -235,12 +235,15 @@ class RecordLocal:
         pool = Pool([stepper.records for stepper in steppers])
         theta, optimiser = first.clone(memory_format=torch.contiguous_format), kit.training.optimiser
         buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
+        released = torch.zeros_like(theta)[: len(theta) if isinstance(kit.training, Climbs) else 0]
         for step in range(steppers[0].steps):
             active = [stepper for stepper in steppers if step < stepper.steps]
             rows = slice(0, len(active))
             for stepper, row in zip(active, theta, strict=False):
                 stepper.decide(step, row)
-            gradient = self._noised_gradients(active, pool, theta[rows], kit, step)
+            gradient = self._noised_gradients(active, pool, _uphill(theta[rows], released, kit), kit, step)
+            if isinstance(kit.training, Climbs):
+                released[rows] = gradient
             if isinstance(kit.training, Pulls):  # after the noise: a function of releases
                 gradient = gradient + kit.training.pull(theta[rows], first[rows])
             optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
@@ -350,6 +353,15 @@ class _Stepper:
         if self.policy_state:
             state["policy"] = self.policy_state
         return message, state
+
+
+def _uphill(theta: Tensor, released: Tensor, kit: ClientKit) -> Tensor:
+    """θ + ρ·g̃/‖g̃‖ with the gradient g̃ that the step before released; θ itself in a round's first step."""
+    if not isinstance(kit.training, Climbs):
+        return theta
+    before = released[: len(theta)]
+    uphill: Tensor = before / before.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return theta + kit.training.ascent * uphill
 
 
 def _release(steppers: Sequence[_Stepper], step: int, sums: Tensor, norms: Sequence[Tensor]) -> Tensor:

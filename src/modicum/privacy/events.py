@@ -58,8 +58,14 @@ class Poisson:
 class Shuffled:
     """Batches of a shuffled pass: each unit is in exactly one of them. One event is one whole pass (R4)."""
 
+    batches: int = 1  # of a pass, each noised by itself
+
+    def __post_init__(self) -> None:
+        if self.batches < 1:
+            raise UserError(f"a shuffled pass has at least 1 batch, got {self.batches}")
+
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": "shuffled"}
+        return {"kind": "shuffled"} if self.batches == 1 else {"kind": "shuffled", "batches": self.batches}
 
 
 Sampler = NoSampling | Poisson | Shuffled
@@ -80,8 +86,8 @@ def sampler_from_dict(d: dict[str, Any]) -> Sampler:
             return NoSampling()
         case {"kind": "poisson", "rate": rate, "known_to": known_to}:
             return Poisson(float(rate), KnownTo(known_to))
-        case {"kind": "shuffled"}:
-            return Shuffled()
+        case {"kind": "shuffled", **rest}:
+            return Shuffled(int(rest.get("batches", 1)))
     raise UserError(f"unknown sampler {d!r}")
 
 

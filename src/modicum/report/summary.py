@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from modicum.federation.experiment import compression_line
 from modicum.privacy.plan import Guard
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Summary:
-    """A finished run at a glance. `accuracy` and `loss` are simulated ground truth."""
+    """A finished run at a glance. `accuracy`, `macro_f1` and `loss` are simulated ground truth."""
 
     method: str
     model: str
@@ -60,6 +61,7 @@ class Summary:
     rounds: int
     rounds_planned: int
     accuracy: float | None
+    macro_f1: float | None
     loss: float | None
     public: dict[str, float]  # the last model on public proxy data
     released: dict[str, float]  # the last values that clients released and paid for
@@ -94,7 +96,7 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
     simulated = last(record.simulated for record in records)
     data = e.federation.data
     features = "" if data.geometry is None else data.geometry.line
-    notes = (data.note, features, *getattr(run.method, "notes", ()))
+    notes = (data.note, features, compression_line(e), *getattr(run.method, "notes", ()))
     return Summary(
         method=run.method.name,
         model=e.model if isinstance(e.model, str) else type(e.model).__name__,
@@ -108,6 +110,7 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
         rounds=len(records),
         rounds_planned=e.rounds,
         accuracy=simulated.get("test_accuracy"),
+        macro_f1=simulated.get("test_macro_f1"),
         loss=simulated.get("test_loss"),
         public=last(record.public for record in records),
         released=last(record.released for record in records),

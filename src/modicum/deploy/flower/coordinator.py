@@ -258,6 +258,7 @@ class Coordinator:
             rounds=len(records),
             rounds_planned=self.rounds_planned,
             accuracy=simulated.get("test_accuracy"),
+            macro_f1=simulated.get("test_macro_f1"),
             loss=simulated.get("test_loss"),
             public=last(record.public for record in records),
             released=last(record.released for record in records),
