@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from modicum.federation.experiment import compression_line
 from modicum.privacy.plan import Guard
+from modicum.privacy.views import Shows
 
 if TYPE_CHECKING:
     from modicum.federation.records import RoundRecord
@@ -96,7 +97,8 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
     simulated = last(record.simulated for record in records)
     data = e.federation.data
     features = "" if data.geometry is None else data.geometry.line
-    notes = (data.note, features, compression_line(e), *getattr(run.method, "notes", ()))
+    own = (*getattr(run.method, "notes", ()), noise_line(certificate))
+    notes = (data.note, features, compression_line(e), *own)
     return Summary(
         method=run.method.name,
         model=e.model if isinstance(e.model, str) else type(e.model).__name__,
@@ -135,6 +137,19 @@ def traffic_line(found: Mapping[str, float]) -> str:
 
 def void(records: Sequence[RoundRecord]) -> tuple[str, ...]:
     return tuple(f"round {r.round + 1}: {r.void}" for r in records if r.void)
+
+
+def noise_line(certificate: Certificate) -> str:
+    """Integer noise in a sentence; nothing where noise is made of floats."""
+    for line in certificate.clients.values():
+        for purpose, q in (line.integers or {"queries": {}})["queries"].items():
+            behind = line.spec.view.to_dict().get("variant", "ideal")
+            sums = f" Secure aggregation: {behind}." if line.spec.view.shows is Shows.SUM else ""
+            return (
+                f"Integer noise on {purpose}: {q['steps']} lattice steps, each client's share has variance "
+                f"{q['share']:.4g}, {q['honest']} of {q['clients']} are counted, modulo 2^{q['bits']}.{sums}"
+            )
+    return ""
 
 
 def groups(
