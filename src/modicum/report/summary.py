@@ -124,6 +124,19 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
     )
 
 
+def noise_line(certificate: Certificate) -> str:
+    """Integer noise in a sentence; nothing where noise is made of floats."""
+    for line in certificate.clients.values():
+        for purpose, q in (line.integers or {"queries": {}})["queries"].items():
+            behind = line.spec.view.to_dict().get("variant", "ideal")
+            sums = f" Secure aggregation: {behind}." if line.spec.view.shows is Shows.SUM else ""
+            return (
+                f"Integer noise on {purpose}: {q['steps']} lattice steps, each client's share has variance "
+                f"{q['share']:.4g}, {q['honest']} of {q['clients']} are counted, modulo 2^{q['bits']}.{sums}"
+            )
+    return ""
+
+
 def traffic(records: Sequence[RoundRecord]) -> dict[str, float]:
     """Seconds of a round, and the most bytes that one silo sent and was sent in it: medians over rounds."""
     names = {name for record in records for name in record.traffic}
@@ -139,20 +152,8 @@ def traffic_line(found: Mapping[str, float]) -> str:
 
 
 def void(records: Sequence[RoundRecord]) -> tuple[str, ...]:
+    """Rounds that opened nothing, with the reason of each."""
     return tuple(f"round {r.round + 1}: {r.void}" for r in records if r.void)
-
-
-def noise_line(certificate: Certificate) -> str:
-    """Integer noise in a sentence; nothing where noise is made of floats."""
-    for line in certificate.clients.values():
-        for purpose, q in (line.integers or {"queries": {}})["queries"].items():
-            behind = line.spec.view.to_dict().get("variant", "ideal")
-            sums = f" Secure aggregation: {behind}." if line.spec.view.shows is Shows.SUM else ""
-            return (
-                f"Integer noise on {purpose}: {q['steps']} lattice steps, each client's share has variance "
-                f"{q['share']:.4g}, {q['honest']} of {q['clients']} are counted, modulo 2^{q['bits']}.{sums}"
-            )
-    return ""
 
 
 def groups(
