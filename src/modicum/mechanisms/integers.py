@@ -18,8 +18,8 @@ from modicum.core.messages import Expected, NoiseFacts, ReleasedSum, Summand
 from modicum.core.parts import SIGNAL_BOUND, Opening
 from modicum.errors import UnsoundError, UserError
 from modicum.privacy.events import NoSampling, Release
-from modicum.privacy.integer_noise import IntegerNoise, Rounding
-from modicum.privacy.integer_terms import IntegerTerms, agree
+from modicum.privacy.integer_noise import IntegerNoise
+from modicum.privacy.integer_terms import IntegerTerms, agree, rounding_for
 from modicum.privacy.lattice import Integers
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.sampler_charge import SHARE
@@ -117,7 +117,6 @@ def _terms_for(
 
 
 def _agree(spec: PrivacySpec, size: int, smallest: float, largest: float, units: int) -> IntegerTerms:
-    rounding = Rounding.EACH if spec.unit is Unit.CLIENT else Rounding.SUM
     return agree(
         dimension=size,
         smallest_multiplier=smallest,
@@ -125,7 +124,7 @@ def _agree(spec: PrivacySpec, size: int, smallest: float, largest: float, units:
         clients=spec.view.senders,
         honest=spec.view.noise_shares,
         units=units,
-        rounding=rounding,
+        rounding=rounding_for(spec.unit),
     )
 
 

@@ -153,7 +153,9 @@ class TakingPart:
             if b.round != round or b.metrics != self.secure.terms.due(round):
                 raise Refuse(Code.MALFORMED)
         message = self.secure.answer(kind, round, request, lambda: self._integers(b))
-        if kind is Kind.MASKED:  # on disk; what is under the masks has its own share of noise only: no ledger keeps it
+        if (
+            kind is Kind.MASKED
+        ):  # on disk; what is under the masks has its own share of noise only: no ledger keeps it
             self.clients.acknowledge(round + 1)
         return message
 
