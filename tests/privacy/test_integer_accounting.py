@@ -174,6 +174,19 @@ def test_a_ledger_whose_plan_claims_too_much_is_found(
         assert second_opinion.plan_epsilon(wrong) > 1.2 * epsilon(wrong.releases, SPEC).epsilon
 
 
+def test_floats_under_masks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody who takes the lattice out of plan and events alike; an ideal protocol may have floats."""
+    monkeypatch.setattr(ledger_module, "check_plan", lambda _plan: None)
+    bare = planned(integers=None)
+    ideal = replace(SPEC, view=replace(VIEW, variant=Variant.IDEAL))
+    ledger = Ledger.create(tmp_path / "ledger.sqlite", "run", SimulatedNoise(0))
+    ledger.declare([plan(bare), plan(bare, client="b", spec=ideal)])
+    ledger.close()
+    masked, assumed = verify(tmp_path / "ledger.sqlite").clients
+    assert any("noise of floats" in problem for problem in masked.problems)
+    assert assumed.matches
+
+
 def test_the_second_opinion_agrees_with_what_is_true() -> None:
     assert second_opinion.plan_epsilon(plan()) == pytest.approx(epsilon(plan().releases, SPEC).epsilon, rel=1e-3)
 
