@@ -189,7 +189,7 @@ class Silo:
             raise Refuse(Code.SPEC_DIFFERS)
         said = join.facts[join.names.index(own.name)]
         own = replace(own, participations=terms.participations(own.name))
-        if said != own:
+        if said != own or not terms.as_agreed(join.facts):
             raise Refuse(Code.FACTS_DIFFER)
         if own.participations > grant.rounds:
             raise Refuse(Code.TOO_MANY_ROUNDS)
