@@ -78,6 +78,7 @@ def train(
     bounds: tuple[float, float] | None = None,
     evaluate_every: int = 1,
     device: str = "cpu",
+    compile: bool = False,
     model_options: Mapping[str, float] | None = None,
     simulation: bool = True,
     folder: str | PathLike[str] | None = None,
@@ -89,6 +90,7 @@ def train(
 
     `simulation=False` draws noise from the operating system's cryptographic generator instead of the seed, and
     looks at no test record.
+    `compile=True` compiles clipped sums of single models, which pays on a GPU after thousands of steps.
     `transcript=True` writes down what each party sees; `modicum.load_transcript` reads it back.
     `resume=True` continues a run of the same experiment that was interrupted.
     """
@@ -106,6 +108,7 @@ def train(
         bounds=bounds,
         evaluate_every=evaluate_every,
         device=device,
+        compile=compile,
         model_options=dict(model_options or {}),
     )
     if resume and folder is None:

@@ -18,7 +18,7 @@ from modicum.compute.loop import LoopBackend
 from modicum.compute.pieces import LinearWeight
 from modicum.compute.rules import pieces
 from modicum.compute.stacked import StackedEngine
-from modicum.core.parts import Batch, ClipRule
+from modicum.core.parts import Batch
 from tests.compute.helpers import cross_entropy
 
 CLIPS: tuple[Clip, ...] = (Flat(0.3), Auto(0.3), PerLayer({"0": 0.1, "2": 0.2, "4": 0.3}))
@@ -115,7 +115,7 @@ def test_stacked_clients_ask_for_full_products_too(keep: int, full: bool, monkey
     if not full:
         monkeypatch.setattr(sums, "exact_product", coarse_product)
     total, _ = StackedEngine(model, loop).clipped_sums(
-        theta, batches, lambda o, t: cross_entropy(o, t["y"]), [1e-3] * 12, ClipRule.FLAT
+        theta, batches, lambda o, t: cross_entropy(o, t["y"]), [Flat(1e-3)] * 12
     )
     largest = float(torch.linalg.vector_norm(total.double(), dim=1).max())
     assert (largest <= 1e-3) is full

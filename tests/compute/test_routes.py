@@ -20,7 +20,7 @@ from modicum.compute.flat import Problem
 from modicum.compute.fused import FusedBackend
 from modicum.compute.pieces import EmbeddingWeight
 from modicum.compute.problem import ClippedSum
-from modicum.core.parts import Batch, ClipRule
+from modicum.core.parts import Batch
 from tests.compute.helpers import cross_entropy
 
 N = 41
@@ -110,7 +110,7 @@ def test_in_a_stack_a_record_that_is_not_finite_changes_nothing_for_the_others()
     def sums(n: int) -> Tensor:
         batches = [Batch(x[:n], {"y": y[:n]}), Batch(x[:20], {"y": y[:20]})]
         loss = lambda outputs, targets: cross_entropy(outputs, targets["y"])  # noqa: E731
-        return backend._engine.clipped_sums(theta, batches, loss, [1.0, 1.0], ClipRule.FLAT)[0]
+        return backend._engine.clipped_sums(theta, batches, loss, [Flat(), Flat()])[0]
 
     torch.testing.assert_close(sums(N), sums(N - 1), rtol=0.0, atol=1e-4)
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from modicum.compute import flat
 from modicum.compute.bookkeeping import Books, CannotKeepBooksError, requiring_grad
-from modicum.compute.bounds import Clip
 from modicum.compute.fallback import fallback_clipped_sum
 from modicum.compute.flat import FlatSums, Problem, Way
 from modicum.compute.probe import Verdict, probe
@@ -28,6 +27,7 @@ from modicum.compute.problem import (
     with_zero_rows,
     without_drawing,
 )
+from modicum.core.clips import Clip
 
 REMEMBERED = 64
 """Verdicts that are kept: a loss that is made anew for each call would otherwise fill the memory."""

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modicum.compute.bounds import Clip
 from modicum.compute.pieces import KEEP
 from modicum.compute.problem import (
     ROWS,
@@ -22,6 +21,7 @@ from modicum.compute.problem import (
 )
 from modicum.compute.reference import reference_clipped_sum
 from modicum.compute.sums import as_released, square_norms
+from modicum.core.clips import Clip
 
 
 def fallback_clipped_sum(

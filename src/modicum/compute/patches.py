@@ -79,7 +79,7 @@ class PatchConvolution:
         return seen.permute(0, 3, 1, 2)
 
     def _folded(self, columns: Tensor) -> Tensor:
-        from modicum.compute.stack_kernels import folded
+        from modicum.compute.kernels import folded
 
         size = (self.shape[2], self.shape[3])
         return folded(columns, size, (self.down, self.right), (self.top, self.left), self.dilation)

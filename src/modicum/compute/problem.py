@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modicum.compute.bounds import Clip
+from modicum.core.clips import Clip
 from modicum.errors import UserError
 
 Targets = Tensor | tuple[Any, ...] | dict[str, Any]
@@ -146,17 +146,16 @@ def nothing(parameters: Mapping[str, Tensor], examples: int = 0) -> ClippedSum:
 
 
 def example_factors(
-    clip: Clip, names: list[str], squares: Tensor, weights: Tensor | None, dtype: torch.dtype
+    clip: Clip, names: Sequence[str], squares: Tensor, weights: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, parameters) factors with weights, (B,) norms, and (B,) which examples are usable, from float64 squares.
+    """(…, parameters) factors with weights, (…) norms, and (…) which examples are usable, from float64 squares.
 
-    One record with a NaN, an infinity or an overflow in its gradient must neither exceed the bound nor show itself
-    by poisoning the sum: it gets norm 0 and factor 0. Factors are made a few units of `dtype` too small, so that
-    rounding them to it does not lift a norm above its bound.
+    Leading axes are examples, or clients and their examples; weights have them too. One record with a NaN, an
+    infinity or an overflow in its gradient must neither exceed the bound nor show itself by poisoning the sum: it
+    gets norm 0 and factor 0.
     """
-    finite = squares.sum(1) <= torch.finfo(dtype).max  # no for a NaN
-    squares = torch.where(finite[:, None], squares, 0.0)
-    factors = torch.where(finite[:, None], clip.factors(names, squares), 0.0) * (1 - 8 * torch.finfo(dtype).eps)
-    if weights is not None:
-        factors = factors * weights.to(factors)[:, None]
-    return factors.to(dtype), squares.sum(1).sqrt().to(dtype), finite
+    finite = squares.sum(-1) <= torch.finfo(dtype).max  # no for a NaN
+    squares = torch.where(finite[..., None], squares, 0.0)
+    usable = finite if weights is None else finite * weights.to(dtype)
+    factors = clip.factors(names, squares, dtype) * usable[..., None]
+    return factors, squares.sum(-1).sqrt().to(dtype), finite

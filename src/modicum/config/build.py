@@ -78,6 +78,7 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
         bounds=run.bounds,
         evaluate_every=run.evaluate_every,
         device=run.device,
+        compile=run.compile,
         model_options=dict(config.model.options),
     )
 

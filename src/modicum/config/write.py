@@ -14,7 +14,7 @@ from modicum.config.schema import Config, DataConfig, PrivacyConfig, RunConfig
 if TYPE_CHECKING:
     from modicum.federation.experiment import Experiment
 
-NOT_COMPARED = {("data", "dir"), ("run", "device")}  # where things are, not what they are
+NOT_COMPARED = {("data", "dir"), ("run", "device"), ("run", "compile")}  # where and how, not what
 ELSEWHERE = ("delta", "adjacency")  # a method's own fields that are written under [privacy]
 
 
@@ -46,6 +46,7 @@ def describe_experiment(experiment: Experiment, simulation: bool, transcript: bo
             "bounds": e.bounds,
             "evaluate_every": e.evaluate_every,
             "device": e.device,
+            "compile": e.compile,
             "simulation": simulation,
             "transcript": transcript,
             "metrics": list(e.metrics),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from modicum.core.clips import Clip
 from modicum.core.door import Door, SumDoor
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, Opened, ReleasedSum
@@ -74,6 +75,15 @@ class FeatureFacts:
 
 
 @dataclass(frozen=True)
+class LayerFacts:
+    """One trained parameter; updates hold the shared ones."""
+
+    name: str
+    size: int
+    shared: bool
+
+
+@dataclass(frozen=True)
 class PublicFacts:
     """What a policy and an aggregation may know before the run."""
 
@@ -83,6 +93,7 @@ class PublicFacts:
     multipliers: Mapping[str, float]  # frozen noise multiplier of each client's plan; empty where it adapts
     adaptive_noise: bool = False
     features: FeatureFacts | None = None
+    layers: tuple[LayerFacts, ...] = ()  # in the order in which parameters stand in the vector
 
 
 @dataclass(frozen=True)
@@ -195,7 +206,7 @@ class Backend(Protocol):
         """Gradient of each client's mean loss, one row a client; zero for an empty batch."""
 
     def clipped_sums(
-        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, clips: Sequence[Clip]
     ) -> tuple[Tensor, list[Tensor]]:
         """Sum of clipped per-example gradients, one row a client, and the norms before clipping (private!)."""
 
@@ -206,11 +217,6 @@ class Descends(Protocol):
 
     def descend(self, theta: Tensor, steps: Sequence[Sequence[Batch]], losses: Losses, rate: float) -> Tensor:
         """theta − rate · gradients, for each step's batches in turn; a new tensor."""
-
-
-class ClipRule(StrEnum):
-    FLAT = "flat"  # g · min(1, C/‖g‖)
-    AUTO = "auto"  # g · C/(‖g‖ + γ): AUTO-S, Bu et al. 2023
 
 
 class LocalTraining(Protocol):

@@ -102,6 +102,7 @@ class Experiment:
     bounds: tuple[float, float] | None = None  # that no policy leaves; None: the policy's own limits
     evaluate_every: int = 1
     device: str = "cpu"
+    compile: bool = False  # clipped sums, on the first batch of each size
     model_options: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

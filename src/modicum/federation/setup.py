@@ -12,7 +12,19 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from modicum.compute.choose import choose
-from modicum.core.parts import Backend, ClientFacts, Frame, Identity, Mechanism, Method, PublicFacts, State
+from modicum.core.clips import PerLayer
+from modicum.core.needs import with_inner
+from modicum.core.parts import (
+    Backend,
+    ClientFacts,
+    Frame,
+    Identity,
+    LayerFacts,
+    Mechanism,
+    Method,
+    PublicFacts,
+    State,
+)
 from modicum.errors import UserError
 from modicum.federation.clients import Client
 from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, rounds_of
@@ -50,7 +62,7 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     """`prepared` may be shared by runs on the same data and model. `noise` draws a trusted server's cohorts."""
     method = build_method(experiment)
     data = prepared or prepare(experiment, method)
-    engine = choose(data.model, data.first.device)
+    engine = choose(data.model, data.first.device, compiled=experiment.compile)
     cohorts = make_cohorts(experiment, method.mechanism, noise)
     facts = make_facts(experiment, cohorts)
     plans = make_plans(experiment, method.mechanism, facts, cohorts)
@@ -71,9 +83,16 @@ def make_frame(
 ) -> Frame:
     """What clients and server share. Multipliers are those of the plans; where plans adapt, nobody is told any."""
     _refuse_codec_on_sums(method)
+    for rule in with_inner(method.mechanism):
+        if isinstance(rule, PerLayer):
+            rule.check(backend.layout.names)
     shared = backend.layout.where(method.wrapper.shared).to(data.first.device)
     told = {} if adaptive else dict(multipliers)
-    public = PublicFacts(facts, experiment.rounds, int(shared.sum()), told, adaptive, data.features)
+    layout = backend.layout
+    layers = tuple(
+        LayerFacts(n, s, method.wrapper.shared(n)) for n, s in zip(layout.names, layout.sizes, strict=True)
+    )
+    public = PublicFacts(facts, experiment.rounds, int(shared.sum()), told, adaptive, data.features, layers)
     return Frame(backend, method.training, method.policy, shared, experiment.metrics, public)
 
 

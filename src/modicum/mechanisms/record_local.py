@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from modicum.core.clips import Clip, Flat
 from modicum.core.door import Ask, release_together
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened, Range
 from modicum.core.needs import Need
-from modicum.core.parts import Batch, ClientFacts, ClipRule, Frame, Job, Opening, Place, Scope, State, View
+from modicum.core.parts import Batch, ClientFacts, Frame, Job, Opening, Place, Scope, State, View
 from modicum.core.sockets import Pulls
 from modicum.core.stack import Pool
 from modicum.errors import UserError
@@ -41,7 +42,7 @@ class RecordLocal:
     steps: int | None = None  # local steps a participation; overrides epochs
     adjacency: Adjacency = Adjacency.ZERO_OUT
     delta: float = 1e-5
-    rule: ClipRule = ClipRule.FLAT
+    rule: Clip = field(default_factory=Flat)  # how a record is clipped; the policy's bound scales it
     noise_multiplier: float | None = None  # None: calibrated to each client's budget
     adaptive: bool = False  # the policy chooses the noise of each step, and a filter guards the budget (R2)
 
@@ -59,7 +60,7 @@ class RecordLocal:
 
     @property
     def offers(self) -> tuple[Need, ...]:
-        return (Need.SIGNALS, Need.STEPS, *((Need.ADAPTIVE_NOISE,) if self.adaptive else ()))
+        return (Need.SIGNALS, Need.STEPS, Need.LAYERS, *((Need.ADAPTIVE_NOISE,) if self.adaptive else ()))
 
     @property
     def spec(self) -> PrivacySpec:
@@ -235,8 +236,7 @@ class RecordLocal:
             theta,
             pool.batches([walk.chosen(step) for walk in walks]),
             frame.training.losses,
-            [walk.decision.bound for walk in walks],
-            self.rule,
+            [walk.decision.rule(self.rule) for walk in walks],
         )
         live = [i for i, walk in enumerate(walks) if walk.stopped is None]
         if len(live) == len(walks):

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from modicum.compute.loop import LoopBackend
 from modicum.config import Config, experiment_over, federation
+from modicum.core.clips import Clip
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, decode, encode, finite
 from modicum.core.needs import Offer, check_data
-from modicum.core.parts import Batch, ClientFacts, ClipRule, Frame, Losses
+from modicum.core.parts import Batch, ClientFacts, Frame, Losses
 from modicum.core.store import write_durably
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.deploy.silo.account import account_of
@@ -355,8 +356,7 @@ class Zero:
         theta: Tensor,
         batches: Sequence[Batch],
         losses: Losses,  # noqa: ARG002
-        bounds: Sequence[float],  # noqa: ARG002
-        rule: ClipRule,  # noqa: ARG002
+        clips: Sequence[Clip],  # noqa: ARG002
     ) -> tuple[Tensor, list[Tensor]]:
         return torch.zeros_like(theta), [theta.new_zeros(len(batch)) for batch in batches]
 
@@ -364,6 +364,11 @@ class Zero:
 def own_experiment(spec: SiloSpec) -> Experiment:
     """The agreed experiment over this silo's records alone, checked before anything is joined."""
     config = spec.experiment
+    if config.run.compile:
+        raise UserError(
+            "compile is for simulations: a compiled sum is used if it agrees with another on the first batch, and "
+            "a hostile server could make that hang on one record: set compile = false in everybody's file"
+        )
     data = federation(config).data
     if spec.name not in data.names:
         shown = ", ".join(data.names[:5]) + (", …" if len(data.names) > 5 else "")
