@@ -129,7 +129,7 @@ def test_the_fall_back_computes_parts_of_one_shape(monkeypatch: pytest.MonkeyPat
         torch, "vmap", lambda f, **k: lambda w, x, y: (seen.append(len(x)), real(f, **k)(w, x, y))[1]
     )
     x, y = torch.randn(32, 4), torch.arange(32) % 3
-    fallback_clipped_sum(model, loss, x, y, Flat(1.0), None, trained, 32)
+    fallback_clipped_sum(Problem(model, trained, loss, x, y, Flat(1.0), None, 32))
     assert seen == [7] * 5
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from modicum.compute.pieces import WRITE, Kept, Sliced, gram_square_norms, too_large
+from modicum.compute.problem import few_rows
 from modicum.compute.rounding import product_rounding
 from modicum.compute.sums import weighted_products, weighted_rows
 
@@ -117,7 +118,7 @@ class ConvWeight:
         by_groups = on_cpu and self.shape[1] >= 8 and spread > 1
         route = self._dense_by_groups if by_groups else self._dense_by_patches
         scratch = self.shape.numel() if by_groups else a.shape[1] * spread * math.prod(g.shape[2:])
-        step = _even_slices(len(a), (1 << 21 if on_cpu else 1 << 26) // scratch)
+        step = _slice((1 << 21 if on_cpu else 1 << 26) // scratch)
         parts = zip(torch.split(a, step), torch.split(g, step), strict=True)
         return tuple(route(part_a, part_g) for part_a, part_g in parts)
 
@@ -206,11 +207,10 @@ def _(a: Tensor, g: Tensor, kernel: list[int], *_rest: object) -> tuple[Tensor, 
     return a.new_empty(len(a), dtype=torch.float64), a.new_empty(len(a), g.shape[1], *kernel, a.shape[1])
 
 
-def _even_slices(batch: int, most: int) -> int:
-    """The size of slices of about `most` examples, alike and a multiple of the threads that share them."""
-    slices = -(-batch // max(1, most))
-    threads = torch.get_num_threads()
-    return -(-batch // (slices * threads)) * threads
+def _slice(most: int) -> int:
+    """How many examples a slice of about `most` holds, whatever the batch: rows come in multiples of few."""
+    few = few_rows()
+    return max(few, most - most % few)
 
 
 def _only_what_is_seen(inputs: Tensor, outputs: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:

@@ -18,7 +18,16 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from modicum.compute.bookkeeping import Books
 from modicum.compute.capture import Captured, Graphs, Replay, Work, agree, filled_up, rounded_up
-from modicum.compute.problem import ClippedSum, Loss, modes, nothing, rows, stand_ins, sum_dtype
+from modicum.compute.problem import (
+    ClippedSum,
+    Loss,
+    modes,
+    nothing,
+    rows,
+    stand_ins,
+    sum_dtype,
+    with_zero_rows,
+)
 from modicum.compute.rounding import product_rounding
 from modicum.core.clips import Clip
 
@@ -62,6 +71,15 @@ class Problem:
     clip: Clip
     weights: Tensor | None
     examples: int
+
+    def filled(self, size: int) -> Problem:
+        """The same with rows of zeros at weight 0, which are nobody's, up to this size."""
+        more = size - self.examples
+        if not more:
+            return self
+        ones = next(iter(self.trained.values())).new_ones(self.examples) if self.weights is None else self.weights
+        x, y, weights = (with_zero_rows(tree, more) for tree in (self.x, self.y, ones))
+        return replace(self, x=x, y=y, weights=weights, examples=size)
 
     def key(self) -> Hashable:
         """All that the function below depends on besides its inputs and their shapes."""

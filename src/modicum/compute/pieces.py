@@ -16,6 +16,7 @@ from modicum.compute.sums import (
     as_released,
     factor_charge,
     in_range,
+    square_lengths,
     square_norms,
     weighted_outer,
     weighted_products,
@@ -101,7 +102,7 @@ class LinearWeight:
         batch, places, d = self.a.shape
         p = self.g.shape[2]
         if places == 1:
-            return _square_lengths(self.a) * _square_lengths(self.g), self
+            return _lengths(self.a) * _lengths(self.g), self
         products = places * d * p
         by_gram = 4 * places**2 * (d + p) + 1.5 * products < 1.3 * products + WRITE * d * p
         if by_gram or too_large(batch, d * p, places * (d + p)):
@@ -171,19 +172,14 @@ class EmbeddingRows:
         return EmbeddingRows(self.indices[index], self.shares[index], self.size, self.dtype)
 
 
+def _lengths(vectors: Tensor) -> Tensor:
+    """‖v‖² of (B, 1, n) vectors, infinite where their precision has no such number."""
+    return in_range(square_lengths(vectors[:, 0]), vectors.dtype)
+
+
 def too_large(batch: int, gradient: int, factors: int) -> bool:
     """Whether gradients of so many numbers an example are better left as their factors, whatever that takes."""
     return batch * gradient > KEEP and gradient > LARGER * factors
-
-
-def _square_lengths(vectors: Tensor) -> Tensor:
-    """‖v‖² of each example, infinite where its precision has no such number.
-
-    In float64, where no square vanishes: a model that somebody chose for the purpose may have inputs of 1e19
-    beside output gradients whose squares would, and the gradient of a weight is then not small at all.
-    """
-    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=(1, 2), dtype=torch.float64)
-    return in_range(lengths.square(), vectors.dtype)
 
 
 def gram_square_norms(inputs: Tensor, outputs: Tensor, added: int, dtype: torch.dtype) -> Tensor:

@@ -60,13 +60,27 @@ def rows(tree: Any, index: Any) -> Any:
 
 
 ROWS = 32
-"""What the number of rows of a pass is a multiple of. Libraries choose kernels, and share work among threads, by
-the number of rows, and compute the last numbers of a tensor (up to 31) by other functions than the rest; so its
-bits depend on how many rows there are. With multiples of this they were found not to (docs/clipping.md)."""
+"""What the number of rows of a pass is a multiple of, if nothing is known of the model. Libraries choose kernels,
+and share work among threads, by the number of rows, and compute the last numbers of a tensor (up to 31) by other
+functions than the rest; so its bits depend on how many rows there are. With multiples of this they were found not
+to (docs/clipping.md). `row_steps` knows models for which less will do."""
+
+FEW = 4
+"""Rows that matrix libraries treat alike, with up to two threads."""
+
+FEWEST = 16
+"""Rows of a pass at least: with fewer, libraries multiply in other ways."""
 
 
-def enough_rows(examples: int) -> int:
-    return -(-examples // ROWS) * ROWS
+def few_rows() -> int:
+    """What the number of rows is a multiple of at least. Threads share rows, and more than two were not searched:
+    it is a guess that each of them needs as many as one of two."""
+    return min(ROWS, max(FEW, FEW // 2 * torch.get_num_threads()))
+
+
+def enough_rows(examples: int, step: int = ROWS) -> int:
+    """So many rows or a few more: a multiple of `step`, and enough for libraries' usual ways; 0 for none."""
+    return max(FEWEST, -(-examples // step) * step) if examples else 0
 
 
 def with_zero_rows(tree: Any, more: int) -> Any:

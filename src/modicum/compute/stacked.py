@@ -29,19 +29,30 @@ class _Stack:
     size: int
 
     @classmethod
-    def of(cls, batches: Sequence[Batch], *, enough: bool = False) -> _Stack:
-        """`enough` rows for each client, where what is computed of one must not depend on how many there are."""
+    def of(cls, batches: Sequence[Batch], step: int = 0) -> _Stack:
+        """`step`: rows come in multiples of it, where what is computed of one must not depend on their number."""
         sizes = batches.sizes if isinstance(batches, Gathered) else [len(b) for b in batches]
         size = max(sizes, default=0)
-        if enough:
-            size = enough_rows(size)
-        if isinstance(batches, PooledBatches) or (isinstance(batches, Gathered) and not enough):
+        if step:
+            size = enough_rows(size, step)
+        if isinstance(batches, PooledBatches) or (isinstance(batches, Gathered) and not step):
             return cls(*batches.padded(size), sizes, size)
         return cls(*padded(list(batches), size), sizes, size)
 
     @property
     def full(self) -> bool:
         return min(self.sizes) == self.size
+
+    def whole(self) -> _Stack:
+        """The same with targets of zeros for rows that belong to nobody: all rows pass through the loss."""
+        if self.full:
+            return self
+        rows = real_rows(self.sizes, self.size).to(self.x.device)
+        targets = {
+            name: t.new_zeros(len(self.x), *t.shape[1:]).index_copy_(0, rows, t)
+            for name, t in self.targets.items()
+        }
+        return _Stack(self.x, targets, [self.size] * len(self.sizes), self.size)
 
     def real(self, outputs: Tensor) -> Tensor:
         """The rows of the outputs that belong to a record."""
@@ -125,10 +136,10 @@ class StackedEngine:
             fixed = fixed_shape.Stack.of(batches, theta, enough=True)
             total, norms = self._fixed.clipped_sums(theta, fixed, losses, clips[0], bounds)
             return total, [row[: len(batch)] for row, batch in zip(norms, batches.chosen, strict=True)]
-        stack = _Stack.of(batches, enough=True)
-        if not stack.size:
+        if not any(map(len, batches)):
             return torch.zeros_like(theta), [theta.new_zeros(0) for _ in batches]
-        run, values = self._forward(self.layout.named(theta.detach()), stack, losses, measure=True)
+        stack = _Stack.of(batches, self.loop.row_step(losses, lambda: next(b for b in batches if len(b))))
+        run, values = self._forward(self.layout.named(theta.detach()), stack.whole(), losses, measure=True)
         with torch.no_grad():
             fixed_shape.backward(values, run, torch.ones_like(values))
             factors, norms, finite = fixed_shape.factors(run, clips[0], bounds, stack.mask(theta))

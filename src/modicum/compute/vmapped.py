@@ -44,7 +44,7 @@ class VmapEngine:
     def _examples(
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, *, enough: bool = False
     ) -> list[tuple[Tensor, Tensor]]:
-        """Each client's (examples, parameters) gradients, beside a row of zeros; `enough` rows as in `_Stack`."""
+        """Each client's (examples, parameters) gradients, beside a row of zeros; `enough` rows."""
         sizes = [len(batch) for batch in batches]
         size = max(sizes, default=0)
         if enough:

@@ -24,7 +24,9 @@ class DpSgd(RecordSteps, Aggregated, Guarantee):
     """Record-level privacy with a fixed clipping bound, made by each client for itself with its own budget."""
 
     clip: float | dict[str, float] = option(
-        1.0, "clipping bound C of one record's gradient, or a table of bounds C_k by layer (C² = ΣC_k²)"
+        1.0,
+        "clipping bound C of one record's gradient, or a table of bounds C_k by layer (C² = ΣC_k²)",
+        table=True,
     )
     rule: RuleName = option("flat", "flat: g·min(1, C/‖g‖); auto: every gradient is scaled to about C (AUTO-S)")
 
