@@ -14,7 +14,7 @@ import torch
 
 from modicum.aggregation import Mean, Weighted
 from modicum.core.messages import Message, NoiseFacts, Opened, Released, ReleasedSum, decode, encode
-from modicum.core.parts import ClientFacts, Frame, Job, Place, PublicFacts, State, View
+from modicum.core.parts import ClientFacts, ClientKit, Job, Observation, Place, PublicFacts, State
 from modicum.core.setting import MethodSpec, Setting
 from modicum.core.store import load_state, save_state
 from modicum.errors import UserError
@@ -106,7 +106,7 @@ class TestPolicy:
             decisions = policy.decide(state, round, NAMES)
             assert set(decisions) == set(NAMES)
             assert all(1e-12 <= d.bound <= 1e12 for d in decisions.values())
-            state = policy.observe(state, View(round, VIEWS[round % len(VIEWS)], decisions, SEEN))
+            state = policy.observe(state, Observation(round, VIEWS[round % len(VIEWS)], decisions, SEEN))
 
     def test_noise_is_left_to_the_plan(self, name: str) -> None:
         """R1: the bound adapts, the multiplier does not."""
@@ -119,8 +119,8 @@ class TestPolicy:
         state = policy.init(PUBLIC)
         for opened in VIEWS:
             before = copy.deepcopy(state)
-            view = View(0, opened, policy.decide(state, 0, NAMES), SEEN)
-            first, second = policy.observe(state, view), policy.observe(state, view)
+            observed = Observation(0, opened, policy.decide(state, 0, NAMES), SEEN)
+            first, second = policy.observe(state, observed), policy.observe(state, observed)
             assert frozen(first) == frozen(second)
             assert frozen(state) == frozen(before)
             state = first
@@ -128,7 +128,7 @@ class TestPolicy:
     def test_state_survives_a_checkpoint(self, name: str, tmp_path: Path) -> None:
         policy = POLICIES[name]
         state = policy.init(PUBLIC)
-        state = policy.observe(state, View(0, released(), policy.decide(state, 0, NAMES), SEEN))
+        state = policy.observe(state, Observation(0, released(), policy.decide(state, 0, NAMES), SEEN))
         assert frozen(stored(state, tmp_path)) == frozen(state)
 
 
@@ -140,7 +140,7 @@ FROM_PUBLIC_DATA = {"ppo", "ppo-bits", "bandit"}  # agents, which learn from the
 def test_a_round_without_releases_changes_no_policy(name: str, opened: Opened | None) -> None:
     policy = POLICIES[name]
     state = policy.init(PUBLIC)
-    assert policy.observe(state, View(0, opened, policy.decide(state, 0, NAMES), SEEN)) == state
+    assert policy.observe(state, Observation(0, opened, policy.decide(state, 0, NAMES), SEEN)) == state
 
 
 @pytest.mark.parametrize("name", sorted(AGGREGATIONS.keys() - ROBUST))
@@ -277,8 +277,8 @@ def alone_and_together(spec: MethodSpec, folder: Path) -> tuple[torch.Tensor, to
 class LooksAround(RecordLocal):
     """The broken twin: whoever is computed together sends the mean of all."""
 
-    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
-        done = super().run(jobs, frame)
+    def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
+        done = super().run(jobs, kit)
         mean = torch.stack([message.update for message, _ in done]).mean(0)
         return [(replace(message, update=mean), state) for message, state in done]
 

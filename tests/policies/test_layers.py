@@ -13,7 +13,7 @@ from modicum.compute.loop import LoopBackend
 from modicum.core.clips import Flat, PerLayer
 from modicum.core.messages import Broadcast, Decision
 from modicum.core.needs import Need
-from modicum.core.parts import Place, PublicFacts, Scope, Signal, State, View
+from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, State
 from modicum.errors import UserError
 from modicum.federation.clients import Clients
 from modicum.federation.simulation import Simulation
@@ -43,10 +43,10 @@ class ByReleasedNorms:
     def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
         return dict.fromkeys(clients, Decision(0.5, layers=tuple(state["shares"].items())))
 
-    def observe(self, state: State, view: View) -> State:
-        if not isinstance(view.opened, tuple) or not view.opened:
+    def observe(self, state: State, seen: Observation) -> State:
+        if not isinstance(seen.opened, tuple) or not seen.opened:
             return state
-        parts = torch.split(view.opened[0].update, list(state["sizes"].values()))
+        parts = torch.split(seen.opened[0].update, list(state["sizes"].values()))
         return {**state, "shares": {n: float(p.norm()) for n, p in zip(state["sizes"], parts, strict=True)}}
 
 

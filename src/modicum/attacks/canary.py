@@ -22,7 +22,7 @@ from modicum.attacks.bounds import FloatArray, LowerBounds, lower_bounds
 from modicum.attacks.probe import ProbeBackend, ProbeTraining
 from modicum.core.door import DoorWatch
 from modicum.core.messages import Broadcast, Decision, Message, ReleasedSum
-from modicum.core.parts import Backend, Batch, ClientFacts, Frame, Mechanism, Method, Opening, Policy
+from modicum.core.parts import Backend, Batch, ClientFacts, ClientKit, Mechanism, Method, Opening, Policy
 from modicum.errors import UserError
 from modicum.federation.clients import Client, Clients
 from modicum.federation.cohort import SecretPoisson
@@ -122,7 +122,7 @@ class _Stage:
         size = backend.layout.sizes[0]
         self.direction = torch.zeros(self.dimension, dtype=torch.float64)
         self.direction[0 if what.layer == 0 else size] = 1.0
-        self.frame = Frame(backend, ProbeTraining(), what.policy, torch.ones(self.dimension, dtype=torch.bool))
+        self.kit = ClientKit(backend, ProbeTraining(), what.policy, torch.ones(self.dimension, dtype=torch.bool))
         members = self._members()
         self.ledger = Ledger.create(folder / "ledger.sqlite", "audit", noise)
         self.ledger.declare(c.plan for c in members)
@@ -134,7 +134,7 @@ class _Stage:
             mechanism=what.mechanism,
             aggregation=Mean(),
         )
-        self.clients = Clients(method, self.frame, members, self.ledger, noise, at_once=len(members), watch=watch)
+        self.clients = Clients(method, self.kit, members, self.ledger, noise, at_once=len(members), watch=watch)
         self.trusted = TrustedLedger(self.ledger, noise, watch)
 
     @property

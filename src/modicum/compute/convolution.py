@@ -13,7 +13,13 @@ from torch.nn import functional
 from modicum.compute.pieces import WRITE, Kept, Sliced, gram_square_norms, too_large
 from modicum.compute.problem import few_rows
 from modicum.compute.rounding import product_rounding
-from modicum.compute.sums import weighted_products, weighted_rows
+from modicum.compute.sums import as_released, longest_run, weighted_products, weighted_rows
+
+TILE, PLACES, RUN = 64, 256, 16
+"""Of a GPU's kernel for weighted sums: channels come in multiples, places at most, examples in float32 at most."""
+
+FORMED = 2.0**-16
+"""What its products may be off by: three products of numbers in two parts of eight bits leave out 3·2⁻¹⁸."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class ConvWeight:
 
     def measure(self) -> tuple[Tensor, Kept]:
         factors = self.a[0].numel() + self.g[0].numel()
-        if self._gram_is_cheaper() or too_large(len(self.a), self.shape.numel(), factors):
+        if self._gram_is_cheaper() or too_large(self.shape.numel(), factors, on_gpu=self.a.is_cuda):
             return self._gram(), self
         if self._has_kernel:
             return self._by_kernel()
@@ -47,16 +53,35 @@ class ConvWeight:
     def _has_kernel(self) -> bool:
         return has_kernel(self.a) and self.geometry.groups == 1
 
+    @property
+    def _moves(self) -> tuple[list[int], list[int], list[int], list[int]]:
+        geo = self.geometry
+        return list(geo.kernel), list(geo.stride), list(geo.padding), list(geo.dilation)
+
     def _by_kernel(self) -> tuple[Tensor, Kept]:
-        a, g, geo = self.a, self.g, self.geometry
+        a, g = self.a, self.g
         if not a.stride(1) == g.stride(1) == 1:
             a, g = a.contiguous(), g.contiguous()
         coarse = product_rounding(a.device, a.dtype) > 0
-        moves = (list(geo.kernel), list(geo.stride), list(geo.padding), list(geo.dilation))
-        squares, gradients = conv_square_norms(a, g, *moves, coarse)
+        squares, gradients = conv_square_norms(a, g, *self._moves, coarse)
         return squares, TapGradients(gradients)
 
+    @property
+    def _forms_again(self) -> bool:
+        """Whether a kernel forms each example's gradient once more for the sum, in three products of bf16."""
+        places = math.prod(self.g.shape[2:])
+        return (
+            self._has_kernel
+            and product_rounding(self.a.device, self.a.dtype) > 0
+            and self.a.shape[1] % TILE == self.g.shape[1] % TILE == 0
+            and places <= PLACES
+        )
+
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self._forms_again:
+            run = max(1, min(RUN, longest_run(len(weights), weights.dtype)))
+            found: Tensor = conv_weighted_sum(self.a, self.g, weights.contiguous(), *self._moves, run)
+            return as_released(found.permute(0, 3, 1, 2), len(weights), weights.dtype)
         view, batch, geo = self._patches(self.a), len(self.a), self.geometry
         view = view.view(batch, geo.groups, -1, *view.shape[2:])
         g = self.g.reshape(batch, geo.groups, self.shape[0] // geo.groups, -1)
@@ -107,7 +132,9 @@ class ConvWeight:
                 by_patch += by_pixel.as_strided(by_patch.shape, strides, shift * (pixels + 1))
         added = x.shape[1] * math.prod(geo.kernel) + g.shape[1]
         by_patch, by_output = by_patch.view(blocks, places, places), g.transpose(1, 2) @ g
-        norms = gram_square_norms(by_patch, by_output, added, self.g.dtype)
+        again = FORMED + 3 * places * torch.finfo(self.g.dtype).eps
+        charge = again if self._forms_again else None
+        norms = gram_square_norms(by_patch, by_output, added, self.g.dtype, charge)
         return norms.view(-1, geo.groups).sum(1)
 
     def _slices(self, a: Tensor, g: Tensor) -> tuple[Tensor, ...]:
@@ -162,6 +189,28 @@ class ConvWeight:
             g, a, weight, None, geo.stride, geo.padding, geo.dilation, False, (0, 0), groups, (False, True, False)
         )[1]
         return gradient
+
+
+@torch.library.custom_op("modicum::conv_weighted_sum", mutates_args=())
+def conv_weighted_sum(
+    a: Tensor,
+    g: Tensor,
+    weights: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    run: int,
+) -> Tensor:
+    """(p, k, l, c) weighted sum in float64 of the gradients Σ_t δ_t patch_tᵀ, each formed by itself."""
+    from modicum.compute.kernels import launch_sum
+
+    return launch_sum(a, g, weights, kernel, stride, padding, dilation, run)
+
+
+@conv_weighted_sum.register_fake
+def _(a: Tensor, g: Tensor, _weights: Tensor, kernel: list[int], *_rest: object) -> Tensor:
+    return a.new_empty(g.shape[1], *kernel, a.shape[1], dtype=torch.float64)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from modicum.compute.flat import Problem
-from modicum.compute.pieces import KEEP
 from modicum.compute.problem import (
     ROWS,
     ClippedSum,
@@ -51,6 +50,10 @@ def fallback_clipped_sum(problem: Problem) -> ClippedSum:
         return reference_clipped_sum(model, loss, x, y, clip, weights=weights, parameters=list(trained))
     sums = {name: as_released(t, examples, sum_dtype(trained[name])) for name, t in total.items()}
     return ClippedSum(sums, torch.cat(norms))
+
+
+KEEP = 1 << 24
+"""Numbers of per-example gradients that exist at a time, of all parameters together."""
 
 
 def _rows_at_a_time(parameters: int) -> int:

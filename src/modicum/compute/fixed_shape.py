@@ -16,12 +16,12 @@ from torch import Tensor
 
 from modicum.compute.capture import Graphs, rounded_up
 from modicum.compute.problem import check_losses, enough_rows, example_factors, stand_ins
-from modicum.compute.twin import CannotStackError, Run, Twin
+from modicum.compute.twin import CannotStackError, StackedPass, Twin
 from modicum.core.clips import Clip
 from modicum.core.parts import Batch, Losses
 from modicum.core.stack import PooledBatches
 
-Sums = Callable[[Tensor, Run, Mapping[str, Tensor] | None], Tensor]
+Sums = Callable[[Tensor, StackedPass, Mapping[str, Tensor] | None], Tensor]
 
 
 def use_graphs(theta: Tensor) -> bool:
@@ -125,8 +125,8 @@ class FixedShapeSteps:
         targets: dict[str, Tensor],
         losses: Losses,
         measure: bool,
-    ) -> Run:
-        run = Run(self._named(theta.detach()), *seeds.shape, measure=measure)
+    ) -> StackedPass:
+        run = StackedPass(self._named(theta.detach()), *seeds.shape, measure=measure)
         outputs = self._twin.outputs(x, run)
         if outputs.shape[0] != run.rows:
             raise CannotStackError("an output whose first dimension is not the batch")
@@ -137,12 +137,14 @@ class FixedShapeSteps:
         return run
 
 
-def backward(values: Tensor, run: Run, seeds: Tensor) -> None:
+def backward(values: Tensor, run: StackedPass, seeds: Tensor) -> None:
     if values.requires_grad:
         torch.autograd.grad(values, run.anchor, seeds, allow_unused=True)
 
 
-def factors(run: Run, clip: Clip, bounds: Tensor, real: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+def factors(
+    run: StackedPass, clip: Clip, bounds: Tensor, real: Tensor
+) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """(clients, size) factors by parameter, norms, and which rows are finite; (clients, numbers) bounds."""
     shape, names = (run.clients, run.size), list(run.squares)
     if not names:  # the loss reaches no parameter

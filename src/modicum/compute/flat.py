@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from modicum.compute.bookkeeping import Books
+from modicum.compute.bookkeeping import PassRecorder
 from modicum.compute.capture import Captured, Graphs, Replay, Work, agree, filled_up, rounded_up
 from modicum.compute.problem import (
     ClippedSum,
@@ -135,11 +135,11 @@ class Problem:
         def clipped(*inputs: Tensor) -> tuple[Tensor, ...]:
             state, (bounds, weights, *batch) = inputs[: len(names)], inputs[len(names) :]
             x, y = tree_unflatten(batch, tree)
-            books = Books(self.model, self.trained, size)
-            books.backward(books.forward(self.loss, x, y, dict(zip(names, state, strict=True))))
+            recorder = PassRecorder(self.model, self.trained, size)
+            recorder.backward(recorder.forward(self.loss, x, y, dict(zip(names, state, strict=True))))
             with torch.no_grad(), torch.autocast(weights.device.type, enabled=False):
                 clip = self.clip.with_values(bounds.unbind())  # a bound that changes asks for no new graph
-                total, norms, finite = books.settle(clip, weights, leave_out=False)
+                total, norms, finite = recorder.settle(clip, weights, leave_out=False)
             return (*total.values(), norms, finite)
 
         return clipped

@@ -13,7 +13,7 @@ from modicum.compute.client_sums import subtract_client_sums, write_client_sums
 from modicum.compute.loop import LoopBackend
 from modicum.compute.problem import check_losses, enough_rows, sum_dtype
 from modicum.compute.sums import sum_type
-from modicum.compute.twin import CannotStackError, Run, Twin
+from modicum.compute.twin import CannotStackError, StackedPass, Twin
 from modicum.core.clips import Clip
 from modicum.core.parts import Batch, Losses
 from modicum.core.stack import Gathered, PooledBatches, SideBySide, padded, real_rows
@@ -82,8 +82,8 @@ class StackedEngine:
 
     def _forward(
         self, weights: dict[str, Tensor], stack: _Stack, losses: Losses, *, measure: bool
-    ) -> tuple[Run, Tensor]:
-        run = Run(weights, len(stack.sizes), stack.size, measure=measure)
+    ) -> tuple[StackedPass, Tensor]:
+        run = StackedPass(weights, len(stack.sizes), stack.size, measure=measure)
         outputs = self._twin.outputs(stack.x, run)
         if outputs.shape[0] != run.rows:
             raise CannotStackError("an output whose first dimension is not the batch")
@@ -148,7 +148,7 @@ class StackedEngine:
             total = self._sums(theta, run, factors)
         return total, [row[:n] for row, n in zip(norms, stack.sizes, strict=True)]
 
-    def _sums(self, theta: Tensor, run: Run, factors: Mapping[str, Tensor] | None) -> Tensor:
+    def _sums(self, theta: Tensor, run: StackedPass, factors: Mapping[str, Tensor] | None) -> Tensor:
         dtype = sum_dtype(theta) if factors is None else sum_type(run.size, sum_dtype(theta))
         total = torch.empty_like(theta, dtype=dtype)
         for name, where in self._slices.items():

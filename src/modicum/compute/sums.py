@@ -65,8 +65,8 @@ def square_norms(rows: Tensor) -> Tensor:
     """(B,) squared norms of (B, n) gradients in float64, of which few squares at a time are added in less."""
     size, eps = rows.shape[1], torch.finfo(rows.dtype).eps
     if size <= ONCE:
-        once: Tensor = torch.linalg.vector_norm(rows, dim=1).double().square()
-        return once * (1 + (size + 4) * eps / 2)
+        once: Tensor = torch.linalg.vector_norm(rows, dim=1).double().square() * (1 + (size + 4) * eps / 2)
+        return once
     blocks = size // BLOCK
     total: Tensor = torch.linalg.vector_norm(rows[:, blocks * BLOCK :], dim=1).double().square()
     whole = rows[:, : blocks * BLOCK].reshape(len(rows), blocks, BLOCK)

@@ -76,6 +76,17 @@ def method(name: str, **settings: Any) -> MethodSpec:
     return spec(**settings)
 
 
+def method_of(given: MethodSpec | str) -> MethodSpec:
+    """A settings object as it is, a name with its defaults; anything else is refused with what to write."""
+    if isinstance(given, str):
+        return method(given)
+    if isinstance(given, type):
+        raise UserError(f"give the method's settings, not its class: {given.__name__}()")
+    if not callable(getattr(given, "build", None)):
+        raise UserError(f'a method is a name ("dp-sgd") or settings (mo.methods.DpSgd()), got {given!r}')
+    return given
+
+
 __all__ = [
     "METHODS",
     "AcdpPfsd",

@@ -62,7 +62,7 @@ class Summary:
     accuracy: float | None
     loss: float | None
     public: dict[str, float]  # the last model on public proxy data
-    paid: dict[str, float]  # the last values that clients released and paid for
+    released: dict[str, float]  # the last values that clients released and paid for
     groups: tuple[Group, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,6 +70,15 @@ class Summary:
         value = _finite(asdict(self))
         assert isinstance(value, dict)
         return value
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> Summary:
+        """Back from `to_dict`: null is ∞ where an ε or a budget stands, and unknown elsewhere."""
+        groups = []
+        for group in value["groups"]:
+            certified = Spread(*(_back(v) for v in group["epsilon"].values()))
+            groups.append(Group(**{**group, "budget": _back(group["budget"]), "epsilon": certified}))
+        return cls(**{**value, "groups": tuple(groups)})
 
     @property
     def bound(self) -> float | None:
@@ -99,7 +108,7 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
         accuracy=simulated.get("test_accuracy"),
         loss=simulated.get("test_loss"),
         public=last(record.public for record in records),
-        paid=last(record.paid for record in records),
+        released=last(record.released for record in records),
         groups=tuple(groups(budgets, certificate, records, run.client_accuracies())),
     )
 
@@ -153,6 +162,10 @@ def _mean(values: Sequence[float]) -> float | None:
 def _total(values: Sequence[int | None]) -> int | None:
     known = [v for v in values if v is not None]
     return sum(known) if len(known) == len(values) else None
+
+
+def _back(value: float | None) -> float:
+    return math.inf if value is None else value
 
 
 def _finite(value: Any) -> Any:
