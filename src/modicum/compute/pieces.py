@@ -190,7 +190,8 @@ def gram_square_norms(
 
     The terms may cancel, and then rounding is large beside what is left. Σ|terms| ≤ s², s = Σ_t ‖a_t‖‖δ_t‖, says
     how large; and in the weighted sum of a model in this precision terms are rounded as well, by `charge` of s
-    (None: what `weighted_products` needs). Both are added, so that a norm may be overestimated, never underestimated.
+    (None: what `weighted_products` needs). Both are added, so that a norm may be overestimated, never
+    underestimated.
     """
     places = inputs.shape[1]
     squares, square_outputs = (

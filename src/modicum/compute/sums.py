@@ -70,7 +70,8 @@ def square_norms(rows: Tensor) -> Tensor:
     blocks = size // BLOCK
     total: Tensor = torch.linalg.vector_norm(rows[:, blocks * BLOCK :], dim=1).double().square()
     whole = rows[:, : blocks * BLOCK].reshape(len(rows), blocks, BLOCK)
-    return total + torch.linalg.vector_norm(whole, dim=2).double().square().sum(1)
+    total += torch.linalg.vector_norm(whole, dim=2).double().square().sum(1)
+    return total
 
 
 def square_lengths(vectors: Tensor) -> Tensor:
