@@ -22,6 +22,10 @@ FORMED = 2.0**-16
 """What its products may be off by: three products of numbers in two parts of eight bits leave out 3·2⁻¹⁸."""
 
 
+PATCHES = 1 << 23
+"""Numbers of patches that are copied at once for a weighted sum; of more, some channels at a time."""
+
+
 @dataclass(frozen=True)
 class Geometry:
     """How a 2-d convolution moves over its input."""
@@ -85,6 +89,8 @@ class ConvWeight:
         view, batch, geo = self._patches(self.a), len(self.a), self.geometry
         view = view.view(batch, geo.groups, -1, *view.shape[2:])
         g = self.g.reshape(batch, geo.groups, self.shape[0] // geo.groups, -1)
+        if view.numel() <= PATCHES:
+            view = view.contiguous()
 
         def columns(start: int, stop: int) -> Tensor:
             return view[:, :, start:stop].reshape(batch, geo.groups, -1, g.shape[3])

@@ -38,8 +38,9 @@ With κ·s_i charged to norms, w_i s_i ≤ C/κ; B·m ≤ MANY² and κ = T·(th
 TILE, GPU_TILE = 1 << 21, 1 << 26
 """Numbers that a slice of products, or of rows in float64, takes at most: in the cache, or beside activations."""
 
-COLUMNS = 64
-"""Columns of examples' products that are formed and added up at a time: libraries and caches like few."""
+COLUMNS, UNITS = 72, 8
+"""Columns of examples' products that are formed and added up at a time, and channels at least: libraries and
+caches like few, and multiples of eight."""
 
 
 def longest_run(batch: int, dtype: torch.dtype) -> int:
@@ -156,7 +157,7 @@ def weighted_products(weights: Tensor, g: Tensor, columns: Columns, units: int, 
         g = g.double() * weights.double()[:, None, None, None]
         step = max(1, GPU_TILE // (batch * groups * taps * places))
     else:
-        step = max(1, min(COLUMNS // taps, TILE // (FEWEST * groups * taps * outs)))
+        step = max(1, min(max(UNITS, COLUMNS // taps), TILE // (FEWEST * groups * taps * outs)))
     total = torch.empty(groups, outs, units * taps, dtype=sum_type(batch, weights.dtype), device=g.device)
     for start in range(0, units, step):
         stop = min(units, start + step)
