@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from modicum.aggregation import Mean, Weighted
+from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.messages import Message, NoiseFacts, Opened, Released, ReleasedSum, decode, encode
-from modicum.core.parts import ClientFacts, ClientKit, Job, Observation, Place, PublicFacts, State
+from modicum.core.parts import ClientKit, Job, Observation, Place, State
 from modicum.core.setting import MethodSpec, Setting
 from modicum.core.store import load_state, save_state
 from modicum.errors import UserError
@@ -289,7 +290,13 @@ def test_clients_that_look_at_one_another_are_caught(tmp_path: Path) -> None:
     assert not torch.allclose(alone, together, rtol=1e-4, atol=1e-5)
 
 
-PUBLISHED_NOISE = {"pac-dp-faithful", "nbafl-faithful"}
+PUBLISHED_NOISE = {
+    "pac-dp-faithful",
+    "nbafl-faithful",
+    "fedcompdp-faithful",
+    "dp-acdn-faithful",
+    "fedsa-faithful",
+}
 WITHOUT_PRIVACY = {"fedavg", "pfsd", "pfedsd", "fedper", "acdp-pfsd-faithful"}
 SETTING = Setting(clients=CLIENTS, per_round=CLIENTS, rounds=ROUNDS)
 

@@ -39,7 +39,7 @@ from modicum.report.table import frame, percent, spread
 from modicum.report.write import curve_of, write_report
 
 if TYPE_CHECKING:
-    from modicum.core.parts import Metric
+    from modicum.core.facts import Metric
 
 Watch = Callable[[Simulation, RoundRecord], None]
 
@@ -84,6 +84,11 @@ class Run:
             f"ε          {certified} certified per {lines[0].spec.unit}\n"
             f"folder     {self.folder}"
         )
+
+    @property
+    def macro_f1(self) -> float:
+        """Mean of the classes' F1 on the global test data, of the last model; nan where there is none."""
+        return math.nan if self.summary.macro_f1 is None else self.summary.macro_f1
 
     @property
     def curve(self) -> Curve:

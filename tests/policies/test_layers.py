@@ -11,9 +11,10 @@ import torch
 
 from modicum.compute.loop import LoopBackend
 from modicum.core.clips import Flat, PerLayer
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Broadcast, Decision
 from modicum.core.needs import Need
-from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, State
+from modicum.core.parts import Observation, Place, Scope, Signal, State
 from modicum.errors import UserError
 from modicum.federation.clients import Clients
 from modicum.federation.simulation import Simulation
@@ -37,8 +38,7 @@ class ByReleasedNorms:
     needs = (Need.LAYERS,)
 
     def init(self, public: PublicFacts) -> State:
-        sizes = {layer.name: layer.size for layer in public.layers if layer.shared}
-        return {"sizes": sizes, "shares": {layer.name: float(layer.size) ** 0.5 for layer in public.layers}}
+        return {"sizes": dict(public.tensors), "shares": {name: float(n) ** 0.5 for name, n in public.tensors}}
 
     def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
         return dict.fromkeys(clients, Decision(0.5, layers=tuple(state["shares"].items())))

@@ -92,6 +92,8 @@ class StackedEngine:
         return run, check_losses(values, sum(stack.sizes))
 
     def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
+        """As `Backend.gradients`: of all clients in one pass, which a client whose row is not finite does over
+        alone."""
         if fixed_shape.fits(batches, theta):
             found, fine = self._fixed.gradients(theta, fixed_shape.Stack.of(batches, theta), losses)
             for i in (~fine).nonzero().flatten().tolist():  # a filled-up row may hold 0 · ∞
@@ -129,7 +131,7 @@ class StackedEngine:
     def clipped_sums(
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, clips: Sequence[Clip]
     ) -> tuple[Tensor, list[Tensor]]:
-        """All clips are of one kind; their bounds may differ."""
+        """As `Backend.clipped_sums`: of all clients in one pass. All clips are of one kind; bounds may differ."""
         dtype = sum_dtype(theta)
         bounds = torch.tensor([clip.values for clip in clips], dtype=dtype, device=theta.device)
         if fixed_shape.fits(batches, theta):

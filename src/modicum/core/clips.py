@@ -78,26 +78,32 @@ class Auto:
 
     @property
     def bound(self) -> float:
+        """The largest norm that a clipped gradient can have: C."""
         return self.C
 
     @property
     def kind(self) -> Hashable:
+        """As of `Flat`."""
         return "auto", self.gamma
 
     @property
     def values(self) -> tuple[float, ...]:
+        """As of `Flat`."""
         return (self.C,)
 
     def scaled_to(self, bound: float) -> Auto:
+        """The same rule with this bound."""
         return Auto(bound, self.gamma)
 
     def with_values(self, values: Sequence[Tensor]) -> Auto:
+        """As of `Flat`."""
         return _replaced(self, C=values[0])
 
     def check(self, names: Sequence[str]) -> None:
-        pass
+        """Nothing to refuse."""
 
     def factors(self, names: Sequence[str], squares: Tensor, dtype: torch.dtype) -> Tensor:
+        """C/(‖g‖ + γ), the same for all parameters of an example."""
         norm = squares.sum(-1, keepdim=True).sqrt()
         return _shrunk(self.C / (norm + self.gamma), dtype).expand(*norm.shape[:-1], len(names))
 
@@ -120,14 +126,17 @@ class PerLayer:
 
     @property
     def bound(self) -> float:
+        """The largest norm of all clipped groups together: √ΣC_k²."""
         return math.hypot(*self.bounds.values())
 
     @property
     def kind(self) -> Hashable:
+        """As of `Flat`."""
         return "per layer", *self.bounds
 
     @property
     def values(self) -> tuple[float, ...]:
+        """As of `Flat`, in the order of the bounds."""
         return tuple(self.bounds.values())
 
     def scaled_to(self, bound: float) -> PerLayer:
@@ -139,15 +148,18 @@ class PerLayer:
         return PerLayer({key: bound * (share / whole) for key, share in shares.items()})
 
     def with_values(self, values: Sequence[Tensor]) -> PerLayer:
+        """As of `Flat`, in the order of the bounds."""
         return _replaced(self, bounds=dict(zip(self.bounds, values, strict=True)))
 
     def check(self, names: Sequence[str]) -> None:
+        """Refuses parameters without a bound, and bounds without a parameter."""
         used = {self._group(name) for name in names}
         for key in self.bounds:
             if key not in used:
                 raise UserError(f"per-layer clipping has a bound for {key!r}, which is no layer: leave it out")
 
     def factors(self, names: Sequence[str], squares: Tensor, dtype: torch.dtype) -> Tensor:
+        """min(1, C_k/‖g_k‖) of each group, for every parameter in it."""
         group = [self._group(name) for name in names]
         columns: dict[str, list[Tensor]] = {key: [] for key in group}
         for key, column in zip(group, squares[..., None, :].unbind(-1), strict=True):

@@ -33,6 +33,7 @@ class Decision:
     layers: tuple[tuple[str, float], ...] = ()  # shares of the bound by layer; none: the mechanism's own rule
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         found: dict[str, Any] = {
             "bound": self.bound,
             "noise_multiplier": self.noise_multiplier,
@@ -46,6 +47,7 @@ class Decision:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Decision:
+        """Back from `to_dict`; a missing signal multiplier is None."""
         z, shared = d["noise_multiplier"], d.get("signal_multiplier")
         layers = tuple((str(name), float(share)) for name, share in dict(d.get("layers", {})).items())
         return cls(
@@ -300,4 +302,5 @@ def _build(meta: dict[str, Any], tensor: Tensor) -> Anything:
 
 
 def finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds neither infinities nor NaN."""
     return bool(torch.isfinite(tensor).all())

@@ -16,6 +16,7 @@ import torch
 
 from modicum.core.clips import Flat
 from modicum.core.door import Door, DoorWatch, ReservedDoor
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import (
     Broadcast,
     Decision,
@@ -28,7 +29,7 @@ from modicum.core.messages import (
     decode,
     finite,
 )
-from modicum.core.parts import Batch, ClientFacts, ClientKit, Job, Method, State
+from modicum.core.parts import Batch, ClientKit, Job, Method, State
 from modicum.core.store import load_state, save_state
 from modicum.errors import UserError
 from modicum.federation.keep import Charges, Keep, settle
@@ -145,6 +146,7 @@ class Clients:
         return replace(message, update=message.update.to(b.model.device))
 
     def events(self, broadcast: Broadcast) -> tuple[Release, ...]:
+        """What the client would release if it followed this proposal."""
         client = self.clients[broadcast.client]
         return self.method.mechanism.events(
             client.facts, client.plan, self.kit, broadcast, self._participation(client, broadcast.round)

@@ -100,8 +100,9 @@ def _table(summaries: Sequence[Summary]) -> str:
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in lines)
     return (
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        '<p class="quiet">* simulated. First column: all test data; second: mean over the group\'s clients, each '
-        "on its own test records. ε certified is min / median / max where clients of a group differ.</p>"
+        '<p class="quiet">* simulated. First accuracy and macro-F1: all test data; second accuracy: mean over the '
+        "group's clients, each on its own test records. ε certified is min / median / max where clients of a "
+        "group differ.</p>"
     )
 
 

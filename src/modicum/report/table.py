@@ -9,17 +9,19 @@ from typing import Any
 from modicum.errors import MissingExtraError
 from modicum.report.summary import Spread, Summary
 
-HEAD = ("method", "accuracy*", "ε granted", "clients", "ε certified", "accuracy*", "bound C")
+HEAD = ("method", "accuracy*", "macro-F1*", "ε granted", "clients", "ε certified", "accuracy*", "bound C")
 FOOT = "* simulated ground truth: on the test data, and by budget group on the clients' own test records"
 
 
 def number(value: float | None, digits: int = 3) -> str:
+    """A value to so many significant digits, "∞", or "–" where there is none."""
     if value is None or math.isnan(value):
         return "–"
     return "∞" if math.isinf(value) else f"{value:.{digits}g}"
 
 
 def percent(value: float | None) -> str:
+    """A share from 0 to 1 in per cent, or "–" where there is none."""
     return "–" if value is None or math.isnan(value) else f"{value:.1%}"
 
 
@@ -31,10 +33,10 @@ def spread(value: Spread) -> str:
 
 def rows(summary: Summary) -> list[tuple[str, ...]]:
     """One row a budget group; the method's own cells stand in its first."""
-    lead = (summary.method, percent(summary.accuracy))
+    lead = (summary.method, percent(summary.accuracy), percent(summary.macro_f1))
     return [
         (
-            *(lead if i == 0 else ("", "")),
+            *(lead if i == 0 else ("", "", "")),
             number(group.budget),
             str(group.clients),
             spread(group.epsilon),
