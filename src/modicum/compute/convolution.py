@@ -18,8 +18,9 @@ from modicum.compute.sums import as_released, longest_run, weighted_products, we
 TILE, PLACES, RUN = 64, 256, 16
 """Of a GPU's kernel for weighted sums: channels come in multiples, places at most, examples in float32 at most."""
 
-FORMED = 2.0**-16
-"""What its products may be off by: three products of numbers in two parts of eight bits leave out 3·2⁻¹⁸."""
+FORMED = 3.05 * 2.0**-16
+"""What its products may be off by: of numbers in two parts of eight bits each it leaves out the product of the second
+parts, and what is beyond them, each 2⁻¹⁶ at most."""
 
 
 PATCHES = 1 << 23

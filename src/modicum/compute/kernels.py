@@ -80,6 +80,7 @@ def weighted_tiles(  # type: ignore[no-untyped-def]
     top: tl.constexpr, left: tl.constexpr, dilate_y: tl.constexpr, dilate_x: tl.constexpr,
     STEPS: tl.constexpr, RUN: tl.constexpr, OUT: tl.constexpr, INNER: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
+    """One tile of the weighted sum over one share of the batch; see `launch_sum`."""
     tiles = inner // INNER
     o = (tl.program_id(0) // tiles) * OUT + tl.arange(0, OUT)
     start = (tl.program_id(0) % tiles) * INNER
@@ -193,7 +194,7 @@ def launch_sum(
 ) -> Tensor:
     """Σ_i weights_i Σ_t δ_it patch_itᵀ in float64, (p, k, l, c), for channels that are multiples of `TILE`.
 
-    Products are three of bf16 numbers in two parts, off by 2⁻¹⁶ at most; `run` examples are added in float32.
+    Products are three of bf16 numbers in two parts, off by little more than 3·2⁻¹⁶ at most; `run` examples are added in float32.
     """
     batch, channels, height, width = a.shape
     outs, high, wide = g.shape[1:]
@@ -219,6 +220,7 @@ def fold(  # type: ignore[no-untyped-def]
     kernel_y: tl.constexpr, kernel_x: tl.constexpr, down: tl.constexpr, right: tl.constexpr,
     top: tl.constexpr, left: tl.constexpr, dilate_y: tl.constexpr, dilate_x: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
+    """Some pixels' gradients: the sum over all patches that hold them; see `folded`."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     c = at % channels
     pixel = at // channels
