@@ -19,8 +19,8 @@ TILE, PLACES, RUN = 64, 256, 16
 """Of a GPU's kernel for weighted sums: channels come in multiples, places at most, examples in float32 at most."""
 
 FORMED = 3.05 * 2.0**-16
-"""What its products may be off by: of numbers in two parts of eight bits each it leaves out the product of the second
-parts, and what is beyond them, each 2⁻¹⁶ at most."""
+"""What its products may be off by: of numbers in two parts of eight bits each it leaves out the product of the
+second parts, and what is beyond them, each 2⁻¹⁶ at most."""
 
 
 PATCHES = 1 << 23

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from modicum.core.clips import Auto, Clip, Flat, PerLayer
 from modicum.core.parts import Method
 from modicum.errors import UserError
-from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods.groups import Aggregated, Guarantee, RecordSteps
 from modicum.methods.options import RuleName, one_of, option
 from modicum.policies import Fixed
@@ -30,12 +29,10 @@ class DpSgd(RecordSteps, Aggregated, Guarantee):
     )
     rule: RuleName = option("flat", "flat: g·min(1, C/‖g‖); auto: every gradient is scaled to about C (AUTO-S)")
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+    def build(self, setting: Setting) -> Method:
         rule = self._rule()
-        mechanism = RecordLocal(
-            batch=self.batch,
-            epochs=self.epochs,
-            steps=self.steps,
+        mechanism = self.record_level(
+            setting,
             adjacency=Adjacency(self.adjacency),
             delta=self.delta,
             rule=rule,
