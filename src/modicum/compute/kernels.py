@@ -194,8 +194,8 @@ def launch_sum(
 ) -> Tensor:
     """Σ_i weights_i Σ_t δ_it patch_itᵀ in float64, (p, k, l, c), for channels that are multiples of `TILE`.
 
-    Products are three of bf16 numbers in two parts, off by little more than 3·2⁻¹⁶ at most; `run` examples are added
-    in float32.
+    Products are three of bf16 numbers in two parts, off by little more than 3·2⁻¹⁶ at most; `run` examples are
+    added in float32.
     """
     batch, channels, height, width = a.shape
     outs, high, wide = g.shape[1:]
