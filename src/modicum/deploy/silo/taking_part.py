@@ -76,6 +76,7 @@ class Agreement:
         )
 
     def secure(self) -> SecureTerms:
+        """The terms of secure aggregation that this silo agreed to."""
         assert self.integers is not None
         return SecureTerms(self.join, self.terms, self.integers)
 
@@ -122,6 +123,7 @@ class TakingPart:
             self.secure = SecureSilo(agreement.secure(), silo.spec, client.rounds)
 
     def close(self) -> None:
+        """Let go of the ledger, and of the protocol's store where there is one."""
         self.ledger.close()
         if self.secure is not None:
             self.secure.close()
