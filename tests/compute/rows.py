@@ -21,7 +21,7 @@ from modicum.compute.row_steps import RowSteps
 from modicum.compute.rules import RULES, pieces
 
 SMALL = (2, 13, 33, 66)
-WHOLE = (2, 11, 16, 17, 23, 31, 33, 38, 41, 64, 65, 71, 97, 128, 129, 133, 256, 257, 385, 512)
+WHOLE = (2, 16, 17, 31, 33, 41, 64, 65, 97, 128, 129, 257, 385, 512)
 MOST = 514
 STARTS = (0, 1)
 LARGE = 1 << 22
