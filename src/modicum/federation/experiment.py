@@ -20,7 +20,7 @@ from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check
 from modicum.errors import UserError
 from modicum.federation.features import behind, stand_on
-from modicum.federation.hot_start import hot_start
+from modicum.federation.hot_start import hot_start, public_start
 from modicum.mechanisms.class_sums import class_sums
 from modicum.models import build, check_model, fixed_features
 from modicum.privacy.spec import PrivacySpec, Unit
@@ -174,6 +174,8 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
     if experiment.hot_start:
         public, held_out = batch(data.proxy), batch(data.proxy_validation)
         first = hot_start(trained, public, held_out, experiment.hot_start, experiment.seed)
+    elif wrap.public_start and offered:
+        first = public_start(trained, batch(data.proxy), data.classes)
     return Prepared(
         model=trained,
         first=first,

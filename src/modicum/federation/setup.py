@@ -81,7 +81,7 @@ def make_server(
     experiment: Experiment, method: Method, cohorts: Cohorts, kit: ClientKit, data: Prepared, run: str
 ) -> Server:
     assert kit.public is not None
-    first, limits = data.first[kit.shared], (experiment.average, experiment.bounds)
+    first, limits = data.first[kit.shared], (experiment.average or method.average, experiment.bounds)
     asks = public_evaluator(kit.backend, data.first, kit.shared, data.proxy)
     return Server(method, kit.public, cohorts, run, kit, first, *limits, asks)
 

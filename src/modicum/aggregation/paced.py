@@ -1,0 +1,122 @@
+"""A step size from public facts alone: how much noise all steps together leave in the model is decided first.
+
+For features of length 1, noise of variance v in every weight is noise of variance v in a record's logit, whatever the
+number of features. T steps of size η on means of clipped gradients with noise s leave η·s·√T of it. So η follows from
+the noise that a logit may carry, and no unit of the features, budgets or number of clients enters it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from modicum.aggregation.mean import Mean
+from modicum.aggregation.momentum import Momentum
+from modicum.aggregation.noise_aware import NoiseAware
+from modicum.core.messages import Opened
+from modicum.core.parts import FeatureFacts, PublicFacts, State
+from modicum.core.sockets import PublicEvaluator
+from modicum.errors import UserError
+
+STEEPEST = 0.35  # largest slope of a clipped softmax gradient in a logit, over C
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What was decided, and from what."""
+
+    noise: float  # that all steps leave in a logit
+    private: float  # weight of private records beside public ones with the task's labels
+    step: float  # η, momentum included
+    largest: float  # η beyond which steps along the strongest public feature would grow
+    steps: int
+
+
+@dataclass(frozen=True)
+class Paced:
+    """θ + η·(the step of `base`), of clients that answer with one clipped and noised mean gradient."""
+
+    base: Momentum
+    clip: float
+    noise: float  # that steps may leave in a logit where nothing of the task is public
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.base.base, Mean | NoiseAware) or self.base.base.lr != 1:
+            raise UserError("paced steps scale a mean or noise-aware mean: use one of them, with lr = 1")
+
+    @property
+    def needs_individuals(self) -> bool:
+        return self.base.needs_individuals
+
+    def init(self, public: PublicFacts) -> State:
+        return {"step": self.pace(public).step, "base": self.base.init(public)}
+
+    def combine(
+        self, state: State, model: Tensor, opened: Opened, evaluate: PublicEvaluator | None = None
+    ) -> tuple[Tensor, State]:
+        moved, base = self.base.combine(state["base"], model, opened, evaluate)
+        return model + state["step"] * (1 - self.base.beta) * (moved - model), {**state, "base": base}
+
+    def pace(self, public: PublicFacts) -> Pace:
+        """η = r·p/(s√T), and at most what the strongest public feature bears.
+
+        p is the share that private records have in the precision of a class's mean when public ones are joined to
+        them: a start that public records made is left by as much as private ones know better.
+        """
+        noise = self._noise(public)  # of one step's mean gradient, in units of C, times √T
+        features = public.features or FeatureFacts(2)
+        size = max(1, public.dimension // features.classes - 1)
+        known = 0.0 if features.counts is None else float(features.counts.sum())
+        private = _share(noise, features, size, sum(c.records for c in public.clients), known)
+        left = self.noise * private
+        largest = self._largest(features, size)
+        step = left / (self.clip * noise) / public.rounds if noise else largest
+        return Pace(left, private, min(step, largest), largest, public.rounds)
+
+    def _noise(self, public: PublicFacts) -> float:
+        """What one release of everybody's whole budget would carry: z√N/n where all are alike (R7).
+
+        Of a cohort's members each answers in some rounds only, with noise for as many releases.
+        """
+        each = [
+            (c.records / public.multipliers.get(c.name, 0.0)) ** 2 * c.participations
+            for c in public.clients
+            if public.multipliers.get(c.name, 0.0) > 0
+        ]
+        if len(each) < len(public.clients):
+            return 0.0  # somebody adds none
+        if self.needs_individuals:
+            return 1 / math.sqrt(sum(each))
+        return math.sqrt(sum(1 / e for e in each)) / len(each)
+
+    def _largest(self, features: FeatureFacts, size: int) -> float:
+        """Heavy-ball steps are stable up to 2(1+β)/(1−β) over the curvature (Polyak 1964)."""
+        strongest = float((features.between_of(size) + features.within_of(size)).max()) if features.between is not None else 1.0
+        beta = self.base.beta
+        return 2 * (1 + beta) / (1 - beta) / (STEEPEST * self.clip * strongest)
+
+    def explain(self, public: PublicFacts) -> Iterable[str]:
+        """The decisions in words."""
+        pace = self.pace(public)
+        yield (
+            f"{pace.steps} whole-batch steps of size {pace.step:.4g}, gradients clipped at {self.clip:g}, so that all "
+            f"noise together moves a logit by about {pace.step * self._noise(public) * self.clip * pace.steps:.2g}"
+            + (" (no larger step is stable)." if pace.step == pace.largest else ".")
+        )
+        if pace.private < 1:
+            yield (
+                f"Begins with a logistic head on public records; private ones have {pace.private:.0%} of the precision, "
+                "and steps are shortened to that share."
+            )
+
+
+def _share(noise: float, features: FeatureFacts, size: int, records: int, known: float) -> float:
+    """1/v over Σ 1/v for the variances v of a class's mean, by private and by public records."""
+    if not known:
+        return 1.0
+    classes, within = features.classes, float(features.within_of(size).mean())
+    private = (classes * noise) ** 2 + within * classes / max(1, records)
+    return 1 / (1 + private * known / (within * classes))

@@ -1,0 +1,41 @@
+"""The default method: a linear head on public features, with every setting decided from public facts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from modicum.aggregation import Momentum, NoiseAware
+from modicum.aggregation.paced import Paced
+from modicum.core.optimisers import Sgd
+from modicum.core.parts import Method
+from modicum.mechanisms.record_local import RecordLocal
+from modicum.methods.groups import Promise
+from modicum.policies import Fixed
+from modicum.privacy.spec import Adjacency
+from modicum.training.plain import Supervised
+from modicum.training.small_bias import SmallBias
+
+if TYPE_CHECKING:
+    from modicum.core.setting import Setting
+
+CLIP = 0.3  # of gradients that reach 1.5: only their direction counts, until a record is understood
+LOGIT_NOISE = 1.2
+MOMENTUM, AVERAGE = 0.5, 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auto(Promise):
+    """Record-level steps on public features whose every setting is decided from public facts; nothing to tune."""
+
+    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+        return Method(
+            name="auto",
+            training=Supervised(Sgd(1.0)),
+            policy=Fixed(CLIP),
+            mechanism=RecordLocal(steps=1, adjacency=Adjacency(self.adjacency), delta=self.delta),
+            aggregation=Paced(Momentum(NoiseAware(), MOMENTUM), CLIP, LOGIT_NOISE),
+            wrapper=SmallBias(),
+            public_start=True,
+            average=AVERAGE,
+        )
