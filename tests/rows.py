@@ -9,7 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from modicum.aggregation import LineSearch, Mean, Median, Momentum, NoiseAware, NormBounded, TrimmedMean, Weighted
+from modicum.aggregation import (
+    LineSearch,
+    Mean,
+    Median,
+    Momentum,
+    NoiseAware,
+    NormBounded,
+    Paced,
+    TrimmedMean,
+    Weighted,
+)
 from modicum.core.door import DoorWatch
 from modicum.core.messages import Decision
 from modicum.core.parts import (
@@ -39,6 +49,7 @@ from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import (
     AcdpPfsd,
     Aqc,
+    Auto,
     CgmMedian,
     ClassMeans,
     Composed,
@@ -143,11 +154,14 @@ AGGREGATIONS: dict[str, Aggregation] = {
     "momentum": Momentum(),
     "line-search": LineSearch(NoiseAware()),
     "momentum-noise-aware": Momentum(NoiseAware(), 0.5),
+    "paced": Paced(Momentum(NoiseAware(), 0.5), 1.0, 0.5),
 }
 
 ROBUST = {"trimmed-mean", "median", "norm-bounded"}  # not linear in the updates, on purpose
 
 METHOD_ROWS: dict[str, MethodSpec] = {
+    "auto": Auto(),
+    "auto-median": Auto(aggregation="median", adjacency="replace-one"),
     "fedavg": FedAvg(batch=4),
     "dp-fedavg": DpFedAvg(batch=4),
     "dp-fedavg-local": DpFedAvg(batch=4, view="server-sees-messages"),

@@ -1,8 +1,8 @@
 """A step size from public facts alone: how much noise all steps together leave in the model is decided first.
 
-For features of length 1, noise of variance v in every weight is noise of variance v in a record's logit, whatever the
-number of features. T steps of size η on means of clipped gradients with noise s leave η·s·√T of it. So η follows from
-the noise that a logit may carry, and no unit of the features, budgets or number of clients enters it.
+For features of length 1, noise of variance v in every weight is noise of variance v in a record's logit, whatever
+the number of features. T steps of size η on means of clipped gradients with noise s leave η·s·√T of it. So η
+follows from the noise that a logit may carry, and no unit of the features, budgets or number of clients enters it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from modicum.aggregation.mean import Mean
 from modicum.aggregation.momentum import Momentum
 from modicum.aggregation.noise_aware import NoiseAware
 from modicum.core.messages import Opened
 from modicum.core.parts import FeatureFacts, PublicFacts, State
 from modicum.core.sockets import PublicEvaluator
-from modicum.errors import UserError
 
 STEEPEST = 0.35  # largest slope of a clipped softmax gradient in a logit, over C
 
@@ -42,10 +40,6 @@ class Paced:
     base: Momentum
     clip: float
     noise: float  # that steps may leave in a logit where nothing of the task is public
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.base.base, Mean | NoiseAware) or self.base.base.lr != 1:
-            raise UserError("paced steps scale a mean or noise-aware mean: use one of them, with lr = 1")
 
     @property
     def needs_individuals(self) -> bool:
@@ -77,9 +71,10 @@ class Paced:
         return Pace(left, private, min(step, largest), largest, public.rounds)
 
     def _noise(self, public: PublicFacts) -> float:
-        """What one release of everybody's whole budget would carry: z√N/n where all are alike (R7).
+        """What one release of everybody's whole budget would carry: z√N/n where all are alike.
 
-        Of a cohort's members each answers in some rounds only, with noise for as many releases.
+        Weighted by precision (R7), or else as a plain mean. Of a cohort's members each answers in some rounds
+        only, with noise for as many releases.
         """
         each = [
             (c.records / public.multipliers.get(c.name, 0.0)) ** 2 * c.participations
@@ -88,28 +83,35 @@ class Paced:
         ]
         if len(each) < len(public.clients):
             return 0.0  # somebody adds none
-        if self.needs_individuals:
+        if isinstance(self.base.base, NoiseAware):
             return 1 / math.sqrt(sum(each))
         return math.sqrt(sum(1 / e for e in each)) / len(each)
 
     def _largest(self, features: FeatureFacts, size: int) -> float:
         """Heavy-ball steps are stable up to 2(1+β)/(1−β) over the curvature (Polyak 1964)."""
-        strongest = float((features.between_of(size) + features.within_of(size)).max()) if features.between is not None else 1.0
-        beta = self.base.beta
+        strongest, beta = 1.0, self.base.beta  # a record's length, where nothing is known
+        if features.between is not None:
+            strongest = float((features.between_of(size) + features.within_of(size)).max())
         return 2 * (1 + beta) / (1 - beta) / (STEEPEST * self.clip * strongest)
 
     def explain(self, public: PublicFacts) -> Iterable[str]:
         """The decisions in words."""
         pace = self.pace(public)
+        left = pace.step * self._noise(public) * self.clip * pace.steps
         yield (
-            f"{pace.steps} whole-batch steps of size {pace.step:.4g}, gradients clipped at {self.clip:g}, so that all "
-            f"noise together moves a logit by about {pace.step * self._noise(public) * self.clip * pace.steps:.2g}"
-            + (" (no larger step is stable)." if pace.step == pace.largest else ".")
+            f"{pace.steps} whole-batch steps of size {pace.step:.4g}, gradients clipped at {self.clip:g}: all "
+            f"noise together moves a logit by about {left:.2g}"
+            + (", and longer steps would not be stable." if pace.step == pace.largest else ".")
         )
+        if public.features is None or public.features.between is None:
+            yield (
+                "Records are cut to length 1 as they are: with data.backbone and features_from, features learned "
+                "on other public records would take their place."
+            )
         if pace.private < 1:
             yield (
-                f"Begins with a logistic head on public records; private ones have {pace.private:.0%} of the precision, "
-                "and steps are shortened to that share."
+                "The first model is a logistic head on public records; private ones bring "
+                f"{pace.private:.0%} of the precision of a class's mean, and steps are shortened to that share."
             )
 
 

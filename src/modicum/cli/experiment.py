@@ -26,6 +26,9 @@ def run(
         None, "--data-dir", help="Folder of dataset files (default: MODICUM_DATA, else the cache)."
     ),
     transcript: bool = typer.Option(False, "--transcript", help="Short for --set run.transcript=true."),
+    explain: bool = typer.Option(
+        False, "--explain", help="Say what the method decides by itself and why, and stop."
+    ),
     print_config: bool = typer.Option(False, "--print-config", help="Show every setting as TOML, and stop."),
     as_json: bool = typer.Option(False, "--json", help="Nothing but a summary in JSON at the end."),
 ) -> None:
@@ -42,8 +45,23 @@ def run(
     if print_config:
         typer.echo(to_toml(config), nl=False)
         return
+    if explain:
+        typer.echo(_explained(config), nl=False)
+        return
     done = _carry_out(config, _title(file, resume), out, resume, as_json)
     typer.echo(json.dumps(_facts(done), ensure_ascii=False, indent=2, allow_nan=False) if as_json else _text(done))
+
+
+def _explained(config: Config) -> str:
+    """Decisions from public facts; nothing is released or written."""
+    from modicum.config import experiment
+    from modicum.federation.setup import decided, set_up
+    from modicum.privacy.noise import SimulatedNoise
+
+    made = set_up(experiment(config), SimulatedNoise(config.run.seed))
+    geometry = made.experiment.federation.data.geometry
+    said = decided(made.method, made.kit) or (f"{config.method_name} takes its settings as they are written.",)
+    return "".join(f"{line}\n" for line in (*((geometry.line,) if geometry else ()), *said))
 
 
 def _file(file: Path | None, resume: Path | None) -> Path:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from modicum.core.parts import PublicFacts
 
 
 @runtime_checkable
@@ -42,3 +45,11 @@ class PublicEvaluator(Protocol):
         A client's candidate is the model before the round plus what the client released. Nothing private is looked
         at, so it may be asked as often as one likes.
         """
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A part that decides settings by itself, from public facts."""
+
+    def explain(self, public: PublicFacts) -> Iterable[str]:
+        """What it decided and why, a sentence each."""

@@ -40,7 +40,7 @@ def hot_start(model: nn.Module, public: Batch, held_out: Batch, epochs: int, see
 
 
 def public_start(model: nn.Module, public: Batch, classes: int) -> Tensor:
-    """Parameters of a linear model after a logistic regression on public records, its decay by cross-validation."""
+    """Parameters of a linear head after logistic regression on public records, its decay by cross-validation."""
     if not isinstance(model, SmallBiasHead):
         raise UserError("only a linear head can begin with a logistic regression: use hot_start for other models")
     model = copy.deepcopy(model)

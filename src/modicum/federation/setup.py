@@ -13,6 +13,7 @@ from torch import Tensor
 
 from modicum.compute.choose import choose
 from modicum.core.parts import Backend, ClientFacts, ClientKit, Identity, Mechanism, Method, PublicFacts, State
+from modicum.core.sockets import Explains
 from modicum.errors import UserError
 from modicum.federation.clients import Client
 from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, rounds_of
@@ -58,6 +59,12 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     adaptive = any(adapts(plan) for plan in plans.values())
     kit = make_kit(experiment, method, data, engine.backend, facts, multipliers, adaptive)
     return Setup(experiment, method, data, cohorts, facts, plans, kit, engine.at_once)
+
+
+def decided(method: Method, kit: ClientKit) -> tuple[str, ...]:
+    """What the method's parts decided by themselves, in words."""
+    assert kit.public is not None
+    return tuple(method.aggregation.explain(kit.public)) if isinstance(method.aggregation, Explains) else ()
 
 
 def make_kit(

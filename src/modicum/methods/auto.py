@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from modicum.aggregation import Momentum, NoiseAware
-from modicum.aggregation.paced import Paced
+from modicum.aggregation import Momentum, Paced
 from modicum.core.optimisers import Sgd
 from modicum.core.parts import Method
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods.groups import Promise
+from modicum.methods.options import AggregationName, build_aggregation, option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
 from modicum.training.plain import Supervised
@@ -28,13 +28,21 @@ MOMENTUM, AVERAGE = 0.5, 0.5
 class Auto(Promise):
     """Record-level steps on public features whose every setting is decided from public facts; nothing to tune."""
 
+    public_features: ClassVar[bool] = True  # where none are named and there is a dataset to fit them to
+
+    aggregation: AggregationName = option(
+        "noise-aware",
+        "noise-aware; or mean, weighted, trimmed-mean, median, norm-bounded, against hostile clients",
+    )
+
     def build(self, setting: Setting) -> Method:  # noqa: ARG002
+        joined = build_aggregation(self.aggregation, lr=1.0, momentum=0.0)
         return Method(
             name="auto",
             training=Supervised(Sgd(1.0)),
             policy=Fixed(CLIP),
             mechanism=RecordLocal(steps=1, adjacency=Adjacency(self.adjacency), delta=self.delta),
-            aggregation=Paced(Momentum(NoiseAware(), MOMENTUM), CLIP, LOGIT_NOISE),
+            aggregation=Paced(Momentum(joined, MOMENTUM), CLIP, LOGIT_NOISE),
             wrapper=SmallBias(),
             public_start=True,
             average=AVERAGE,

@@ -19,12 +19,16 @@ Transform = Callable[[Tensor, Tensor], nn.Module]
 
 
 def logistic_head(x: Tensor, y: Tensor, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Weights and biases on these features as they are, by the weight decay with the least loss in cross-validation.
+    """Weights and biases on these features as they are, by the decay with the least loss in cross-validation.
 
     With fewer records than folds nothing can be compared: the strongest decay is taken.
     """
-    losses = cross_validate(x, y, classes, lambda a, b: nn.Identity(), seed)[0] if len(y) >= FOLDS else torch.zeros(1)  # noqa: ARG005
-    return _path(x.double(), y, classes)[int(losses.argmin())]
+
+    def as_they_are(x: Tensor, y: Tensor) -> nn.Module:  # noqa: ARG001
+        return nn.Identity()
+
+    best = int(cross_validate(x, y, classes, as_they_are, seed)[0].argmin()) if len(y) >= FOLDS else 0
+    return _path(x.double(), y, classes)[best]
 
 
 def public_head(x: Tensor, y: Tensor, classes: int, fit: Transform, seed: int = 0) -> FixedFeatures:

@@ -1,8 +1,8 @@
 """A linear head for records of length 1, in which a class's bias weighs no more than one of many features.
 
 A bias is the weight of a feature that is 1 in every record. Beside hundreds of features of length 1 altogether, it
-would take half of every clipped gradient and ask for the smallest step size of all: the curvature along it is that of
-a feature of length 1, tens of times that along any other. Here the constant feature has length κ.
+would take half of every clipped gradient and ask for the smallest step size of all: the curvature along it is that
+of a feature of length 1, tens of times that along any other. Here the constant feature has length κ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class UnitRecords(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
-        return x / torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min(1)
+        length: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+        return x / length.clamp_min(1)
 
 
 class SmallBiasHead(nn.Module):
