@@ -1,4 +1,4 @@
-"""The page: accuracy with spread, gain over public records alone, share of the gap to no privacy, rank, picture."""
+"""The page: accuracy with spread, gain over public records, share of the gap to no privacy, rank, picture."""
 
 from __future__ import annotations
 
@@ -41,9 +41,11 @@ def _by_method(results: Sequence[dict[str, Any]], cell: Cell) -> dict[str, dict[
 def _row(cell: Cell, values: dict[str, dict[int, float]]) -> str:
     auto, public, limit = (values.get(k, {}) for k in ("auto", "public", "no privacy"))
     gain = _paired(auto, public)
-    gap = [100 * (auto[s] - public[s]) / (limit[s] - public[s]) for s in auto if s in public and s in limit]
+    gap = "–"
+    if auto and public and limit:
+        gap = f"{100 * (_mean(auto) - _mean(public)) / (_mean(limit) - _mean(public)):.0f}%"
     shown = [_spread(public), _spread(limit), *(_spread(values.get(name, {})) for name in ROWS)]
-    return f"| {cell.name} | {' | '.join(shown)} | {gain} | {f'{statistics.fmean(gap):.0f}%' if gap else '–'} |"
+    return f"| {cell.name} | {' | '.join(shown)} | {gain} | {gap} |"
 
 
 def _spread(values: dict[int, float]) -> str:
