@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -101,7 +102,7 @@ def _cut(data: FederatedData) -> FederatedData:
     """Records as they are, those longer than 1 cut to that length: for every method alike."""
 
     def unit(arrays: Arrays) -> Arrays:
-        x = arrays.scaled().reshape(len(arrays), -1)
+        x = arrays.scaled().reshape(len(arrays), math.prod(arrays.shape))
         return Arrays(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.float32(1)), arrays.y)
 
     clients = tuple(
