@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import Any
 import numpy as np
 
 from modicum.aggregation import (
+    ConstraintAware,
     LineSearch,
+    Lookahead,
     Mean,
     Median,
     Momentum,
     NoiseAware,
     NormBounded,
     Paced,
+    Thresholded,
     TrimmedMean,
     Weighted,
 )
@@ -44,6 +48,7 @@ from modicum.federation.simulation import Simulation
 from modicum.mechanisms.class_sums import ClassSums
 from modicum.mechanisms.clear import Clear
 from modicum.mechanisms.client_level import ClientLevel
+from modicum.mechanisms.falling_noise import FallingNoise
 from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import (
@@ -53,13 +58,18 @@ from modicum.methods import (
     CgmMedian,
     ClassMeans,
     Composed,
+    DpAcdn,
     DpFedAvg,
     DpFedSam,
+    DpFedSamRecord,
     DpPfsd,
     DpSgd,
+    FedAcg,
     FedAvg,
+    FedCompDp,
     FedPer,
     FedProx,
+    FedSa,
     NbAfl,
     PacDp,
     PFedSd,
@@ -133,6 +143,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "record-replace-one": RecordLocal(adjacency=Adjacency.REPLACE_ONE),
     "class-sums": ClassSums(rounds=ROUNDS, total=ROUNDS),
     "class-sums-steps": ClassSums(rounds=1, total=ROUNDS),
+    "falling-noise": FallingNoise(total=ROUNDS, stages=3, batch=4, steps=2),
     "class-sums-replace-one": ClassSums(
         rounds=1, total=ROUNDS, after=RecordLocal(steps=2, adjacency=Adjacency.REPLACE_ONE)
     ),
@@ -155,9 +166,13 @@ AGGREGATIONS: dict[str, Aggregation] = {
     "line-search": LineSearch(NoiseAware()),
     "momentum-noise-aware": Momentum(NoiseAware(), 0.5),
     "paced": Paced(Momentum(NoiseAware(), 0.5), 1.0, 0.5),
+    "thresholded": Thresholded(Mean(), 0.01),
+    "lookahead": Lookahead(Weighted()),
+    "constraint-aware": ConstraintAware(radius=math.inf),
+    "constraint-aware-cut": ConstraintAware(norm="d", cuts=3),
 }
 
-ROBUST = {"trimmed-mean", "median", "norm-bounded"}  # not linear in the updates, on purpose
+ROBUST = {"trimmed-mean", "median", "norm-bounded", "constraint-aware-cut"}  # not linear, on purpose
 
 METHOD_ROWS: dict[str, MethodSpec] = {
     "auto": Auto(),
@@ -194,6 +209,17 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "nbafl-faithful": NbAfl(mode="faithful", batch=4),
     "rpdp-fl": RpdpFl(full_budget=2.0),
     "rpdp-fl-faithful": RpdpFl(full_budget=2.0, mode="faithful"),
+    "fedcompdp": FedCompDp(threshold=0.1),
+    "fedcompdp-median": FedCompDp(clipping="median", batch=4, steps=2, towards="worst", norm="d", cuts=2),
+    "fedcompdp-plain": FedCompDp(clipping="fixed", cra=False, threshold=0.0, adjacency="replace-one"),
+    "fedcompdp-faithful": FedCompDp(mode="faithful", batch=4, lr=0.1),
+    "dp-fedsam-record": DpFedSamRecord(steps=2),
+    "dp-acdn": DpAcdn(stages=2),
+    "dp-acdn-poisson": DpAcdn(batch=4, stages=3, server_momentum=0.5),
+    "dp-acdn-faithful": DpAcdn(mode="faithful"),
+    "fedacg": FedAcg(steps=2),
+    "fedsa": FedSa(),
+    "fedsa-faithful": FedSa(mode="faithful"),
 }
 
 

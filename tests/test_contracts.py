@@ -264,7 +264,13 @@ class TestMechanism:
         assert second.abandoned == (name == "client-secure-aggregation")
 
 
-PUBLISHED_NOISE = {"pac-dp-faithful", "nbafl-faithful"}
+PUBLISHED_NOISE = {
+    "pac-dp-faithful",
+    "nbafl-faithful",
+    "fedcompdp-faithful",
+    "dp-acdn-faithful",
+    "fedsa-faithful",
+}
 WITHOUT_PRIVACY = {"fedavg", "pfsd", "pfedsd", "fedper", "acdp-pfsd-faithful"}
 SETTING = Setting(clients=CLIENTS, per_round=CLIENTS, rounds=ROUNDS)
 

@@ -48,7 +48,10 @@ NOT_DEPLOYED = {  # and what says so, before anything is reserved
         ("dp-fedavg-central", "cgm-median-client", "acdp-pfsd-central", "fedprox-central"),
         "trusted server is not offered",
     ),
-    **dict.fromkeys(("pac-dp-faithful", "nbafl-faithful"), "does not join: budget"),  # their true ε is above it
+    **dict.fromkeys(  # their true ε is above it
+        ("pac-dp-faithful", "nbafl-faithful", "fedcompdp-faithful", "dp-acdn-faithful", "fedsa-faithful"),
+        "does not join: budget",
+    ),
 }
 TEXT = """
 [data]

@@ -6,7 +6,22 @@ import typer
 import typer.core
 
 from modicum import __version__
-from modicum.cli import account, bench, check, datasets, demo, experiment, fit, flower, methods, silo, verify
+from modicum.cli import (
+    account,
+    audit,
+    bench,
+    check,
+    compare,
+    datasets,
+    demo,
+    doctor,
+    experiment,
+    fit,
+    flower,
+    methods,
+    silo,
+    verify,
+)
 
 # Where rich is installed, typer escapes "[default: …]" for it even in help that rich does not show.
 typer.core.HAS_RICH = False
@@ -37,12 +52,15 @@ def main(
 
 app.command("demo")(demo.demo)
 app.command("run")(experiment.run)
+app.command("compare")(compare.compare)
 app.command("fit-clipping")(fit.fit_clipping)
 app.add_typer(account.app, name="account")
 app.add_typer(datasets.app, name="datasets")
 app.command("methods")(methods.methods)
 app.command("check")(check.check)
 app.command("verify")(verify.verify)
+app.command("doctor")(doctor.doctor)
+app.command("audit")(audit.audit)
 app.add_typer(bench.app, name="bench")
 app.add_typer(silo.app, name="silo")
 app.add_typer(flower.app, name="flower")

@@ -27,13 +27,15 @@ def to_toml(config: Config, *, notes: bool = True) -> str:
     return "\n".join(lines) + "\n"
 
 
-def describe_experiment(experiment: Experiment, simulation: bool, transcript: bool = False) -> str:
+def describe_experiment(
+    experiment: Experiment, simulation: bool, transcript: bool = False, audit: str | None = None
+) -> str:
     """The same for an experiment put together in Python, whose data no file can name."""
     data, e = experiment.federation.data, experiment
     options = dict(e.model_options)
     tables: dict[str, dict[str, Any]] = {
         "data": {"name": data.dataset, "clients": len(data.clients), "records": list(data.sizes)},
-        "privacy": {"budgets": list(e.federation.budgets)},
+        "privacy": {"budgets": list(e.federation.budgets), "noise": e.noise},
         "model": {"name": e.model if isinstance(e.model, str) else type(e.model).__name__, **options},
         "method": {"name": type(e.method).__name__},
         "run": {
@@ -44,10 +46,12 @@ def describe_experiment(experiment: Experiment, simulation: bool, transcript: bo
             "hot_start": e.hot_start,
             "average": e.average,
             "bounds": e.bounds,
+            "secure_aggregation": e.secure_aggregation,
             "evaluate_every": e.evaluate_every,
             "device": e.device,
             "simulation": simulation,
             "transcript": transcript,
+            "audit": audit,
             "metrics": list(e.metrics),
         },
     }

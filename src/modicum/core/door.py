@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from modicum.core import integers
 from modicum.errors import UserError
-from modicum.privacy.events import Block, NoSampling, Poisson, Release
+from modicum.privacy.events import Block, NoSampling, Poisson, Release, Shuffled
 from modicum.privacy.noise import DType, NoiseKey, NoiseSource, SimulatedNoise
 from modicum.privacy.token import Token
 
@@ -34,6 +35,9 @@ class Door(Protocol):
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Each block's clipped sum plus its noise. `release` must be reserved, each step passes once."""
 
+    def release_integers(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Tensor:
+        """All blocks as one vector of integers with this client's share of noise: a summand, for no eye alone."""
+
 
 class ReservedDoor:
     """The real door: opens for what the ledger has reserved and for nothing else.
@@ -53,6 +57,7 @@ class ReservedDoor:
         self._tokens = {token.release: token for token in tokens}
         self._left: dict[Release, set[int]] = {}
         self._noised: dict[tuple[str, int, str], set[int]] = {}  # steps of each client, round and block
+        self._passes: dict[tuple[Release, int], list[Tensor]] = {}  # batches of a shuffled pass, drawn once
         # The release last asked for, by identity, and its open steps: a release costs as much to hash as a step.
         self._current: Release | None = None
         self._open: tuple[Release, set[int]] | None = None
@@ -86,14 +91,32 @@ class ReservedDoor:
             case Poisson(rate=rate):
                 key = NoiseKey(release.client, release.round, step, f"coins:{_name(release)}")
                 return torch.from_numpy(np.flatnonzero(self._noise.coins(key, records, rate)))
+            case Shuffled(batches=batches):
+                return self._shuffled(release, step // batches, records)[step % batches]
         raise UserError(f"no door for the sampler {release.sampler}: use Poisson sampling or whole batches")
+
+    def _shuffled(self, release: Release, turn: int, records: int) -> list[Tensor]:
+        """The batches of one pass: drawn together and kept, so that no record is in two of them."""
+        if (release, turn) not in self._passes:
+            assert isinstance(release.sampler, Shuffled)
+            key = NoiseKey(release.client, release.round, turn, f"pass:{_name(release)}")
+            order = np.argsort(self._noise.uniform(key, records), kind="stable")
+            parts = np.array_split(order, release.sampler.batches)
+            self._passes[release, turn] = [torch.from_numpy(np.sort(part)) for part in parts]
+        return self._passes[release, turn]
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         self.admit(release, step, sums)
+        if release.integers is not None:
+            return integers.released_alone(release, step, sums, self._noise)
         return {
             block.name: add_noise(self._noise, _key(release, step, block), sums[block.name], block.noise_std)
             for block in release.blocks
         }
+
+    def release_integers(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Tensor:
+        self.admit(release, step, sums)
+        return torch.from_numpy(integers.noised(release, step, sums, self._noise))
 
     def admit(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> NoiseSource:
         """Every check of `release`, which uses the step up; the noise of the reserved std is still to be added."""
@@ -117,7 +140,8 @@ class ReservedDoor:
             token = self._tokens.get(release)
             if token is None:
                 raise UserError(f"client {release.client!r}: nothing is reserved for {_name(release)!r}")
-            left = set(range(release.step, release.step + release.count))
+            each = release.sampler.batches if isinstance(release.sampler, Shuffled) else 1
+            left = set(range(release.step, release.step + release.count * each))
             self._refuse_overlap(release, left)
             token.use(release)
             self._left[release] = left
@@ -151,7 +175,8 @@ def release_together(
     the other blocks of each request.
     """
     doors = [request.door for request in requests if type(request.door) is ReservedDoor]
-    if len(doors) < len(requests):  # a door that is watched is asked by itself
+    if len(doors) < len(requests) or any(request.release.integers is not None for request in requests):
+        # A door that is watched is asked by itself, and so is one whose noise is drawn on a lattice.
         answers = [request.door.release(request.release, request.step, request.sums) for request in requests]
         return torch.stack([answer.pop(block) for answer in answers]), answers
     sources = [

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.door import Door, SumDoor
+from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, Opened, ReleasedSum
 from modicum.core.needs import check_composition
 from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 from modicum.privacy.events import Release
+from modicum.privacy.lattice import Integers
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, Unit
 
@@ -83,6 +85,7 @@ class PublicFacts:
     multipliers: Mapping[str, float]  # frozen noise multiplier of each client's plan; empty where it adapts
     adaptive_noise: bool = False
     features: FeatureFacts | None = None
+    tensors: tuple[tuple[str, int], ...] = ()  # names and sizes of the shared parameters, in their order
 
 
 @dataclass(frozen=True)
@@ -285,6 +288,7 @@ class ClientKit:
     shared: Tensor  # mask over the parameter vector: what a message carries
     metrics: tuple[Metric, ...] = ()
     public: PublicFacts | None = None  # for policies that decide at the client
+    integers: Agreed | None = None  # the terms of integer noise behind a sum; None: there is none
 
 
 @dataclass(frozen=True)
@@ -313,6 +317,8 @@ class Opening:
     denominator: float  # the cohort's fixed public (or expected) size
     door: SumDoor | None = None  # the server's own, where the server adds the noise
     expected: Mapping[str, Expected] = field(default_factory=dict)  # of each client that was asked
+    decisions: Mapping[str, Decision] = field(default_factory=dict)  # of every client
+    integers: Agreed | None = None  # the terms of integer noise, where messages are on a lattice
 
 
 class Mechanism(Protocol):
@@ -357,6 +363,16 @@ class Mechanism(Protocol):
 
         Where only a sum may be seen, messages come one by one in the order of clients' names: add, and keep none.
         """
+
+
+@runtime_checkable
+class OpensIntegers(Protocol):
+    """A mechanism whose messages can be integers with a share of noise."""
+
+    integers: bool
+
+    def open_integers(self, total: Integers, survivors: Sequence[str], context: Opening) -> ReleasedSum | None:
+        """The server half, given the modular sum of the survivors' integers. None when the round is void."""
 
 
 class Aggregation(Protocol):

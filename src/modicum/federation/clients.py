@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from modicum.core.door import Door, DoorWatch, ReservedDoor
-from modicum.core.messages import Broadcast, Expected, Message, Noised, Sealed, Share, decode, finite
+from modicum.core.messages import Broadcast, Expected, Message, Noised, Sealed, Share, Summand, decode, finite
 from modicum.core.parts import Batch, ClientFacts, ClientKit, Job, Method, State
 from modicum.core.store import load_state, save_state
 from modicum.federation.keep import Charges, Keep, settle
@@ -128,7 +128,7 @@ class Clients:
 
     def _stored(self, b: Broadcast) -> Message:
         message = decode(self.ledger.message(self._sent[b.client, b.round]))
-        assert isinstance(message, Noised | Sealed | Share)
+        assert isinstance(message, Noised | Sealed | Share | Summand)
         return replace(message, update=message.update.to(b.model.device))
 
     def events(self, broadcast: Broadcast) -> tuple[Release, ...]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from modicum.core import integers
 from modicum.core.door import SERVER, Door
 from modicum.core.messages import Message, ReleasedSum
 from modicum.core.parts import Backend, Batch, State
@@ -23,9 +24,10 @@ from modicum.federation.in_process import Begun, InProcess, Parts
 from modicum.federation.keep import Keep
 from modicum.federation.records import RoundRecord
 from modicum.federation.rounds import Evaluation, Rounds
+from modicum.federation.secure_sums import make_adder
 from modicum.federation.server import TrustedLedger
 from modicum.federation.setup import set_up
-from modicum.privacy.events import Poisson, Release
+from modicum.privacy.events import Poisson, Release, Shuffled
 from modicum.privacy.memory_ledger import MemoryLedger
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.token import Token
@@ -57,6 +59,11 @@ class RehearsedNoise:
         return token is not None
 
     def sample(self, release: Release, step: int, records: int) -> Tensor:
+        if isinstance(release.sampler, Shuffled):
+            turn, batch = divmod(step, release.sampler.batches)
+            seed = counter_seed(self.seed, release.client, release.round, turn, "pass")
+            order = torch.randperm(records, generator=torch.Generator().manual_seed(seed))
+            return torch.tensor_split(order, release.sampler.batches)[batch]
         if not isinstance(release.sampler, Poisson) or release.sampler.known_to is not KnownTo.CLIENT:
             return torch.arange(records)
         seed = counter_seed(self.seed, release.client, release.round, step, "coins")
@@ -64,11 +71,16 @@ class RehearsedNoise:
         return torch.nonzero(coins < release.sampler.rate).flatten()
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if release.integers is not None:
+            return integers.released_alone(release, step, sums, SimulatedNoise(self.seed))
         stds = {block.name: block.noise_std for block in release.blocks}
         return {
             name: self._noised(value, stds[name], release.client, release.round, step, name)
             for name, value in sums.items()
         }
+
+    def release_integers(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Tensor:
+        return torch.from_numpy(integers.noised(release, step, sums, SimulatedNoise(self.seed)))
 
     def release_sum(
         self, events: Mapping[str, tuple[Release, ...]], round: int, sums: Mapping[str, Tensor]
@@ -121,7 +133,8 @@ class Rehearsal:
         )
         central = not self.method.mechanism.spec.view.senders_add_noise
         trusted = TrustedLedger(ledger, noise, keep=Keep.NOTHING, door=lambda _: self.door) if central else None
-        self.carrier = InProcess(self.server, self.clients, ledger, trusted=trusted)
+        adder = make_adder(made, "rehearsal")
+        self.carrier = InProcess(self.server, self.clients, ledger, trusted=trusted, adder=adder)
         self.evaluation = Evaluation(
             self.server,
             self.backend,

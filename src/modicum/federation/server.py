@@ -22,18 +22,20 @@ from modicum.core.messages import (
     ReleasedSum,
     Sealed,
     Share,
+    Summand,
     decode,
     encode,
     finite,
 )
-from modicum.core.parts import ClientKit, Method, Observation, Opening, PublicFacts, State
-from modicum.core.sockets import PublicEvaluator
+from modicum.core.parts import ClientKit, Method, Observation, Opening, OpensIntegers, PublicFacts, State
+from modicum.core.sockets import PublicEvaluator, Reports
 from modicum.core.store import write_durably
-from modicum.errors import UnsoundError
+from modicum.errors import UnsoundError, UserError
 from modicum.federation.cohort import Cohorts
 from modicum.federation.keep import Charges, Keep, settle
 from modicum.mechanisms.possible import objection
 from modicum.privacy.events import Release
+from modicum.privacy.lattice import Integers
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.token import Token
 
@@ -119,7 +121,17 @@ class Server:
 
         Both are functions of releases alone. Clients go on from the last one.
         """
-        return self.state.model if self.state.average is None else self.state.average
+        return self._counting if self.state.average is None else self.state.average
+
+    @property
+    def _counting(self) -> Tensor:
+        """The last model, as the aggregation wants it judged."""
+        rule = self.method.aggregation
+        return (
+            rule.reported(self.state.aggregation, self.state.model)
+            if isinstance(rule, Reports)
+            else self.state.model
+        )
 
     def full_model(self, first: Tensor) -> Tensor:
         """All parameters: what the server has, and the initial values of those that stay with clients."""
@@ -179,10 +191,12 @@ class Server:
         """The message, or why there is none: whatever a client sends, at most that client counts as absent."""
         if message is None:
             return "its bytes are not a message of this version"
-        if not isinstance(message, Noised | Sealed | Share) or name not in expected:
+        if not isinstance(message, Noised | Sealed | Share | Summand) or name not in expected:
             return "it sent something else than an answer"
         if (message.client, message.round) != (name, proposal.round):
             return "its answer is another client's or another round's"
+        if isinstance(message, Summand):  # nobody looks into one: their sum is checked
+            return message if self.kit.integers is not None else "it sent something else than an answer"
         model, update = self.state.model, message.update
         if (update.shape, update.dtype) != (model.shape, model.dtype):
             return "its update has another shape or precision than the model"
@@ -195,8 +209,7 @@ class Server:
 
         Sums are made as messages come, in the order of clients' names; else all of them are held.
         """
-        model, size = self.state.model, self.cohorts.size
-        context = Opening(proposal.round, proposal.cohort, asked.events, model, size, door, asked.expected)
+        context = self._opening(proposal, asked, door)
         if self.method.mechanism.individuals:
             held = tuple(messages)
             return self.method.mechanism.open(held, context) if held or asked.impossible else None
@@ -205,6 +218,28 @@ class Server:
         for _ in stream:  # a mechanism that abandons the round may have stopped reading
             pass
         return opened
+
+    def open_sum(
+        self, proposal: Proposal, total: Integers, survivors: Sequence[str], asked: Asked
+    ) -> ReleasedSum | None:
+        """What secure aggregation's sum of the survivors' integers is. None where the round is void."""
+        mechanism = self.method.mechanism
+        if not isinstance(mechanism, OpensIntegers):
+            raise UserError(f'{self.method.name} does not open sums of integers: set noise = "float"')
+        return mechanism.open_integers(total, survivors, self._opening(proposal, asked)) if survivors else None
+
+    def _opening(self, proposal: Proposal, asked: Asked, door: SumDoor | None = None) -> Opening:
+        return Opening(
+            proposal.round,
+            proposal.cohort,
+            asked.events,
+            self.state.model,
+            self.cohorts.size,
+            door,
+            asked.expected,
+            proposal.decisions,
+            self.kit.integers,
+        )
 
     def advance(self, opened: Opened | None, refused: Mapping[str, str]) -> bool:
         """Whether there is a new model; an abandoned or empty round leaves it as it is, and so does one whose
@@ -230,8 +265,8 @@ class Server:
             return
         state.averaged += 1
         share = (1 - beta) / (1 - beta**state.averaged)
-        before = state.model if state.average is None else state.average
-        state.average = torch.lerp(before, state.model, share)
+        before = self._counting if state.average is None else state.average
+        state.average = torch.lerp(before, self._counting, share)
 
     def observe(
         self, proposal: Proposal, opened: Opened | None, public: Mapping[str, float], left: Mapping[str, float]

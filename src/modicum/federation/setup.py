@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from modicum.compute.choose import choose
+from modicum.core.integers import Agreed
+from modicum.core.layout import Layout
 from modicum.core.parts import Backend, ClientFacts, ClientKit, Identity, Mechanism, Method, PublicFacts, State
 from modicum.core.sockets import Explains
 from modicum.errors import UserError
@@ -21,6 +23,7 @@ from modicum.federation.evaluation import public_evaluator
 from modicum.federation.experiment import Experiment, Prepared, build_method, prepare
 from modicum.federation.server import Server
 from modicum.mechanisms.common import metric_plans, training_multiplier
+from modicum.mechanisms.integers import on_lattice
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.plan import Guard, PrivacyPlan
 
@@ -55,9 +58,10 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     cohorts = make_cohorts(experiment, method.mechanism, noise)
     facts = make_facts(experiment, cohorts)
     plans = make_plans(experiment, method.mechanism, facts, cohorts)
+    plans, agreed = put_on_lattice(experiment, method, plans, facts, data)
     multipliers = {name: training_multiplier(plan, method.mechanism.purpose) for name, plan in plans.items()}
     adaptive = any(adapts(plan) for plan in plans.values())
-    kit = make_kit(experiment, method, data, engine.backend, facts, multipliers, adaptive)
+    kit = make_kit(experiment, method, data, engine.backend, facts, multipliers, adaptive, agreed)
     return Setup(experiment, method, data, cohorts, facts, plans, kit, engine.at_once)
 
 
@@ -75,13 +79,33 @@ def make_kit(
     facts: tuple[ClientFacts, ...],
     multipliers: Mapping[str, float],
     adaptive: bool,
+    agreed: Agreed | None = None,
 ) -> ClientKit:
     """What clients and server share. Multipliers are those of the plans; where plans adapt, nobody is told any."""
     _refuse_codec_on_sums(method)
     shared = backend.layout.where(method.wrapper.shared).to(data.first.device)
     known = {} if adaptive else dict(multipliers)
-    public = PublicFacts(facts, experiment.rounds, int(shared.sum()), known, adaptive, data.features)
-    return ClientKit(backend, method.training, method.policy, shared, experiment.metrics, public)
+    sizes = zip(backend.layout.names, backend.layout.sizes, strict=True)
+    tensors = tuple((name, size) for name, size in sizes if method.wrapper.shared(name))
+    public = PublicFacts(facts, experiment.rounds, int(shared.sum()), known, adaptive, data.features, tensors)
+    return ClientKit(backend, method.training, method.policy, shared, experiment.metrics, public, agreed)
+
+
+def put_on_lattice(
+    experiment: Experiment,
+    method: Method,
+    plans: Mapping[str, PrivacyPlan],
+    facts: tuple[ClientFacts, ...],
+    data: Prepared,
+) -> tuple[dict[str, PrivacyPlan], Agreed | None]:
+    """Plans with the terms of integer noise in them, where it is asked for: a function of public facts.
+
+    `plans` are all clients': behind a sum the smallest multiplier among them calibrates the noise.
+    """
+    if not experiment.integers:
+        return dict(plans), None
+    shared = Layout.of(data.model).where(method.wrapper.shared)
+    return on_lattice(plans, facts, int(shared.sum()) + len(method.policy.signals))
 
 
 def make_server(

@@ -19,6 +19,7 @@ from modicum.federation.keep import Keep
 from modicum.federation.records import RoundRecord
 from modicum.federation.rounds import Evaluation, Folder, Rounds
 from modicum.federation.run_folder import RunFolder
+from modicum.federation.secure_sums import make_adder
 from modicum.federation.server import OpenedOnce, TrustedLedger
 from modicum.federation.setup import set_up
 from modicum.federation.transcript import Transcript
@@ -71,6 +72,7 @@ class Simulation:
             self.ledger,
             trusted=TrustedLedger(self.ledger, self.noise, watch, keep) if central else None,
             once=OpenedOnce(files.opened),
+            adder=make_adder(made, self.ledger.run_id),
             faults=faults,
             transcript=transcript,
         )

@@ -96,7 +96,7 @@ class ClassSums:
     ) -> tuple[Release, ...]:
         if not self._sums_now(broadcast):
             return self.after.events(facts, plan, kit, broadcast, participation)
-        metrics = common.metric_events(self.spec, broadcast, kit.metrics)
+        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
         return (self._event(facts, plan, broadcast), *metrics)
 
     def expected(
@@ -106,7 +106,7 @@ class ClassSums:
         if not self._sums_now(broadcast):
             return self.after.expected(facts, plan, kit, broadcast, participation)
         sums, counts = self._event(facts, plan, broadcast).blocks
-        metrics = common.metric_events(self.spec, broadcast, kit.metrics)
+        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
         doubt = DOUBT / (1 + len(metrics))
         noise = max(sums.noise_std, counts.noise_std) * noise_norm(broadcast.model.numel(), doubt)
         norm = (facts.records * math.hypot(LENGTH, 1.0) + noise) * (1 + ROUNDING)

@@ -34,11 +34,12 @@ from modicum.core.needs import Need
 from modicum.core.parts import SIGNAL_BOUND, ClientFacts, ClientKit, Job, Opening, State
 from modicum.core.sockets import Transform
 from modicum.errors import UnsoundError, UserError
-from modicum.mechanisms import common
+from modicum.mechanisms import common, integers
 from modicum.mechanisms.local_steps import LocalSteps, train_locally
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, noise_norm, spread
 from modicum.privacy.calibration import calibrate_noise, largest_steps
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
+from modicum.privacy.lattice import Integers
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Adjacency, KnownTo, ServerSeesMessages, Shows, Unit, View
@@ -58,6 +59,7 @@ class ClientLevel:
     noise_multiplier: float | None = None  # in what the adversary sees; None: calibrated to each client's budget
     rate: float | None = None  # of the trusted server's secret Poisson cohort
     transform: Transform | None = None  # of each client's update, before it is clipped, in every view
+    integers: bool = False  # noise is drawn on a lattice: what masks need, and exact (R12)
 
     purpose = UPDATE
     offers = (Need.SIGNALS,)
@@ -89,11 +91,12 @@ class ClientLevel:
         spec, count = self.spec, facts.participations
         if math.isinf(facts.budget):
             return PrivacyPlan(client=facts.name, spec=spec, budget=math.inf, guard=Guard.NONE)
+        exact = integers.priced(spec, integers=self.integers)
         if self.noise_multiplier is None:
-            z = calibrate_noise(spec, facts.budget, self.sampler, count, also=metrics)
+            z = calibrate_noise(exact, facts.budget, self.sampler, count, also=metrics)
         else:
             z = spec.own(self.noise_multiplier)
-            count = min(count, largest_steps(spec, facts.budget, self.sampler, z, also=metrics))
+            count = min(count, largest_steps(exact, facts.budget, self.sampler, z, also=metrics))
         releases = (PlannedRelease(UPDATE, z, self.sampler, count), *metrics)
         return PrivacyPlan(client=facts.name, spec=spec, budget=facts.budget, releases=releases)
 
@@ -119,21 +122,28 @@ class ClientLevel:
         broadcast: Broadcast,
         participation: int,  # noqa: ARG002
     ) -> tuple[Release, ...]:
-        return (self._event(plan, kit, broadcast), *common.metric_events(self.spec, broadcast, kit.metrics))
+        return (
+            self._event(plan, kit, broadcast),
+            *common.metric_events(self.spec, broadcast, kit.metrics, plan),
+        )
 
     def _event(self, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast) -> Release:
         decision = broadcast.decision
-        chosen = decision.noise_multiplier
+        on_lattice = integers.planned(plan, UPDATE)
+        # On a lattice the noise is fixed in the agreed terms: whatever a server says of it changes nothing (R13).
+        chosen = decision.noise_multiplier if on_lattice is None else None
+        shared = decision.signal_multiplier if on_lattice is None else None
         planned = common.training_multiplier(plan, UPDATE)
         z = planned if chosen is None else self.spec.own(chosen)
         return Release(
             client=broadcast.client,
             round=broadcast.round,
             spec=self.spec,
-            blocks=common.query(UPDATE, decision.bound, z, kit.policy.signals, decision.signal_multiplier),
+            blocks=common.query(UPDATE, decision.bound, z, kit.policy.signals, shared),
             sampler=self.sampler,
             bound_origin=Origin.RELEASED,
             noise_origin=Origin.PRESET if chosen is None else Origin.RELEASED,
+            integers=on_lattice,
         )
 
     def expected(
@@ -141,6 +151,8 @@ class ClientLevel:
     ) -> Expected:
         """An update within its bound plus one draw of noise; behind a trusted server without any."""
         event, *metrics = self.events(facts, plan, kit, broadcast, participation)
+        if event.integers is not None and not self.individuals:
+            return integers.nothing_seen(event)
         main, *signals = event.blocks
         doubt = DOUBT / (1 + len(signals) + len(metrics))
         noisy = float(self.view.senders_add_noise)
@@ -165,6 +177,11 @@ class ClientLevel:
         if not self.view.senders_add_noise:
             sealed = [_sealed([request, *more]) for request, more in zip(requests, metrics, strict=True)]
             return list(zip(sealed, states, strict=True))
+        if self.integers and not self.individuals:
+            summands = [
+                integers.summand([request, *more]) for request, more in zip(requests, metrics, strict=True)
+            ]
+            return list(zip(summands, states, strict=True))
         noised, others = release_together(requests, UPDATE, updates)
         for values, more in zip(others, metrics, strict=True):
             for request in more:
@@ -192,7 +209,7 @@ class ClientLevel:
     def _metric_requests(self, job: Job, kit: ClientKit) -> list[ReleaseRequest]:
         return [
             ReleaseRequest(job.door, event, 0, {event.blocks[0].name: common.metric_value(job, kit, Unit.CLIENT)})
-            for event in common.metric_events(self.spec, job.broadcast, kit.metrics)
+            for event in common.metric_events(self.spec, job.broadcast, kit.metrics, job.plan)
         ]
 
     def _message(self, event: Release, update: Tensor, scalars: Mapping[str, float]) -> Message:
@@ -200,6 +217,12 @@ class ClientLevel:
             return Share(event.client, event.round, update, scalars)
         signals, metrics = _tell_apart(scalars)
         return Noised(event.client, event.round, update, signals, metrics)
+
+    def open_integers(self, total: Integers, survivors: Sequence[str], context: Opening) -> ReleasedSum | None:
+        """The server half where secure aggregation gave the sum of the survivors' summands."""
+        if not self.view.enough(len(survivors), len(context.invited)):
+            return None
+        return integers.open_sum(total, survivors, context, UPDATE, dict.fromkeys(context.invited, 1.0))
 
     def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
         if self.individuals:

@@ -117,16 +117,28 @@ def metric_plans(
     return tuple(PlannedRelease(m.block, spec.own(m.noise_multiplier), NoSampling(), n) for m, n in due if n)
 
 
-def metric_events(spec: PrivacySpec, broadcast: Broadcast, metrics: Sequence[Metric]) -> tuple[Release, ...]:
-    """A count of correct answers: one record moves it by at most 1; a client moves its centred rate by ½."""
+def metric_events(
+    spec: PrivacySpec, broadcast: Broadcast, metrics: Sequence[Metric], plan: PrivacyPlan | None = None
+) -> tuple[Release, ...]:
+    """A count of correct answers: one record moves it by at most 1; a client moves its centred rate by ½.
+
+    `plan` says whether their noise is drawn on a lattice.
+    """
     bound = 1.0 if spec.unit is Unit.RECORD else SIGNAL_BOUND
+    planned = {r.purpose: r for r in plan.releases if r.integers is not None} if plan else {}
+
+    def noise(metric: Metric) -> float:
+        on_lattice = planned.get(metric.block)
+        return spec.own(metric.noise_multiplier) if on_lattice is None else on_lattice.noise_multiplier
+
     return tuple(
         Release(
             client=broadcast.client,
             round=broadcast.round,
             spec=spec,
-            blocks=(Block(m.block, bound, spec.own(m.noise_multiplier)),),
+            blocks=(Block(m.block, bound, noise(m)),),
             sampler=NoSampling(),
+            integers=planned[m.block].integers if m.block in planned else None,
         )
         for m in metrics
         if m.name in broadcast.metrics
@@ -161,7 +173,7 @@ def metric_rate(noised: float, unit: Unit, records: int) -> float:
 def released_metrics(job: Job, kit: ClientKit, spec: PrivacySpec) -> dict[str, float]:
     """Noisy accuracy of the broadcast model, for mechanisms whose every message is released on its own."""
     rates = {}
-    for event in metric_events(spec, job.broadcast, kit.metrics):
+    for event in metric_events(spec, job.broadcast, kit.metrics, job.plan):
         block = event.blocks[0].name
         noised = job.door.release(event, 0, {block: metric_value(job, kit, spec.unit)})[block].item()
         rates[block.removeprefix("metric:")] = metric_rate(noised, spec.unit, job.facts.validation)

@@ -28,7 +28,7 @@ from modicum.core.parts import (
     Scope,
     State,
 )
-from modicum.core.sockets import Pulls
+from modicum.core.sockets import Climbs, Pulls
 from modicum.core.stack import Pool
 from modicum.errors import UserError
 from modicum.mechanisms import common
@@ -137,7 +137,7 @@ class RecordLocal:
     def events(
         self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> tuple[Release, ...]:
-        metrics = common.metric_events(self.spec, broadcast, kit.metrics)
+        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
         if kit.policy.scope is Scope.STEP:
             return metrics  # each step is reserved by itself, once its noise is known
         count = self.steps_in(facts, participation)
@@ -180,7 +180,7 @@ class RecordLocal:
         """
         count = self.steps_in(facts, participation)
         event = self._event(facts, plan, kit, broadcast, broadcast.decision, 0, count)
-        metrics = common.metric_events(self.spec, broadcast, kit.metrics)
+        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
         known = self.facts_of(event, facts, count, kit.training.optimiser.gains(count))
         doubt = DOUBT / (2 + len(event.blocks) - 1 + len(metrics))
         rates = common.expected_metrics(metrics, Unit.RECORD, facts.validation, doubt)
@@ -228,12 +228,15 @@ class RecordLocal:
         pool = Pool([stepper.records for stepper in steppers])
         theta, optimiser = first.clone(memory_format=torch.contiguous_format), kit.training.optimiser
         buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
+        released = torch.zeros_like(theta)[: len(theta) if isinstance(kit.training, Climbs) else 0]
         for step in range(steppers[0].steps):
             active = [stepper for stepper in steppers if step < stepper.steps]
             rows = slice(0, len(active))
             for stepper, row in zip(active, theta, strict=False):
                 stepper.decide(step, row)
-            gradient = self._noised_gradients(active, pool, theta[rows], kit, step)
+            gradient = self._noised_gradients(active, pool, _uphill(theta[rows], released, kit), kit, step)
+            if isinstance(kit.training, Climbs):
+                released[rows] = gradient
             if isinstance(kit.training, Pulls):  # after the noise: a function of releases
                 gradient = gradient + kit.training.pull(theta[rows], first[rows])
             optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
@@ -343,6 +346,15 @@ class _Stepper:
         if self.policy_state:
             state["policy"] = self.policy_state
         return message, state
+
+
+def _uphill(theta: Tensor, released: Tensor, kit: ClientKit) -> Tensor:
+    """θ + ρ·g̃/‖g̃‖ with the gradient g̃ that the step before released; θ itself in a round's first step."""
+    if not isinstance(kit.training, Climbs):
+        return theta
+    before = released[: len(theta)]
+    uphill: Tensor = before / before.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return theta + kit.training.ascent * uphill
 
 
 def _release(steppers: Sequence[_Stepper], step: int, sums: Tensor, norms: Sequence[Tensor]) -> Tensor:

@@ -34,12 +34,16 @@ class ServerStep:
 
     server_lr: float = option(1.0, "how far the server moves along the mean update")
     server_momentum: float = option(0.0, "momentum of the server, from 0 up to 1")
+    threshold: float = option(
+        0.0, "leaves out coordinates of the step under this many noise maxima at first, 0 at last; 0: none"
+    )
     aggregation: AggregationName | None = option(
         None, "mean; or, where each message is seen, weighted, noise-aware, trimmed-mean, median, norm-bounded"
     )
 
     def server_step(self, name: AggregationName | None = None) -> Aggregation:
-        return build_aggregation(name or self.aggregation or "mean", self.server_lr, self.server_momentum)
+        chosen = name or self.aggregation or "mean"
+        return build_aggregation(chosen, self.server_lr, self.server_momentum, self.threshold)
 
 
 @dataclass(frozen=True, kw_only=True)

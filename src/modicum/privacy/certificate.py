@@ -90,6 +90,7 @@ class Certificate:
     clients: dict[str, ClientGuarantee]
     assumptions: tuple[str, ...]
     account: dict[str, Any]  # the dataset's, over all runs; apart from the run's own ε
+    audit: dict[str, Any] | None = None  # what an audit measured beside ε; never part of it
 
     @classmethod
     def from_ledger(cls, ledger: Ledger, account: dict[str, Any] | None = None) -> Certificate:
@@ -125,6 +126,7 @@ class Certificate:
             "clients": {client: line.to_dict() for client, line in self.clients.items()},
             "assumptions": list(self.assumptions),
             "account": self.account,
+            **({} if self.audit is None else {"audit": self.audit}),
         }
 
     def to_json(self) -> str:
@@ -147,6 +149,7 @@ class Certificate:
                 clients={str(c): ClientGuarantee.from_dict(c, d) for c, d in value["clients"].items()},
                 assumptions=tuple(str(a) for a in value["assumptions"]),
                 account=dict(value["account"]),
+                audit=_audit(value.get("audit")),
             )
             check_noise_fields(found.noise)
             problem = unlike(value, found.to_dict())
@@ -252,6 +255,30 @@ def _assumptions(
     if any(line.guard is Guard.NONE for line in clients.values()):
         said.append("For clients with guard 'none' nothing is promised.")
     return tuple(said)
+
+
+AUDIT = {
+    **dict.fromkeys(("method", "unit", "note"), str),
+    **dict.fromkeys(("beta", "delta", "epsilon_lower", "claimed", "most_provable"), float),
+    **dict.fromkeys(("estimate", "broken"), bool),
+    "canaries": int,
+}
+"""Fields of an audit and what they hold; `claimed` and `most_provable` may be null."""
+
+
+def _audit(value: Any) -> dict[str, Any] | None:
+    """An audit as it was written: these fields and no other. It is measured, so that nothing recomputes it."""
+    if value is None:
+        return None
+    found = dict(value)
+    if set(found) != set(AUDIT):
+        raise ValueError(f"an audit has the fields {', '.join(sorted(AUDIT))}")
+    for name, kind in AUDIT.items():
+        if found[name] is None and name in ("claimed", "most_provable"):
+            continue
+        if type(found[name]) is not kind:
+            raise ValueError(f"the audit's {name} is not a {kind.__name__}")
+    return found
 
 
 def _no_account(noise: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from modicum.federation.experiment import compression_line
 from modicum.federation.setup import decided
 from modicum.privacy.plan import Guard
 
@@ -47,7 +48,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Summary:
-    """A finished run at a glance. `accuracy` and `loss` are simulated ground truth."""
+    """A finished run at a glance. `accuracy`, `macro_f1` and `loss` are simulated ground truth."""
 
     method: str
     model: str
@@ -61,6 +62,7 @@ class Summary:
     rounds: int
     rounds_planned: int
     accuracy: float | None
+    macro_f1: float | None
     loss: float | None
     public: dict[str, float]  # the last model on public proxy data
     released: dict[str, float]  # the last values that clients released and paid for
@@ -71,6 +73,15 @@ class Summary:
         value = _finite(asdict(self))
         assert isinstance(value, dict)
         return value
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> Summary:
+        """Back from `to_dict`: null is ∞ where an ε or a budget stands, and unknown elsewhere."""
+        groups = []
+        for group in value["groups"]:
+            certified = Spread(*(_back(v) for v in group["epsilon"].values()))
+            groups.append(Group(**{**group, "budget": _back(group["budget"]), "epsilon": certified}))
+        return cls(**{**value, "groups": tuple(groups)})
 
     @property
     def bound(self) -> float | None:
@@ -84,7 +95,8 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
     simulated = last(record.simulated for record in records)
     data = e.federation.data
     features = "" if data.geometry is None else data.geometry.line
-    notes = (data.note, features, *getattr(run.method, "notes", ()), *decided(run.method, run.kit))
+    said = (*getattr(run.method, "notes", ()), *decided(run.method, run.kit))
+    notes = (data.note, features, compression_line(e), *said)
     return Summary(
         method=run.method.name,
         model=e.model if isinstance(e.model, str) else type(e.model).__name__,
@@ -98,6 +110,7 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
         rounds=len(records),
         rounds_planned=e.rounds,
         accuracy=simulated.get("test_accuracy"),
+        macro_f1=simulated.get("test_macro_f1"),
         loss=simulated.get("test_loss"),
         public=last(record.public for record in records),
         released=last(record.released for record in records),
@@ -154,6 +167,10 @@ def _mean(values: Sequence[float]) -> float | None:
 def _total(values: Sequence[int | None]) -> int | None:
     known = [v for v in values if v is not None]
     return sum(known) if len(known) == len(values) else None
+
+
+def _back(value: float | None) -> float:
+    return math.inf if value is None else value
 
 
 def _finite(value: Any) -> Any:

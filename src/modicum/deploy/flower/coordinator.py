@@ -64,6 +64,11 @@ class Coordinator:
         courier: Courier,
         patience: Patience | None = None,
     ) -> None:
+        if config.run.audit is not None:
+            raise UserError(
+                "an audit plants canaries among records, and silos let nobody do that: leave out run.audit, and "
+                "audit a simulation of the same experiment"
+            )
         self.config, self.courier, self.patience = config, courier, patience or Patience()
         self.files = RunFolder(folder)
         self.files.make(fresh=False)
@@ -245,6 +250,7 @@ class Coordinator:
             rounds=len(records),
             rounds_planned=self.rounds_planned,
             accuracy=simulated.get("test_accuracy"),
+            macro_f1=simulated.get("test_macro_f1"),
             loss=simulated.get("test_loss"),
             public=last(record.public for record in records),
             released=last(record.released for record in records),
@@ -280,7 +286,7 @@ class NoiseAtSilos:
     def normal(self, *_: Any, **__: Any) -> Any:
         raise UserError("the server of a deployed run draws no noise")
 
-    uniform = coins = normal
+    uniform = coins = bits = normal
 
 
 def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:

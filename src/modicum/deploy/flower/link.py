@@ -117,6 +117,16 @@ def start_signed_run(client: Any, project: Path) -> int:
     return _started(client.StartRun(StartRunRequest(fab=fab, app_spec=f"@{PUBLISHER}/{NAME}")))
 
 
+def stop_run(client: Any, run_id: int) -> None:
+    """The same as `flwr stop`."""
+    from flwr.proto.control_pb2 import StopRunRequest
+
+    try:
+        client.StopRun(StopRunRequest(run_id=run_id))
+    except Exception as error:
+        raise UserError(f"the SuperLink does not stop run {run_id}: {_why(error)}") from None
+
+
 def _started(response: Any) -> int:
     if not response.HasField("run_id"):
         raise UserError("the SuperLink did not start the run: its log says why")

@@ -362,7 +362,7 @@ class Zero:
 def own_experiment(spec: SiloSpec) -> Experiment:
     """The agreed experiment over this silo's records alone, checked before anything is joined."""
     config = spec.experiment
-    data = federation(config).data
+    data = federation(config, alone=spec.name).data
     if spec.name not in data.names:
         shown = ", ".join(data.names[:5]) + (", …" if len(data.names) > 5 else "")
         raise UserError(f"there are no records of {spec.name!r} in {data.dataset}: it has {shown}")

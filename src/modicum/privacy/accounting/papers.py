@@ -264,7 +264,7 @@ def fedmap(delta: float = 1e-5) -> Paper:
     )
 
 
-def fedcompdp(epsilon: float = 8.0, delta: float = 1e-5, rounds: Sequence[int] = (1, 100)) -> Paper:
+def fedcompdp(epsilon: float = 8.0, delta: float = 1e-5, rounds: Sequence[int] = (1, 20, 50, 100, 200)) -> Paper:
     """FedCompDP's ε = 8: the classic formula for one release of a clipped *batch* gradient."""
     sigma = classic_noise(epsilon, delta)
     spec = _record(Adjacency.ZERO_OUT, delta)
