@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from modicum.aggregation import Mean, Momentum, NoiseAware, Paced
+from modicum.core.facts import ClientFacts, FeatureFacts, PublicFacts
 from modicum.core.messages import NoiseFacts, Released
-from modicum.core.parts import ClientFacts, FeatureFacts, PublicFacts
 
 ROUNDS, CLASSES, SIZE, Z, RECORDS = 20, 3, 8, 5.0, 40
 

@@ -18,7 +18,7 @@ from modicum.errors import UserError
 from modicum.federation.evaluation import evaluate
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.rehearsal import Rehearsal
-from modicum.models.public_head import decay_path, logistic_head
+from modicum.public.head import decay_path, logistic_head
 from modicum_bench.leaderboard.grid import CHOSEN_FOR, PUBLIC, ROUNDS, STAND_IN, Cell, made, tasks
 from modicum_bench.public_geometry.tasks import private, stand_in
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from modicum.aggregation.momentum import Momentum
 from modicum.aggregation.noise_aware import NoiseAware
+from modicum.core.facts import FeatureFacts, PublicFacts
 from modicum.core.messages import Opened
-from modicum.core.parts import FeatureFacts, PublicFacts, State
+from modicum.core.parts import State
 from modicum.core.sockets import PublicEvaluator
 
 STEEPEST = 0.35  # largest slope of a clipped softmax gradient in a logit, over C

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from modicum.core.parts import PublicFacts
+    from modicum.core.facts import PublicFacts
 
 
 @runtime_checkable
@@ -45,7 +45,8 @@ class Transform(Protocol):
     The bound is enforced on what comes out of it, so that it may do anything that keeps shape and precision.
     """
 
-    def apply(self, update: Tensor) -> Tensor: ...
+    def apply(self, update: Tensor) -> Tensor:
+        """One client's update, flat, as it is to be clipped; same shape and precision."""
 
 
 @runtime_checkable

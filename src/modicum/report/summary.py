@@ -28,6 +28,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
+        """Smallest, middle and largest of some values."""
         ordered = sorted(values)
         return cls(ordered[0], statistics.median(ordered), ordered[-1])
 
@@ -85,11 +86,13 @@ class Summary:
 
     @property
     def bound(self) -> float | None:
+        """Median of the groups' last clipping bounds; None where nothing is clipped."""
         known = [g.bound for g in self.groups if g.bound is not None]
         return statistics.median(known) if known else None
 
 
 def summarise(run: Simulation, certificate: Certificate, records: Sequence[RoundRecord]) -> Summary:
+    """The figures of a finished run, from its certificate and its rounds."""
     e = run.experiment
     budgets = dict(zip(e.federation.data.names, e.federation.budgets, strict=True))
     simulated = last(record.simulated for record in records)

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch
 from modicum.errors import UserError
-from modicum.models.public_head import logistic_head
+from modicum.public.head import logistic_head
 from modicum.training.small_bias import SmallBiasHead
 
 BATCH = 256
