@@ -20,6 +20,7 @@ class UnitRecords(nn.Module):
     """Records as vectors, those longer than 1 cut to length 1, each by itself."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Each record divided by its length, where that is above 1."""
         x = x.flatten(1)
         length: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
         return x / length.clamp_min(1)
@@ -33,6 +34,7 @@ class SmallBiasHead(nn.Module):
         self.linear, self.length = linear, length
 
     def forward(self, x: Tensor) -> Tensor:
+        """The logits of records."""
         logits: Tensor = self.length * self.linear(x / self.length)
         return logits
 
@@ -53,6 +55,7 @@ class UnitLinear(nn.Module):
         self.features, self.head = features, head
 
     def forward(self, x: Tensor) -> Tensor:
+        """The logits of records before their features are taken."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
