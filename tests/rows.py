@@ -175,6 +175,7 @@ ROBUST = {"trimmed-mean", "median", "norm-bounded", "constraint-aware-cut"}  # n
 
 METHOD_ROWS: dict[str, MethodSpec] = {
     "auto": Auto(),
+    "auto-sums": Auto(view="secure-aggregation"),
     "auto-median": Auto(aggregation="median", adjacency="replace-one"),
     "fedavg": FedAvg(batch=4),
     "dp-fedavg": DpFedAvg(batch=4),

@@ -74,19 +74,19 @@ class Paced:
     def _noise(self, public: PublicFacts) -> float:
         """What one release of everybody's whole budget would carry: z√N/n where all are alike.
 
-        Weighted by precision (R7), or else as a plain mean. Of a cohort's members each answers in some rounds
-        only, with noise for as many releases.
+        Weighted by precision (R7), or else as a plain mean; behind a sum clients' noises add up, over all records.
+        Of a cohort's members each answers in some rounds only, with noise for as many releases.
         """
-        each = [
-            (c.records / public.multipliers.get(c.name, 0.0)) ** 2 * c.participations
-            for c in public.clients
-            if public.multipliers.get(c.name, 0.0) > 0
-        ]
-        if len(each) < len(public.clients):
+        noises = [public.multipliers.get(c.name, 0.0) / math.sqrt(c.participations) for c in public.clients]
+        records = [c.records for c in public.clients]
+        if not all(noises):
             return 0.0  # somebody adds none
+        if not self.needs_individuals:
+            return math.hypot(*noises) / sum(records)
+        each = [z / n for z, n in zip(noises, records, strict=True)]
         if isinstance(self.base.base, NoiseAware):
-            return 1 / math.sqrt(sum(each))
-        return math.sqrt(sum(1 / e for e in each)) / len(each)
+            return 1 / math.hypot(*(1 / e for e in each))
+        return math.hypot(*each) / len(each)
 
     def _largest(self, features: FeatureFacts, size: int) -> float:
         """Heavy-ball steps are stable up to 2(1+β)/(1−β) over the curvature (Polyak 1964)."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from modicum.aggregation import Momentum, Paced
 from modicum.core.optimisers import Sgd
-from modicum.core.parts import Method
+from modicum.core.parts import Mechanism, Method
 from modicum.mechanisms.record_local import RecordLocal
-from modicum.methods.groups import Promise
+from modicum.methods.groups import Promise, SeenBy
 from modicum.methods.options import AggregationName, build_aggregation, option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
@@ -25,24 +25,28 @@ MOMENTUM, AVERAGE = 0.5, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Auto(Promise):
+class Auto(SeenBy, Promise):
     """Record-level steps on public features whose every setting is decided from public facts; nothing to tune."""
 
     public_features: ClassVar[bool] = True  # where none are named and there is a dataset to fit them to
 
-    aggregation: AggregationName = option(
-        "noise-aware",
-        "noise-aware; or mean, weighted, trimmed-mean, median, norm-bounded, against hostile clients",
+    aggregation: AggregationName | None = option(
+        None,
+        "mean, weighted, trimmed-mean, median, norm-bounded against hostile clients; none: noise-aware, and mean "
+        "where only a sum is seen",
     )
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
-        joined = build_aggregation(self.aggregation, lr=1.0, momentum=0.0)
+    def build(self, setting: Setting) -> Method:
+        step, adjacency = Sgd(1.0), Adjacency(self.adjacency)
+        sums = self.sums_of_records(setting, step, adjacency=adjacency, delta=self.delta)
+        mechanism: Mechanism = sums or RecordLocal(steps=1, adjacency=adjacency, delta=self.delta)
+        joined: AggregationName = self.aggregation or ("noise-aware" if mechanism.individuals else "mean")
         return Method(
             name="auto",
-            training=Supervised(Sgd(1.0)),
+            training=Supervised(step),
             policy=Fixed(CLIP),
-            mechanism=RecordLocal(steps=1, adjacency=Adjacency(self.adjacency), delta=self.delta),
-            aggregation=Paced(Momentum(joined, MOMENTUM), CLIP, LOGIT_NOISE),
+            mechanism=mechanism,
+            aggregation=Paced(Momentum(build_aggregation(joined, 1.0, 0.0), MOMENTUM), CLIP, LOGIT_NOISE),
             wrapper=SmallBias(),
             public_start=True,
             average=AVERAGE,

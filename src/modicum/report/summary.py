@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from modicum.federation.experiment import compression_line
 from modicum.federation.setup import decided
 from modicum.privacy.plan import Guard
+from modicum.privacy.views import Shows
 
 if TYPE_CHECKING:
     from modicum.federation.records import RoundRecord
@@ -82,7 +83,7 @@ class Summary:
         for group in value["groups"]:
             certified = Spread(*(_back(v) for v in group["epsilon"].values()))
             groups.append(Group(**{**group, "budget": _back(group["budget"]), "epsilon": certified}))
-        return cls(**{**value, "groups": tuple(groups)})
+        return cls(**{"macro_f1": None, **value, "groups": tuple(groups)})
 
     @property
     def bound(self) -> float | None:
@@ -98,8 +99,8 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
     simulated = last(record.simulated for record in records)
     data = e.federation.data
     features = "" if data.geometry is None else data.geometry.line
-    said = (*getattr(run.method, "notes", ()), *decided(run.method, run.kit))
-    notes = (data.note, features, compression_line(e), *said)
+    own = (*getattr(run.method, "notes", ()), *decided(run.method, run.kit), noise_line(certificate))
+    notes = (data.note, features, compression_line(e), *own)
     return Summary(
         method=run.method.name,
         model=e.model if isinstance(e.model, str) else type(e.model).__name__,
@@ -119,6 +120,19 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
         released=last(record.released for record in records),
         groups=tuple(groups(budgets, certificate, records, run.client_accuracies())),
     )
+
+
+def noise_line(certificate: Certificate) -> str:
+    """Integer noise in a sentence; nothing where noise is made of floats."""
+    for line in certificate.clients.values():
+        for purpose, q in (line.integers or {"queries": {}})["queries"].items():
+            behind = line.spec.view.to_dict().get("variant", "ideal")
+            sums = f" Secure aggregation: {behind}." if line.spec.view.shows is Shows.SUM else ""
+            return (
+                f"Integer noise on {purpose}: {q['steps']} lattice steps, each client's share has variance "
+                f"{q['share']:.4g}, {q['honest']} of {q['clients']} are counted, modulo 2^{q['bits']}.{sums}"
+            )
+    return ""
 
 
 def groups(
