@@ -19,6 +19,7 @@ from modicum.aggregation import (
     Momentum,
     NoiseAware,
     NormBounded,
+    Paced,
     Thresholded,
     TrimmedMean,
     Weighted,
@@ -51,6 +52,7 @@ from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import (
     AcdpPfsd,
     Aqc,
+    Auto,
     CgmMedian,
     ClassMeans,
     Composed,
@@ -163,6 +165,7 @@ AGGREGATIONS: dict[str, Aggregation] = {
     "momentum": Momentum(),
     "line-search": LineSearch(NoiseAware()),
     "momentum-noise-aware": Momentum(NoiseAware(), 0.5),
+    "paced": Paced(Momentum(NoiseAware(), 0.5), 1.0, 0.5),
     "thresholded": Thresholded(Mean(), 0.01),
     "lookahead": Lookahead(Weighted()),
     "constraint-aware": ConstraintAware(radius=math.inf),
@@ -172,6 +175,9 @@ AGGREGATIONS: dict[str, Aggregation] = {
 ROBUST = {"trimmed-mean", "median", "norm-bounded", "constraint-aware-cut"}  # not linear, on purpose
 
 METHOD_ROWS: dict[str, MethodSpec] = {
+    "auto": Auto(),
+    "auto-sums": Auto(view="secure-aggregation"),
+    "auto-median": Auto(aggregation="median", adjacency="replace-one"),
     "fedavg": FedAvg(batch=4),
     "dp-fedavg": DpFedAvg(batch=4),
     "dp-fedavg-local": DpFedAvg(batch=4, view="server-sees-messages"),

@@ -371,6 +371,8 @@ class Method:
     aggregation: Aggregation
     codec: Codec = field(default_factory=Identity)
     wrapper: ModelWrapper = field(default_factory=Plain)
+    public_start: bool = False  # begins with a logistic head on public records that have the task's labels, if any
+    average: float = 0.0  # β of the average over rounds that is reported, where the run names none
     notes: tuple[str, ...] = ()  # what a reader of the results must know, such as a flaw kept in faithful mode
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
 from modicum.core.needs import with_inner
 from modicum.core.parts import Backend, ClientKit, Identity, Mechanism, Method, OnLattice, State
+from modicum.core.sockets import Explains
 from modicum.errors import UserError
 from modicum.federation.clients import Client
 from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, rounds_of
@@ -67,6 +68,12 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     adaptive = any(adapts(plan) for plan in plans.values())
     kit = make_kit(experiment, method, data, engine.backend, facts, multipliers, adaptive, agreed)
     return Setup(experiment, method, data, cohorts, facts, plans, kit, engine.at_once)
+
+
+def decided(method: Method, kit: ClientKit) -> tuple[str, ...]:
+    """What the method's parts decided by themselves, in words."""
+    assert kit.public is not None
+    return tuple(method.aggregation.explain(kit.public)) if isinstance(method.aggregation, Explains) else ()
 
 
 def frozen_multipliers(plans: Mapping[str, PrivacyPlan], purpose: str) -> dict[str, float]:
@@ -121,7 +128,7 @@ def make_server(
 ) -> Server:
     """The server of an experiment, from public values alone."""
     assert kit.public is not None
-    first, limits = data.first[kit.shared], (experiment.average, experiment.bounds)
+    first, limits = data.first[kit.shared], (experiment.average or method.average, experiment.bounds)
     asks = public_evaluator(kit.backend, data.first, kit.shared, data.proxy)
     return Server(method, kit.public, cohorts, run, kit, first, *limits, asks)
 
