@@ -24,7 +24,7 @@ from modicum.aggregation import (
     TrimmedMean,
     Weighted,
 )
-from modicum.core.clips import Auto, PerLayer
+from modicum.core import clips
 from modicum.core.door import DoorWatch
 from modicum.core.facts import Metric, PublicFacts
 from modicum.core.messages import Decision
@@ -138,8 +138,8 @@ MECHANISMS: dict[str, Mechanism] = {
     "clear": Clear(local=LOCAL),
     "record-whole": RecordLocal(),
     "record-poisson": RecordLocal(batch=4, steps=2),
-    "record-auto": RecordLocal(rule=Auto(), steps=2),
-    "record-layers": RecordLocal(rule=PerLayer({"1.weight": 2.0, "1.bias": 1.0}), steps=2),
+    "record-auto": RecordLocal(rule=clips.Auto(), steps=2),
+    "record-layers": RecordLocal(rule=clips.PerLayer({"1.weight": 2.0, "1.bias": 1.0}), steps=2),
     "record-replace-one": RecordLocal(adjacency=Adjacency.REPLACE_ONE),
     "class-sums": ClassSums(rounds=ROUNDS, total=ROUNDS),
     "class-sums-steps": ClassSums(rounds=1, total=ROUNDS),
