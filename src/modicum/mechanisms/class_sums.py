@@ -74,6 +74,10 @@ class ClassSums:
     def integers(self) -> bool:
         return self.after.integers
 
+    @property
+    def takes_integers(self) -> bool:
+        return self.after.takes_integers
+
     def on_integers(self, variant: Variant) -> ClassSums:
         return replace(self, after=self.after.on_integers(variant))
 

@@ -48,6 +48,7 @@ class RecordSums:
 
     individuals = False
     integers = True
+    takes_integers = True
     purpose = GRADIENT
     offers: ClassVar[tuple[Need, ...]] = (Need.SIGNALS,)
     cohort_rate = None
