@@ -18,8 +18,9 @@ from modicum.aggregation import Mean
 from modicum.config import Config, experiment_over, federation, read
 from modicum.config.schema import SiloTerms
 from modicum.core.door import ReservedSumDoor
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Noised
-from modicum.core.parts import ClientFacts, Identity, Method
+from modicum.core.parts import Identity, Method
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import ClientData
 from modicum.deploy.flower import coordinator

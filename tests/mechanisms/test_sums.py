@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from modicum.attacks.probe import ProbeBackend
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Decision, Message, Noised, ReleasedSum, Sealed, Share
 from modicum.core.optimisers import Sgd
-from modicum.core.parts import Batch, ClientFacts, Mechanism, Opening, Signal, SignalName
+from modicum.core.parts import Batch, Mechanism, Opening, Signal, SignalName
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.mechanisms.record_sums import RecordSums
 from modicum.policies import Fixed
@@ -32,6 +32,7 @@ from modicum.privacy.spec import (
     Unit,
     View,
 )
+from modicum.training.local_steps import LocalSteps
 from tests.mechanisms.stage import Silent, Stage
 
 ONE = LocalSteps(batch=1, steps=1)

@@ -11,20 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.device import device_named
+from modicum.core.facts import FeatureFacts, Metric
 from modicum.core.layout import Layout
 from modicum.core.needs import Offer, check_data
-from modicum.core.parts import Batch, FeatureFacts, Method, Metric, OnLattice
+from modicum.core.parts import Batch, Method, OnLattice
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check
 from modicum.errors import UserError
-from modicum.federation.features import behind, stand_on
-from modicum.federation.hot_start import hot_start
 from modicum.mechanisms.class_sums import class_sums
 from modicum.models import build, check_model, fixed_features
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
 from modicum.privacy.views import Variant
+from modicum.public.features import behind, stand_on
+from modicum.public.hot_start import hot_start
 from modicum.training.compressed import from_options
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ class Experiment:
 
     @property
     def setting(self) -> Setting:
+        """Clients, clients a round and rounds, as a method is built for."""
         clients = len(self.federation.budgets)
         return Setting(clients, self.per_round or clients, self.rounds)
 

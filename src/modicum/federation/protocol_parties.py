@@ -46,6 +46,7 @@ class Parties:
         self._stores = {name: secure.MemoryStore() for name in names}
 
     def terms(self, cohort: Sequence[str], dimension: int) -> secure.Terms:
+        """What all parties of one cohort's sum agree on: keys, thresholds, length and range."""
         public = [self._keys[n].public_key().public_bytes(Encoding.Raw, PublicFormat.Raw) for n in cohort]
         return protocol_terms(self._view, public, run=self._run, dimension=dimension, bits=self._bits)
 

@@ -33,10 +33,12 @@ class RoundRecord:
     traffic: Mapping[str, float] = field(default_factory=dict)  # deployed: seconds, most bytes_up and bytes_down
 
     def to_dict(self) -> dict[str, Any]:
+        """One line of `metrics.jsonl`."""
         return asdict(self)
 
     @property
     def bound(self) -> float:
+        """Median of the asked clients' clipping bounds; NaN where nobody was asked."""
         return statistics.median(self.bounds.values()) if self.bounds else float("nan")
 
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.door import ReleaseRequest
+from modicum.core.facts import ClientFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened, ReleasedSum
 from modicum.core.needs import Need
-from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS, ClientFacts, ClientKit, Job, Opening, State
+from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS, ClientKit, Job, Opening, State
 from modicum.errors import UserError
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.possible import DOUBT, ROUNDING, noise_norm
@@ -72,6 +73,7 @@ class ClassSums:
 
     @property
     def integers(self) -> bool:
+        """Whether noise is drawn on the lattice, as by the steps that follow."""
         return self.after.integers
 
     @property

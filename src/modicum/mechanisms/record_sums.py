@@ -16,10 +16,11 @@ from typing import ClassVar
 import torch
 
 from modicum.core.door import ReleaseRequest
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, NoiseFacts, Opened, ReleasedSum
 from modicum.core.needs import Need
 from modicum.core.optimisers import Optimiser
-from modicum.core.parts import Batch, ClientFacts, ClientKit, ClipRule, Job, Opening, State
+from modicum.core.parts import Batch, ClientKit, ClipRule, Job, Opening, State
 from modicum.core.sockets import Pulls
 from modicum.errors import UserError
 from modicum.mechanisms import common, integers

@@ -9,7 +9,6 @@ from modicum.core.optimisers import Adam, Optimiser, Sgd
 from modicum.core.parts import Aggregation, Mechanism
 from modicum.errors import UserError
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.mechanisms.record_sums import RecordSums
 from modicum.methods.options import (
@@ -25,6 +24,7 @@ from modicum.methods.options import (
 from modicum.privacy.spec import Adjacency, View
 from modicum.privacy.views import Shows
 from modicum.training.distilled import Distilled
+from modicum.training.local_steps import LocalSteps
 
 if TYPE_CHECKING:
     from modicum.core.setting import Setting
@@ -46,6 +46,7 @@ class ServerStep:
     )
 
     def server_step(self, name: AggregationName | None = None) -> Aggregation:
+        """The aggregation of this name, with the server's rate and momentum and the threshold after noise."""
         chosen = name or self.aggregation or "mean"
         return build_aggregation(chosen, self.server_lr, self.server_momentum, self.threshold)
 
@@ -61,6 +62,7 @@ class Aggregated(ServerStep):
     )
 
     def aggregated(self, mechanism: Mechanism) -> Aggregation:
+        """The chosen aggregation; else noise-aware weights where messages are seen, the mean of sums."""
         return self.server_step(self.aggregation or ("noise-aware" if mechanism.individuals else "mean"))
 
 
@@ -93,6 +95,7 @@ class Optimised:
     optimiser: OptimiserName = option("sgd", "of the clients, begun anew in every round: sgd or adam")
 
     def local_optimiser(self) -> Optimiser:
+        """The clients' optimiser with their learning rate."""
         one_of("optimiser", self.optimiser, ("sgd", "adam"))
         return Adam(self.lr) if self.optimiser == "adam" else Sgd(self.lr)
 
@@ -154,6 +157,7 @@ class Minibatches:
     steps: int | None = option(None, "minibatches a client takes in a round; overrides epochs")
 
     def local_steps(self) -> LocalSteps:
+        """How long a client trains in one round."""
         return LocalSteps(self.batch, self.steps, self.epochs)
 
 
@@ -168,6 +172,7 @@ class PersonalTraining:
     local_epochs: float = option(1.0, "passes over a client's records in a round, where steps is none")
 
     def local_steps(self, ascent: float = 0.0) -> LocalSteps:
+        """How long a client trains in one round; `ascent` is the radius of sharpness-aware steps."""
         return LocalSteps(self.batch, self.steps, self.local_epochs, ascent)
 
 
@@ -182,6 +187,7 @@ class Distillation(PersonalTraining):
     prior: float = option(0.0, PRIOR)
 
     def distilled(self) -> Distilled:
+        """Local training with a client's own last model as its teacher."""
         optimiser = Sgd(self.lr, self.momentum)
         return Distilled(optimiser, self.alpha, self.temperature, self.non_target, self.target, self.prior)
 
@@ -199,6 +205,7 @@ class Hidden:
     rate: float | None = option(None, "rate of a trusted server's secret Poisson cohort; none: public cohorts")
 
     def build_view(self, setting: Setting) -> View:
+        """Who looks on, for cohorts of this size."""
         return build_view(self.view, setting.per_round, self.colluding, self.dropouts)
 
 
@@ -218,6 +225,7 @@ class HiddenClients(PersonalTraining, Hidden):
     )
 
     def client_level(self, setting: Setting, ascent: float = 0.0) -> ClientLevel:
+        """The mechanism that clips and hides whole updates, with these settings."""
         return ClientLevel(
             view=self.build_view(setting),
             local=self.local_steps(ascent),

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Literal
 
 from modicum.core.parts import Mechanism
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
 from modicum.methods.groups import Guarantee, RecordSteps
 from modicum.methods.options import build_view, one_of, option
 from modicum.privacy.spec import Adjacency
+from modicum.training.local_steps import LocalSteps
 
 if TYPE_CHECKING:
     from modicum.core.setting import Setting
@@ -30,6 +30,7 @@ class RecordOrClient(RecordSteps, Guarantee):
     )
 
     def mechanism(self, setting: Setting) -> Mechanism:
+        """Record-level or client-level privacy, as `level` says."""
         one_of("level", self.level, ("record", "client"))
         adjacency = Adjacency(self.adjacency)
         if self.level == "client":

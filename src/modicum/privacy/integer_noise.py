@@ -41,9 +41,11 @@ class IntegerNoise:
             raise UserError("integer noise is described by positive whole numbers and a positive variance")
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for the journal."""
         return {f.name: getattr(self, f.name) for f in fields(self)} | {"rounding": str(self.rounding)}
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> IntegerNoise:
+        """Back from `to_dict`."""
         given = {f.name: int(d[f.name]) for f in fields(cls) if f.name not in ("rounding", "share")}
         return cls(**given, rounding=Rounding(d["rounding"]), share=float(d["share"]))

@@ -28,6 +28,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
+        """Smallest, middle and largest of some values."""
         ordered = sorted(values)
         return cls(ordered[0], statistics.median(ordered), ordered[-1])
 
@@ -83,15 +84,17 @@ class Summary:
         for group in value["groups"]:
             certified = Spread(*(_back(v) for v in group["epsilon"].values()))
             groups.append(Group(**{**group, "budget": _back(group["budget"]), "epsilon": certified}))
-        return cls(**{**value, "groups": tuple(groups)})
+        return cls(**{"macro_f1": None, **value, "groups": tuple(groups)})
 
     @property
     def bound(self) -> float | None:
+        """Median of the groups' last clipping bounds; None where nothing is clipped."""
         known = [g.bound for g in self.groups if g.bound is not None]
         return statistics.median(known) if known else None
 
 
 def summarise(run: Simulation, certificate: Certificate, records: Sequence[RoundRecord]) -> Summary:
+    """The figures of a finished run, from its certificate and its rounds."""
     e = run.experiment
     budgets = dict(zip(e.federation.data.names, e.federation.budgets, strict=True))
     simulated = last(record.simulated for record in records)
@@ -149,6 +152,7 @@ def traffic_line(found: Mapping[str, float]) -> str:
 
 
 def void(records: Sequence[RoundRecord]) -> tuple[str, ...]:
+    """Rounds that opened nothing, with the reason of each."""
     return tuple(f"round {r.round + 1}: {r.void}" for r in records if r.void)
 
 

@@ -22,6 +22,7 @@ KEY_ID = "fpk_modicum"  # the name under which nodes know the signing key
 
 
 def check_version() -> None:
+    """Refuse another version of Flower than the one whose insides are used here."""
     try:
         from flwr.supercore.version import package_version
     except ImportError:
@@ -134,6 +135,7 @@ def _started(response: Any) -> int:
 
 
 def bundle(project: Path) -> bytes:
+    """The app as Flower's signed bundle of files, in bytes."""
     from flwr.cli.build import build_fab_from_disk
 
     return bytes(build_fab_from_disk(project))

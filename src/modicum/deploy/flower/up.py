@@ -41,32 +41,41 @@ class Layout:
 
     @property
     def experiment(self) -> Path:
+        """The experiment's file."""
         return self.root / "experiment.toml"
 
     @property
     def server(self) -> Path:
+        """The server's run folder."""
         return self.root / "server"
 
     @property
     def keys(self) -> Path:
+        """Keys and certificates of all parties."""
         return self.root / "keys"
 
     @property
     def database(self) -> Path:
+        """What the SuperLink keeps."""
         return self.root / "flower" / "link.db"
 
     def signing(self, name: str) -> Path:
+        """The key with which a silo signs in secure aggregation."""
         return self.keys / f"{name}.sign"
 
     def silo(self, name: str) -> Path:
+        """A silo's settings."""
         return self.root / "silos" / f"{name}.toml"
 
     def state(self, name: str) -> Path:
+        """A silo's ledger, messages and certificate."""
         return self.root / "silos" / f"state-{name}"
 
 
 @dataclass(frozen=True)
 class Ports:
+    """Where the SuperLink and each node listen, on this machine."""
+
     superlink: int
     nodes: dict[str, int]
 
@@ -121,6 +130,7 @@ class Deployment:
         self.project = write_project(at.root / "app", chosen)
 
     def socket(self, name: str) -> Path:
+        """Where a silo listens for its node."""
         return self.sockets / f"{name}.sock"
 
     def _silo_file(self, name: str, budget: float) -> str:
@@ -172,6 +182,7 @@ class Deployment:
         self._wait_for_silos()
 
     def superlink_command(self) -> list[str]:
+        """What starts the SuperLink, with TLS and authenticated nodes."""
         tls = self.tls
         return [
             *("flower-superlink", "--host", HOST, "--port", str(self.ports.superlink)),
@@ -181,6 +192,7 @@ class Deployment:
         ]
 
     def node_command(self, name: str) -> list[str]:
+        """What starts the node of a silo."""
         return [
             *("flower-supernode", "--superlink", self.address, "--root-certificates", str(self.tls.ca)),
             *("--auth-supernode-private-key", str(self.node_keys[name])),

@@ -47,6 +47,7 @@ class SecureTerms:
         return tuple(m.name for m in self.terms.metrics if round % m.every == 0)
 
     def of(self, round: int) -> protocol.Terms:
+        """The protocol's public terms of one round."""
         view = self.terms.spec.view
         assert isinstance(view, SecureAggregation)
         return protocol_terms(
@@ -60,6 +61,7 @@ class SecureTerms:
 
     @cached_property
     def keys(self) -> dict[str, bytes]:
+        """Every silo's public signing key, as agreed in the experiment file."""
         silos = self.terms.config.run.silos
         return {name: read_public(name, silos[name].key if name in silos else "") for name in self.terms.names}
 
@@ -108,6 +110,7 @@ class SecureSilo:
             raise UserError(f"{path} is an older copy, without round {max(charged)}: put the last one back")
 
     def close(self) -> None:
+        """Let go of the protocol's store."""
         self._store.close()
 
     def answer(self, kind: Kind, round: int, request: bytes, vector: Callable[[], Integers]) -> bytes:

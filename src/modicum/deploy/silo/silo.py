@@ -12,9 +12,10 @@ from dataclasses import replace
 from functools import partial
 
 from modicum.config import Config, experiment_over, federation
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, decode
 from modicum.core.needs import Offer, check_data
-from modicum.core.parts import ClientFacts, Method
+from modicum.core.parts import Method
 from modicum.core.store import write_durably
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.deploy.silo.account import account_of
@@ -83,6 +84,7 @@ class Silo:
         return Offer(validation=self.facts.validation > 0)
 
     def close(self) -> None:
+        """Write the certificate of what was released so far, and close ledger and account."""
         if self.taking_part is not None:
             self.write_certificate()
             self.taking_part.close()

@@ -16,7 +16,7 @@ from modicum.config.source import Source, read_source
 from modicum.deploy.silo.terms import BOUNDS
 from modicum.deploy.silo.wire import check_path
 from modicum.errors import UserError
-from modicum.federation.features import is_file
+from modicum.public.features import is_file
 
 FIRST = "first"  # as `run`: whichever run asks first, and that one only
 
@@ -176,7 +176,7 @@ def _data(source: Source, here: Path, agreed: DataConfig) -> DataConfig:
         )
     if data.features is not None and not is_file(data.features):
         raise source.error(
-            "all silos stand on one geometry: fit it with python -m modicum.models.geometry, give everyone its "
+            "all silos stand on one geometry: fit it with python -m modicum.public.geometry, give everyone its "
             'file and write features = "FILE.npz"',
             "data",
             "features",

@@ -75,6 +75,7 @@ class Agreement:
         )
 
     def secure(self) -> SecureTerms:
+        """The terms of secure aggregation that this silo agreed to."""
         from modicum.deploy.silo.secure import SecureTerms
 
         assert self.integers is not None
@@ -125,6 +126,7 @@ class TakingPart:
             self.secure = SecureSilo(agreement.secure(), silo.spec, client.rounds)
 
     def close(self) -> None:
+        """Let go of the ledger, and of the protocol's store where there is one."""
         self.ledger.close()
         if self.secure is not None:
             self.secure.close()
