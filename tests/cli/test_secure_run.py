@@ -9,6 +9,7 @@ import pytest
 
 from modicum.cli import run as command_line
 from modicum.cli.app import app
+from modicum.privacy.certificate import Certificate
 from modicum.privacy.verify import verify
 
 FILE = """\
@@ -48,10 +49,10 @@ def test_a_run_by_the_protocol_says_so(
     said = json.loads(capsys.readouterr().out)
     assert "Secure aggregation: signed-survivors" in json.dumps(said)
     assert verify(tmp_path / "r").matches
-    certificate = json.loads((tmp_path / "r" / "certificate.json").read_text())
-    line = next(iter(certificate["clients"].values()))
-    assert line["view"]["variant"] == "signed-survivors"
-    assert line["integers"]["queries"]["gradient"]["honest"] == 5 - 1 - 1
+    line = Certificate.read(tmp_path / "r" / "certificate.json").clients["client-00"]
+    assert line.spec.view.to_dict()["variant"] == "signed-survivors"
+    assert line.integers is not None
+    assert line.integers["queries"]["gradient"]["honest"] == 5 - 1 - 1
 
 
 REFUSED = [
