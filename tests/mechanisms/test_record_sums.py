@@ -17,6 +17,7 @@ from modicum.errors import UserError
 from modicum.federation.interference import check
 from modicum.federation.simulation import Simulation
 from modicum.methods import Aqc, ClassMeans, DpSgd, NbAfl, PacDp, RpdpFl
+from modicum.policies import Curve
 from modicum.privacy.accounting import epsilon
 from modicum.privacy.integer_noise import Rounding
 from modicum.privacy.lattice import DOUBT, Lattice, round_rows, squared_norms
@@ -196,6 +197,28 @@ def test_class_means_of_a_sum_are_those_of_one_client_with_all_records(tmp_path:
     found = opened.update.double() * len(y)
     assert float((found[: sums.numel()] - sums.flatten()).norm() / sums.norm()) < 0.02
     assert (found[sums.numel() :] - counts).abs().max() < 0.2
+
+
+def test_a_curve_goes_on_choosing_where_each_client_clips(tmp_path: Path) -> None:
+    """C_i = F(ε_i): told bounds differ, each client divides by its own, and all of them count by s_i/C_i."""
+    curve = tmp_path / "curve.json"
+    Curve((0.5, 10.0), (0.1, 1.0)).write(curve)
+    run = simulated(PacDp(curve=str(curve), lr=1.0, **SUM), tmp_path / "r", Silent(1), rounds=1, metrics=())
+    proposal = run.server.propose()
+    bounds = [proposal.decisions[name].bound for name in run.plans]
+    assert bounds == sorted(bounds)
+    assert bounds[-1] > 2 * bounds[0]
+    opened = run.carrier.exchange(proposal).opened
+    assert isinstance(opened, ReleasedSum)
+    agreed = run.kit.integers
+    assert agreed is not None
+    theta = run.data.first.expand(CLIENTS, -1)
+    rule = run.method.mechanism.rule
+    sums, _ = run.backend.clipped_sums(theta, run.data.records, run.kit.training.losses, bounds, rule)
+    weights = torch.tensor([agreed.scale(n, "gradient") / b for n, b in zip(run.plans, bounds, strict=True)])
+    sizes = torch.tensor([float(len(b)) for b in run.data.records])
+    expected = -(weights[:, None] * sums).sum(0) / (weights * sizes).sum()
+    assert float((opened.update - expected).norm() / expected.norm()) < 0.05
 
 
 REFUSED: list[tuple[MethodSpec, str]] = [

@@ -51,7 +51,7 @@ class RecordSums:
     integers = True
     takes_integers = True
     purpose = GRADIENT
-    offers: ClassVar[tuple[Need, ...]] = (Need.SIGNALS,)
+    offers: ClassVar[tuple[Need, ...]] = (Need.SIGNALS, Need.OWN_BOUNDS)
     cohort_rate = None
 
     def __post_init__(self) -> None:
