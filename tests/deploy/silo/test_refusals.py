@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 from modicum.core.messages import Decision, Noised, encode
 from modicum.deploy.silo.serve import MOST, Desk
+from modicum.deploy.silo.silo import own_experiment
 from modicum.deploy.silo.terms import MOST_CLIENTS
 from modicum.deploy.silo.wire import (
     HEADER,
@@ -28,6 +30,7 @@ from modicum.deploy.silo.wire import (
     read_exactly,
     read_header,
 )
+from modicum.errors import UserError
 from tests.deploy.silo.helpers import EXPERIMENT, Server, charged_rounds, ledger_of, opened, serving, write_silo
 
 
@@ -188,6 +191,33 @@ def test_facts_that_the_silo_does_not_stand_by(waiting: Server, field: str, valu
     facts = waiting.invitation().facts
     lied = (replace(facts[0], **{field: value}), *facts[1:])
     assert waiting.join(facts=lied).refused is Code.FACTS_DIFFER
+
+
+AGREED = """
+[run.silos]
+client-00 = { records = 480, budget = 2.0 }
+client-01 = { records = 100, budget = 1.0 }
+client-02 = { records = 100, budget = 1.0 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("agreed", "change", "joins"),
+    [
+        (AGREED, {}, True),
+        (AGREED, {"records": 5}, False),
+        (AGREED, {"budget": 100.0}, False),
+        ("", {"records": 5}, True),  # nothing is agreed on: then a silo can stand by its own facts alone
+    ],
+)
+def test_facts_of_others_are_those_that_were_agreed_on(
+    tmp_path: Path, agreed: str, change: dict[str, Any], joins: bool
+) -> None:
+    with opened(write_silo(tmp_path, experiment=EXPERIMENT + agreed)) as server:
+        own, other, *more = server.invitation().facts
+        assert own.records == 480
+        answer = server.join(facts=(own, replace(other, **change), *more))
+    assert answer.refused is (None if joins else Code.FACTS_DIFFER)
 
 
 def test_a_federation_without_it(waiting: Server) -> None:
@@ -362,3 +392,10 @@ def test_the_scripted_server_sees_a_difference() -> None:
     server.sent[0] = [blob, blob + b" "]
     with pytest.raises(AssertionError, match="2 versions"):
         server.messages()
+
+
+def test_compiled_sums_are_for_simulations() -> None:
+    """Whether a compiled sum is used hangs on the first batch, which a hostile server's model could exploit."""
+    spec: Any = SimpleNamespace(experiment=SimpleNamespace(run=SimpleNamespace(compile=True)))
+    with pytest.raises(UserError, match="compile is for simulations"):
+        own_experiment(spec)

@@ -128,6 +128,11 @@ class Terms:
             for n in self.names
         )
 
+    def as_agreed(self, facts: tuple[ClientFacts, ...]) -> bool:
+        """Whether everyone is said to be as the experiment file has it, where it says anything of silos."""
+        silos = self.config.run.silos
+        return not silos or (set(silos) == set(self.names) and facts == self.agreed())
+
     def plans(
         self, facts: Sequence[ClientFacts], experiment: Experiment, data: Prepared
     ) -> tuple[dict[str, PrivacyPlan], Agreed | None]:
