@@ -23,6 +23,7 @@ class Need(StrEnum):
     """The first five are met by a mechanism, the others by an experiment's data."""
 
     INDIVIDUALS = "individual messages"  # also said by an aggregation's `needs_individuals`
+    OWN_BOUNDS = "own bounds"  # met where messages are seen, or each client's part of a sum is scaled by itself
     SIGNALS = "signals"  # said by a policy's `signals`
     STEPS = "steps"  # said by a policy of step scope
     ADAPTIVE_NOISE = "adaptive noise"
@@ -32,12 +33,23 @@ class Need(StrEnum):
     VALIDATION = "validation records"
 
 
-OF_THE_MECHANISM = {Need.INDIVIDUALS, Need.SIGNALS, Need.STEPS, Need.ADAPTIVE_NOISE, Need.LAYERS}
+OF_THE_MECHANISM = {
+    Need.INDIVIDUALS,
+    Need.OWN_BOUNDS,
+    Need.SIGNALS,
+    Need.STEPS,
+    Need.ADAPTIVE_NOISE,
+    Need.LAYERS,
+}
 
 UNMET = {
     Need.INDIVIDUALS: (
         "each client's update, and this mechanism shows only their sum: use the view server-sees-messages, or "
         "another {kind}"
+    ),
+    Need.OWN_BOUNDS: (
+        "a bound for each client, and this mechanism shows a sum with one noise: use the view "
+        "server-sees-messages, or another {kind}"
     ),
     Need.SIGNALS: "noisy signals about clipping, and this mechanism sells none: use another {kind}",
     Need.STEPS: (
@@ -93,7 +105,7 @@ def check_composition(method: Method) -> None:
     # A mechanism that declares nothing is another's: what it gives is for it to say when it is asked.
     offers = {*getattr(method.mechanism, "offers", OF_THE_MECHANISM)} - {Need.INDIVIDUALS}
     if method.mechanism.individuals:
-        offers.add(Need.INDIVIDUALS)
+        offers |= {Need.INDIVIDUALS, Need.OWN_BOUNDS}
     for kind, name, need in declared(method):
         if need in OF_THE_MECHANISM and need not in offers:
             raise _unmet(kind, name, need)

@@ -325,6 +325,10 @@ class OnLattice(Protocol):
     def integers(self) -> bool:
         """Whether noise is drawn on the lattice now."""
 
+    @property
+    def takes_integers(self) -> bool:
+        """Whether these settings allow it: whole batches, noise that the plan fixes, and senders who add it."""
+
     def on_integers(self, variant: Variant) -> Mechanism:
         """The same with integer noise; behind a sum, with what is to stand behind secure aggregation."""
 

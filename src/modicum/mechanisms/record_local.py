@@ -70,6 +70,10 @@ class RecordLocal:
     def spec(self) -> PrivacySpec:
         return PrivacySpec(unit=Unit.RECORD, adjacency=self.adjacency, view=ServerSeesMessages(), delta=self.delta)
 
+    @property
+    def takes_integers(self) -> bool:
+        return self.batch is None and not self.adaptive
+
     def on_integers(self, variant: Variant) -> RecordLocal:
         integers.behind(self.spec.view, variant)
         return replace(self, integers=True)
