@@ -52,7 +52,7 @@ def test_every_cell_finds_settings_chosen_for_a_budget_not_above_its_own() -> No
 def test_the_page_ranks_by_paired_differences(tmp_path: Path) -> None:
     """aqc loses to auto by little in every draw; dp-sgd by more on average, but not in every draw."""
     cell = Cell("mnist", 50, 1.0, hot=True)
-    scores = {name: (0.5, 0.5, 0.5) for name in ROWS}
+    scores = dict.fromkeys(ROWS, (0.5, 0.5, 0.5))
     scores |= {"auto": (0.90, 0.80, 0.85), "aqc": (0.89, 0.79, 0.84), "dp-sgd": (0.80, 0.85, 0.84)}
     half = Cell("mnist", 50, 0.1)  # where not all were played: shown, not ranked
     results: list[dict[str, Any]] = [
