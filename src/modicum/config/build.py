@@ -80,6 +80,7 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
         secure_aggregation=run.secure_aggregation,
         evaluate_every=run.evaluate_every,
         device=run.device,
+        compile=run.compile,
         model_options=dict(config.model.options),
     )
 

@@ -117,6 +117,7 @@ class Experiment:
     secure_aggregation: AggregationKind = "ideal"  # or the protocol itself, in memory
     evaluate_every: int = 1
     device: str = "cpu"
+    compile: bool = False  # clipped sums, on the first batch of each size
     model_options: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
