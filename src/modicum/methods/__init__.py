@@ -14,6 +14,7 @@ from modicum.methods.aqc import Aqc
 from modicum.methods.cgm_median import CgmMedian
 from modicum.methods.class_means import ClassMeans
 from modicum.methods.composed import Composed
+from modicum.methods.defences import Censor, Soteria
 from modicum.methods.dp_fedavg import DpFedAvg
 from modicum.methods.dp_fedsam import DpFedSam
 from modicum.methods.dp_pfsd import DpPfsd
@@ -48,6 +49,8 @@ METHODS: dict[str, type[MethodSpec]] = {
     "pfedsd": PFedSd,
     "fedper": FedPer,
     "dp-fedsam": DpFedSam,
+    "soteria": Soteria,
+    "censor": Censor,
 }
 
 
@@ -80,6 +83,7 @@ __all__ = [
     "METHODS",
     "AcdpPfsd",
     "Aqc",
+    "Censor",
     "CgmMedian",
     "ClassMeans",
     "Composed",
@@ -95,6 +99,7 @@ __all__ = [
     "PacDp",
     "Pfsd",
     "RpdpFl",
+    "Soteria",
     "method",
     "method_names",
     "settings_of",

@@ -33,7 +33,7 @@ def run_page(
     config: str,
 ) -> str:
     """The report of one run."""
-    return _page(
+    return page(
         f"{summary.method} on {summary.dataset}",
         [
             _lead(summary),
@@ -52,10 +52,11 @@ def run_page(
 def comparison_page(title: str, summaries: Sequence[Summary], picture: bytes | None, lines: Sequence[str]) -> str:
     """Several runs side by side; `lines` are closing remarks, such as what was verified."""
     remarks = "".join(f"<p>{escape(line)}</p>" for line in lines)
-    return _page(title, [_simulated(summaries[0]), _table(summaries), _picture(picture), remarks])
+    return page(title, [_simulated(summaries[0]), _table(summaries), _picture(picture), remarks])
 
 
-def _page(title: str, parts: Sequence[str]) -> str:
+def page(title: str, parts: Sequence[str]) -> str:
+    """A whole page of these parts, which are HTML; empty ones are left out."""
     body = "\n".join(part for part in parts if part)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)} · Modicum</title>'
