@@ -82,7 +82,9 @@ def test_a_table_a_page_and_figures(private: Path, capsys: pytest.CaptureFixture
     assert "The attacker brings 187 records" in text
 
 
-def test_it_goes_on_where_it_was(private: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_goes_on_where_it_was(
+    private: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     order = ["attack", str(private), "--attack", "bayes,quantile", "--targets", "3", "--json", "--no-reference"]
     assert command(app, order) == 0
     first = capsys.readouterr().out
