@@ -193,5 +193,5 @@ def test_what_mixes_too_many_records_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="mixes 100 records"):
         targets_of(stage)
     summed = play(DpFedAvg(batch=2), federation(2, 2, side=None, budget=2.0), tmp_path / "sum")
-    with pytest.raises(UserError, match="single clients"):
+    with pytest.raises(UserError, match="only sums"):
         Targets.of(summed.wire(), summed.wire().observed)

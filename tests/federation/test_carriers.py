@@ -18,8 +18,9 @@ from modicum.aggregation import Mean
 from modicum.config import Config, experiment_over, federation, read
 from modicum.config.schema import SiloTerms
 from modicum.core.door import ReservedSumDoor
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Noised
-from modicum.core.parts import ClientFacts, Identity, Method
+from modicum.core.parts import Identity, Method
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import ClientData
 from modicum.deploy.flower import coordinator
@@ -48,7 +49,10 @@ NOT_DEPLOYED = {  # and what says so, before anything is reserved
         ("dp-fedavg-central", "cgm-median-client", "acdp-pfsd-central", "fedprox-central"),
         "trusted server is not offered",
     ),
-    **dict.fromkeys(("pac-dp-faithful", "nbafl-faithful"), "does not join: budget"),  # their true ε is above it
+    **dict.fromkeys(  # their true ε is above it
+        ("pac-dp-faithful", "nbafl-faithful", "fedcompdp-faithful", "dp-acdn-faithful", "fedsa-faithful"),
+        "does not join: budget",
+    ),
 }
 TEXT = """
 [data]

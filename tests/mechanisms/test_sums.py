@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from modicum.attacks.probe import ProbeBackend
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Decision, Message, Noised, ReleasedSum, Sealed, Share
-from modicum.core.parts import Batch, ClientFacts, Opening, Signal, SignalName
+from modicum.core.parts import Batch, Opening, Signal, SignalName
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.policies import Fixed
 from modicum.privacy.accounting import epsilon
@@ -30,6 +30,7 @@ from modicum.privacy.spec import (
     Unit,
     View,
 )
+from modicum.training.local_steps import LocalSteps
 from tests.mechanisms.stage import Silent, Stage
 
 ONE = LocalSteps(batch=1, steps=1)

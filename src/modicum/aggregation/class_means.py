@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from modicum.core.facts import FeatureFacts, PublicFacts
 from modicum.core.messages import Opened, Released, ReleasedSum
-from modicum.core.parts import CLASS_COUNTS, Aggregation, FeatureFacts, PublicFacts, State
+from modicum.core.parts import CLASS_COUNTS, Aggregation, State
 from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 

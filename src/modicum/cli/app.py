@@ -12,8 +12,10 @@ from modicum.cli import (
     audit,
     bench,
     check,
+    compare,
     datasets,
     demo,
+    doctor,
     experiment,
     fit,
     flower,
@@ -51,6 +53,7 @@ def main(
 
 app.command("demo")(demo.demo)
 app.command("run")(experiment.run)
+app.command("compare")(compare.compare)
 app.command("fit-clipping")(fit.fit_clipping)
 app.add_typer(account.app, name="account")
 app.add_typer(datasets.app, name="datasets")
@@ -58,6 +61,7 @@ app.command("methods")(methods.methods)
 app.command("check")(check.check)
 app.command("verify")(verify.verify)
 app.command("attack")(attack.attack)
+app.command("doctor")(doctor.doctor)
 app.command("audit")(audit.audit)
 app.add_typer(bench.app, name="bench")
 app.add_typer(silo.app, name="silo")

@@ -31,10 +31,12 @@ class RoundRecord:
     impossible: Mapping[str, str] = field(default_factory=dict)  # whose answers no honest client can have sent
 
     def to_dict(self) -> dict[str, Any]:
+        """One line of `metrics.jsonl`."""
         return asdict(self)
 
     @property
     def bound(self) -> float:
+        """Median of the asked clients' clipping bounds; NaN where nobody was asked."""
         return statistics.median(self.bounds.values()) if self.bounds else float("nan")
 
 

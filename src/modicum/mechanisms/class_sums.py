@@ -14,10 +14,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from modicum.core.facts import ClientFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened
 from modicum.core.needs import Need
-from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS, ClientFacts, ClientKit, Job, Opening, State
+from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS, ClientKit, Job, Opening, State
 from modicum.errors import UserError
 from modicum.mechanisms import common
 from modicum.mechanisms.possible import DOUBT, ROUNDING, noise_norm

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from modicum.core.door import ReleaseRequest, release_together
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import (
     Broadcast,
     Decision,
@@ -31,11 +32,10 @@ from modicum.core.messages import (
     Share,
 )
 from modicum.core.needs import Need
-from modicum.core.parts import SIGNAL_BOUND, ClientFacts, ClientKit, Job, Opening, State
+from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Opening, State
 from modicum.core.sockets import Transform
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms import common, integers
-from modicum.mechanisms.local_steps import LocalSteps, train_locally
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, noise_norm, spread
 from modicum.privacy.calibration import calibrate_noise, largest_steps
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
@@ -43,6 +43,7 @@ from modicum.privacy.lattice import Integers
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Adjacency, KnownTo, ServerSeesMessages, Shows, Unit, View
+from modicum.training.local_steps import LocalSteps, train_locally
 
 UPDATE = "update"
 DOUBLES = 1 << 18  # numbers in double precision at a time: they stay in the cache
@@ -85,6 +86,7 @@ class ClientLevel:
 
     @property
     def sampler(self) -> Sampler:
+        """Poisson cohorts that a trusted server keeps secret, or none."""
         return NoSampling() if self.rate is None else Poisson(self.rate, KnownTo.SERVER)
 
     def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from modicum.core.facts import Metric
 from modicum.core.messages import Broadcast, Message, Noised, Range, Released
-from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Metric, Opening, Signal, SignalName
+from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Opening, Signal, SignalName
 from modicum.core.sockets import Transform
 from modicum.errors import UserError
 from modicum.mechanisms.possible import around, spread
@@ -167,6 +168,7 @@ def metric_value(job: Job, kit: ClientKit, unit: Unit) -> Tensor:
 
 
 def metric_rate(noised: float, unit: Unit, records: int) -> float:
+    """A released count as a share of the records, back on the scale from 0 to 1."""
     return noised / max(1, records) if unit is Unit.RECORD else noised + SIGNAL_BOUND
 
 

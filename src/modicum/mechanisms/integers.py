@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from modicum.core.door import ReleaseRequest
+from modicum.core.facts import ClientFacts
 from modicum.core.integers import Agreed, split
 from modicum.core.messages import Expected, NoiseFacts, ReleasedSum, Summand
-from modicum.core.parts import SIGNAL_BOUND, ClientFacts, Opening
+from modicum.core.parts import SIGNAL_BOUND, Opening
 from modicum.errors import UnsoundError, UserError
 from modicum.privacy.events import NoSampling, Release
 from modicum.privacy.integer_noise import IntegerNoise, Rounding
@@ -129,6 +130,7 @@ def _put(plan: PrivacyPlan, agreed: Mapping[str, IntegerNoise]) -> PrivacyPlan:
 
 
 def planned(plan: PrivacyPlan, purpose: str) -> IntegerNoise | None:
+    """The integer noise of a plan's releases of this purpose; None where it is of floats."""
     return next((r.integers for r in plan.releases if r.purpose == purpose), None)
 
 

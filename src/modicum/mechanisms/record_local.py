@@ -14,21 +14,11 @@ import torch
 from torch import Tensor
 
 from modicum.core.door import ReleaseRequest, release_together
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened, Range
 from modicum.core.needs import Need
-from modicum.core.parts import (
-    Batch,
-    ClientFacts,
-    ClientKit,
-    ClipRule,
-    Job,
-    Observation,
-    Opening,
-    Place,
-    Scope,
-    State,
-)
-from modicum.core.sockets import Pulls
+from modicum.core.parts import Batch, ClientKit, ClipRule, Job, Observation, Opening, Place, Scope, State
+from modicum.core.sockets import Climbs, Pulls
 from modicum.core.stack import Pool
 from modicum.errors import UserError
 from modicum.mechanisms import common
@@ -39,6 +29,7 @@ from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, ServerSeesMessages, Unit
 from modicum.privacy.views import KnownTo
+from modicum.training.descent import Descent
 
 GRADIENT = "gradient"
 
@@ -70,6 +61,7 @@ class RecordLocal:
 
     @property
     def offers(self) -> tuple[Need, ...]:
+        """Clipping signals, steps, and noise that adapts where it is asked to."""
         return (Need.SIGNALS, Need.STEPS, *((Need.ADAPTIVE_NOISE,) if self.adaptive else ()))
 
     @property
@@ -77,6 +69,7 @@ class RecordLocal:
         return PrivacySpec(unit=Unit.RECORD, adjacency=self.adjacency, view=ServerSeesMessages(), delta=self.delta)
 
     def sampler(self, facts: ClientFacts) -> Sampler:
+        """Poisson sampling at rate batch/records, or all records in each step; a batch above them is refused."""
         if self.batch is None or self.batch == facts.records:
             return NoSampling()
         if self.batch > facts.records:
@@ -87,6 +80,7 @@ class RecordLocal:
         return Poisson(self.batch / facts.records, KnownTo.CLIENT)
 
     def expected_batch(self, facts: ClientFacts) -> float:
+        """What sums of gradients are divided by: the public batch size, never the drawn one (R4)."""
         return float(self.batch or facts.records)
 
     def total_steps(self, facts: ClientFacts) -> int:
@@ -226,17 +220,18 @@ class RecordLocal:
         first = common.starts(jobs, kit)
         steppers = [_Stepper(self, job, kit) for job in jobs]
         pool = Pool([stepper.records for stepper in steppers])
-        theta, optimiser = first.clone(memory_format=torch.contiguous_format), kit.training.optimiser
-        buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
+        descent = Descent(first, kit.training.optimiser, kit.training)  # its pull comes after the noise
+        theta = descent.theta
+        released = torch.zeros_like(theta)[: len(theta) if isinstance(kit.training, Climbs) else 0]
         for step in range(steppers[0].steps):
             active = [stepper for stepper in steppers if step < stepper.steps]
-            rows = slice(0, len(active))
             for stepper, row in zip(active, theta, strict=False):
                 stepper.decide(step, row)
-            gradient = self._noised_gradients(active, pool, theta[rows], kit, step)
-            if isinstance(kit.training, Pulls):  # after the noise: a function of releases
-                gradient = gradient + kit.training.pull(theta[rows], first[rows])
-            optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
+            where = _uphill(theta[: len(active)], released, kit)
+            gradient = self._noised_gradients(active, pool, where, kit, step)
+            if isinstance(kit.training, Climbs):
+                released[: len(active)] = gradient
+            descent.step(step, gradient)
         return [
             stepper.result(initial, last) for stepper, initial, last in zip(steppers, first, theta, strict=True)
         ]
@@ -343,6 +338,15 @@ class _Stepper:
         if self.policy_state:
             state["policy"] = self.policy_state
         return message, state
+
+
+def _uphill(theta: Tensor, released: Tensor, kit: ClientKit) -> Tensor:
+    """θ + ρ·g̃/‖g̃‖ with the gradient g̃ that the step before released; θ itself in a round's first step."""
+    if not isinstance(kit.training, Climbs):
+        return theta
+    before = released[: len(theta)]
+    uphill: Tensor = before / before.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return theta + kit.training.ascent * uphill
 
 
 def _release(steppers: Sequence[_Stepper], step: int, sums: Tensor, norms: Sequence[Tensor]) -> Tensor:

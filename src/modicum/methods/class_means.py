@@ -36,10 +36,10 @@ class ClassMeans(ServerStep, Promise):
             raise UserError(
                 f"of {setting.rounds} rounds at least one is for the sums: {self.steps} steps are too many"
             )
-        if self.aggregation and not self.steps:
+        if (self.aggregation or self.threshold) and not self.steps:
             raise UserError(
-                "class sums are joined by their precisions, and aggregation says how the steps after them are: "
-                "set steps, or leave aggregation out"
+                "class sums are joined by their precisions; aggregation and threshold say how the steps after "
+                "them are: set steps, or leave aggregation out"
             )
         rounds = setting.rounds - self.steps
         after = RecordLocal(steps=1, adjacency=Adjacency(self.adjacency), delta=self.delta)

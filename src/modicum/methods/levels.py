@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 from modicum.core.parts import Mechanism
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods.groups import Guarantee, Optimised
 from modicum.methods.options import ViewName, build_view, one_of, option
 from modicum.privacy.spec import Adjacency
+from modicum.training.local_steps import LocalSteps
 
 if TYPE_CHECKING:
     from modicum.core.setting import Setting
@@ -36,6 +36,7 @@ class RecordOrClient(Optimised, Guarantee):
     steps: int | None = option(None, "local steps a round; overrides epochs")
 
     def mechanism(self, setting: Setting) -> Mechanism:
+        """Record-level or client-level privacy, as `level` says."""
         one_of("level", self.level, ("record", "client"))
         adjacency = Adjacency(self.adjacency)
         if self.level == "client":

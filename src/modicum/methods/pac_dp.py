@@ -7,19 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.messages import Decision
-from modicum.core.parts import (
-    ClientFacts,
-    Mechanism,
-    Method,
-    Observation,
-    Place,
-    Policy,
-    PublicFacts,
-    Scope,
-    Signal,
-    State,
-)
+from modicum.core.parts import Mechanism, Method, Observation, Place, Policy, Scope, Signal, State
 from modicum.errors import UserError
 from modicum.mechanisms.as_published import AsPublished
 from modicum.mechanisms.record_local import RecordLocal
@@ -54,6 +44,7 @@ class PublishedQuadratic:
     signals: tuple[Signal, ...] = ()
 
     def bound(self, budget: float) -> float:
+        """C = aε² + bε + c with the paper's numbers; what is no bound is refused."""
         a, b, c = PUBLISHED[self.name]
         value = (a * budget + b) * budget + c
         if not 0 < value < math.inf:

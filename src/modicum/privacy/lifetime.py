@@ -181,6 +181,7 @@ class Lifetime:
         )
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for the account's journal; "inf" stands for a grant without limit."""
         unbounded = self.budget is not None and math.isinf(self.budget)
         return {
             "unit": str(self.unit),
@@ -193,6 +194,7 @@ class Lifetime:
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> Lifetime:
+        """Back from `to_dict`."""
         return cls(
             unit=Unit(d["unit"]),
             adjacency=Adjacency(d["adjacency"]),

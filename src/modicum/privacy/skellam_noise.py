@@ -51,6 +51,7 @@ class SkellamTable:
     low: NDArray[np.uint64]
 
     def draw(self, size: int, bits: Bits = os.urandom) -> NDArray[np.int64]:
+        """`size` independent draws; the sign takes a bit of its own, magnitudes 64 bits and, rarely, more."""
         out = np.empty(size, dtype=np.int64)
         for start in range(0, size, _CHUNK):
             part = out[start : start + _CHUNK]

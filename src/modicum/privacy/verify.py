@@ -40,6 +40,7 @@ class ClientCheck:
 
     @property
     def matches(self) -> bool:
+        """Whether nothing is wrong with this client's line."""
         return not self.problems
 
     @property
@@ -48,6 +49,7 @@ class ClientCheck:
         return self.guard is not Guard.NONE
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; null where a figure is infinite or not there."""
         return {
             "client": self.client,
             "private": self.private,
@@ -70,6 +72,7 @@ class KeptHead:
     entry: int | None  # None: the ledger does not contain that state
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return {"digits": self.digits, "entry": self.entry}
 
 
@@ -90,6 +93,7 @@ class Verification:
 
     @property
     def matches(self) -> bool:
+        """Whether neither the file nor any client's line has a problem."""
         return not self.problems and all(check.matches for check in self.clients)
 
     @property
@@ -98,6 +102,7 @@ class Verification:
         return self.noise.get("simulation")
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return {
             "run": self.run,
             "simulation": self.simulation,

@@ -105,7 +105,8 @@ class View(ABC):
         """The adversary, for people."""
 
     @abstractmethod
-    def to_dict(self) -> dict[str, Any]: ...
+    def to_dict(self) -> dict[str, Any]:
+        """Kind and numbers, for journal and certificate."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from modicum.attacks.campaign import Picture, Report
 from modicum.attacks.membership.evidence import Auc, Rate
 from modicum.attacks.outcome import Membership, Quality, Reconstruction
 from modicum.errors import MissingExtraError
+from modicum.report.colours import colours_of
 from modicum.report.page import page
-from modicum.report.picture import COLOURS, png
+from modicum.report.picture import png
 
 if TYPE_CHECKING:
     from modicum.attacks.ceilings import Ceiling
@@ -34,9 +35,9 @@ INVERTED = (
 )
 ASKED = ("attack", "members", "others", "AUC", "TPR at 1%", "ceiling", "TPR at 0.1%", "ceiling", "ε ≥", "claimed")
 FOOT = (
-    "PSNR in dB, of each record, then averaged. hits: share with an MSE under 0.01, with a 95% interval. floor: "
-    "the best guess without any message. nothing hidden: the same attack with ε = ∞. other: the same guesses against "
-    "another client's records. unsupported: too few others for that rate."
+    "PSNR in dB, of each record, then averaged. hits: share with an MSE under 0.01, with a 95% interval. "
+    "floor: the best guess without any message. nothing hidden: the same attack with ε = ∞. other: the same "
+    "guesses against another client's records. unsupported: too few others for that rate."
 )
 
 
@@ -187,8 +188,10 @@ def draw_roc(outcomes: Sequence[Membership], ceiling: Ceiling) -> Any:
     axes.plot(x, x, color="#a0aec0", lw=1, ls=":", label="chance")
     if not ceiling.none:
         axes.plot(x, ceiling.tpr(x), color="#1a202c", lw=1.6, ls="--", label="ceiling of the claim")
-    for o, colour in zip(outcomes, COLOURS, strict=False):
+    colours = colours_of([o.attack for o in outcomes])
+    for o in outcomes:
         assert o.roc is not None
+        colour = colours[o.attack]
         axes.plot(o.roc.fpr, np.maximum(o.roc.tpr, 1e-6), color=colour, lw=1.8, label=o.attack)
         axes.fill_between(o.roc.fpr, np.maximum(o.roc.low, 1e-6), o.roc.high, color=colour, alpha=0.13, lw=0)
     axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1))

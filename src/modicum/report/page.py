@@ -37,9 +37,9 @@ def run_page(
         f"{summary.method} on {summary.dataset}",
         [
             _lead(summary),
-            _simulated(summary),
+            _simulated([summary]),
             "<h2>Result</h2>" + _table([summary]),
-            _picture(picture),
+            picture_part(picture),
             "<h2>What is guaranteed</h2>" + _guarantees(certificate),
             _audit(certificate),
             "<h2>What was paid</h2>" + _paid(summary, records),
@@ -52,11 +52,11 @@ def run_page(
 def comparison_page(title: str, summaries: Sequence[Summary], picture: bytes | None, lines: Sequence[str]) -> str:
     """Several runs side by side; `lines` are closing remarks, such as what was verified."""
     remarks = "".join(f"<p>{escape(line)}</p>" for line in lines)
-    return page(title, [_simulated(summaries[0]), _table(summaries), _picture(picture), remarks])
+    return page(title, [_simulated(summaries), _table(summaries), picture_part(picture), remarks])
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """A whole page of these parts, which are HTML; empty ones are left out."""
+    """A whole page of its parts; empty ones leave no trace."""
     body = "\n".join(part for part in parts if part)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)} · Modicum</title>'
@@ -75,15 +75,21 @@ def _lead(summary: Summary) -> str:
     return f'<p class="quiet">{escape(text)}</p>'
 
 
-def _simulated(summary: Summary) -> str:
-    if summary.accuracy is None and not summary.simulation:
+def _simulated(summaries: Sequence[Summary]) -> str:
+    first = summaries[0]
+    return simulated_part(known=first.accuracy is not None, simulation=first.simulation)
+
+
+def simulated_part(*, known: bool, simulation: bool) -> str:
+    """Whether there is an accuracy, who can see it, and whether the noise was real."""
+    if not known and not simulation:
         text = "<b>No accuracy.</b> Nobody in this run holds test records that could be looked at for free."
         return f'<p class="quiet">{text}</p>'
     text = (
         "<b>Simulated ground truth.</b> Accuracy is measured on test data that only a simulator can see. It cost "
         "no privacy because it left no client, and no policy could read it. A deployment would not have it."
     )
-    if summary.simulation:
+    if simulation:
         text += " Noise came from a seed, so this run protects nobody: its ε is that of the same run deployed."
     return f'<p class="simulated">{text}</p>'
 
@@ -94,12 +100,14 @@ def _table(summaries: Sequence[Summary]) -> str:
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in lines)
     return (
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        '<p class="quiet">* simulated. First column: all test data; second: mean over the group\'s clients, each '
-        "on its own test records. ε certified is min / median / max where clients of a group differ.</p>"
+        '<p class="quiet">* simulated. First accuracy and macro-F1: all test data; second accuracy: mean over the '
+        "group's clients, each on its own test records. ε certified is min / median / max where clients of a "
+        "group differ.</p>"
     )
 
 
-def _picture(picture: bytes | None) -> str:
+def picture_part(picture: bytes | None) -> str:
+    """A picture inside the page, or why there is none."""
     if picture is None:
         return "<p class=\"quiet\">No picture: matplotlib is not installed (pip install 'modicum[report]').</p>"
     data = base64.b64encode(picture).decode()

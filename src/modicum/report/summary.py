@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from modicum.federation.experiment import compression_line
 from modicum.privacy.plan import Guard
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
+        """Smallest, middle and largest of some values."""
         ordered = sorted(values)
         return cls(ordered[0], statistics.median(ordered), ordered[-1])
 
@@ -46,7 +48,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Summary:
-    """A finished run at a glance. `accuracy` and `loss` are simulated ground truth."""
+    """A finished run at a glance. `accuracy`, `macro_f1` and `loss` are simulated ground truth."""
 
     method: str
     model: str
@@ -60,6 +62,7 @@ class Summary:
     rounds: int
     rounds_planned: int
     accuracy: float | None
+    macro_f1: float | None
     loss: float | None
     public: dict[str, float]  # the last model on public proxy data
     released: dict[str, float]  # the last values that clients released and paid for
@@ -71,19 +74,30 @@ class Summary:
         assert isinstance(value, dict)
         return value
 
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> Summary:
+        """Back from `to_dict`: null is ∞ where an ε or a budget stands, and unknown elsewhere."""
+        groups = []
+        for group in value["groups"]:
+            certified = Spread(*(_back(v) for v in group["epsilon"].values()))
+            groups.append(Group(**{**group, "budget": _back(group["budget"]), "epsilon": certified}))
+        return cls(**{**value, "groups": tuple(groups)})
+
     @property
     def bound(self) -> float | None:
+        """Median of the groups' last clipping bounds; None where nothing is clipped."""
         known = [g.bound for g in self.groups if g.bound is not None]
         return statistics.median(known) if known else None
 
 
 def summarise(run: Simulation, certificate: Certificate, records: Sequence[RoundRecord]) -> Summary:
+    """The figures of a finished run, from its certificate and its rounds."""
     e = run.experiment
     budgets = dict(zip(e.federation.data.names, e.federation.budgets, strict=True))
     simulated = last(record.simulated for record in records)
     data = e.federation.data
     features = "" if data.geometry is None else data.geometry.line
-    notes = (data.note, features, *getattr(run.method, "notes", ()))
+    notes = (data.note, features, compression_line(e), *getattr(run.method, "notes", ()))
     return Summary(
         method=run.method.name,
         model=e.model if isinstance(e.model, str) else type(e.model).__name__,
@@ -97,6 +111,7 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
         rounds=len(records),
         rounds_planned=e.rounds,
         accuracy=simulated.get("test_accuracy"),
+        macro_f1=simulated.get("test_macro_f1"),
         loss=simulated.get("test_loss"),
         public=last(record.public for record in records),
         released=last(record.released for record in records),
@@ -153,6 +168,10 @@ def _mean(values: Sequence[float]) -> float | None:
 def _total(values: Sequence[int | None]) -> int | None:
     known = [v for v in values if v is not None]
     return sum(known) if len(known) == len(values) else None
+
+
+def _back(value: float | None) -> float:
+    return math.inf if value is None else value
 
 
 def _finite(value: Any) -> Any:

@@ -34,16 +34,20 @@ class Secrets:
 
     @classmethod
     def fresh(cls) -> Secrets:
+        """New secrets from the operating system's generator."""
         return cls(masks.new_key(), masks.new_key(), os.urandom(32))
 
     def public(self) -> bytes:
+        """What others learn of them: two public keys and a commitment to the seed."""
         return masks.public_key(self.mask) + masks.public_key(self.share) + masks.commitment(self.seed)
 
     def encode(self) -> bytes:
+        """The bytes that a client stores for itself."""
         return self.mask + self.share + self.seed
 
     @classmethod
     def decode(cls, state: bytes) -> Secrets:
+        """Back from `encode`."""
         return cls(state[:32], state[32:64], state[64:96])
 
 

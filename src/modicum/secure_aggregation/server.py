@@ -29,6 +29,7 @@ class Keys:
 
     @property
     def members(self) -> tuple[int, ...]:
+        """Clients whose keys are in, by number."""
         return tuple(self.messages)
 
 
@@ -58,10 +59,12 @@ class Masked:
 
     @property
     def dropped(self) -> tuple[int, ...]:
+        """Members who sent no masked input: their pairwise masks have to be reconstructed."""
         return tuple(i for i in self.pool.members if i not in self.survivors)
 
 
 def gather_keys(terms: Terms, round: int, messages: Iterable[bytes]) -> Keys:
+    """The first step: signed keys of all who answer; fewer than the threshold end the round."""
     kept, refused = _valid(terms, round, Step.KEYS, messages, range(terms.clients), wire.KEYS)
     _enough(terms, kept, "signed keys")
     body = wire.bundle(kept.values())
@@ -70,6 +73,7 @@ def gather_keys(terms: Terms, round: int, messages: Iterable[bytes]) -> Keys:
 
 
 def gather_shares(terms: Terms, keys: Keys, messages: Iterable[bytes]) -> Pool:
+    """The second step: sealed shares, passed on to those whom they are for."""
     length = wire.DIGEST + masks.SEALED * (len(keys.members) - 1)
     kept, refused = _valid(terms, keys.round, Step.SHARES, messages, keys.members, length, keys.view)
     members = tuple(sorted(kept))

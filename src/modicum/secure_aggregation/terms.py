@@ -105,6 +105,7 @@ class Terms:
 
     @cached_property
     def digest(self) -> bytes:
+        """SHA-256 over all terms: it stands in every message, so that parties who disagree cannot talk."""
         values = [self.run, [k.hex() for k in self.keys], self.threshold, self.colluders, self.dropouts]
         values += [self.dimension, self.bits, str(self.variant), self.context]
         return hashlib.sha256(b"modicum secure aggregation terms 1" + json.dumps(values).encode()).digest()

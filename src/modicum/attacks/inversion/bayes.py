@@ -30,6 +30,7 @@ class Gaussian:
 
     @classmethod
     def of(cls, pool: Tensor) -> Gaussian:
+        """Mean and inverse root of the covariance of public images."""
         rows = pool[:MOST_RECORDS].flatten(1).double()
         mean = rows.mean(0)
         _, spread, directions = torch.linalg.svd((rows - mean) / max(1, len(rows) - 1) ** 0.5, full_matrices=False)
@@ -39,6 +40,7 @@ class Gaussian:
         return cls(mean.view(pool.shape[1:]).to(pool), root.to(pool))
 
     def to(self, device: torch.device) -> Gaussian:
+        """The same on a device."""
         return Gaussian(self.mean.to(device), self.root.to(device))
 
     def minus_log(self, x: Tensor) -> Tensor:

@@ -29,7 +29,6 @@ from modicum.deploy.silo.terms import Join, Terms, digest
 from modicum.deploy.silo.wire import Answer, Code, Kind
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation, offer_of, prepare
-from modicum.federation.features import is_file
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.rounds import Evaluation, Folder, Rounds
@@ -37,6 +36,7 @@ from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import adapts, make_kit, make_server
 from modicum.federation.transcript_file import transcript_in
 from modicum.privacy.certificate import Certificate
+from modicum.public.features import is_file
 from modicum.report.summary import Summary, groups, last
 from modicum.report.write import write_report
 
@@ -100,6 +100,7 @@ class Coordinator:
 
     @property
     def rounds_planned(self) -> int:
+        """Rounds of the whole run."""
         return self.config.run.rounds
 
     @property
@@ -217,6 +218,7 @@ class Coordinator:
 
     @property
     def model(self) -> Tensor:
+        """All parameters as one vector, of the model that is reported."""
         return self.evaluation.model
 
     def finish(self) -> None:
@@ -250,6 +252,7 @@ class Coordinator:
             rounds=len(records),
             rounds_planned=self.rounds_planned,
             accuracy=simulated.get("test_accuracy"),
+            macro_f1=simulated.get("test_macro_f1"),
             loss=simulated.get("test_loss"),
             public=last(record.public for record in records),
             released=last(record.released for record in records),
@@ -259,6 +262,7 @@ class Coordinator:
         write_report(self.files, summary, certificate, records)
 
     def close(self) -> None:
+        """Close transcript and ledger."""
         if self.transcript is not None:
             self.transcript.close()
         self.ledger.close()

@@ -109,6 +109,7 @@ def read_public_keys(path: Path) -> dict[str, bytes]:
 
 
 def public(key: Path) -> Path:
+    """Where the public half of a private key lies."""
     return key.with_name(key.name + ".pub")
 
 

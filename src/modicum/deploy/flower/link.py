@@ -22,6 +22,7 @@ KEY_ID = "fpk_modicum"  # the name under which nodes know the signing key
 
 
 def check_version() -> None:
+    """Refuse another version of Flower than the one whose insides are used here."""
     try:
         from flwr.supercore.version import package_version
     except ImportError:
@@ -117,6 +118,16 @@ def start_signed_run(client: Any, project: Path) -> int:
     return _started(client.StartRun(StartRunRequest(fab=fab, app_spec=f"@{PUBLISHER}/{NAME}")))
 
 
+def stop_run(client: Any, run_id: int) -> None:
+    """The same as `flwr stop`."""
+    from flwr.proto.control_pb2 import StopRunRequest
+
+    try:
+        client.StopRun(StopRunRequest(run_id=run_id))
+    except Exception as error:
+        raise UserError(f"the SuperLink does not stop run {run_id}: {_why(error)}") from None
+
+
 def _started(response: Any) -> int:
     if not response.HasField("run_id"):
         raise UserError("the SuperLink did not start the run: its log says why")
@@ -124,6 +135,7 @@ def _started(response: Any) -> int:
 
 
 def bundle(project: Path) -> bytes:
+    """The app as Flower's signed bundle of files, in bytes."""
     from flwr.cli.build import build_fab_from_disk
 
     return bytes(build_fab_from_disk(project))

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Anything, Broadcast, Expected, Noised, Opened, Sealed, Share, decode, encode
-from modicum.core.parts import ClientFacts, ClientKit
+from modicum.core.parts import ClientKit
 from modicum.deploy.silo.wire import TRANSIENT, Answer, Code, Kind
 from modicum.errors import UserError
 from modicum.federation.rounds import Exchange
@@ -27,7 +28,8 @@ OWN_FAULT = frozenset({Code.BAD_MODEL, Code.BOUND_OUT_OF_RANGE, Code.NOISE_TOO_S
 class Courier(Protocol):
     """Takes one request to each named silo and waits for answers. Who does not answer in time is left out."""
 
-    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]: ...
+    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:
+        """One question to each silo of `bodies`; the answers that come within so many seconds."""
 
 
 class Silos:

@@ -78,6 +78,7 @@ Run `modicum silo serve` as one user and `flower-supernode` as another: see docs
 
 
 def write_template(folder: Path, names: Sequence[str], host: str, port: int) -> None:
+    """A folder with keys, and settings for a server and for each silo, to be divided among its machines."""
     if not names or len(set(names)) != len(names):
         raise UserError("give each silo a name of its own: --silos hospital-a,hospital-b,hospital-c")
     if folder.exists() and any(folder.iterdir()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -20,20 +19,17 @@ from modicum.config.schema import SiloTerms
 from modicum.config.write import toml_value
 from modicum.deploy.flower import keys, link
 from modicum.deploy.flower.crew import Crew
+from modicum.deploy.flower.follow import BEGIN, OnRound, new_rounds, status_of
 from modicum.deploy.flower.project import STATUS, settings, write_project
 from modicum.deploy.silo.terms import Terms
 from modicum.deploy.silo.wire import Kind, UnreachableError, ask
 from modicum.errors import UserError
 from modicum.federation.experiment import Federation
-from modicum.federation.records import RoundRecord, read_records
-from modicum.federation.run_folder import RunFolder
 
 HOST = "127.0.0.1"
 MARK = "FLWR_HOME"
-BEGIN = 180.0  # seconds for a submitted server to say that it runs
 SUBMISSIONS = 100  # in all: a server that cannot live is not started for ever
 Tell = Callable[[str], None]
-OnRound = Callable[[RoundRecord], None]
 
 
 @dataclass(frozen=True)
@@ -44,29 +40,37 @@ class Layout:
 
     @property
     def experiment(self) -> Path:
+        """The experiment's file."""
         return self.root / "experiment.toml"
 
     @property
     def server(self) -> Path:
+        """The server's run folder."""
         return self.root / "server"
 
     @property
     def keys(self) -> Path:
+        """Keys and certificates of all parties."""
         return self.root / "keys"
 
     @property
     def database(self) -> Path:
+        """What the SuperLink keeps."""
         return self.root / "flower" / "link.db"
 
     def silo(self, name: str) -> Path:
+        """A silo's settings."""
         return self.root / "silos" / f"{name}.toml"
 
     def state(self, name: str) -> Path:
+        """A silo's ledger, messages and certificate."""
         return self.root / "silos" / f"state-{name}"
 
 
 @dataclass(frozen=True)
 class Ports:
+    """Where the SuperLink and each node listen, on this machine."""
+
     superlink: int
     nodes: dict[str, int]
 
@@ -116,6 +120,7 @@ class Deployment:
         self.project = write_project(at.root / "app", chosen)
 
     def socket(self, name: str) -> Path:
+        """Where a silo listens for its node."""
         return self.sockets / f"{name}.sock"
 
     def _silo_file(self, name: str, budget: float) -> str:
@@ -165,6 +170,7 @@ class Deployment:
         self._wait_for_silos()
 
     def superlink_command(self) -> list[str]:
+        """What starts the SuperLink, with TLS and authenticated nodes."""
         tls = self.tls
         return [
             *("flower-superlink", "--host", HOST, "--port", str(self.ports.superlink)),
@@ -174,6 +180,7 @@ class Deployment:
         ]
 
     def node_command(self, name: str) -> list[str]:
+        """What starts the node of a silo."""
         return [
             *("flower-supernode", "--superlink", self.address, "--root-certificates", str(self.tls.ca)),
             *("--auth-supernode-private-key", str(self.node_keys[name])),
@@ -196,14 +203,14 @@ class Deployment:
 
     def run(self, watch: OnRound, tell: Tell) -> None:
         """Start the experiment and see it through, with whatever dies on the way started again."""
-        seen, known = self._progress(0, watch), self.status()
+        seen, known = new_rounds(self.at.server, 0, watch), self.status()
         if known["state"] == "finished":
             return
         submitted = self._submit()
         while True:
             time.sleep(0.3)
             self.crew.revive()
-            seen = self._progress(seen, watch)
+            seen = new_rounds(self.at.server, seen, watch)
             known = self.status()
             if known["state"] == "finished":
                 return
@@ -229,18 +236,8 @@ class Deployment:
         return time.monotonic()
 
     def status(self) -> dict[str, Any]:
-        try:
-            value: dict[str, Any] = json.loads((self.at.server / STATUS).read_bytes())
-            return value
-        except (OSError, ValueError):
-            return {"state": "waiting", "said": "", "pid": 0}
-
-    def _progress(self, seen: int, watch: OnRound) -> int:
-        path = RunFolder(self.at.server).metrics
-        records = read_records(path) if path.exists() else ()
-        for record in records[seen:]:
-            watch(record)
-        return max(seen, len(records))
+        """What the server last said of itself."""
+        return status_of(self.at.server)
 
 
 def _agreed(made: Federation) -> dict[str, SiloTerms]:

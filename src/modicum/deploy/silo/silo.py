@@ -15,10 +15,11 @@ from torch import Tensor
 
 from modicum.compute.loop import LoopBackend
 from modicum.config import Config, experiment_over, federation
+from modicum.core.facts import ClientFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, decode, encode, finite
 from modicum.core.needs import Offer, check_data
-from modicum.core.parts import Batch, ClientFacts, ClientKit, ClipRule, Losses
+from modicum.core.parts import Batch, ClientKit, ClipRule, Losses
 from modicum.core.store import write_durably
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.deploy.silo.account import account_of
@@ -97,6 +98,7 @@ class Silo:
         return Offer(validation=self.facts.validation > 0)
 
     def close(self) -> None:
+        """Write the certificate of what was released so far, and close ledger and account."""
         if self.taking_part is not None:
             self.write_certificate()
             self.taking_part.ledger.close()
@@ -362,7 +364,7 @@ class Zero:
 def own_experiment(spec: SiloSpec) -> Experiment:
     """The agreed experiment over this silo's records alone, checked before anything is joined."""
     config = spec.experiment
-    data = federation(config).data
+    data = federation(config, alone=spec.name).data
     if spec.name not in data.names:
         shown = ", ".join(data.names[:5]) + (", …" if len(data.names) > 5 else "")
         raise UserError(f"there are no records of {spec.name!r} in {data.dataset}: it has {shown}")

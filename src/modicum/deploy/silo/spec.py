@@ -16,7 +16,7 @@ from modicum.config.source import Source, read_source
 from modicum.deploy.silo.terms import BOUNDS
 from modicum.deploy.silo.wire import check_path
 from modicum.errors import UserError
-from modicum.federation.features import is_file
+from modicum.public.features import is_file
 
 FIRST = "first"  # as `run`: whichever run asks first, and that one only
 
@@ -118,7 +118,7 @@ def read_spec(path: str | os.PathLike[str]) -> SiloSpec:
         )
     experiment = read(here / Path(silo.experiment).expanduser())
     if "data" in source.tables:
-        experiment = replace(experiment, data=_data(source, here))
+        experiment = replace(experiment, data=_data(source, here, experiment.data))
     socket = here / Path(silo.socket).expanduser()
     check_path(socket)
     folder = here / Path(silo.folder).expanduser()
@@ -155,15 +155,25 @@ def _required(source: Source, cls: type[Any], name: str, key: str) -> Any:
     return read_table(source, cls, name, given)
 
 
-def _data(source: Source, here: Path) -> DataConfig:
+def _data(source: Source, here: Path, agreed: DataConfig) -> DataConfig:
     data: DataConfig = read_table(source, DataConfig, "data", source.tables["data"])
+    if data.csv is not None and agreed.columns:
+        if data.columns:
+            raise source.error("columns are agreed in the experiment file: leave them out here", "data", "columns")
+        data = replace(data, columns=agreed.columns)
+    if data.columns and data.id_column is None:
+        raise source.error(
+            "with [data.columns] an account knows records by their ids: add id_column, since other ranges would "
+            "make other records of the same people",
+            "data",
+        )
     if data.name is None and data.classes is None:
         raise source.error(
             "say how many classes there are: the largest label of private records is private", "data"
         )
     if data.features is not None and not is_file(data.features):
         raise source.error(
-            "all silos stand on one geometry: fit it with python -m modicum.models.geometry, give everyone its "
+            "all silos stand on one geometry: fit it with python -m modicum.public.geometry, give everyone its "
             'file and write features = "FILE.npz"',
             "data",
             "features",

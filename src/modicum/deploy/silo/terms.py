@@ -14,16 +14,17 @@ from functools import cached_property
 from typing import Any
 
 from modicum.config import Config
-from modicum.core.parts import ClientFacts, Method, Metric
+from modicum.core.facts import ClientFacts, Metric
+from modicum.core.parts import Method
 from modicum.core.setting import Setting
 from modicum.data.geometry import load_geometry
 from modicum.errors import UserError
 from modicum.federation.cohort import Cohorts, public_cohorts, rounds_of
-from modicum.federation.features import is_file
 from modicum.mechanisms.common import metric_plans, training_multiplier
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Shows
+from modicum.public.features import is_file
 
 MOST_CLIENTS = 10_000  # a run's silos; an invitation that names more is refused before it is looked at
 
@@ -54,11 +55,13 @@ class Terms:
 
     @property
     def setting(self) -> Setting:
+        """Clients, clients a round and rounds, as a method is built for."""
         run = self.config.run
         return Setting(len(self.names), run.per_round or len(self.names), run.rounds)
 
     @cached_property
     def method(self) -> Method:
+        """The agreed method; one whose server would have to be trusted is refused."""
         method: Method = self.config.method.build(self.setting)
         method.mechanism.spec.refuse_true_sizes()
         if not method.mechanism.spec.view.senders_add_noise:
@@ -70,6 +73,7 @@ class Terms:
 
     @property
     def spec(self) -> PrivacySpec:
+        """Unit, adjacency, view and δ that the method claims."""
         return self.method.mechanism.spec
 
     @property
@@ -79,13 +83,16 @@ class Terms:
 
     @cached_property
     def metrics(self) -> tuple[Metric, ...]:
+        """The declared metrics that clients release."""
         return tuple(Metric(m.name, m.every, m.noise_multiplier) for m in self.config.run.metrics)
 
     @cached_property
     def cohorts(self) -> Cohorts:
+        """The public schedule of who takes part when."""
         return public_cohorts(self.setting, self.config.run.max_participations, self.config.run.seed)
 
     def participations(self, name: str) -> int:
+        """In how many rounds a client takes part at most, and at least 1: what its noise is for (R5)."""
         return max(1, self.cohorts.participations(self.names.index(name)))
 
     @property
@@ -113,6 +120,7 @@ class Terms:
         return self.method.mechanism.plan(facts, metric_plans(self.spec, self.metrics, rounds))
 
     def multiplier(self, plan: PrivacyPlan) -> float:
+        """The noise multiplier of a plan's training releases."""
         return training_multiplier(plan, self.method.mechanism.purpose)
 
 
@@ -129,9 +137,11 @@ class Join:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """All silos of the run, in order."""
         return tuple(f.name for f in self.facts)
 
     def encode(self) -> bytes:
+        """The bytes of an invitation."""
         value = {
             "run": self.run,
             "digest": self.digest,
@@ -160,11 +170,13 @@ class Join:
 
 
 def facts_to_list(facts: ClientFacts) -> list[Any]:
+    """A client's facts as plain values for JSON; null stands for a budget of ∞."""
     budget = None if math.isinf(facts.budget) else facts.budget
     return [facts.name, facts.records, budget, facts.participations, facts.validation]
 
 
 def facts_from_list(value: Sequence[Any]) -> ClientFacts:
+    """Back from `facts_to_list`; what is no such list is a ValueError."""
     name, records, budget, participations, validation = value
     if not isinstance(name, str):
         raise ValueError("a name is text")

@@ -75,6 +75,7 @@ class Answer:
     refused: Code | None = None
 
     def json(self) -> dict[str, Any]:
+        """The body as an object."""
         value: dict[str, Any] = json.loads(self.body)
         return value
 
@@ -110,6 +111,7 @@ def ask(
 
 
 def answer_from(status: int, body: bytes) -> Answer:
+    """The answer of a status and a body; an unknown code reads as unavailable."""
     if status == Status.DONE:
         return Answer(body)
     try:
@@ -152,6 +154,7 @@ def _left(until: float) -> float:
 
 
 def check_path(path: Path) -> None:
+    """Refuse a socket path that the operating system would cut off."""
     if len(str(path).encode()) > PATH_LIMIT:
         raise UserError(f"the socket path {path} is longer than {PATH_LIMIT} bytes: choose a shorter one")
 

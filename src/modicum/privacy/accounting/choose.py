@@ -39,12 +39,15 @@ class Guarantee:
 
     @property
     def delta(self) -> float:
+        """δ of the spec."""
         return self.spec.delta
 
     def sentence(self) -> str:
+        """ε, rounded up, δ, and what is protected from whom, in words."""
         return f"({shown(self.epsilon)}, {self.delta:g})-differential privacy. {self.spec.sentence()}"
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return {
             "epsilon": self.epsilon,
             **self.spec.to_dict(),
