@@ -14,7 +14,7 @@ from modicum.errors import UserError
 from modicum_bench.fedcompdp.hog import hog
 from modicum_bench.fedcompdp.rendered import Renderer, Sources
 from modicum_bench.fedcompdp.report import tables
-from modicum_bench.fedcompdp.rows import TABLE_I, TABLE_II, choices, rounds_of, spec
+from modicum_bench.fedcompdp.rows import TABLE_I, TABLE_II, rounds_of, spec
 from modicum_bench.fedcompdp.run import bench
 from modicum_bench.fedcompdp.tasks import QUICK, pack, private, stand_in, unpack
 
@@ -32,11 +32,9 @@ def test_a_stand_in_holds_public_records_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", TABLE_I)
 def test_rows_are_built_and_take_equally_many_steps(name: str) -> None:
-    for settings in choices():
-        made = spec(name, settings).build(Setting(10, 10, rounds_of(name, 100)))
-        local = int(TABLE_I[name][1].get("steps", 1))
-        assert rounds_of(name, 100) * local == 100
-        assert made.mechanism.individuals
+    made = spec(name, {"lr": 1.0, "clip": 1.0}).build(Setting(10, 10, rounds_of(name, 100)))
+    assert rounds_of(name, 100) * int(TABLE_I[name][1].get("steps", 1)) == 100
+    assert made.mechanism.individuals
 
 
 def test_ablations_are_other_methods() -> None:
@@ -54,7 +52,7 @@ def test_the_test_is_not_opened_before_settings_are_stored(tmp_path: Path) -> No
 
 def test_tables_say_what_was_not_run(tmp_path: Path) -> None:
     assert tables(tmp_path) == "\n"
-    row = {"task": "svhn dirichlet:0.1", "table": "I", "row": "FedSA", "macro_f1": 0.5, "epsilon": 8.0}
+    row = {"task": "svhn dirichlet:0.1", "row": "FedSA", "macro_f1": 0.5, "epsilon": 8.0}
     lines = [json.dumps({**row, "seed": s, "accuracy": 0.5 + s / 10}) for s in (0, 1)]
     (tmp_path / "results.jsonl").write_text("\n".join(lines))
     text = tables(tmp_path)

@@ -84,6 +84,7 @@ def row(variant: str, seed: int, accuracy: float, budget: float = 1.0) -> dict[s
         "point": {"privacy.budgets": budget},
         "seed": seed,
         "accuracy": accuracy,
+        "macro_f1": accuracy / 2,
         "epsilon": budget,
         "simulation": True,
     }
@@ -100,6 +101,7 @@ def test_differences_are_paired_by_seed_at_the_same_place_in_the_grid() -> None:
     assert lines["b 1.0"].difference == pytest.approx(0.1)
     assert lines["b 1.0"].interval == pytest.approx(0, abs=1e-12)  # although single runs differ by far more
     assert lines["b 1.0"].spread == pytest.approx(0.4)
+    assert lines["b 1.0"].macro_f1 == pytest.approx(0.3)
     assert lines["b 8.0"].difference == pytest.approx(0.4)
     assert lines["b 8.0"].interval is None
     assert lines["a 8.0"].difference is None

@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from modicum_bench.fedcompdp.rows import NOT_BUILT, TABLE_I, TABLE_II
+from modicum_bench.fedcompdp.rows import AS_PRINTED, GATE, NOT_BUILT, PUBLIC, TABLE_I, TABLE_II
 
 PUBLISHED = {  # accuracy, macro-F1 at a claimed ε of 8
     "cifar-10": {
@@ -53,13 +53,13 @@ def _task(name: str, rows: list[dict[str, Any]]) -> str:
         "| row | accuracy / macro-F1, true ε = 8, server sees messages | behind secure aggregation | printed |",
         "|---|---|---|---|",
     ]
-    gate, built = ("linear head without privacy", "public records alone"), (*TABLE_I, *NOT_BUILT)
+    gate, built = (GATE, PUBLIC), (*TABLE_I, *NOT_BUILT)
     lines += [f"| {row} | {_cell(rows, row)} | – | – |" for row in gate]
     lines += [f"| **{row}** | {_cell(rows, row)} | {HIDDEN} | {_printed(published, row)} |" for row in built]
     lines += [
         f"| FedCompDP, {row} | {_cell(rows, row)} | {HIDDEN} | {_printed(published, row)} |" for row in TABLE_II
     ]
-    for row in (r for r in rows if r["table"] == "faithful"):
+    for row in (r for r in rows if r["row"] == AS_PRINTED):
         shown = f"{row['accuracy']:.4f} / {row['macro_f1']:.4f} at a true ε of {row['epsilon']:.0f}"
         lines.append(f"| {row['row']} (20 rounds, seed 0) | {shown} | – | – |")
     return "\n".join(lines)

@@ -14,13 +14,26 @@ import torch
 from modicum.errors import UserError
 from modicum_bench.fedcompdp.play import play, prepared_for, probe, start
 from modicum_bench.fedcompdp.report import tables
-from modicum_bench.fedcompdp.rows import FAITHFUL, TABLE_I, TABLE_II, choices, rounds_of, spec
+from modicum_bench.fedcompdp.rows import (
+    AS_PRINTED,
+    CLIP,
+    FAITHFUL,
+    GATE,
+    NAMES,
+    PLAINEST,
+    POWERS,
+    PUBLIC,
+    RATES,
+    TABLE_II,
+    rounds_of,
+    spec,
+)
 from modicum_bench.fedcompdp.tasks import PAPER, QUICK, Task, private, stand_in
 
 STAGES = ("choose", "test", "report")
-POWERS = (0.0, 0.5, 1.0)
-SEEDS, STEPS = {"quick": 1, "paper": 3}, {"quick": 10, "paper": 100}
-FIRST = "FedSA"  # the plainest row: it decides what all share
+SEEDS, STEPS = {"quick": 1, "paper": 3}, {"quick": 10, "paper": 50}
+PRINTED = 20  # rounds of the faithful row
+AT_ONCE = 5  # rows of a division that one process plays
 Job = tuple[Any, ...]
 
 
@@ -69,34 +82,28 @@ def _choose(
     workers: int,
     say: Callable[[str], None],
 ) -> None:
-    """The first partition of each dataset: the power of the spread by the plainest row, then each row's own."""
+    """For each dataset, by its first partition: what the plainest row does best with on public records."""
     chosen: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     new = {t.name: t for t in reversed(tasks) if t.name not in chosen}
-    jobs: list[Job] = [(t, backbones, p, FIRST, steps, device) for t in new.values() for p in POWERS]
-    powers = list(_all(jobs, _tried, workers))
-    for name in new:
-        own = [r for r in powers if r["task"] == name]
-        chosen[name] = {"power": max(own, key=lambda r: r["best"]["public"])["power"], "tried": own}
-    jobs = [(t, backbones, chosen[t.name]["power"], row, steps, device) for t in new.values() for row in TABLE_I]
-    for found in _all(jobs, _tried, workers):
-        chosen[found["task"]].setdefault("rows", {})[found["row"]] = found["best"]["settings"]
-        chosen[found["task"]]["tried"].append(found)
-        say(f"{found['task']} {found['row']}: {found['best']}")
+    jobs: list[Job] = [(t, backbones, p, lr, steps, device) for t in new.values() for p in POWERS for lr in RATES]
+    tried: dict[str, list[dict[str, Any]]] = {name: [] for name in new}
+    for name, found in _all(jobs, _tried, workers):
+        tried[name].append(found)
+        say(f"{name}: {found}")
+    for name, found in tried.items():
+        best = max(found, key=lambda f: f["public"])
+        chosen[name] = {"power": best["power"], "settings": {"lr": best["lr"], "clip": CLIP}, "tried": found}
     path.write_text(json.dumps(chosen, indent=1) + "\n")
 
 
-def _tried(task: Task, backbones: Path, power: float, row: str, steps: int, device: str) -> dict[str, Any]:
+def _tried(
+    task: Task, backbones: Path, power: float, lr: float, steps: int, device: str
+) -> tuple[str, dict[str, Any]]:
     torch.set_num_threads(1)
     fed = stand_in(task, backbones, power, seed=0)
-    prepared = None
-    tried = []
-    for settings in choices():
-        made = spec(row, settings)
-        prepared = prepared or prepared_for(fed, made, 0, device)
-        found = play(fed, made, rounds_of(row, steps), 0, device, prepared)
-        tried.append({"public": found["accuracy"], "settings": settings})
-    best = max(tried, key=lambda t: t["public"])
-    return {"task": task.name, "row": row, "power": power, "best": best, "all": tried}
+    made = spec(PLAINEST, {"lr": lr, "clip": CLIP})
+    found = play(fed, made, rounds_of(PLAINEST, steps), 0, device)
+    return task.name, {"power": power, "lr": lr, "public": found["accuracy"]}
 
 
 def _test(
@@ -109,19 +116,20 @@ def _test(
     workers: int,
     say: Callable[[str], None],
 ) -> None:
+    """Some rows of a division at a time, so that many can work at once; what is stored is not played again."""
     chosen = json.loads((out / "settings.json").read_text())
     path = out / "results.jsonl"
-    done = {(r["task"], r["seed"]) for r in _lines(path)}
-    jobs: list[Job] = [
-        (t, backbones, chosen[t.name], seed, steps, device)
-        for t in tasks
-        for seed in range(seeds)
-        if (t.key, seed) not in done
-    ]
+    done = {(r["task"], r["seed"], r["row"]) for r in _lines(path)}
+    jobs: list[Job] = []
+    for seed in range(seeds):
+        for task in tasks:
+            left = [name for name in NAMES if (task.key, seed, name) not in done]
+            left = [name for name in left if name != AS_PRINTED or seed == 0]
+            parts = [left[i : i + AT_ONCE] for i in range(0, len(left), AT_ONCE)]
+            jobs += [(task, backbones, chosen[task.name], seed, steps, device, part) for part in parts]
     for rows in _all(jobs, _cell, workers):
         with open(path, "a", encoding="utf-8") as file:
-            for row in rows:
-                file.write(json.dumps(row) + "\n")
+            file.writelines(json.dumps(row) + "\n" for row in rows)
         say(f"{rows[0]['task']}, seed {rows[0]['seed']}: {len(rows)} rows")
 
 
@@ -130,31 +138,25 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _cell(
-    task: Task, backbones: Path, chosen: dict[str, Any], seed: int, steps: int, device: str
+    task: Task, backbones: Path, chosen: dict[str, Any], seed: int, steps: int, device: str, names: list[str]
 ) -> list[dict[str, Any]]:
-    """All rows of both tables on one division."""
+    """Some rows of the tables on one division."""
     torch.set_num_threads(1)
     fed = private(task, backbones, chosen["power"], seed)
-    ours = chosen["rows"]["FedCompDP"]
-    prepared = prepared_for(fed, spec("FedCompDP", ours), seed, device)
-    about = {"task": task.key, "seed": seed, "records": [min(fed.data.sizes), max(fed.data.sizes)]}
+    ours = chosen["settings"]
+    plain = spec("FedCompDP", ours)
+    prepared = prepared_for(fed, plain, seed, device)
 
-    def row(table: str, name: str, found: dict[str, Any]) -> dict[str, Any]:
-        return {**about, "table": table, "row": name, **found}
+    def found(name: str) -> dict[str, Any]:
+        if name == GATE:
+            return probe(fed, device)
+        if name == PUBLIC:
+            return start(prepared, fed, plain, seed, device)
+        if name == AS_PRINTED:
+            made = spec("FedCompDP", {**ours, **FAITHFUL})
+            return play(fed, made, min(PRINTED, steps), seed, device, prepared)
+        if name in TABLE_II:
+            return play(fed, spec("FedCompDP", {**ours, **TABLE_II[name]}), steps, seed, device, prepared)
+        return play(fed, spec(name, ours), rounds_of(name, steps), seed, device, prepared)
 
-    found = [
-        row("gate", "linear head without privacy", probe(fed, device)),
-        row("gate", "public records alone", start(prepared, fed, spec("FedCompDP", ours), seed, device)),
-    ]
-    for name in TABLE_I:
-        made = spec(name, chosen["rows"][name])
-        found.append(row("I", name, play(fed, made, rounds_of(name, steps), seed, device, prepared)))
-    for name, change in TABLE_II.items():
-        made = spec("FedCompDP", {**ours, **change})
-        found.append(row("II", name, play(fed, made, rounds_of("FedCompDP", steps), seed, device, prepared)))
-    if seed == 0:
-        made = spec("FedCompDP", {**ours, **FAITHFUL})
-        found.append(
-            row("faithful", "FedCompDP as printed", play(fed, made, min(20, steps), seed, device, prepared))
-        )
-    return found
+    return [{"task": task.key, "seed": seed, "row": name, **found(name)} for name in names]

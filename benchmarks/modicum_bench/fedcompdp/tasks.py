@@ -39,8 +39,8 @@ class Task:
 WIDE = ("cifar-100.npz", "cifar-100-wide.npz")
 PAPER = (
     Task("cifar-10", "dirichlet:0.3", WIDE, "cifar-100", 512),
-    Task("cifar-10", "dirichlet:0.1", WIDE, "cifar-100", 512),
     Task("svhn", "dirichlet:0.1", ("house-numbers.npz",)),
+    Task("cifar-10", "dirichlet:0.1", WIDE, "cifar-100", 512),
 )
 QUICK = (Task("digits", "dirichlet:0.3", proxy=0.4),)
 

@@ -19,7 +19,7 @@ from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
 from modicum.report.table import frame, number, percent, plain_table
 
-MEASURES = ("accuracy", "loss")
+MEASURES = ("accuracy", "macro_f1", "loss")
 CONFIDENCE = 0.95
 
 
@@ -31,6 +31,7 @@ class Line:
     seeds: int
     mean: float
     spread: float
+    macro_f1: float  # its mean; NaN where no run has one
     epsilon: float  # the largest certified one
     difference: float | None  # to the reference, seed by seed; None for the reference itself
     interval: float | None  # half width of its 95% interval by Student's t; None for one seed
@@ -87,6 +88,7 @@ class Comparison:
                 len(mine),
                 statistics.fmean(mine.values()) if mine else math.nan,
                 statistics.stdev(mine.values()) if len(mine) > 1 else math.nan,
+                statistics.fmean(self.values(label, "macro_f1").values() or [math.nan]),
                 max(map(_epsilon, rows)),
                 statistics.fmean(pairs) if away else None,
                 half_width(pairs) if away and len(pairs) > 1 else None,
@@ -94,11 +96,8 @@ class Comparison:
 
     def table(self, against: str | None = None) -> str:
         """As text: accuracy ± its spread over seeds, ε, and what changes seed by seed."""
-        head = ("", "accuracy*", "seeds", "ε certified", f"minus {self.reference(against)}")
-        body = [
-            (line.label, _spread(line), str(line.seeds), number(line.epsilon), _difference(line))
-            for line in self.lines(against)
-        ]
+        head = ("", "accuracy*", "macro-F1*", "seeds", "ε certified", f"minus {self.reference(against)}")
+        body = [(line.label, _spread(line), percent(line.macro_f1), *_rest(line)) for line in self.lines(against)]
         return plain_table([head, *body]) + (
             "\n* simulated ground truth: mean ± standard deviation of single runs; "
             "differences are paired by seed, with 95% intervals"
@@ -156,6 +155,10 @@ class Comparison:
         return f"Comparison of {len(self.rows)} runs in {self.folder}\n{self.table()}"
 
 
+def _rest(line: Line) -> tuple[str, ...]:
+    return str(line.seeds), number(line.epsilon), _difference(line)
+
+
 def half_width(differences: Sequence[float]) -> float:
     """Of the 95% interval of a mean, by Student's t: enough where differences are about normal."""
     from scipy.stats import t
@@ -176,7 +179,7 @@ def _row(folder: Path, cell: Cell) -> dict[str, Any]:
         "point": dict(cell.point),
         "seed": cell.seed,
         "method": summary["method"],
-        **{name: summary[name] for name in MEASURES},
+        **{name: summary.get(name) for name in MEASURES},
         "epsilon": None if None in certified else max(certified),
         "rounds": summary["rounds"],
         "simulation": summary["simulation"],

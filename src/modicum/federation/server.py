@@ -200,12 +200,23 @@ class Server:
             return "it sent something else than an answer"
         if (message.client, message.round) != (name, proposal.round):
             return "its answer is another client's or another round's"
+        if not isinstance(message, self._kind):
+            return "its answer is of a kind that this run does not have"
         if isinstance(message, Summand):  # nobody looks into one: their sum is checked
-            return message if self.kit.integers is not None else "it sent something else than an answer"
+            return message
         model, update = self.state.model, message.update
         if (update.shape, update.dtype) != (model.shape, model.dtype):
             return "its update has another shape or precision than the model"
         return objection(message, expected[name]) or message
+
+    @property
+    def _kind(self) -> type[Message]:
+        """The only kind of message that the view and the noise of this run have."""
+        if self.method.mechanism.individuals:
+            return Noised
+        if not self.method.mechanism.spec.view.senders_add_noise:
+            return Sealed
+        return Share if self.kit.integers is None else Summand
 
     def open(
         self, proposal: Proposal, messages: Iterable[Message], asked: Asked, door: SumDoor | None = None

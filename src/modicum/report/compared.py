@@ -27,10 +27,12 @@ def compared_page(
 
 
 def _runs(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = "".join(f"<th>{name}</th>" for name in ("run", "seed", "accuracy*", "ε certified", "rounds"))
+    head = "".join(
+        f"<th>{name}</th>" for name in ("run", "seed", "accuracy*", "macro-F1*", "ε certified", "rounds")
+    )
     body = "".join(
         f'<tr><td><a href="{quote(row["folder"])}/report.html">{escape(row["label"])}</a></td>'
-        f"<td>{row['seed']}</td><td>{percent(row['accuracy'])}</td>"
+        f"<td>{row['seed']}</td><td>{percent(row['accuracy'])}</td><td>{percent(row['macro_f1'])}</td>"
         f"<td>{'∞' if row['epsilon'] is None else number(row['epsilon'])}</td><td>{row['rounds']}</td></tr>"
         for row in rows
     )

@@ -81,7 +81,7 @@ class Summary:
         for group in value["groups"]:
             certified = Spread(*(_back(v) for v in group["epsilon"].values()))
             groups.append(Group(**{**group, "budget": _back(group["budget"]), "epsilon": certified}))
-        return cls(**{**value, "groups": tuple(groups)})
+        return cls(**{"macro_f1": None, **value, "groups": tuple(groups)})
 
     @property
     def bound(self) -> float | None:
