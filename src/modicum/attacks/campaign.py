@@ -134,6 +134,7 @@ class Report:
     sentences: tuple[str, ...]  # who saw what, and what the attacker brought
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return {"about": list(self.sentences), "outcomes": [outcome.to_dict() for outcome in self.outcomes]}
 
 
@@ -171,6 +172,7 @@ class _Stage:
         self._game: tuple[Questions, Key] | None = None
 
     def outcome(self, name: str) -> Outcome:
+        """The named attack, tried or found before, and scored."""
         found = self._membership(name) if name in MEMBERSHIP else self._reconstruction(name)
         self.finished += 1
         if self.done is not None:
@@ -206,6 +208,7 @@ class _Stage:
 
     @property
     def blind(self) -> float:
+        """The best blind guess's hit rate, from above; computed once."""
         if self._blind is None:
             self._blind = best_blind_guess(self.wire.public.pool.x[:2000])
         return self._blind

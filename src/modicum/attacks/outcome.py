@@ -27,6 +27,7 @@ class Quality:
 
     @classmethod
     def of(cls, each: Sequence[Likeness]) -> Quality:
+        """Means over records, and the hit rate with its interval."""
         mses = [one.mse for one in each]
         known = [one.ssim for one in each if one.ssim is not None]
         found, low, high = hit_rate(mses)
@@ -68,9 +69,11 @@ class Reconstruction:
 
     @property
     def over_ceiling(self) -> bool:
+        """More hits than the plans allow, beyond sampling error."""
         return self.quality is not None and self.quality.hits_low > self.ceiling
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, with the verdict."""
         return {
             "kind": "reconstruction",
             **asdict(self),
@@ -97,6 +100,7 @@ class Membership:
 
     @property
     def verdict(self) -> str:
+        """What may be said; an unfair game says nothing about the attack."""
         if self.auc is None:
             return "not tried"
         if self.fair is not None and not self.fair.holds(0.5):
@@ -114,6 +118,7 @@ class Membership:
         return by_rate or (self.claimed is not None and self.epsilon_lower > self.claimed)
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, with the verdict."""
         rates = [rate.to_dict() for rate in self.rates]
         whole = {**asdict(self), "rates": rates, "verdict": self.verdict, "over_ceiling": self.over_ceiling}
         return {"kind": "membership", **whole}

@@ -12,6 +12,8 @@ from modicum.errors import UserError
 
 
 class Party(StrEnum):
+    """Whose eyes a transcript is read with."""
+
     SERVER = "server"
     AGGREGATOR = "aggregator"
 
