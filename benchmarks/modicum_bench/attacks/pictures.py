@@ -47,15 +47,16 @@ class Recorded:
 def rows() -> list[tuple[str, Row, tuple[str, ...]]]:
     """(name, row, attacks): methods first, then one curve over ε with the attack that knows the noise."""
     known = {row.name: row for row in ROWS}
-    found = [(name, known[name], ("ig", "bayes")) for name in SHOWN]
+    found: list[tuple[str, Row, tuple[str, ...]]] = [(name, known[name], ("ig", "bayes")) for name in SHOWN]
     for epsilon in EPSILONS:
         made = Row(f"ε = {epsilon:g}", lambda batch, steps: DpSgd(batch=None, steps=steps, lr=0.1), epsilon)  # noqa: ARG005
         found.append((f"curve-{epsilon:g}", made, ("bayes",)))
     return found
 
 
-def record(data: Dataset, out: Path, size: Size, device: str, seconds: float, model: str = "lenet") -> None:
-    """Fill what is missing until `seconds` have passed."""
+def record(data: Dataset, out: Path, size: Size, device: str, seconds: float) -> None:
+    """Fill what is missing until `seconds` have passed. Methods train LeNet-5, the curve a network that hides
+    nothing of one record: its first layer is linear."""
     began = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     for name, row, attacks in rows():
@@ -63,13 +64,14 @@ def record(data: Dataset, out: Path, size: Size, device: str, seconds: float, mo
         if path.exists() or time.monotonic() - began > seconds:
             continue
         with tempfile.TemporaryDirectory() as passing:
+            model = "mlp" if name.startswith("curve") else "lenet"
             report = reconstruct(row, data, model, size, attacks, Path(passing), device, 0)
         told = json.dumps({"name": name, "outcomes": [o.to_dict() for o in report.outcomes]}, default=str)
         images = {}
         if report.picture is not None:
             images = {"original": report.picture.original.numpy(), "public mean": report.picture.floor.numpy()}
             images |= {attack: found.numpy() for attack, found in report.picture.found.items()}
-        np.savez_compressed(path, told=np.array(told), **images)
+        np.savez_compressed(path, told=np.array(told), **images)  # type: ignore[arg-type]
         print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
 
 
@@ -110,10 +112,8 @@ def draw_methods(found: dict[str, Recorded], most: int = 6) -> Any:
 
 def draw_curve(found: dict[str, Recorded]) -> Any:
     """PSNR, and hits beside their ceiling, against ε of one message."""
-    points = []
-    for epsilon in sorted(EPSILONS):
-        if (kept := found.get(f"curve-{epsilon:g}")) is not None and kept.outcomes[0]["quality"]:
-            points.append((epsilon, kept.outcomes[0]))
+    kept = {epsilon: found.get(f"curve-{epsilon:g}") for epsilon in sorted(EPSILONS)}
+    points = [(epsilon, one.outcomes[0]) for epsilon, one in kept.items() if one and one.outcomes[0]["quality"]]
     figure = _figure(9.0, 3.4)
     left, right = figure.subplots(1, 2)
     x = [epsilon for epsilon, _ in points]
