@@ -253,7 +253,7 @@ def test_a_summand_survives_the_wire() -> None:
 
 
 REFUSED = [
-    (DpSgd(batch=4), {"noise": "integer"}, "no integer noise"),
+    (DpSgd(batch=4), {"noise": "integer"}, "Poisson"),
     (FedAvg(batch=4), {"noise": "integer"}, "no integer noise"),
     (DpFedAvg(batch=4, view="trusted-server"), {"noise": "integer"}, "trusted server"),
     (DpFedAvg(batch=4), {"noise": "float", "secure_aggregation": "protocol"}, "masks need integers"),

@@ -33,6 +33,7 @@ class Agreed:
     """
 
     clients: Mapping[str, Mapping[str, IntegerNoise]]
+    units: Mapping[str, Mapping[str, float]]  # of norm 1 in each client's part of a query: itself, or its records
 
     def of(self, client: str, purpose: str) -> IntegerNoise:
         """The lattice and noise that this client's releases of a purpose have."""

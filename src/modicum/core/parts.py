@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from modicum.core.door import Door, SumDoor
-from modicum.core.facts import ClientFacts, Metric, PublicFacts
+from modicum.core.facts import ClientFacts, FeatureFacts, Metric, PublicFacts
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, Opened, ReleasedSum
@@ -27,6 +27,7 @@ from modicum.privacy.events import Release
 from modicum.privacy.lattice import Integers
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, Unit
+from modicum.privacy.views import Variant
 
 if TYPE_CHECKING:
     from modicum.core.optimisers import Optimiser
@@ -266,6 +267,7 @@ class Opening:
     expected: Mapping[str, Expected] = field(default_factory=dict)  # of each client that was asked
     decisions: Mapping[str, Decision] = field(default_factory=dict)  # of every client
     integers: Agreed | None = None  # the terms of integer noise, where messages are on a lattice
+    features: FeatureFacts | None = None  # what is public of classes and features
 
 
 class Mechanism(Protocol):
@@ -317,10 +319,20 @@ class Mechanism(Protocol):
 class OpensIntegers(Protocol):
     """A mechanism whose messages can be integers with a share of noise."""
 
-    integers: bool
-
     def open_integers(self, total: Integers, survivors: Sequence[str], context: Opening) -> ReleasedSum | None:
         """The server half, given the modular sum of the survivors' integers. None when the round is void."""
+
+
+@runtime_checkable
+class OnLattice(Protocol):
+    """A mechanism that can draw its noise on a lattice; `integers` says whether it does."""
+
+    @property
+    def integers(self) -> bool:
+        """Whether noise is drawn on the lattice now."""
+
+    def on_integers(self, variant: Variant) -> Mechanism:
+        """The same with integer noise; behind a sum, with what is to stand behind secure aggregation."""
 
 
 class Aggregation(Protocol):

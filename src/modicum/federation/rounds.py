@@ -33,6 +33,8 @@ class Exchange:
     refused: Mapping[str, str]  # who refused, and why
     retired: Mapping[str, str]  # those of them who refuse every later round as well
     impossible: Mapping[str, str] = field(default_factory=dict)
+    void: str = ""  # why secure aggregation gave no sum
+    traffic: Mapping[str, float] = field(default_factory=dict)  # seconds and bytes, where messages travel
 
 
 class Carrier(Protocol):
@@ -168,6 +170,8 @@ class Rounds:
             released=mean_metrics(opened),
             simulated={} if self.evaluation is None else self.evaluation.simulated(proposal.round),
             impossible={} if secret else done.impossible,
+            void=done.void,
+            traffic=done.traffic,
         )
         if self.folder is not None:
             self.folder.keep(record, server)

@@ -255,6 +255,7 @@ class Server:
             asked.expected,
             proposal.decisions,
             self.kit.integers,
+            self.public.features,
         )
 
     def advance(self, opened: Opened | None, refused: Mapping[str, str]) -> bool:

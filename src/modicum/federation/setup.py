@@ -15,7 +15,7 @@ from modicum.compute.choose import choose
 from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
-from modicum.core.parts import Backend, ClientKit, Identity, Mechanism, Method, State
+from modicum.core.parts import Backend, ClientKit, Identity, Mechanism, Method, OnLattice, State
 from modicum.errors import UserError
 from modicum.federation.clients import Client
 from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, rounds_of
@@ -103,8 +103,10 @@ def put_on_lattice(
 
     `plans` are all clients': behind a sum the smallest multiplier among them calibrates the noise.
     """
-    if not experiment.integers:
+    if not (isinstance(method.mechanism, OnLattice) and method.mechanism.integers):
         return dict(plans), None
+    if experiment.noise == "float":
+        raise UserError(f"{method.name} adds up integers in this view: leave noise out, or set it to integer")
     shared = Layout.of(data.model).where(method.wrapper.shared)
     return on_lattice(plans, facts, int(shared.sum()) + len(method.policy.signals))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -42,7 +42,7 @@ from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.lattice import Integers
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
-from modicum.privacy.views import Adjacency, KnownTo, ServerSeesMessages, Shows, Unit, View
+from modicum.privacy.views import Adjacency, KnownTo, ServerSeesMessages, Shows, Unit, Variant, View
 from modicum.training.local_steps import LocalSteps, train_locally
 
 UPDATE = "update"
@@ -175,7 +175,7 @@ class ClientLevel:
         states = [common.keep_personal(job, kit, last) for job, last in zip(jobs, trained, strict=True)]
         updates = common.transformed(common.shared_part(trained.sub_(first), jobs[0], kit), self.transform)
         requests = self._requests(jobs, kit, updates)
-        metrics = [self._metric_requests(job, kit) for job in jobs]
+        metrics = [common.metric_requests(job, kit, self.spec) for job in jobs]
         if not self.view.senders_add_noise:
             sealed = [_sealed([request, *more]) for request, more in zip(requests, metrics, strict=True)]
             return list(zip(sealed, states, strict=True))
@@ -208,12 +208,6 @@ class ClientLevel:
             for job, update, norm, bound in zip(jobs, updates.unbind(), norms, bounds, strict=True)
         ]
 
-    def _metric_requests(self, job: Job, kit: ClientKit) -> list[ReleaseRequest]:
-        return [
-            ReleaseRequest(job.door, event, 0, {event.blocks[0].name: common.metric_value(job, kit, Unit.CLIENT)})
-            for event in common.metric_events(self.spec, job.broadcast, kit.metrics, job.plan)
-        ]
-
     def _message(self, event: Release, update: Tensor, scalars: Mapping[str, float]) -> Message:
         if not self.individuals:
             return Share(event.client, event.round, update, scalars)
@@ -224,7 +218,10 @@ class ClientLevel:
         """The server half where secure aggregation gave the sum of the survivors' summands."""
         if not self.view.enough(len(survivors), len(context.invited)):
             return None
-        return integers.open_sum(total, survivors, context, UPDATE, dict.fromkeys(context.invited, 1.0))
+        return integers.open_sum(total, survivors, context, Unit.CLIENT)
+
+    def on_integers(self, variant: Variant) -> ClientLevel:
+        return replace(self, integers=True, view=integers.behind(self.view, variant))
 
     def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
         if self.individuals:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from modicum.core.door import ReleaseRequest
 from modicum.core.facts import Metric
 from modicum.core.messages import Broadcast, Message, Noised, Range, Released
 from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Opening, Signal, SignalName
@@ -144,6 +145,14 @@ def metric_events(
         for m in metrics
         if m.name in broadcast.metrics
     )
+
+
+def metric_requests(job: Job, kit: ClientKit, spec: PrivacySpec) -> list[ReleaseRequest]:
+    """The metrics that are due, not to be seen before they have passed the door."""
+    return [
+        ReleaseRequest(job.door, event, 0, {event.blocks[0].name: metric_value(job, kit, spec.unit)})
+        for event in metric_events(spec, job.broadcast, kit.metrics, job.plan)
+    ]
 
 
 def expected_metrics(events: Sequence[Release], unit: Unit, records: int, doubt: float) -> dict[str, Range]:

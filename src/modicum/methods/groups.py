@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from modicum.core.optimisers import Adam, Optimiser, Sgd
 from modicum.core.parts import Aggregation, Mechanism
+from modicum.errors import UserError
 from modicum.mechanisms.client_level import ClientLevel
+from modicum.mechanisms.record_local import RecordLocal
+from modicum.mechanisms.record_sums import RecordSums
 from modicum.methods.options import (
     AdjacencyName,
     AggregationName,
@@ -19,6 +22,7 @@ from modicum.methods.options import (
     option,
 )
 from modicum.privacy.spec import Adjacency, View
+from modicum.privacy.views import Shows
 from modicum.training.distilled import Distilled
 from modicum.training.local_steps import LocalSteps
 
@@ -97,12 +101,50 @@ class Optimised:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordSteps(Optimised):
-    """Local steps on secret Poisson batches, each released."""
+class SeenBy:
+    """Who must not learn about a record."""
+
+    view: ViewName = option(
+        "server-sees-messages",
+        "who must not learn: server-sees-messages, or secure-aggregation (only sums over all clients are seen)",
+    )
+    colluding: int = option(1, "clients that may collude with the server behind secure aggregation")
+    dropouts: int = option(0, "clients that may be missing from a round behind secure aggregation, beside those")
+
+    def sums_of_records(self, setting: Setting, optimiser: Optimiser, **settings: Any) -> RecordSums | None:
+        """One step a round on the sum over all clients; None where each message is seen."""
+        view = build_view(self.view, setting.per_round, self.colluding, self.dropouts)
+        return None if view.shows is Shows.MESSAGES else RecordSums(view=view, optimiser=optimiser, **settings)
+
+
+def one_step(batch: int | None, steps: int | None, epochs: float) -> None:
+    """Refuses what a sum over all clients cannot be made of: Poisson batches, and steps between two sums."""
+    if batch is not None:
+        raise UserError(
+            "behind secure aggregation whole batches are summed, and no bound is claimed for secret Poisson ones: "
+            "leave batch out"
+        )
+    if (steps or 1) != 1 or epochs != 1:
+        raise UserError(
+            "behind secure aggregation each round is one step on the sum of all clients' gradients: leave steps "
+            "and epochs out, and take more rounds"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordSteps(Optimised, SeenBy):
+    """Local steps on secret Poisson batches, each released; or, behind a sum, one on all records a round."""
 
     batch: int | None = option(None, "expected size of a client's secret Poisson batches; none: all records")
     epochs: float = option(1.0, "passes over its records that a client makes in a round")
     steps: int | None = option(None, "local steps a round; overrides epochs")
+
+    def record_level(self, setting: Setting, **settings: Any) -> RecordLocal | RecordSums:
+        """DP-SGD at each client, or on the sum over all of them; `settings` are what both have."""
+        if (sums := self.sums_of_records(setting, self.local_optimiser(), **settings)) is not None:
+            one_step(self.batch, self.steps, self.epochs)
+            return sums
+        return RecordLocal(batch=self.batch, epochs=self.epochs, steps=self.steps, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)

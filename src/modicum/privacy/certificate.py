@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.errors import UserError
+from modicum.privacy import sampler_charge
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.budgets import plan_guarantee
 from modicum.privacy.events import Poisson, Sampler, sampler_from_dict
@@ -47,6 +48,7 @@ class ClientGuarantee:
     releases_made: int
     releases_planned: int | None  # a filter has no plan
     meaning: str
+    integers: dict[str, Any] | None = None  # the terms of integer noise; None: noise of floating-point numbers
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, for JSON; null stands for ε = ∞. The client's name is the key above it."""
@@ -61,6 +63,7 @@ class ClientGuarantee:
             "releases_made": self.releases_made,
             "releases_planned": self.releases_planned,
             "meaning": self.meaning,
+            **({} if self.integers is None else {"integers": self.integers}),
         }
 
     @classmethod
@@ -80,6 +83,7 @@ class ClientGuarantee:
             releases_made=int(d["releases_made"]),
             releases_planned=None if d["releases_planned"] is None else int(d["releases_planned"]),
             meaning=str(d["meaning"]),
+            integers=dict(d["integers"]) if "integers" in d else None,
         )
 
 
@@ -257,7 +261,16 @@ def _guarantee(plan: PrivacyPlan, used: dict[Sampler, None], bare: dict[str, Non
         releases_made=made,
         releases_planned=planned,
         meaning=_meaning(plan, epsilon, tuple(bare)),
+        integers=_integers(plan, epsilon),
     )
+
+
+def _integers(plan: PrivacyPlan, epsilon: float) -> dict[str, Any] | None:
+    """Lattice, modulus and noise of every query on a lattice, and what draws and rounding take of δ (R12)."""
+    queries = {r.purpose: r.integers.to_dict() for r in plan.releases if r.integers is not None}
+    if not queries:
+        return None
+    return {"queries": queries, "delta_charge": sampler_charge.charge(plan.releases, epsilon)}
 
 
 def _meaning(plan: PrivacyPlan, epsilon: float, bare: tuple[str, ...] = ()) -> str:
@@ -291,7 +304,7 @@ def _assumptions(
         str(noise["sentence"]),
         "Everything that left a client on account of its data passed through the ledger; model code, sizes, round "
         "numbers and noise levels are public.",
-        "Samples are floating-point numbers: attacks on their low bits are out of scope.",
+        *_about_numbers(clients),
         "The clock is not hidden: how long a step takes can depend on the data.",
         "Whoever can roll back ledger and certificate together can hide releases: keep the head hash elsewhere.",
     ]
@@ -308,6 +321,19 @@ def _assumptions(
     if any(line.guard is Guard.NONE for line in clients.values()):
         said.append("For clients with guard 'none' nothing is promised.")
     return tuple(said)
+
+
+def _about_numbers(clients: dict[str, ClientGuarantee]) -> list[str]:
+    """What noise is made of: floats have low bits, integers a sampler for which δ pays."""
+    said = []
+    if any(line.integers is None for line in clients.values()):
+        said.append("Samples are floating-point numbers: attacks on their low bits are out of scope.")
+    if any(line.integers is not None for line in clients.values()):
+        said.append(
+            "Integer noise is drawn from a table within 2^-100 of Skellam's distribution a draw; δ includes what "
+            "that costs."
+        )
+    return said
 
 
 AUDIT = {

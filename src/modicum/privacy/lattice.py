@@ -1,13 +1,16 @@
 """From a clipped vector to integers and back: rotation, rounding, and the terms of integer noise (R12, R13).
 
 A unit's vector is divided by its clipping bound, so that its norm is at most 1, multiplied by a number of lattice
-steps, rotated by public random signs and a Walsh–Hadamard transform, and rounded at random to integers whose
+steps, rotated by public random signs and Walsh–Hadamard transforms, and rounded at random to integers whose
 squared norm is at most `square`. That bound is checked on the integers themselves: sensitivity holds exactly,
 whatever floats did before. The rotation spreads a vector over all coordinates; it is public and protects nobody.
 
-A sum over many units may also be rounded as a whole. For fixed random words rounding is monotone and commutes with
-whole numbers, so a unit that moves a coordinate by g moves its rounding by less than |g| + 1, and all of them by
-less than ‖g‖ + √d: the words are independent of the data, and telling them only helps a test.
+A sum over many units may also be rounded as a whole. For fixed random words rounding is monotone and commutes
+with whole numbers, so a unit that moves a coordinate by g moves its rounding to one of g's two neighbours, to the
+upper one for a share of words that makes g the mean: whatever the sum of the others is, the shift is a random
+rounding of g, coordinate by coordinate. It is within ‖g‖ + √d always, and within the bound below but for a
+probability of `DOUBT` over the words, which is charged to δ. Words are independent of the data: telling them only
+helps a test.
 """
 
 from __future__ import annotations
@@ -29,9 +32,9 @@ from modicum.privacy.skellam_noise import Bits
 KAPPA = 1.0  # √(2·ln 1/β) with β = e^−½: a rounding is accepted with probability 1 − β or more
 _TRIES = 200  # β^200 < 10^−43; then towards zero, which always fits
 _LARGEST = 2.0**62
-SLACK = (
-    1.1e-3  # relative: what rounding of floats may add to a unit's share of a sum (R10: 1e-3), and the rotation
-)
+DOUBT = 2.0**-60  # of a release whose sum is rounded as a whole: that one unit moves it by more than `square`
+_KAPPA_OF_SUM = math.sqrt(-2 * math.log(DOUBT))
+SLACK = 1.1e-3  # relative: what floats may add to a unit's share of a sum, R10's 1e-3 and the rotation's rounding
 _WIDEST = 64  # Hadamard matrices are multiplied in factors of at most this size
 
 Floats = NDArray[np.floating[Any]]
@@ -40,7 +43,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Lattice:
-    """`dimension` coordinates before padding; `steps` lattice steps to the unit of the normalised vector."""
+    """`dimension` coordinates; `steps` lattice steps to the unit of the normalised vector."""
 
     dimension: int
     steps: int
@@ -50,29 +53,30 @@ class Lattice:
         if self.dimension < 1 or self.steps < 1:
             raise UserError(f"a lattice needs coordinates and steps, got {self.dimension} and {self.steps}")
 
-    @property
-    def padded(self) -> int:
-        """Coordinates that are rounded, noised and sent: the next power of two."""
-        return 1 << (self.dimension - 1).bit_length()
-
     def square(self, norm: float) -> int:
         """S: the squared norm that rounding keeps to, for a vector of this norm (both in lattice steps).
 
         min{(n + √d)², n² + d/4 + κ(n + √d/2)} (Kairouz, Liu & Steinke 2021): the second by conditional rounding.
-        Of a sum that is rounded as a whole, what a unit of this norm moves it by: (n + √d)², and the slack.
+        κ = √(2·ln 1/β), β the probability of what is drawn again. Of a sum that is rounded as a whole, what a unit
+        of this norm moves it by: nothing is drawn again, so β is tiny; and the slack.
         """
-        root = math.sqrt(self.padded)
-        if self.rounding is Rounding.SUM:
-            return math.ceil((norm * (1 + SLACK) + root) ** 2)
-        return math.floor(min((norm + root) ** 2, norm**2 + self.padded / 4 + KAPPA * (norm + root / 2)))
+        d, root, kappa = self.dimension, math.sqrt(self.dimension), self._kappa
+        norm *= self._longer
+        return math.floor(min((norm + root) ** 2, norm**2 + d / 4 + kappa * (norm + root / 2)))
+
+    @property
+    def _kappa(self) -> float:
+        return _KAPPA_OF_SUM if self.rounding is Rounding.SUM else KAPPA
+
+    @property
+    def _longer(self) -> float:
+        return 1 + SLACK if self.rounding is Rounding.SUM else 1.0
 
     def norm(self, square: float) -> float:
         """The largest norm whose rounding keeps to `square`; 0 if there is none."""
-        root = math.sqrt(self.padded)
-        if self.rounding is Rounding.SUM:
-            return max(0.0, (math.sqrt(square) * (1 - 1e-15) - root) / (1 + SLACK))
-        room = square - self.padded / 4 - KAPPA * root / 2 + KAPPA**2 / 4
-        return max(0.0, math.sqrt(square) - root, math.sqrt(max(0.0, room)) - KAPPA / 2)
+        root, kappa = math.sqrt(self.dimension), self._kappa
+        room = square - self.dimension / 4 - kappa * root / 2 + kappa**2 / 4
+        return max(0.0, math.sqrt(square) - root, math.sqrt(max(0.0, room)) - kappa / 2) / self._longer
 
     def scale(self, square: int) -> float:
         """Lattice steps to the unit for somebody who keeps to `square`."""
@@ -91,16 +95,16 @@ def quantise(vectors: Floats, lattice: Lattice, square: int, seed: bytes, bits: 
     scale = lattice.scale(square)
     if lattice.rounding is Rounding.SUM:
         turned = rotate(rows * scale, seed)
-        return round_rows(turned, None, bits).reshape(*np.shape(vectors)[:-1], lattice.padded)
+        return round_rows(turned, None, bits).reshape(np.shape(vectors))
     lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
     turned = rotate(rows * (scale / np.maximum(1.0, lengths))[:, None], seed)
-    return round_rows(turned, square, bits).reshape(*np.shape(vectors)[:-1], lattice.padded)
+    return round_rows(turned, square, bits).reshape(np.shape(vectors))
 
 
 def dequantise(total: Integers, lattice: Lattice, seed: bytes) -> NDArray[np.float64]:
     """A sum of rounded rows, in units of the clipping bound."""
-    spread = _signs(seed, lattice.padded) * hadamard(np.asarray(total, dtype=np.float64)[None])[0]
-    return np.asarray(spread[: lattice.dimension] / lattice.steps)
+    spread = _mixed(np.array(total, dtype=np.float64)[None], backwards=True)[0]
+    return np.asarray(_signs(seed, lattice.dimension) * spread / lattice.steps)
 
 
 def round_rows(rows: NDArray[np.float64], square: int | None, bits: Bits = os.urandom) -> Integers:
@@ -141,11 +145,22 @@ def _round(rows: NDArray[np.float64], bits: Bits) -> Integers:
 
 
 def rotate(rows: NDArray[np.float64], seed: bytes) -> NDArray[np.float64]:
-    """Pad to a power of two, flip signs by the public seed, transform; norms stay."""
-    width = 1 << (rows.shape[1] - 1).bit_length()
-    padded = np.zeros((len(rows), width))
-    padded[:, : rows.shape[1]] = rows
-    return hadamard(padded * _signs(seed, width))
+    """Flip signs by the public seed and transform; norms stay."""
+    return _mixed(rows * _signs(seed, rows.shape[1]))
+
+
+def _mixed(rows: NDArray[np.float64], *, backwards: bool = False) -> NDArray[np.float64]:
+    """Hadamard's transform of the first m coordinates and then of the last m, where `rows` stands.
+
+    m is the largest power of two that fits, so the two overlap or are one: any number of coordinates is rotated
+    without padding. Each is orthonormal and its own inverse; backwards they come in the other order.
+    """
+    size = rows.shape[1]
+    m = 1 << (size.bit_length() - 1)
+    parts = [slice(0, m), slice(size - m, size)] if m < size else [slice(0, m)]
+    for part in reversed(parts) if backwards else parts:
+        rows[:, part] = hadamard(rows[:, part])
+    return rows
 
 
 def _signs(seed: bytes, size: int) -> NDArray[np.float64]:

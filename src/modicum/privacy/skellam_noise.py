@@ -88,7 +88,7 @@ def chernoff(variance: float, x: float) -> float:
     return -variance * (u * math.asinh(u) - u * u / (1 + math.sqrt(1 + u * u)))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def skellam_table(variance: float) -> SkellamTable:
     """The table for one variance (seconds for the largest, then remembered)."""
     if positive("the variance of integer noise", variance) > LARGEST_VARIANCE:

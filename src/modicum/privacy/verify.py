@@ -12,6 +12,7 @@ from typing import Any
 
 from modicum.errors import UserError
 from modicum.privacy import second_opinion
+from modicum.privacy.budgets import integer_problems
 from modicum.privacy.certificate import Certificate, ClientGuarantee
 from modicum.privacy.events import Sampler
 from modicum.privacy.journal import LedgerDamaged
@@ -167,6 +168,7 @@ def _verify(ledger: Ledger, certificate: Certificate | None, kept: KeptHead | No
         second = opinions.of(plan)
         certified = None if certificate is None else certificate.clients.get(client)
         problems = [*outside.get(client, []), *_budget_problems(plan, line), *_opinion_problems(line, second)]
+        problems += integer_problems(plan)
         if certificate is not None:
             problems += _differences(certified, line)
         checks.append(
@@ -252,12 +254,13 @@ def _differences(certified: ClientGuarantee | None, own: ClientGuarantee) -> lis
         return ["it is in the ledger and not in the certificate"]
     said, found = certified.to_dict(), own.to_dict()
     problems = []
-    for name, value in found.items():
+    for name in dict.fromkeys((*found, *said)):
+        value = found.get(name)
         if name == "epsilon":
             if not _same(certified.epsilon, own.epsilon):
                 problems.append(f"certified ε={certified.epsilon:.9g}, recomputed {own.epsilon:.9g}")
-        elif name != "meaning" and said[name] != value:
-            problems.append(f"certified {name} {said[name]}, the ledger has {value}")
+        elif name != "meaning" and said.get(name) != value:
+            problems.append(f"certified {name} {said.get(name)}, the ledger has {value}")
     if not problems and certified.meaning != own.meaning:
         problems.append("the certificate's words are not those of its figures")
     return problems

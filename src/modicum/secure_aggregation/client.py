@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,8 +107,13 @@ class Client:
         state = mask[self.index] + seed[self.index] + body
         return self._say(round, Step.SHARES, request, wire.view_of(body) + sealed, state)
 
-    def masked(self, round: int, request: bytes, vector: NDArray[np.integer]) -> bytes:
-        """The input plus its own mask plus or minus one mask for each peer, modulo 2^bits."""
+    def masked(
+        self, round: int, request: bytes, vector: NDArray[np.integer] | Callable[[], NDArray[np.integer]]
+    ) -> bytes:
+        """The input plus its own mask plus or minus one mask for each peer, modulo 2^bits.
+
+        An input that is still to be computed is asked for once the request has been found in order.
+        """
         if (said := self._repeat(round, Step.MASKED, request)) is not None:
             return said
         terms, secrets = self.terms, Secrets.decode(self._before(round, Step.KEYS).state)
@@ -128,7 +133,7 @@ class Client:
             held[peer] = masks.open_shares(
                 secrets.share, _share_key(public[peer]), terms, round, peer, self.index, sealed
             )
-        total = _words(vector, terms)
+        total = _words(vector() if callable(vector) else vector, terms)
         masks.add_stream(total, masks.self_key(secrets.seed, terms, round, self.index), 1)
         for peer in peers:
             key = masks.pair_key(secrets.mask, terms, round, self.index, peer, _mask_key(public[peer]))

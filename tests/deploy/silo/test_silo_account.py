@@ -125,7 +125,7 @@ class Stopped(BaseException):
     """A crash."""
 
 
-@pytest.mark.parametrize("where", ["write_durably", "_TakingPart"])
+@pytest.mark.parametrize("where", ["write_durably", "TakingPart"])
 def test_a_crash_on_joining_draws_once(tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*_: object) -> None:
         raise Stopped
@@ -327,6 +327,7 @@ def test_the_account_as_a_table_and_for_scripts(tmp_path: Path) -> None:
     assert "(8, 1e-05)-differentially private" in shown
     assert "run-a" in shown
     assert "left" in shown
+    assert runner.invoke(app, ["silo", "check", str(path)]).output.endswith(shown)
     found = json.loads(runner.invoke(app, ["silo", "account", str(path), "--json"]).output)
     (draw,) = found["draws"]
     assert (draw["run"], draw["records"], draw["budget"], found["epsilon"]) == ("run-a", 120, 2.0, 8.0)

@@ -15,15 +15,18 @@ from typing import Any
 
 from modicum.config import Config
 from modicum.core.facts import ClientFacts, Metric
+from modicum.core.integers import Agreed
 from modicum.core.parts import Method
 from modicum.core.setting import Setting
 from modicum.data.geometry import load_geometry
 from modicum.errors import UserError
 from modicum.federation.cohort import Cohorts, public_cohorts, rounds_of
+from modicum.federation.experiment import VARIANTS, Experiment, Prepared, with_integers
+from modicum.federation.setup import put_on_lattice
 from modicum.mechanisms.common import metric_plans, training_multiplier
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
-from modicum.privacy.views import Shows
+from modicum.privacy.views import SecureAggregation, Shows, Variant
 from modicum.public.features import is_file
 
 MOST_CLIENTS = 10_000  # a run's silos; an invitation that names more is refused before it is looked at
@@ -35,7 +38,7 @@ def digest(config: Config) -> str:
     """Names method, model, features, schedule and agreed silos. Data and folders are each party's own business."""
     run = config.run
     schedule = (run.rounds, run.per_round, run.max_participations, run.metrics)
-    agreed = (run.bounds, sorted(run.silos.items()))
+    agreed = (run.bounds, sorted(run.silos.items()), run.secure_aggregation, config.privacy.noise)
     model = (config.model.name, sorted(config.model.options.items()), _features(config.data.features))
     text = repr((config.method_name, config.method, model, schedule, agreed))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -63,13 +66,22 @@ class Terms:
     def method(self) -> Method:
         """The agreed method; one whose server would have to be trusted is refused."""
         method: Method = self.config.method.build(self.setting)
+        if self.integers:
+            method = with_integers(method, VARIANTS[self.config.run.secure_aggregation])
         method.mechanism.spec.refuse_true_sizes()
         if not method.mechanism.spec.view.senders_add_noise:
             raise UserError(
                 "a trusted server is not offered to deployed silos, who trust nobody: use the view "
                 "server-sees-messages"
             )
+        if isinstance(method.mechanism.spec.view, SecureAggregation):
+            _check_secure(method.mechanism.spec.view)
         return method
+
+    @property
+    def integers(self) -> bool:
+        """Whether noise is drawn on a lattice."""
+        return self.config.privacy.noise == "integer" or self.config.run.secure_aggregation != "ideal"
 
     @property
     def spec(self) -> PrivacySpec:
@@ -77,8 +89,8 @@ class Terms:
         return self.method.mechanism.spec
 
     @property
-    def needs_aggregator(self) -> bool:
-        """Whether the guarantee rests on secure aggregation, which is only simulated so far."""
+    def secure(self) -> bool:
+        """Whether the guarantee rests on secure aggregation."""
         return self.spec.view.shows is Shows.SUM
 
     @cached_property
@@ -114,14 +126,38 @@ class Terms:
             for n in self.names
         )
 
+    def as_agreed(self, facts: tuple[ClientFacts, ...]) -> bool:
+        """Whether everyone is said to be as the experiment file has it, where it says anything of silos."""
+        silos = self.config.run.silos
+        return not silos or (set(silos) == set(self.names) and facts == self.agreed())
+
+    def plans(
+        self, facts: Sequence[ClientFacts], experiment: Experiment, data: Prepared
+    ) -> tuple[dict[str, PrivacyPlan], Agreed | None]:
+        """What these clients would release, and on which lattice; behind a sum that follows from all of them."""
+        made = {f.name: self.plan(f) for f in facts}
+        return put_on_lattice(experiment, self.method, made, tuple(facts), data)
+
     def plan(self, facts: ClientFacts) -> PrivacyPlan:
-        """What this client would release in the whole run: a function of public facts and its own budget."""
+        """What this client would release in the whole run, but for what a lattice adds to its noise: a function
+        of public facts and its own budget."""
         rounds = rounds_of(self.cohorts, self.names.index(facts.name), self.config.run.rounds)
         return self.method.mechanism.plan(facts, metric_plans(self.spec, self.metrics, rounds))
 
     def multiplier(self, plan: PrivacyPlan) -> float:
         """The noise multiplier of a plan's training releases."""
         return training_multiplier(plan, self.method.mechanism.purpose)
+
+
+def _check_secure(view: SecureAggregation) -> None:
+    if view.variant is Variant.IDEAL:
+        raise UserError(
+            "deployed silos perform secure aggregation, they do not assume it: set secure_aggregation = "
+            '"protocol" under [run] in everybody\'s experiment file'
+        )
+    from modicum.federation.protocol_parties import check_view  # needs an extra that other views do not
+
+    check_view(view)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.spec import Adjacency, PrivacySpec
 
 GDP, PLD = "gdp-exact", "pld"
+SKELLAM = "skellam-gdp"  # integer noise, by the Gaussian that it is worth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ def _with_draws(
 
     value, accountant = epsilon_of(groups, sampler_charge.exact_delta(releases, spec.delta), spec.adjacency)
     sampler_charge.refuse_uncertain(releases, value, spec.delta)
-    return value, accountant
+    return value, SKELLAM if all(r.integers is not None for r in releases) else f"{accountant}+{SKELLAM}"
 
 
 def epsilon_of(groups: Sequence[Gaussians], delta: float, adjacency: Adjacency) -> tuple[float, str]:
