@@ -151,7 +151,7 @@ def test_a_noise_share_for_a_wrong_number_of_clients_is_caught(canaries: int, ti
 
 @pytest.mark.heavy
 def test_power_where_noise_is_three_times_too_small() -> None:
-    """At a claim of 1 with 1,000 canaries at least 80% are caught: of 20 runs fewer than 11 would refute that (0.3%).
+    """At a claim of 1 with 1,000 canaries 80% are caught: of 20 runs fewer than 11 would refute that (0.3%).
 
     Of the sound mechanism at most β = 5% are: more than 5 of 20 would refute that (0.03%)."""
     assert sum(caught(ThirdOfTheNoise, seed) for seed in range(20)) >= 11
