@@ -53,6 +53,7 @@ from modicum.methods import (
     AcdpPfsd,
     Aqc,
     Auto,
+    Censor,
     CgmMedian,
     ClassMeans,
     Composed,
@@ -73,6 +74,7 @@ from modicum.methods import (
     PFedSd,
     Pfsd,
     RpdpFl,
+    Soteria,
 )
 from modicum.policies import (
     AdaptiveQuantile,
@@ -211,6 +213,9 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "nbafl": NbAfl(batch=4),
     "nbafl-adam": NbAfl(optimiser="adam", lr=0.05, batch=4),
     "nbafl-faithful": NbAfl(mode="faithful", batch=4),
+    "soteria": Soteria(batch=4),
+    "censor": Censor(batch=4, until=2),
+    "censor-as-coded": Censor(batch=4, as_coded=True),
     "rpdp-fl": RpdpFl(full_budget=2.0),
     "rpdp-fl-faithful": RpdpFl(full_budget=2.0, mode="faithful"),
     "fedcompdp": FedCompDp(threshold=0.1),

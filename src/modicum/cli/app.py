@@ -8,6 +8,7 @@ import typer.core
 from modicum import __version__
 from modicum.cli import (
     account,
+    attack,
     audit,
     bench,
     check,
@@ -59,6 +60,7 @@ app.add_typer(datasets.app, name="datasets")
 app.command("methods")(methods.methods)
 app.command("check")(check.check)
 app.command("verify")(verify.verify)
+app.command("attack")(attack.attack)
 app.command("doctor")(doctor.doctor)
 app.command("audit")(audit.audit)
 app.add_typer(bench.app, name="bench")

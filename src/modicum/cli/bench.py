@@ -132,6 +132,34 @@ def acdp_pfsd(
     typer.echo(text)
 
 
+@app.command("attacks")
+def attacks(
+    preset: Preset = typer.Option(Preset.QUICK, "--preset", help="quick: minutes on 2 cores; paper: a GPU."),
+    only: list[str] = typer.Option(
+        [], "--only", help="A task, e.g. fashion-mnist; may be repeated [default: all]."
+    ),
+    out: Path = typer.Option(Path("runs/attacks"), "--out", help="Folder for results; what is there is kept."),
+    data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder of dataset files."),
+    device: Device = typer.Option(Device.CPU, "--device", help="Where inversions are computed."),
+    seconds: float = typer.Option(1e6, "--seconds", help="Begin nothing after so long."),
+) -> None:
+    """Reconstruction and membership on every method's messages, with floors and ceilings."""
+    from modicum.cli.progress import counting
+    from modicum_bench.attacks.run import bench as run
+
+    with counting(quiet=False) as progress:
+        text = run(
+            str(preset),
+            out,
+            only=only,
+            data_dir=data_dir,
+            device=str(device),
+            seconds=seconds,
+            progress=progress,
+        )
+    typer.echo(text)
+
+
 @app.command("fedcompdp")
 def fedcompdp(
     preset: Preset = typer.Option(

@@ -15,6 +15,7 @@ from modicum.methods.auto import Auto
 from modicum.methods.cgm_median import CgmMedian
 from modicum.methods.class_means import ClassMeans
 from modicum.methods.composed import Composed
+from modicum.methods.defences import Censor, Soteria
 from modicum.methods.dp_acdn import DpAcdn
 from modicum.methods.dp_fedavg import DpFedAvg
 from modicum.methods.dp_fedsam import DpFedSam
@@ -55,6 +56,8 @@ METHODS: dict[str, type[MethodSpec]] = {
     "pfedsd": PFedSd,
     "fedper": FedPer,
     "dp-fedsam": DpFedSam,
+    "soteria": Soteria,
+    "censor": Censor,
     "fedcompdp": FedCompDp,
     "dp-fedsam-record": DpFedSamRecord,
     "dp-acdn": DpAcdn,
@@ -104,6 +107,7 @@ __all__ = [
     "AcdpPfsd",
     "Aqc",
     "Auto",
+    "Censor",
     "CgmMedian",
     "ClassMeans",
     "Composed",
@@ -124,6 +128,7 @@ __all__ = [
     "PacDp",
     "Pfsd",
     "RpdpFl",
+    "Soteria",
     "method",
     "method_names",
     "settings_of",
