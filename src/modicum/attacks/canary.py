@@ -21,17 +21,30 @@ from modicum.aggregation.mean import Mean
 from modicum.attacks.bounds import FloatArray, LowerBounds, lower_bounds
 from modicum.attacks.probe import ProbeBackend, ProbeTraining
 from modicum.core.door import DoorWatch
-from modicum.core.messages import Broadcast, Decision, Message, ReleasedSum
-from modicum.core.parts import Backend, Batch, ClientFacts, Frame, Mechanism, Method, Opening, Policy
+from modicum.core.messages import Broadcast, Decision, Message, Noised, ReleasedSum
+from modicum.core.parts import (
+    Backend,
+    Batch,
+    ClientFacts,
+    Frame,
+    Mechanism,
+    Method,
+    Opening,
+    Policy,
+    PublicFacts,
+    View,
+)
 from modicum.errors import UserError
 from modicum.federation.clients import Client, Clients
 from modicum.federation.cohort import SecretPoisson
 from modicum.federation.server import TrustedLedger
+from modicum.federation.setup import kinds_of, multipliers_of
 from modicum.policies.fixed import Fixed
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.budgets import Refusal
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
+from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.views import Adjacency, SecureAggregation, Shows, Unit
 
 CONFIDENCE = 1 - 1e-6
@@ -122,8 +135,19 @@ class _Stage:
         size = backend.layout.sizes[0]
         self.direction = torch.zeros(self.dimension, dtype=torch.float64)
         self.direction[0 if what.layer == 0 else size] = 1.0
-        self.frame = Frame(backend, ProbeTraining(), what.policy, torch.ones(self.dimension, dtype=torch.bool))
         members = self._members()
+        facts = tuple(m.facts for m in members)
+        kinds = kinds_of(what.mechanism, facts)
+        noise_of = multipliers_of(what.mechanism, {m.facts.name: m.plan for m in members})
+        public = PublicFacts(facts, what.rounds, self.dimension, noise_of, False, None, *kinds)
+        shared = torch.ones(self.dimension, dtype=torch.bool)
+        self.frame = Frame(backend, ProbeTraining(), what.policy, shared, public=public)
+        self.adapts = bool(kinds[0] or what.policy.signals)
+        # Each trial is a run of its own, whose policy sees that run alone.
+        self.states = {
+            f.name: what.policy.init(replace(public, clients=(f,), stock={f.name: kinds[1].get(f.name, ())}))
+            for f in facts
+        }
         self.ledger = Ledger.create(folder / "ledger.sqlite", "audit", noise)
         self.ledger.declare(c.plan for c in members)
         self.claimed = self.ledger.reported(members[0].facts.name)
@@ -169,29 +193,54 @@ class _Stage:
         return _batch(others if gone else [planted, *others])
 
     def scores(self) -> FloatArray:
-        """Σ over rounds of what is seen along the canary; the model's sign alternates, and the score's with it."""
+        """Σ over rounds of what is seen along the canary, over its variance; the model's sign alternates, and the
+        score's with it."""
         total = np.zeros(self.what.trials)
         for round in range(self.what.rounds):
             sign = 1.0 if round % 2 == 0 else -1.0
             model = torch.full((self.dimension,), sign, dtype=torch.float64)
             seen = self._round(round, model)
             # A step goes against the gradient.
-            total += np.array([-sign * float(update @ self.direction) for update in seen])
+            total += np.array([-sign * weight * float(update @ self.direction) for update, weight in seen])
         return total
 
-    def _round(self, round: int, model: Tensor) -> list[Tensor]:
+    def _round(self, round: int, model: Tensor) -> list[tuple[Tensor, float]]:
+        """What is seen of each trial, and how much it weighs."""
         cohorts = [self._names(trial) for trial in range(self.what.trials)]
         view = self.what.mechanism.spec.view
         if view.shows is Shows.MODEL:
-            return self._opened_by_servers(round, cohorts, model)
+            return [(seen, 1.0) for seen in self._opened_by_servers(round, cohorts, model)]
         broadcasts = [self._broadcast(round, name, model) for names in cohorts for name in names]
         messages = self._ask(broadcasts)
         if view.shows is Shows.SUM:
-            return [self._sum_of_shares(round, [messages[n] for n in names], model) for names in cohorts]
-        return [messages[names[0]].update for names in cohorts]
+            return [(self._sum_of_shares(round, [messages[n] for n in names], model), 1.0) for names in cohorts]
+        if not self.adapts:
+            return [(messages[b.client].update, 1.0) for b in broadcasts]
+        left, stock = self.ledger.left(), self.ledger.stock()
+        return [self._observed(b, messages[b.client], left, stock) for b in broadcasts]
+
+    def _observed(
+        self, broadcast: Broadcast, message: Message, left: dict[str, float], stock: dict[str, tuple[float, ...]]
+    ) -> tuple[Tensor, float]:
+        """One client's message, which its trial's policy sees; the adversary weighs it by its noise."""
+        assert isinstance(message, Noised)
+        facts, name = self.what.mechanism.expected(*self._agreed(broadcast)).facts, broadcast.client
+        view = View(
+            broadcast.round,
+            (message.known(facts),),
+            {name: broadcast.decision},
+            left={name: left[name]},
+            stock={name: stock[name]},
+        )
+        self.states[name] = self.what.policy.observe(self.states[name], view)
+        return message.update, 1 / facts.variance if facts.variance else 1.0
+
+    def _agreed(self, broadcast: Broadcast) -> tuple[ClientFacts, PrivacyPlan, Frame, Broadcast, int]:
+        client = self.clients.clients[broadcast.client]
+        return client.facts, client.plan, self.frame, broadcast, broadcast.round
 
     def _broadcast(self, round: int, name: str, model: Tensor) -> Broadcast:
-        chosen: dict[str, Decision] = self.what.policy.decide({}, round, [name])
+        chosen: dict[str, Decision] = self.what.policy.decide(self.states[name], round, [name])
         return Broadcast("audit", round, name, chosen[name], model)
 
     def _ask(self, broadcasts: Sequence[Broadcast]) -> dict[str, Message]:

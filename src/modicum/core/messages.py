@@ -28,18 +28,25 @@ class Decision:
     bound: float
     noise_multiplier: float | None = None  # None: the frozen multiplier of the client's plan (R1)
     signal_multiplier: float | None = None  # at least this noise on signals, where clients' signals are summed
+    kind: int | None = None  # of the noise, where plans hold several (R11); None: in the plan's own order
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "bound": self.bound,
             "noise_multiplier": self.noise_multiplier,
             "signal_multiplier": self.signal_multiplier,
+            "kind": self.kind,
         }
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Decision:
-        z, shared = d["noise_multiplier"], d.get("signal_multiplier")
-        return cls(float(d["bound"]), None if z is None else float(z), None if shared is None else float(shared))
+        z, shared, kind = d["noise_multiplier"], d.get("signal_multiplier"), d.get("kind")
+        return cls(
+            float(d["bound"]),
+            None if z is None else float(z),
+            None if shared is None else float(shared),
+            None if kind is None else _count(kind),
+        )
 
 
 @dataclass(frozen=True)

@@ -20,18 +20,19 @@ PARTS = ("policy", "aggregation", "training", "mechanism", "codec", "wrapper")
 
 
 class Need(StrEnum):
-    """The first four are met by a mechanism, the others by an experiment's data."""
+    """The first five are met by a mechanism, the others by an experiment's data."""
 
     INDIVIDUALS = "individual messages"  # also said by an aggregation's `needs_individuals`
     SIGNALS = "signals"  # said by a policy's `signals`
     STEPS = "steps"  # said by a policy of step scope
     ADAPTIVE_NOISE = "adaptive noise"
+    KINDS = "kinds of noise"
     PUBLIC_DATA = "public data"
     PUBLIC_LABELS = "public labels"
     VALIDATION = "validation records"
 
 
-OF_THE_MECHANISM = {Need.INDIVIDUALS, Need.SIGNALS, Need.STEPS, Need.ADAPTIVE_NOISE}
+OF_THE_MECHANISM = {Need.INDIVIDUALS, Need.SIGNALS, Need.STEPS, Need.ADAPTIVE_NOISE, Need.KINDS}
 
 UNMET = {
     Need.INDIVIDUALS: (
@@ -46,6 +47,10 @@ UNMET = {
     Need.ADAPTIVE_NOISE: (
         "noise that it may choose, and this mechanism's is fixed by the plan: use one that a filter guards "
         "(adaptive = True), or another {kind}"
+    ),
+    Need.KINDS: (
+        "noise of several kinds to choose from, and this mechanism has one: give it a stock (stock = Stock(…)), "
+        "or use another {kind}"
     ),
     Need.PUBLIC_DATA: "public data: give the federation a proxy ([data] proxy = 0.1), or use another {kind}",
     Need.PUBLIC_LABELS: (

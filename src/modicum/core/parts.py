@@ -83,6 +83,10 @@ class PublicFacts:
     multipliers: Mapping[str, float]  # frozen noise multiplier of each client's plan; empty where it adapts
     adaptive_noise: bool = False
     features: FeatureFacts | None = None
+    # Where noise comes in kinds (R11): multiples of each client's own multiplier, and for how many participations
+    # its plan holds each, or its filter would let each through alone. Else empty.
+    scales: tuple[float, ...] = ()
+    stock: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,8 @@ class View:
     # Share of each client's plan or filter that is not yet reserved: 1 before its first release (R2). Public: a
     # function of plans and reservations, never of what was released in the end. Empty for a local step.
     left: Mapping[str, float] = field(default_factory=dict)
+    # The same share of each planned kind on its own, in the plan's order (R11); empty where there is one kind.
+    stock: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def signal(self, name: str) -> tuple[float, float] | None:
         """Mean of a paid signal over all who sent it, and its variance; None when nothing was received."""

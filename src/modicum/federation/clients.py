@@ -163,7 +163,9 @@ class Clients:
         decision = broadcast.decision
         noises = (z for z in (decision.noise_multiplier, decision.signal_multiplier) if z is not None)
         fits = BOUNDS[0] <= decision.bound <= BOUNDS[1] and all(0 <= z <= BOUNDS[1] for z in noises)
-        return None if fits else Reason.BAD_BOUND
+        public = self.frame.public
+        known = decision.kind is None or (public is not None and decision.kind < len(public.scales))
+        return None if fits and known else Reason.BAD_BOUND
 
     def _participation(self, client: Client, round: int) -> int:
         return sum(r < round for r in client.rounds)

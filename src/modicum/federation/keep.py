@@ -52,6 +52,8 @@ class Charges(Protocol):
 
     def left(self) -> dict[str, float]: ...
 
+    def stock(self) -> dict[str, tuple[float, ...]]: ...
+
 
 def settle(ledger: Charges, keep: Keep, sent: Iterable[tuple[Sequence[Token], Message | ReleasedSum]]) -> None:
     """Each message under its first token; further queries of the same message are settled beside it, empty."""

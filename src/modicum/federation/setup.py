@@ -20,6 +20,7 @@ from modicum.federation.evaluation import public_evaluator
 from modicum.federation.experiment import Experiment, Prepared, build_method, prepare
 from modicum.federation.server import Server
 from modicum.mechanisms.common import metric_plans, training_multiplier
+from modicum.mechanisms.record_local import RecordLocal
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.plan import Guard, PrivacyPlan
 
@@ -54,7 +55,7 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     cohorts = make_cohorts(experiment, method.mechanism, noise)
     facts = make_facts(experiment, cohorts)
     plans = make_plans(experiment, method.mechanism, facts, cohorts)
-    multipliers = {name: training_multiplier(plan, method.mechanism.purpose) for name, plan in plans.items()}
+    multipliers = multipliers_of(method.mechanism, plans)
     adaptive = any(adapts(plan) for plan in plans.values())
     frame = make_frame(experiment, method, data, engine.backend, facts, multipliers, adaptive)
     return Setup(experiment, method, data, cohorts, facts, plans, frame, engine.at_once)
@@ -73,7 +74,8 @@ def make_frame(
     _refuse_codec_on_sums(method)
     shared = backend.layout.where(method.wrapper.shared).to(data.first.device)
     told = {} if adaptive else dict(multipliers)
-    public = PublicFacts(facts, experiment.rounds, int(shared.sum()), told, adaptive, data.features)
+    scales, stock = kinds_of(method.mechanism, facts)
+    public = PublicFacts(facts, experiment.rounds, int(shared.sum()), told, adaptive, data.features, scales, stock)
     return Frame(backend, method.training, method.policy, shared, experiment.metrics, public)
 
 
@@ -95,6 +97,20 @@ def first_state(data: Prepared, frame: Frame) -> State:
 def adapts(plan: PrivacyPlan) -> bool:
     """Whether the plan's noise is chosen during the run, within a filter."""
     return plan.guard in (Guard.GDP_FILTER, Guard.RDP_FILTER)
+
+
+def multipliers_of(mechanism: Mechanism, plans: Mapping[str, PrivacyPlan]) -> dict[str, float]:
+    """Noise of each plan's training releases; where there are several kinds, of the first."""
+    return {name: training_multiplier(plan, mechanism.purpose) for name, plan in plans.items()}
+
+
+def kinds_of(
+    mechanism: Mechanism, facts: tuple[ClientFacts, ...]
+) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
+    """Multiples of each client's noise to choose from, and for how many participations (R11)."""
+    if not isinstance(mechanism, RecordLocal) or mechanism.stock is None:
+        return (), {}
+    return mechanism.stock.scales, {f.name: mechanism.kinds(f) for f in facts}
 
 
 def _refuse_codec_on_sums(method: Method) -> None:

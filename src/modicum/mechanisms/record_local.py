@@ -23,10 +23,12 @@ from modicum.errors import UserError
 from modicum.mechanisms import common
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, most_drawn, noise_norm, rounded_away, spread
 from modicum.privacy.accounting.rdp import best_order
-from modicum.privacy.calibration import calibrate_noise, largest_steps
+from modicum.privacy.budgets import filter_cap, price
+from modicum.privacy.calibration import calibrate_kinds, calibrate_noise, largest_steps
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, ServerSeesMessages, Unit
+from modicum.privacy.stock import Stock, filtered_noise
 from modicum.privacy.views import KnownTo
 
 GRADIENT = "gradient"
@@ -44,6 +46,8 @@ class RecordLocal:
     rule: ClipRule = ClipRule.FLAT
     noise_multiplier: float | None = None  # None: calibrated to each client's budget
     adaptive: bool = False  # the policy chooses the noise of each step, and a filter guards the budget (R2)
+    normalised: bool = False  # steps go by gradients in units of their bound, so that C changes no step's length
+    stock: Stock | None = None  # kinds of noise to choose from: in the plan (R11), or before a filter (`adaptive`)
 
     individuals = True
     purpose = GRADIENT
@@ -56,10 +60,13 @@ class RecordLocal:
             raise UserError(f"local steps must be at least 1, got {self.steps}")
         if not self.epochs > 0:
             raise UserError(f"local epochs must be positive, got {self.epochs}")
+        if self.stock is not None and self.noise_multiplier is not None:
+            raise UserError("noise comes from a stock or is set, not both: leave out one of them")
 
     @property
     def offers(self) -> tuple[Need, ...]:
-        return (Need.SIGNALS, Need.STEPS, *((Need.ADAPTIVE_NOISE,) if self.adaptive else ()))
+        noise = [Need.ADAPTIVE_NOISE] * self.adaptive + [Need.KINDS] * (self.stock is not None)
+        return (Need.SIGNALS, Need.STEPS, *noise)
 
     @property
     def spec(self) -> PrivacySpec:
@@ -82,8 +89,10 @@ class RecordLocal:
         """K_i = round(epochs · participations · n_i / B), fixed before training (R4)."""
         if self.steps is not None:
             return self.steps * facts.participations
-        passes = self.epochs * facts.participations * facts.records / self.expected_batch(facts)
-        return max(facts.participations, round(passes))
+        passes = self.epochs * facts.records / self.expected_batch(facts)
+        if self.stock is not None:  # every kind of noise fits every participation
+            return max(1, round(passes)) * facts.participations
+        return max(facts.participations, round(passes * facts.participations))
 
     def steps_in(self, facts: ClientFacts, participation: int) -> int:
         """Local steps of one participation: K_i spread evenly, none lost to rounding."""
@@ -96,6 +105,8 @@ class RecordLocal:
         sampler, count = self.sampler(facts), self.total_steps(facts)
         if self.adaptive:
             return self._filter_plan(facts, sampler, count, metrics)
+        if self.stock is not None:
+            return self._stock_plan(facts, self.stock, metrics)
         if self.noise_multiplier is None:
             z = calibrate_noise(self.spec, facts.budget, sampler, count, also=metrics)
         else:
@@ -120,6 +131,46 @@ class RecordLocal:
             order=order,
         )
 
+    def _stock_plan(self, facts: ClientFacts, stock: Stock, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
+        """All kinds together cost the budget, whatever their order (R11)."""
+        kinds = stock.kinds(facts.participations, self.steps_in(facts, 0))
+        sampler = self.sampler(facts)
+        z = calibrate_kinds(self.spec, facts.budget, sampler, kinds, also=metrics)
+        releases = tuple(PlannedRelease(GRADIENT, s * z, sampler, n) for s, n in kinds)
+        return PrivacyPlan(client=facts.name, spec=self.spec, budget=facts.budget, releases=(*releases, *metrics))
+
+    def kinds(self, facts: ClientFacts) -> tuple[float, ...]:
+        """Participations of each kind that the plan holds, or that a filter would let through of it alone."""
+        if self.stock is None or math.isinf(facts.budget):
+            return ()
+        if not self.adaptive:
+            return self.stock.participations(facts.participations)
+        plan, steps, sampler = self.plan(facts, ()), self.steps_in(facts, 0), self.sampler(facts)
+        z, cap = self._filtered(facts, plan), filter_cap(plan)
+        return tuple(cap / price(plan, scale * z, sampler, steps) for scale in self.stock.scales)
+
+    def _filtered(self, facts: ClientFacts, plan: PrivacyPlan) -> float:
+        """z of the constant noise that a client's filter lets through to the end; kinds are multiples of it."""
+        sampler = self.sampler(facts)
+        rate = sampler.rate if isinstance(sampler, Poisson) else 1.0
+        moves = self.adjacency.moves
+        return filtered_noise(filter_cap(plan), plan.order, rate, moves, self.total_steps(facts))
+
+    def _noise(
+        self, facts: ClientFacts, plan: PrivacyPlan, decision: Decision, participation: int
+    ) -> tuple[float, Origin]:
+        """This participation's noise multiplier, and where it comes from."""
+        if decision.noise_multiplier is not None:
+            return decision.noise_multiplier, Origin.RELEASED
+        if self.stock is None or plan.guard is Guard.NONE:
+            return common.training_multiplier(plan, GRADIENT), Origin.PRESET
+        kind, origin = decision.kind, Origin.PLANNED
+        if kind is None:
+            kind, origin = self.stock.in_turn(facts.participations, participation), Origin.PRESET
+        if self.adaptive:
+            return self.stock.scales[kind] * self._filtered(facts, plan), Origin.RELEASED
+        return plan.releases[kind].noise_multiplier, origin
+
     def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:  # noqa: ARG002
         return dict(chosen)
 
@@ -130,21 +181,20 @@ class RecordLocal:
         if frame.policy.scope is Scope.STEP:
             return metrics  # each step is reserved by itself, once its noise is known
         count = self.steps_in(facts, participation)
-        return (self._event(facts, plan, frame, broadcast, broadcast.decision, 0, count), *metrics)
+        noise = self._noise(facts, plan, broadcast.decision, participation)
+        return (self._event(facts, frame, broadcast, broadcast.decision, noise, 0, count), *metrics)
 
     def _event(
         self,
         facts: ClientFacts,
-        plan: PrivacyPlan,
         frame: Frame,
         broadcast: Broadcast,
         decision: Decision,
+        noise: tuple[float, Origin],
         step: int,
         count: int,
     ) -> Release:
-        planned = common.training_multiplier(plan, GRADIENT)
-        adaptive = decision.noise_multiplier is not None
-        z = decision.noise_multiplier if decision.noise_multiplier is not None else planned
+        z, origin = noise
         return Release(
             client=facts.name,
             round=broadcast.round,
@@ -154,7 +204,7 @@ class RecordLocal:
             blocks=common.query(GRADIENT, decision.bound, z, frame.policy.signals),
             sampler=self.sampler(facts),
             bound_origin=Origin.RELEASED,
-            noise_origin=Origin.RELEASED if adaptive else Origin.PRESET,
+            noise_origin=origin,
         )
 
     def expected(
@@ -168,7 +218,8 @@ class RecordLocal:
         Nor is it known how far a pull of the training reaches: facts leave it out.
         """
         count = self.steps_in(facts, participation)
-        event = self._event(facts, plan, frame, broadcast, broadcast.decision, 0, count)
+        noise = self._noise(facts, plan, broadcast.decision, participation)
+        event = self._event(facts, frame, broadcast, broadcast.decision, noise, 0, count)
         metrics = common.metric_events(self.spec, broadcast, frame.metrics)
         known = self.facts_of(event, facts, count, frame.training.optimiser.gains(count))
         doubt = DOUBT / (2 + len(event.blocks) - 1 + len(metrics))
@@ -188,8 +239,9 @@ class RecordLocal:
         most, least = -(-total // parts), max(1, total // parts)
         main, *signals = event.blocks
         share = most_drawn(facts.records, event.sampler, doubt / most) / over
-        noise = main.noise_std / over * noise_norm(dimension, doubt)
-        norm = frame.training.optimiser.farthest(most, main.bound * share, noise, dimension)
+        unit = self.unit_of(main.bound)
+        noise = main.noise_std / unit / over * noise_norm(dimension, doubt)
+        norm = frame.training.optimiser.farthest(most, main.bound / unit * share, noise, dimension)
         reach = {b.name: b.bound * share + spread(doubt) * b.noise_std / over / math.sqrt(least) for b in signals}
         norm = norm * (1 + ROUNDING) + rounded_away(model, most, norm)
         return norm, {name: around(0.5, r) for name, r in reach.items()}
@@ -200,7 +252,13 @@ class RecordLocal:
         """The noise in an update made of `steps` releases like this one, or in one of them alone."""
         gain, spread_out = gains
         main, *signals = ((b.name, (b.noise_std / self.expected_batch(facts)) ** 2) for b in event.blocks)
-        return NoiseFacts(main[1] * spread_out, gain, {name: variance / steps for name, variance in signals})
+        unit = self.unit_of(event.blocks[0].bound)
+        variance = main[1] * spread_out / unit**2
+        return NoiseFacts(variance, gain / unit, {name: own / steps for name, own in signals})
+
+    def unit_of(self, bound: float) -> float:
+        """What a released gradient is divided by before a step goes by it: public, so post-processing."""
+        return bound if self.normalised else 1.0
 
     def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
         # Longest first, so that the clients still at work are always the first rows of the stack.
@@ -275,8 +333,9 @@ class _Walk:
         return self.frame.policy.scope is Scope.STEP and self.frame.policy.place is Place.CLIENT
 
     def _event(self, step: int, count: int) -> Release:
-        job = self.job
-        return self.mechanism._event(job.facts, job.plan, self.frame, job.broadcast, self.decision, step, count)
+        job, made = self.job, self.mechanism
+        noise = made._noise(job.facts, job.plan, self.decision, job.participation)
+        return made._event(job.facts, self.frame, job.broadcast, self.decision, noise, step, count)
 
     def decide(self, step: int, model: Tensor) -> None:
         """Settle this step's bound and noise, and have it reserved before any record is looked at.
@@ -291,6 +350,10 @@ class _Walk:
             self.event = self._event(step, 1)
         if not self.job.door.reserve(self.event):
             self.stopped = model.clone()
+
+    @property
+    def unit(self) -> float:
+        return self.mechanism.unit_of(self.decision.bound)
 
     def chosen(self, step: int) -> Tensor:
         """Which records enter this step."""
@@ -338,7 +401,7 @@ def _release(walks: Sequence[_Walk], step: int, sums: Tensor, norms: Sequence[Te
         norms = common.on_cpu(norms)
     asks = [walk.ask(step, *own) for walk, *own in zip(walks, sums.unbind(), norms, strict=True)]
     noised, others = release_together(asks, GRADIENT, sums)
-    gradients = noised.div_(noised.new_tensor([walk.expected for walk in walks])[:, None])
+    gradients = noised.div_(noised.new_tensor([walk.expected * walk.unit for walk in walks])[:, None])
     for walk, gradient, other in zip(walks, gradients.unbind(), others, strict=True):
         walk.note(step, gradient, other)
     return gradients

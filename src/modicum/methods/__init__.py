@@ -19,6 +19,7 @@ from modicum.methods.dp_fedsam import DpFedSam
 from modicum.methods.dp_pfsd import DpPfsd
 from modicum.methods.dp_sgd import DpSgd
 from modicum.methods.fedavg import FedAvg
+from modicum.methods.fedmap import FedMap
 from modicum.methods.fedper import FedPer
 from modicum.methods.fedprox import FedProx
 from modicum.methods.installed import find_installed, installed_names
@@ -48,6 +49,7 @@ METHODS: dict[str, type[MethodSpec]] = {
     "pfedsd": PFedSd,
     "fedper": FedPer,
     "dp-fedsam": DpFedSam,
+    "fedmap": FedMap,
 }
 
 
@@ -88,6 +90,7 @@ __all__ = [
     "DpPfsd",
     "DpSgd",
     "FedAvg",
+    "FedMap",
     "FedPer",
     "FedProx",
     "NbAfl",
