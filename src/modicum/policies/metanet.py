@@ -189,9 +189,13 @@ def _within(value: float, low: float, high: float) -> float:
     return min(max(value, low), high) if math.isfinite(value) else high
 
 
-def _decades(ratio: float) -> float:
+def decades(ratio: torch.Tensor) -> torch.Tensor:
     """log₁₀ over 2, from 1e-4 to 1e4."""
-    return math.log10(_within(ratio, 1e-4, 1e4)) / 2
+    return ratio.nan_to_num(nan=1e4).clamp(1e-4, 1e4).log10() / 2
+
+
+def _decades(ratio: float) -> float:
+    return float(decades(torch.tensor(ratio, dtype=torch.double)))
 
 
 def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -94,8 +94,9 @@ def padded(history: Sequence[Sequence[float]], inputs: int) -> tuple[Tensor, Ten
 
 def save_network(path: str | Path, weights: Weights, network: Network, about: dict[str, Any]) -> None:
     head = {"format": FORMAT, "kinds": network.kinds, "body": network.body, "shape": vars(network.shape), **about}
-    arrays = {name: value.detach().cpu().numpy() for name, value in weights.items()}
-    np.savez(path, about=np.array(json.dumps(head)), **arrays)
+    arrays: dict[str, Any] = {name: value.detach().cpu().numpy() for name, value in weights.items()}
+    with Path(path).open("wb") as file:  # a name without .npz stays as it is
+        np.savez_compressed(file, about=np.array(json.dumps(head)), **arrays)
 
 
 def load_network(path: str | Path) -> tuple[Weights, Network, dict[str, Any]]:
