@@ -47,6 +47,7 @@ from modicum.methods import (
     DpPfsd,
     DpSgd,
     FedAvg,
+    FedMap,
     FedPer,
     FedProx,
     NbAfl,
@@ -62,13 +63,16 @@ from modicum.policies import (
     Curve,
     Fixed,
     MedianNorm,
+    MetaNet,
     NaiveMedianNorm,
     PlateauCosine,
+    PlugIn,
     Ppo,
     ScaleFreeCurve,
 )
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.spec import Adjacency, SecureAggregation, TrustedServer
+from modicum.privacy.stock import Stock
 
 CLIENTS, RECORDS, FEATURES, CLASSES, ROUNDS = 4, 12, 5, 3, 4
 
@@ -110,6 +114,9 @@ POLICIES: dict[str, Policy] = {
     "ppo-bits": Ppo(0.5, memory=2, passes=2, sample=2, random_rounds=1, clip_bits=True),
     "bandit": Bandit(0.5),
     "budget-curve": BudgetCurve(Curve((0.01, 100.0), (0.2, 2.0))),
+    "metanet": MetaNet(0.5),
+    "metanet-by-budget": MetaNet(0.5, body="mlp", by_budget=True),
+    "plug-in": PlugIn(0.5),
     "scale-free-curve": ScaleFreeCurve(Curve((1e-6, 1e6), (0.2, 2.0), scale_free=True), 0.5),
 }
 
@@ -119,6 +126,8 @@ MECHANISMS: dict[str, Mechanism] = {
     "record-whole": RecordLocal(),
     "record-poisson": RecordLocal(batch=4, steps=2),
     "record-auto": RecordLocal(rule=ClipRule.AUTO, steps=2),
+    "record-normalised": RecordLocal(batch=4, steps=2, normalised=True),
+    "record-stock": RecordLocal(batch=4, steps=2, stock=Stock((0.7, 1.4))),
     "record-replace-one": RecordLocal(adjacency=Adjacency.REPLACE_ONE),
     "class-sums": ClassSums(rounds=ROUNDS, total=ROUNDS),
     "class-sums-steps": ClassSums(rounds=1, total=ROUNDS),
@@ -179,6 +188,10 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "nbafl-adam": NbAfl(optimiser="adam", lr=0.05, batch=4),
     "nbafl-faithful": NbAfl(mode="faithful", batch=4),
     "rpdp-fl": RpdpFl(full_budget=2.0),
+    "fedmap": FedMap(batch=4, steps=2, lr=0.1),
+    "fedmap-filter": FedMap(noise="filter", kinds=(1.0, 1.4), lr=0.1, by_budget=True),
+    "fedmap-mlp": FedMap(clipping="mlp", kinds=(), lr=0.1, adjacency="replace-one"),
+    "fedmap-plug-in": FedMap(clipping="plug-in", kinds=(0.7, 1.4), lr=0.1),
     "rpdp-fl-faithful": RpdpFl(full_budget=2.0, mode="faithful"),
 }
 

@@ -6,7 +6,20 @@ import typer
 import typer.core
 
 from modicum import __version__
-from modicum.cli import account, bench, check, datasets, demo, experiment, fit, flower, methods, silo, verify
+from modicum.cli import (
+    account,
+    bench,
+    check,
+    datasets,
+    demo,
+    experiment,
+    fit,
+    fit_metanet,
+    flower,
+    methods,
+    silo,
+    verify,
+)
 
 # Where rich is installed, typer escapes "[default: …]" for it even in help that rich does not show.
 typer.core.HAS_RICH = False
@@ -38,6 +51,7 @@ def main(
 app.command("demo")(demo.demo)
 app.command("run")(experiment.run)
 app.command("fit-clipping")(fit.fit_clipping)
+app.command("fit-metanet")(fit_metanet.fit_metanet)
 app.add_typer(account.app, name="account")
 app.add_typer(datasets.app, name="datasets")
 app.command("methods")(methods.methods)

@@ -14,7 +14,7 @@ from modicum.config.schema import Config, DataConfig, MetricConfig, ModelConfig,
 from modicum.config.source import Source, read_source, with_option
 from modicum.errors import MissingExtraError
 
-TABLES = ("data", "privacy", "model", "method", "run", "fit")  # `modicum fit-clipping` reads [fit]
+TABLES = ("data", "privacy", "model", "method", "run", "fit", "metanet")  # the last two: `modicum fit-…`
 
 
 def read(path: str | PathLike[str], options: Iterable[str] = (), seed: int | None = None) -> Config:

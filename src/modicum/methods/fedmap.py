@@ -40,6 +40,7 @@ class FedMap(RecordSteps, ServerStep, Promise):
     network: str | None = option(None, "file from modicum fit-metanet; none: an untrained head, which keeps C")
     backbone: str | None = option(None, "local folder of BERT weights for an untrained head; none: random")
     by_budget: bool = option(False, "one bound for each budget instead of one for all")
+    feedback: bool = option(True, "false, for an ablation: the network sees the round and the stock alone")
     signal_ratio: float = option(10.0, "noise of each paid signal over that of the query: 10 costs 1% for both")
 
     def build(self, setting: Setting) -> Method:  # noqa: ARG002
@@ -88,6 +89,7 @@ class FedMap(RecordSteps, ServerStep, Promise):
             backbone=self.backbone,
             ratio=self.signal_ratio,
             by_budget=self.by_budget,
+            feedback=self.feedback,
         )
 
     def _notes(self, policy: Policy) -> tuple[str, ...]:

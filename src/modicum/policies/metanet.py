@@ -20,7 +20,7 @@ from modicum.core.parts import Place, PublicFacts, Scope, Signal, SignalName, St
 from modicum.errors import UserError
 from modicum.policies import kinds
 from modicum.policies.bert import Weights, fingerprint
-from modicum.policies.network import SEEN, Body, Network, load_network, padded, with_folder
+from modicum.policies.network import FIGURES, SEEN, Body, Network, load_network, padded, with_folder
 from modicum.policies.outcome import mean_update
 
 REACH = 100.0  # C stays within [C₀/100, 100·C₀]
@@ -41,6 +41,7 @@ class MetaNet:
     backbone: str | None = None
     ratio: float = 10.0  # noise multiplier of each signal over that of the query
     by_budget: bool = False  # one bound for each budget instead of one for all
+    feedback: bool = True  # False, for an ablation: the network is shown t/T and the stock alone
     seed: int = 0
 
     scope = Scope.ROUND
@@ -141,6 +142,8 @@ class MetaNet:
             (view.round + 1) / state["rounds"],
             *_shares(state, key),
         ]
+        if not self.feedback:
+            figures = [0.0] * (FIGURES - 1) + figures[FIGURES - 1 :]
         return {**group, "bound": bound, "history": [*group["history"], figures][-SEEN:], "last": mean.clone()}
 
     def _decided(self, state: State, key: str, group: dict[str, Any]) -> dict[str, Any]:
