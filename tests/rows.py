@@ -189,6 +189,7 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "nbafl-faithful": NbAfl(mode="faithful", batch=4),
     "rpdp-fl": RpdpFl(full_budget=2.0),
     "fedmap": FedMap(batch=4, steps=2, lr=0.1),
+    "fedmap-faithful": FedMap(mode="faithful", batch=4, steps=2, lr=0.1),
     "fedmap-filter": FedMap(noise="filter", kinds=(1.0, 1.4), lr=0.1, by_budget=True),
     "fedmap-mlp": FedMap(clipping="mlp", kinds=(), lr=0.1, adjacency="replace-one"),
     "fedmap-plug-in": FedMap(clipping="plug-in", kinds=(0.7, 1.4), lr=0.1),

@@ -265,7 +265,7 @@ class TestMechanism:
 
 
 PUBLISHED_NOISE = {"pac-dp-faithful", "nbafl-faithful"}
-WITHOUT_PRIVACY = {"fedavg", "pfsd", "pfedsd", "fedper", "acdp-pfsd-faithful"}
+WITHOUT_PRIVACY = {"fedavg", "pfsd", "pfedsd", "fedper", "acdp-pfsd-faithful", "fedmap-faithful"}
 SETTING = Setting(clients=CLIENTS, per_round=CLIENTS, rounds=ROUNDS)
 
 

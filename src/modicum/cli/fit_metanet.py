@@ -83,7 +83,7 @@ def _text(facts: dict[str, Any]) -> str:
     error = "" if spread is None else f" ± {100 * spread:.2f} (standard error of {len(facts['gains'])})"
     return "\n".join(
         [
-            f"gain     {100 * facts['gain']:+.2f} points{error} of accuracy over a constant bound, on public records",
+            f"gain     {100 * facts['gain']:+.2f} points{error} over a constant bound, on public records",
             f"network  {facts['network']}",
             f"picture  {facts['picture'] or 'needs matplotlib'}",
             f'use it   [method] name = "fedmap", network = "{facts["network"]}"',

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from modicum.core.parts import ClipRule, Method, Policy
+from modicum.core.parts import ClipRule, Mechanism, Method, Policy
 from modicum.errors import UserError
+from modicum.mechanisms.raw_metanet import MetaNetwork, RawMetaNet
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods.groups import Promise, RecordSteps, ServerStep
 from modicum.methods.options import one_of, option
 from modicum.policies import AdaptiveQuantile, Fixed, MetaNet, PlugIn
+from modicum.policies.synthetic import RAW, pretrained, trainable
 from modicum.privacy.spec import Adjacency
 from modicum.privacy.stock import Stock
 from modicum.training.plain import Supervised
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
     from modicum.core.setting import Setting
 
 Clipping = Literal["metanet", "mlp", "plug-in", "quantile", "auto", "fixed"]
+FAITHFUL = (
+    "faithful mode: C and σ are functions of raw gradients and σ is sent, so the true ε is ∞; the ledger lists σ "
+    "without noise, and each step's gradient at z = Bσ/C; the paper's own figure is `fedmap_claimed` of the σ sent"
+)
 CLIPPINGS = ("metanet", "mlp", "plug-in", "quantile", "auto", "fixed")
 
 
@@ -26,6 +32,9 @@ CLIPPINGS = ("metanet", "mlp", "plug-in", "quantile", "auto", "fixed")
 class FedMap(RecordSteps, ServerStep, Promise):
     """Record-level privacy with a bound and a kind of noise that a network chooses from released values."""
 
+    mode: Literal["sound", "faithful"] = option(
+        "sound", "sound: the network sees releases; faithful: raw gradients, and σ is sent, so ε = ∞"
+    )
     clipping: Clipping = option(
         "metanet", "who chooses the bound: metanet, mlp (same figures), plug-in (formula), quantile, auto or fixed"
     )
@@ -40,14 +49,30 @@ class FedMap(RecordSteps, ServerStep, Promise):
     network: str | None = option(None, "file from modicum fit-metanet; none: an untrained head, which keeps C")
     backbone: str | None = option(None, "local folder of BERT weights for an untrained head; none: random")
     by_budget: bool = option(False, "one bound for each budget instead of one for all")
+    target: float = option(1.0, "faithful mode: ε_target of Eq. (12)")
+    privacy_weight: float = option(0.1, "faithful mode: λ of Eq. (15)")
+    global_weight: float = option(0.1, "faithful mode: β of Eq. (14), whose gradient is 0")
+    pretrained: bool = option(True, "faithful mode: synthetic log-normal pretraining, Eq. (5)")
     feedback: bool = option(True, "false, for an ablation: the network sees the round and the stock alone")
     signal_ratio: float = option(10.0, "noise of each paid signal over that of the query: 10 costs 1% for both")
 
     def build(self, setting: Setting) -> Method:  # noqa: ARG002
+        one_of("mode", self.mode, ("sound", "faithful"))
         one_of("clipping", self.clipping, CLIPPINGS)
         one_of("noise", self.noise, ("stock", "filter"))
-        policy = self._policy()
-        mechanism = RecordLocal(
+        faithful = self.mode == "faithful"
+        policy: Policy = Fixed(self.clip) if faithful else self._policy()
+        return Method(
+            name="fedmap",
+            training=Supervised(self.local_optimiser()),
+            policy=policy,
+            mechanism=self._published() if faithful else self._sound(),
+            aggregation=self.server_step(self.aggregation or "weighted"),
+            notes=(FAITHFUL,) if faithful else self._notes(policy),
+        )
+
+    def _sound(self) -> RecordLocal:
+        return RecordLocal(
             batch=self.batch,
             epochs=self.epochs,
             steps=self.steps,
@@ -58,14 +83,15 @@ class FedMap(RecordSteps, ServerStep, Promise):
             normalised=True,
             stock=self._stock(),
         )
-        return Method(
-            name="fedmap",
-            training=Supervised(self.local_optimiser()),
-            policy=policy,
-            mechanism=mechanism,
-            aggregation=self.server_step(self.aggregation or "weighted"),
-            notes=self._notes(policy),
-        )
+
+    def _published(self) -> Mechanism:
+        """Alg. 1, a network for each client."""
+        if self.optimiser != "sgd":
+            raise UserError("faithful mode trains by SGD: leave out optimiser")
+        inner = RecordLocal(batch=self.batch, epochs=self.epochs, steps=self.steps, delta=self.delta)
+        weights = pretrained() if self.pretrained else pretrained(epochs=0)
+        network = MetaNetwork(weights, RAW, trainable(weights))
+        return RawMetaNet(inner, network, self.target, self.privacy_weight, self.global_weight, clip=self.clip)
 
     def _stock(self) -> Stock | None:
         if not self.kinds:

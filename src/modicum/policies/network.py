@@ -35,10 +35,11 @@ class Network:
     kinds: int = 0
     body: Body = "bert"
     shape: Shape = field(default_factory=Shape)
+    figures: int = FIGURES
 
     @property
     def inputs(self) -> int:
-        return FIGURES + self.kinds
+        return self.figures + self.kinds
 
     def first(self, seed: int, scales: Sequence[float] = (), encoder: Weights | None = None) -> Weights:
         """An encoder from the seed (or the one given) under a head that keeps C and leans towards 1·z."""
