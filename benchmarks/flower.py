@@ -123,7 +123,7 @@ def measure_time(silos: int, rounds: int, hidden: int) -> dict[str, Any]:
     for _ in run.rounds():
         pass
     in_process = (time.monotonic() - again) / rounds
-    size = 4 * int(run.frame.shared.sum())
+    size = 4 * int(run.kit.shared.sum())
     from safetensors.torch import load_file
 
     deployed = load_file(deployment.at.server / "model.safetensors")

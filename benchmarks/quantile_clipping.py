@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from modicum.core.messages import NoiseFacts, ReleasedSum
-from modicum.core.parts import PublicFacts, SignalName, View
+from modicum.core.parts import Observation, PublicFacts, SignalName
 from modicum.policies import AdaptiveQuantile
 
 RATE = 0.2
@@ -30,7 +30,7 @@ def modicum(norms: np.ndarray, start: float, quantile: float, noise: float, seed
         share = float(np.mean(norms <= state["bound"])) + noise * rng.normal()
         facts = NoiseFacts(0.0, 1.0, {SignalName.CLIP_BIT: noise**2})
         opened = ReleasedSum(0, torch.zeros(1), {SignalName.CLIP_BIT: share}, facts, float(len(norms)))
-        state = policy.observe(state, View(0, opened, {}))
+        state = policy.observe(state, Observation(0, opened, {}))
         return float(state["bound"])
 
     return step

@@ -17,6 +17,7 @@ from modicum.core.parts import (
     ClipRule,
     Mechanism,
     Metric,
+    Observation,
     Place,
     Policy,
     PublicFacts,
@@ -24,7 +25,6 @@ from modicum.core.parts import (
     Signal,
     SignalName,
     State,
-    View,
 )
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, ClientData, FederatedData
@@ -91,13 +91,13 @@ class StepQuantile:
     def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
         return dict.fromkeys(clients, Decision(state["bound"]))
 
-    def observe(self, state: State, view: View) -> State:
-        seen = view.signal(SignalName.CLIP_BIT)
+    def observe(self, state: State, observed: Observation) -> State:
+        seen = observed.signal(SignalName.CLIP_BIT)
         if (
             seen is None
-            or view.opened is None
-            or not isinstance(view.opened, tuple)
-            or view.opened[0].update.numel() < 2
+            or observed.opened is None
+            or not isinstance(observed.opened, tuple)
+            or observed.opened[0].update.numel() < 2
         ):
             return state
         return {**state, "bound": min(max(state["bound"] * float(np.exp(0.5 - seen[0])), 0.01), 100.0)}

@@ -13,7 +13,7 @@ import torch
 
 from modicum.aggregation import Mean
 from modicum.core.messages import NoiseFacts, Opened, Released, ReleasedSum, decode, encode
-from modicum.core.parts import ClientFacts, Place, PublicFacts, State, View
+from modicum.core.parts import ClientFacts, Observation, Place, PublicFacts, State
 from modicum.core.setting import Setting
 from modicum.core.store import load_state, save_state
 from modicum.errors import UserError
@@ -104,7 +104,7 @@ class TestPolicy:
             decisions = policy.decide(state, round, NAMES)
             assert set(decisions) == set(NAMES)
             assert all(1e-12 <= d.bound <= 1e12 for d in decisions.values())
-            state = policy.observe(state, View(round, VIEWS[round % len(VIEWS)], decisions, SEEN))
+            state = policy.observe(state, Observation(round, VIEWS[round % len(VIEWS)], decisions, SEEN))
 
     def test_noise_is_left_to_the_plan(self, name: str) -> None:
         """R1: the bound adapts, the multiplier does not."""
@@ -117,8 +117,8 @@ class TestPolicy:
         state = policy.init(PUBLIC)
         for opened in VIEWS:
             before = copy.deepcopy(state)
-            view = View(0, opened, policy.decide(state, 0, NAMES), SEEN)
-            first, second = policy.observe(state, view), policy.observe(state, view)
+            observed = Observation(0, opened, policy.decide(state, 0, NAMES), SEEN)
+            first, second = policy.observe(state, observed), policy.observe(state, observed)
             assert frozen(first) == frozen(second)
             assert frozen(state) == frozen(before)
             state = first
@@ -126,7 +126,7 @@ class TestPolicy:
     def test_state_survives_a_checkpoint(self, name: str, tmp_path: Path) -> None:
         policy = POLICIES[name]
         state = policy.init(PUBLIC)
-        state = policy.observe(state, View(0, released(), policy.decide(state, 0, NAMES), SEEN))
+        state = policy.observe(state, Observation(0, released(), policy.decide(state, 0, NAMES), SEEN))
         assert frozen(stored(state, tmp_path)) == frozen(state)
 
 
@@ -138,7 +138,7 @@ FROM_PUBLIC_DATA = {"ppo", "ppo-bits", "bandit"}  # agents, which learn from the
 def test_a_round_without_releases_changes_no_policy(name: str, opened: Opened | None) -> None:
     policy = POLICIES[name]
     state = policy.init(PUBLIC)
-    assert policy.observe(state, View(0, opened, policy.decide(state, 0, NAMES), SEEN)) == state
+    assert policy.observe(state, Observation(0, opened, policy.decide(state, 0, NAMES), SEEN)) == state
 
 
 @pytest.mark.parametrize("name", sorted(AGGREGATIONS.keys() - ROBUST))

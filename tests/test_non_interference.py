@@ -21,7 +21,7 @@ from modicum.aggregation import Mean
 from modicum.core.door import Door, DoorWatch, SumDoor
 from modicum.core.messages import Message
 from modicum.core.optimisers import Sgd
-from modicum.core.parts import Backend, Batch, Frame, Job, Method, Policy, State, View
+from modicum.core.parts import Backend, Batch, ClientKit, Job, Method, Observation, Policy, State
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays
 from modicum.errors import UserError
@@ -132,8 +132,8 @@ class PeekingPolicy(AdaptiveQuantile):
 
     drop: Any = None
 
-    def observe(self, state: State, view: View) -> State:
-        state = super().observe(state, view)
+    def observe(self, state: State, observed: Observation) -> State:
+        state = super().observe(state, observed)
         return {"bound": state["bound"] * (1 + 0.1 * self.drop[-1])}
 
 
@@ -191,9 +191,9 @@ def test_training_cannot_smuggle_through_client_state(policy: Policy, tmp_path: 
 class Careless(RecordLocal):
     """An engine that lets training write where a client-side policy reads."""
 
-    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
+    def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         smuggled = [{"policy": {"bound": 1.0 + job.records.x.norm().item() / 100, "rounds": 4}} for job in jobs]
-        return [(m, {**state, **own}) for (m, state), own in zip(super().run(jobs, frame), smuggled, strict=True)]
+        return [(m, {**state, **own}) for (m, state), own in zip(super().run(jobs, kit), smuggled, strict=True)]
 
 
 def test_smuggling_is_caught_where_the_state_is_kept(tmp_path: Path) -> None:
@@ -283,8 +283,8 @@ def test_a_bound_updated_before_the_noise_is_drawn_is_refused(tmp_path: Path) ->
 class HeldBound(RecordLocal):
     """Clips with twice the bound that its noise was drawn for: an update of C that comes too early."""
 
-    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
-        return super().run(jobs, replace(frame, backend=Doubling(frame.backend)))
+    def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
+        return super().run(jobs, replace(kit, backend=Doubling(kit.backend)))
 
 
 class Doubling:

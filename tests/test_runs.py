@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -76,19 +78,19 @@ def test_with_real_noise_no_test_record_is_looked_at(tmp_path: Path) -> None:
     """Neither the clients' own nor what is pooled from them: nothing of it is in any file that a run shows."""
     divided = mo.Federation.from_dataset("digits", clients=4, budgets=4.0, test=0.2)
     method = mo.methods.DpPfsd(view="server-sees-messages")
-    told = {
+    runs = {
         simulation: mo.train(
             divided, method=method, rounds=2, simulation=simulation, folder=tmp_path / str(simulation)
         )
         for simulation in (True, False)
     }
-    figures = {s: [record.simulated for record in run.records] for s, run in told.items()}
+    figures = {s: [record.simulated for record in run.records] for s, run in runs.items()}
     assert all("personalised_accuracy" in record for record in figures[True])
     assert figures[False] == [{}, {}]
-    assert told[True].summary.groups[0].accuracy is not None
-    assert told[False].summary.groups[0].accuracy is None
-    assert told[False].summary.accuracy is None
-    assert told[False].summary.loss is None
+    assert runs[True].summary.groups[0].accuracy is not None
+    assert runs[False].summary.groups[0].accuracy is None
+    assert runs[False].summary.accuracy is None
+    assert runs[False].summary.loss is None
     assert "No accuracy" in (tmp_path / "False" / "report.html").read_text()
 
 
@@ -125,3 +127,12 @@ def test_metrics_keep_what_the_checkpoint_knows(tmp_path: Path) -> None:
     assert kept[0].simulated["test_loss"] != kept[0].simulated["test_loss"]  # a diverged loss stays not-a-number
     with pytest.raises(mo.UserError, match="does not hold the rounds before 5"):
         MetricsFile(path, 5)
+
+
+def test_metrics_of_an_earlier_version_are_read_under_their_new_name(tmp_path: Path) -> None:
+    line = {"round": 0, "bounds": {"a": 1.0}, "answered": 1, "refused": {}, "abandoned": False, "reserved": 0.5}
+    groups: dict[str, dict[str, float | None]] = {"public": {}, "paid": {"accuracy": None}, "simulated": {}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line | groups) + "\n")
+    (record,) = read_records(tmp_path / "metrics.jsonl")
+    assert math.isnan(record.released["accuracy"])
+    assert "paid" not in record.to_dict()

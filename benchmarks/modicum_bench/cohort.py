@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from modicum.core.door import ReservedDoor
 from modicum.core.messages import Broadcast, Decision, Message, encode
 from modicum.core.optimisers import Sgd
-from modicum.core.parts import Backend, Batch, ClientFacts, Frame, Job, Mechanism, State
+from modicum.core.parts import Backend, Batch, ClientFacts, ClientKit, Job, Mechanism, State
 from modicum.policies.fixed import Fixed
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import SimulatedNoise
@@ -37,7 +37,7 @@ class Cohort:
     """Clients that take part in every round. A round is reserved, computed and settled as in a simulation."""
 
     mechanism: Mechanism
-    frame: Frame
+    kit: ClientKit
     first: Tensor
     data: Sequence[Batch]
     decisions: Sequence[Decision]
@@ -57,7 +57,7 @@ class Cohort:
     ) -> Cohort:
         first = backend.layout.read(model)
         shared = torch.ones(len(first), dtype=torch.bool, device=first.device)
-        frame = Frame(backend, Supervised(Sgd(0.1)), Fixed(1.0), shared)
+        kit = ClientKit(backend, Supervised(Sgd(0.1)), Fixed(1.0), shared)
         names = [f"client-{i:03d}" for i in range(len(data))]
         plan = mechanism.plan(_facts("any", data[0]), ())
         plans = {name: replace(plan, client=name) for name in names}
@@ -66,7 +66,7 @@ class Cohort:
         ledger = Ledger.create(folder / "ledger.sqlite", "bench", noise)
         ledger.declare(plans.values())
         decisions = [Decision(bound) for bound in bounds or [1.0] * len(data)]
-        return cls(mechanism, frame, first, data, decisions, plans, ledger, noise)
+        return cls(mechanism, kit, first, data, decisions, plans, ledger, noise)
 
     def reserve(self) -> list[Job]:
         """The next round's jobs, with permission to release: all in one transaction, as in a simulation."""
@@ -77,7 +77,7 @@ class Cohort:
         ]
         facts = [_facts(name, data) for name, data in zip(self.plans, self.data, strict=True)]
         events = [
-            self.mechanism.events(f, self.plans[f.name], self.frame, b, self.round)
+            self.mechanism.events(f, self.plans[f.name], self.kit, b, self.round)
             for f, b in zip(facts, asked, strict=True)
         ]
         tokens = iter(self.ledger.reserve([event for some in events for event in some]))
@@ -90,7 +90,7 @@ class Cohort:
     def run(self, jobs: Sequence[Job], at_once: int) -> list[tuple[Message, State]]:
         """Local training, clipping and noise."""
         parts = [jobs[i : i + at_once] for i in range(0, len(jobs), at_once)]
-        return [result for part in parts for result in self.mechanism.run(part, self.frame)]
+        return [result for part in parts for result in self.mechanism.run(part, self.kit)]
 
     def settle(self, jobs: Sequence[Job], results: Sequence[tuple[Message, State]]) -> None:
         """Encode every message and store it in the ledger."""

@@ -125,7 +125,7 @@ def pfl_rounds(work: Round) -> tuple[Tensor, Laps]:
 
     laps = Laps()
 
-    class Watch(TrainingProcessCallback):  # type: ignore[misc, unused-ignore]
+    class LapAfterRound(TrainingProcessCallback):  # type: ignore[misc, unused-ignore]
         def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Any]:
             laps.lap()
             return False, Metrics()
@@ -152,7 +152,7 @@ def pfl_rounds(work: Round) -> tuple[Tensor, Laps]:
             local_num_epochs=1, local_learning_rate=work.rate, local_batch_size=work.batch
         ),
         model_eval_params=NNEvalHyperParams(local_batch_size=None),
-        callbacks=[Watch()],
+        callbacks=[LapAfterRound()],
         send_metrics_to_platform=False,
     )
     return flat(module), laps

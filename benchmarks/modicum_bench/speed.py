@@ -220,11 +220,11 @@ def _agree(row: Row, cohorts: dict[str, Cohort], device: str) -> None:
     """Both ways must send the same messages in the same round."""
     few: dict[str, Any] = {}
     for name, cohort in cohorts.items():
-        backend: Backend = cohort.frame.backend
+        backend: Backend = cohort.kit.backend
         theta = cohort.first.expand(3, -1).contiguous()
         pool = Pool([cohort.data[i % len(cohort.data)] for i in range(3)])
         batches = pool.batches([torch.arange(4 + i) for i in range(3)])
-        losses, bounds = cohort.frame.training.losses, [0.5, 1.0, 2.0]
+        losses, bounds = cohort.kit.training.losses, [0.5, 1.0, 2.0]
         for _ in range(REPEATED + 2):  # the first call is compared with the loop, and would hide an error
             few[name] = backend.clipped_sums(theta, batches, losses, bounds, ClipRule.FLAT)[0]
     first, *rest = few.values()

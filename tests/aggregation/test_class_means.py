@@ -101,9 +101,9 @@ def test_the_public_spectrum_tells_where_classes_differ() -> None:
     y = torch.arange(4 * EACH) % CLASSES
     x = means[y] + SPREAD**0.5 * torch.randn(len(y), SIZE, generator=g, dtype=torch.double)
     spectrum = torch.tensor([0.06, 0.06] + [1e-6] * 6)
-    told = replace(KNOWN, between=spectrum)
+    known = replace(KNOWN, between=spectrum)
     found = [
-        (accuracy(parts(x, y, (20.0,) * 4, s), means, told), accuracy(parts(x, y, (20.0,) * 4, s), means))
+        (accuracy(parts(x, y, (20.0,) * 4, s), means, known), accuracy(parts(x, y, (20.0,) * 4, s), means))
         for s in range(5)
     ]
     assert sum(a for a, _ in found) / 5 > sum(b for _, b in found) / 5 + 0.02

@@ -54,13 +54,13 @@ class Asks(Mean):
         self, state: State, model: Tensor, opened: Opened, evaluate: PublicEvaluator | None = None
     ) -> tuple[Tensor, State]:
         moved, _ = super().combine(state, model, opened)
-        return moved, {"told": None if evaluate is None else dict(evaluate(moved))}
+        return moved, {"answer": None if evaluate is None else dict(evaluate(moved))}
 
 
 def test_tells_what_the_server_then_reports(tmp_path: Path) -> None:
     run = simulate(Composed(aggregation=Asks()), tmp_path)
     for record in run.rounds():
-        assert run.server.state.aggregation["told"] == record.public
+        assert run.server.state.aggregation["answer"] == record.public
     run.close()
 
 
@@ -68,7 +68,7 @@ def test_none_where_there_are_no_public_records(tmp_path: Path) -> None:
     run = simulate(Composed(aggregation=Asks()), tmp_path, federation=no_proxy())
     run.step()
     run.close()
-    assert run.server.state.aggregation == {"told": None}
+    assert run.server.state.aggregation == {"answer": None}
 
 
 def test_of_each_clients_candidate(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_a_deployed_server_has_it_too(tmp_path: Path) -> None:
     with silos(tmp_path, text) as made:
         server = coordinator(tmp_path, Direct(made))
         assert server.server.evaluate is not None
-        told = server.server.evaluate(server.server.state.model)
-        assert told == evaluate(server.backend, server.model, server.data.proxy)  # type: ignore[arg-type]
+        answer = server.server.evaluate(server.server.state.model)
+        assert answer == evaluate(server.backend, server.model, server.data.proxy)  # type: ignore[arg-type]
         server.close()
 
 

@@ -16,9 +16,9 @@ from modicum.attacks.canary import Audit, audit
 from modicum.attacks.probe import ProbeBackend, ProbeTraining
 from modicum.core.door import ReservedDoor
 from modicum.core.messages import Broadcast, Decision
-from modicum.core.parts import Batch, ClientFacts, Frame, Job
+from modicum.core.parts import Batch, ClientFacts, ClientKit, Job
 from modicum.errors import UnsoundError, UserError
-from modicum.mechanisms.record_local import RecordLocal, _Walk
+from modicum.mechanisms.record_local import RecordLocal, _Stepper
 from modicum.methods import DpFedAvg, DpSgd
 from modicum.models import check_model
 from modicum.policies import AdaptiveQuantile, Fixed
@@ -28,17 +28,17 @@ from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import NoiseKey, SimulatedNoise
 from modicum.privacy.spec import Adjacency, PrivacySpec
 from tests.audits.twins import (
-    ExtraStepWalk,
+    ChangedDoors,
+    ExtraStepStepper,
     NextBoundNoise,
     OneLayerBare,
     Peeking,
-    RealisedBatchWalk,
+    RealisedBatchStepper,
     Remembering,
     ReusedSeed,
     Spy,
-    Watch,
     WithBatchNorm,
-    walking,
+    stepping,
 )
 from tests.audits.worlds import WithPolicy, experiment, interferes
 from tests.privacy import test_some_order_filter as some_order
@@ -54,7 +54,7 @@ def _broken(what: Audit, **parts: object) -> bool:
 
 def _one_layer(twin: bool, folder: Path) -> bool:  # noqa: ARG001
     what = Audit(mechanism=RecordLocal(steps=1), budget=BUDGET, trials=TRIALS, layer=1)
-    return _broken(what, watch=Watch(OneLayerBare) if twin else None)
+    return _broken(what, watch=ChangedDoors(OneLayerBare) if twin else None)
 
 
 def _reused_seed(twin: bool, folder: Path) -> bool:  # noqa: ARG001
@@ -64,7 +64,7 @@ def _reused_seed(twin: bool, folder: Path) -> bool:  # noqa: ARG001
 
 def _next_bound(twin: bool, folder: Path) -> bool:  # noqa: ARG001
     what = Audit(mechanism=RecordLocal(steps=1), budget=BUDGET, trials=TRIALS)
-    return _broken(what, watch=Watch(NextBoundNoise) if twin else None)
+    return _broken(what, watch=ChangedDoors(NextBoundNoise) if twin else None)
 
 
 def _undoubled(twin: bool, folder: Path) -> bool:  # noqa: ARG001
@@ -92,7 +92,7 @@ class _Silent(SimulatedNoise):
 def _released(mechanism: RecordLocal, folder: Path, rows: torch.Tensor) -> torch.Tensor:
     """One client's update from these records, without noise and with coins that depend on positions alone."""
     backend = ProbeBackend()
-    frame = Frame(backend, ProbeTraining(), Fixed(1.0), torch.ones(4, dtype=torch.bool))
+    kit = ClientKit(backend, ProbeTraining(), Fixed(1.0), torch.ones(4, dtype=torch.bool))
     facts = ClientFacts("c", len(rows), BUDGET, 1)
     plan = mechanism.plan(facts, ())
     noise = _Silent(6)
@@ -100,10 +100,10 @@ def _released(mechanism: RecordLocal, folder: Path, rows: torch.Tensor) -> torch
     with Ledger.create(folder / f"{len(list(folder.iterdir()))}.sqlite", "run", noise) as ledger:
         ledger.declare([plan])
         sent = Broadcast("run", 0, "c", Decision(1.0), torch.ones(4, dtype=torch.float64))
-        tokens = ledger.reserve(mechanism.events(facts, plan, frame, sent, 0))
+        tokens = ledger.reserve(mechanism.events(facts, plan, kit, sent, 0))
         records = Batch(rows, {"y": torch.zeros(len(rows), dtype=torch.long)})
         door = ReservedDoor(noise, tokens)
-        [(message, _)] = mechanism.run([Job(facts, plan, records, records, {}, sent, 0, 0, door)], frame)
+        [(message, _)] = mechanism.run([Job(facts, plan, records, records, {}, sent, 0, 0, door)], kit)
     return message.update
 
 
@@ -115,7 +115,7 @@ def _realised_batch(twin: bool, folder: Path) -> bool:
     axis = torch.eye(4, dtype=torch.float64)[2]
     few, all_of_them = torch.stack([axis] * 4 + [0 * axis] * 4), torch.stack([axis] * 8)
     mechanism = RecordLocal(batch=4, steps=1)
-    with walking(RealisedBatchWalk if twin else _Walk):
+    with stepping(RealisedBatchStepper if twin else _Stepper):
         less, more = (_released(mechanism, folder, rows) for rows in (few, all_of_them))
     drawn = SimulatedNoise(6).coins(NoiseKey("c", 0, 0, "coins:gradient"), 8, 0.5)
     assert drawn.sum() not in (0, 4)  # else the realised size is the expected one
@@ -125,7 +125,7 @@ def _realised_batch(twin: bool, folder: Path) -> bool:
 
 def _second_release(twin: bool, folder: Path) -> bool:
     """The door lets each reserved step through once."""
-    with walking(ExtraStepWalk if twin else _Walk):
+    with stepping(ExtraStepStepper if twin else _Stepper):
         try:
             _released(RecordLocal(steps=1), folder, torch.zeros(3, 4, dtype=torch.float64))
         except UserError as error:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.core.door import Ask, Door, SumDoor
+from modicum.core.door import Door, ReleaseRequest, SumDoor
 from modicum.core.messages import Decision
-from modicum.core.parts import Place, PublicFacts, Scope, Signal, State, View
+from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, State
 from modicum.mechanisms import record_local
 from modicum.privacy.events import Release
 from modicum.privacy.noise import NoiseKey, SimulatedNoise
@@ -62,7 +62,7 @@ class NextBoundNoise(ChangedDoor):
 
 
 @dataclass
-class Watch:
+class ChangedDoors:
     """Puts one of the doors above around every client's door."""
 
     around: type[ChangedDoor]
@@ -81,7 +81,7 @@ class ReusedSeed(SimulatedNoise):
         return super().normal(replace(key, round=0, step=0), *args, **settings)
 
 
-class RealisedBatchWalk(record_local._Walk):
+class RealisedBatchStepper(record_local._Stepper):
     """Divides by the size of the batch that was drawn."""
 
     def chosen(self, step: int) -> Tensor:
@@ -90,20 +90,20 @@ class RealisedBatchWalk(record_local._Walk):
         return drawn
 
 
-class ExtraStepWalk(record_local._Walk):
+class ExtraStepStepper(record_local._Stepper):
     """Has every step released twice, charged once."""
 
-    def ask(self, step: int, total: Tensor, norms: Tensor) -> Ask:
-        ask = super().ask(step, total, norms)
-        ask.door.release(ask.release, ask.step, ask.sums)
-        return ask
+    def request(self, step: int, total: Tensor, norms: Tensor) -> ReleaseRequest:
+        request = super().request(step, total, norms)
+        request.door.release(request.release, request.step, request.sums)
+        return request
 
 
 @contextmanager
-def walking(walk: type[record_local._Walk]) -> Iterator[None]:
-    """`RecordLocal` with another walk through its local steps."""
+def stepping(stepper: type[record_local._Stepper]) -> Iterator[None]:
+    """`RecordLocal` with another way through its local steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record_local, "_Walk", walk)
+        patch.setattr(record_local, "_Stepper", stepper)
         yield
 
 
@@ -156,5 +156,5 @@ class Peeking:
     def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
         return dict.fromkeys(clients, Decision(state["bound"]))
 
-    def observe(self, state: State, view: View) -> State:  # noqa: ARG002
+    def observe(self, state: State, observed: Observation) -> State:  # noqa: ARG002
         return {"bound": 0.5 + abs(sum(self.spy.seen)) % 1} if self.spy.seen else state

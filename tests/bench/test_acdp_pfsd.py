@@ -22,7 +22,7 @@ from modicum_bench.acdp_pfsd.cells import GROUPS, HOT, METHODS, SEEDS, Cell, Cho
 from modicum_bench.acdp_pfsd.figures import draw_all
 from modicum_bench.acdp_pfsd.play import Bench
 from modicum_bench.acdp_pfsd.report import best_constant, both, gap_ratio, network_constants, report
-from modicum_bench.acdp_pfsd.together import Classroom
+from modicum_bench.acdp_pfsd.together import DeferredOutputs
 from modicum_bench.acdp_pfsd.workers import stacks
 
 
@@ -190,7 +190,7 @@ def test_a_classroom_answers_when_gradients_are_asked_for() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(18, 3))
     backend = FusedBackend(model)
-    room, thetas = Classroom(backend, 3), torch.randn(4, backend.layout.dimension)
+    room, thetas = DeferredOutputs(backend, 3), torch.randn(4, backend.layout.dimension)
     records = [Batch(torch.randn(n, 1, 5, 5), {"y": torch.zeros(n, dtype=torch.int64)}) for n in (6, 6, 4, 6)]
     answers = [room.outputs(theta, batch.x) for theta, batch in zip(thetas, records, strict=True)]
     assert all(answer.isnan().all() for answer in answers)

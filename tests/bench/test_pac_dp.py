@@ -18,7 +18,7 @@ from modicum.models.backbone import BackboneShape, load_backbone
 from modicum.models.pretrain import Pretraining
 from modicum_bench.pac_dp import cells, methods, scratch
 from modicum_bench.pac_dp.backbones import RECIPES, Recipe, ensure
-from modicum_bench.pac_dp.cells import Cell, Place, judged, runner
+from modicum_bench.pac_dp.cells import Cell, Workspace, judged, runner
 from modicum_bench.pac_dp.data import Folders, budgets, divided, first_model, without_private
 from modicum_bench.pac_dp.figures import draw_all
 from modicum_bench.pac_dp.play import play
@@ -61,7 +61,7 @@ def test_from_public_records_to_tables(folders: Folders, tmp_path: Path, monkeyp
     adam = methods.adam_rows
     monkeypatch.setattr(methods, "adam_rows", lambda bounds, curve: adam(bounds, curve)[:1])
     said: list[str] = []
-    place = Place(folders)
+    place = Workspace(folders)
     with runner(place, 1) as run:
         chosen = tune(TASK, PRESET, place, tmp_path, run, said.append)
         assert tune(TASK, PRESET, place, tmp_path, lambda *_: pytest.fail("known already"), said.append) == chosen
@@ -110,7 +110,7 @@ def test_without_public_records_a_rate_comes_from_other_images(
     monkeypatch.setitem(TASKS, "digits", replace(TASK, same=50.0, personal={50.0: 0.5, 80.0: 0.5}))
     monkeypatch.setattr(scratch, "CELLS", {cell.name: cell for cell in (toy, network)})
     monkeypatch.setattr(scratch, "RATES", (0.001, 10.0))
-    place = Place(folders)
+    place = Workspace(folders)
     said: list[str] = []
     names = ["toy-pixels", "toy-network"]
     with runner(place, 1) as run:
@@ -131,7 +131,7 @@ def test_without_public_records_a_rate_comes_from_other_images(
 def test_a_cell_says_the_same_each_time(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "digits", TASK)
     cell = Cell("digits", DpSgd(lr=3.0), "discriminant-9", hot=True, rounds=2, case="same", seed=1)
-    place = Place(folders)
+    place = Workspace(folders)
     first, again = judged(place, cell), judged(place, cell)
     assert first == again
     other = judged(place, replace(cell, seed=2))
@@ -145,7 +145,7 @@ def test_progress_is_told_cell_by_cell_and_shown_by_tenths(
 ) -> None:
     cell = Cell("digits", DpSgd(), "discriminant-9", hot=True, rounds=2, case="same", seed=1)
     seen: list[tuple[int, int]] = []
-    with runner(Place(folders), 1, lambda done, total: seen.append((done, total))) as run:
+    with runner(Workspace(folders), 1, lambda done, total: seen.append((done, total))) as run:
         assert list(run(lambda _, cell: {"seed": cell.seed}, [cell, replace(cell, seed=2)])) == [
             {"seed": 1},
             {"seed": 2},

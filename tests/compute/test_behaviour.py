@@ -286,9 +286,9 @@ def test_what_book_keeping_cannot_see_falls_back_and_says_so_once(make: type[nn.
     model = make().double()
     x, y = batch(4)
     for clip in (Flat(0.3), Auto(0.3)):
-        with pytest.warns(SlowClippingWarning) as told:
+        with pytest.warns(SlowClippingWarning) as warned:
             check(model, x, y, clip)
-        assert len([w for w in told if w.category is SlowClippingWarning]) == 1
+        assert len([w for w in warned if w.category is SlowClippingWarning]) == 1
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,10 @@ def test_work_that_cannot_be_captured_is_told_once_and_runs_as_it_is() -> None:
             raise NotImplementedError
 
     graphs = Graphs(Fails)
-    with pytest.warns(CannotCaptureWarning) as told:
+    with pytest.warns(CannotCaptureWarning) as warned:
         found = [float(graphs.run("work", twice, [torch.ones(1)])[0]) for _ in range(6)]
     assert found == [2.0] * 6
-    assert len(told) == 1
+    assert len(warned) == 1
 
 
 def test_a_replay_takes_other_numbers_and_another_shape_another_replay() -> None:

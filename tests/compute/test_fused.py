@@ -286,7 +286,7 @@ def test_a_step_leaves_no_memory_behind() -> None:
 
     def left_over() -> int:
         gc.collect()
-        return sum(type(thing) in (twin.Run, LinearWeight) for thing in gc.get_objects())
+        return sum(type(thing) in (twin.StackedPass, LinearWeight) for thing in gc.get_objects())
 
     before = left_over()
     fused.descend(theta, [batches, batches], losses, 0.1)

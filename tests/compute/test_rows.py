@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from modicum.compute.products import keep_rows_apart
 from tests.federation.test_machines import SETS
 
 
@@ -38,3 +40,27 @@ def test_a_row_does_not_depend_on_the_others_in_a_long_search(instructions: str,
 
 def test_batches_that_are_not_filled_up_are_caught() -> None:
     assert any("2 to 1" in line for line in changes("native", 2, "small", "unfilled"))
+
+
+@pytest.mark.parametrize(
+    ("maker", "capability", "given", "expected"),
+    [
+        ("GenuineIntel", "AVX2", None, "AVX2,STRICT"),
+        ("GenuineIntel", "DEFAULT", None, "AVX2,STRICT"),
+        ("GenuineIntel", "AVX512", None, None),
+        ("AuthenticAMD", "AVX2", None, None),
+        ("GenuineIntel", "AVX2", "COMPATIBLE", "COMPATIBLE"),
+    ],
+)
+def test_strict_products_are_asked_for_where_they_are_needed(
+    maker: str, capability: str, given: str | None, expected: str | None, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    cpu = tmp_path / "cpuinfo"
+    cpu.write_text(f"processor : 0\nvendor_id : {maker}\n")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setenv("MKL_CBWR", given or "")
+    if given is None:
+        monkeypatch.delenv("MKL_CBWR")
+    keep_rows_apart(cpu)
+    assert os.environ.get("MKL_CBWR") == expected

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from modicum.core.door import Ask, ReservedDoor, release_together
+from modicum.core.door import ReleaseRequest, ReservedDoor, release_together
 from modicum.errors import UserError
 from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.ledger import Ledger
@@ -27,14 +27,14 @@ def _release(client: str) -> Release:
     return Release(client=client, round=0, spec=SPEC, blocks=blocks, sampler=NoSampling(), count=2)
 
 
-def _asks(folder: Path, rows: Tensor, step: int = 0) -> list[Ask]:
+def _requests(folder: Path, rows: Tensor, step: int = 0) -> list[ReleaseRequest]:
     noise = SimulatedNoise(1)
     ledger = Ledger.create(folder / "ledger.sqlite", "run", noise)
     planned = (PlannedRelease("update", 1.9, NoSampling(), 2),)
     ledger.declare([PrivacyPlan(client=c, spec=SPEC, budget=50.0, releases=planned) for c in CLIENTS])
     tokens = ledger.reserve([_release(c) for c in CLIENTS])
     return [
-        Ask(ReservedDoor(noise, [token]), token.release, step, {"update": row, "bit": torch.zeros(1)})
+        ReleaseRequest(ReservedDoor(noise, [token]), token.release, step, {"update": row, "bit": torch.zeros(1)})
         for token, row in zip(tokens, rows, strict=True)
     ]
 
@@ -43,9 +43,9 @@ def test_together_is_as_in_turn(tmp_path: Path) -> None:
     rows = torch.arange(12.0).view(3, 4)
     for name in ("turn", "together"):
         (tmp_path / name).mkdir()
-    in_turn = [a.door.release(a.release, a.step, a.sums) for a in _asks(tmp_path / "turn", rows.clone())]
+    in_turn = [a.door.release(a.release, a.step, a.sums) for a in _requests(tmp_path / "turn", rows.clone())]
     mine = rows.clone()
-    noised, others = release_together(_asks(tmp_path / "together", mine), "update", mine)
+    noised, others = release_together(_requests(tmp_path / "together", mine), "update", mine)
     assert torch.equal(noised, torch.stack([answer["update"] for answer in in_turn]))
     assert [other["bit"] for other in others] == [answer["bit"] for answer in in_turn]
     assert not torch.isclose(noised, rows).any()
@@ -53,10 +53,10 @@ def test_together_is_as_in_turn(tmp_path: Path) -> None:
 
 def test_each_step_passes_each_door_once(tmp_path: Path) -> None:
     rows = torch.zeros(3, 4)
-    asks = _asks(tmp_path, rows)
-    release_together(asks, "update", rows)
+    requests = _requests(tmp_path, rows)
+    release_together(requests, "update", rows)
     with pytest.raises(UserError, match="not open"):
-        release_together(asks, "update", rows)
+        release_together(requests, "update", rows)
 
 
 OVERLAPS = {
@@ -106,20 +106,20 @@ def test_without_the_refusal_the_noise_would_repeat(
 
 def test_nobody_passes_on_another_clients_reservation(tmp_path: Path) -> None:
     rows = torch.zeros(3, 4)
-    asks = _asks(tmp_path, rows)
-    stranger = Ask(asks[0].door, asks[1].release, 0, asks[1].sums)
+    requests = _requests(tmp_path, rows)
+    stranger = ReleaseRequest(requests[0].door, requests[1].release, 0, requests[1].sums)
     before = rows.clone()
     with pytest.raises(UserError, match="nothing is reserved"):
-        release_together([asks[0], stranger, asks[2]], "update", rows)
+        release_together([requests[0], stranger, requests[2]], "update", rows)
     assert torch.equal(rows, before)  # all doors are asked before any noise is drawn
 
 
 def test_every_reserved_block_must_be_there(tmp_path: Path) -> None:
     rows = torch.zeros(3, 4)
-    asks = _asks(tmp_path, rows)
-    bare = Ask(asks[0].door, asks[0].release, 0, {"update": rows[0]})
+    requests = _requests(tmp_path, rows)
+    bare = ReleaseRequest(requests[0].door, requests[0].release, 0, {"update": rows[0]})
     with pytest.raises(UserError, match="reserved blocks"):
-        release_together([bare, *asks[1:]], "update", rows)
+        release_together([bare, *requests[1:]], "update", rows)
 
 
 def test_a_watched_door_sees_its_own_release(tmp_path: Path) -> None:
@@ -131,10 +131,10 @@ def test_a_watched_door_sees_its_own_release(tmp_path: Path) -> None:
             return super().release(*args, **kwargs)
 
     rows = torch.zeros(3, 4)
-    asks = _asks(tmp_path, rows)
-    door = asks[0].door
+    requests = _requests(tmp_path, rows)
+    door = requests[0].door
     assert isinstance(door, ReservedDoor)
-    watched = Ask(Watched(door._noise, door.tokens), asks[0].release, 0, asks[0].sums)
-    noised, _ = release_together([watched, *asks[1:]], "update", rows)
+    watched = ReleaseRequest(Watched(door._noise, door.tokens), requests[0].release, 0, requests[0].sums)
+    noised, _ = release_together([watched, *requests[1:]], "update", rows)
     assert Watched.seen == 1
     assert noised.abs().min() > 0

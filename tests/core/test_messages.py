@@ -23,7 +23,7 @@ from modicum.core.messages import (
     Share,
     decode,
     encode,
-    paid,
+    mean_metrics,
 )
 from modicum.errors import UserError
 
@@ -132,6 +132,6 @@ def test_metrics_are_told_as_they_were_released() -> None:
         Released(name, 0, update, {}, facts, metrics)
         for name, metrics in (("a", {"accuracy": 0.5, "loss": 2.0}), ("b", {"accuracy": 0.7}), ("c", {}))
     ]
-    assert paid(tuple(clients)) == {"accuracy": pytest.approx(0.6), "loss": 2.0}
-    assert paid(ReleasedSum(0, update, {}, facts, 3.0, {"accuracy": 0.4})) == {"accuracy": 0.4}
-    assert paid(None) == {}
+    assert mean_metrics(tuple(clients)) == {"accuracy": pytest.approx(0.6), "loss": 2.0}
+    assert mean_metrics(ReleasedSum(0, update, {}, facts, 3.0, {"accuracy": 0.4})) == {"accuracy": 0.4}
+    assert mean_metrics(None) == {}

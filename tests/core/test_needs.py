@@ -156,7 +156,7 @@ def test_without_the_check_budgets_are_spent_before_anybody_notices(
     run = Simulation(experiment(ACDP, federation=no_proxy(), metrics=()), tmp_path)
     with pytest.raises(UserError, match="give the federation a proxy"):
         run.step()
-    assert run.ledger.share_made() > 0
+    assert run.ledger.share_reserved() > 0
     run.close()
 
 

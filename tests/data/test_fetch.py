@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from modicum.data.fetch import Source, data_folder, require
+from modicum.data.fetch import Download, data_folder, require
 from modicum.errors import UserError
 
 
@@ -41,7 +41,7 @@ def _md5(raw: bytes) -> str:
 def test_a_missing_file_is_downloaded_once(tmp_path: Path, site: tuple[Path, str]) -> None:
     folder, url = site
     (folder / "a.bin").write_bytes(b"content")
-    source = Source(f"{url}/a.bin", _md5(b"content"))
+    source = Download(f"{url}/a.bin", _md5(b"content"))
     (path,) = require(tmp_path / "data", ["a.bin"], [source])
     assert path.read_bytes() == b"content"
     (folder / "a.bin").unlink()
@@ -52,7 +52,7 @@ def test_a_wrong_checksum_keeps_nothing(tmp_path: Path, site: tuple[Path, str]) 
     folder, url = site
     (folder / "a.bin").write_bytes(b"tampered")
     with pytest.raises(UserError, match="checksum"):
-        require(tmp_path / "data", ["a.bin"], [Source(f"{url}/a.bin", _md5(b"content"))])
+        require(tmp_path / "data", ["a.bin"], [Download(f"{url}/a.bin", _md5(b"content"))])
     assert list((tmp_path / "data").iterdir()) == []
 
 
@@ -72,7 +72,7 @@ def test_only_wanted_members_leave_an_archive(tmp_path: Path, site: tuple[Path, 
                 info = tarfile.TarInfo(name)
                 info.size = len(raw)
                 t.addfile(info, io.BytesIO(raw))
-    source = Source(f"{url}/all", _md5(archive.read_bytes()), ("train",))
+    source = Download(f"{url}/all", _md5(archive.read_bytes()), ("train",))
     (path,) = require(tmp_path / "data", ["train"], [source])
     assert path.read_bytes() == b"one"
     assert [p.name for p in (tmp_path / "data").iterdir()] == ["train"]
@@ -82,7 +82,7 @@ def test_only_wanted_members_leave_an_archive(tmp_path: Path, site: tuple[Path, 
 def test_no_network_says_what_to_put_where(tmp_path: Path, site: tuple[Path, str]) -> None:
     _, url = site
     with pytest.raises(UserError, match=r"put absent\.bin into .*data.*download failed.*404"):
-        require(tmp_path / "data", ["absent.bin"], [Source(f"{url}/absent.bin")])
+        require(tmp_path / "data", ["absent.bin"], [Download(f"{url}/absent.bin")])
 
 
 def test_an_archive_without_the_file(tmp_path: Path, site: tuple[Path, str]) -> None:
@@ -90,7 +90,7 @@ def test_an_archive_without_the_file(tmp_path: Path, site: tuple[Path, str]) -> 
     with zipfile.ZipFile(folder / "all.zip", "w") as z:
         z.writestr("something", b"")
     with pytest.raises(UserError, match="does not hold it"):
-        require(tmp_path / "data", ["train"], [Source(f"{url}/all.zip", None, ("train",))])
+        require(tmp_path / "data", ["train"], [Download(f"{url}/all.zip", None, ("train",))])
 
 
 def test_the_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

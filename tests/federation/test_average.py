@@ -36,7 +36,7 @@ def test_it_is_the_weighted_mean_of_all_models_so_far() -> None:
     weights = torch.tensor([BETA ** (len(models) - 1 - i) for i in range(len(models))])
     expected = (torch.stack(models) * weights[:, None]).sum(0) / weights.sum()
     torch.testing.assert_close(run.server.reported, expected)
-    torch.testing.assert_close(run.model[run.frame.shared], expected)
+    torch.testing.assert_close(run.model[run.kit.shared], expected)
     assert not torch.allclose(expected, models[-1], rtol=1e-3)
 
 

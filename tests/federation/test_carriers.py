@@ -216,7 +216,7 @@ def difference(one: Played, other: Played, tolerance: float = 1e-5) -> str | Non
                 return f"{name} in round {first.round}"
         if first.refused.keys() != second.refused.keys():
             return f"who refused in round {first.round}"
-        for name in ("bounds", "public", "paid"):
+        for name in ("bounds", "public", "released"):
             if getattr(first, name) != pytest.approx(
                 getattr(second, name), rel=tolerance, abs=tolerance, nan_ok=True
             ):

@@ -23,7 +23,7 @@ from modicum.aggregation import Mean
 from modicum.cli import run
 from modicum.cli.app import app
 from modicum.core.optimisers import Sgd
-from modicum.core.parts import Batch, Method, State, View
+from modicum.core.parts import Batch, Method, Observation, State
 from modicum.core.setting import Setting
 from modicum.errors import UserError
 from modicum.federation import interference
@@ -55,8 +55,8 @@ class Listening(AdaptiveQuantile):
 
     hear: Callable[[], float] = lambda: 0.0
 
-    def observe(self, state: State, view: View) -> State:
-        return {"bound": super().observe(state, view)["bound"] * (1 + 1e-3 * self.hear())}
+    def observe(self, state: State, observed: Observation) -> State:
+        return {"bound": super().observe(state, observed)["bound"] * (1 + 1e-3 * self.hear())}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from modicum.core.messages import Broadcast, Decision, Message, Noised, Sealed, encode
-from modicum.core.parts import ClientFacts, Place, PublicFacts, Scope, State, View
+from modicum.core.parts import ClientFacts, Observation, Place, PublicFacts, Scope, State
 from modicum.errors import UnsoundError, UserError
 from modicum.federation.keep import Keep
 from modicum.federation.server import Asked
@@ -230,7 +230,7 @@ class Greedy:
         assert state["rounds"] == 3
         return dict.fromkeys(clients, Decision(1.0, self.noise))
 
-    def observe(self, state: State, view: View) -> State:  # noqa: ARG002
+    def observe(self, state: State, observed: Observation) -> State:  # noqa: ARG002
         return {**state, "steps": state["steps"] + 1}
 
 
@@ -270,7 +270,7 @@ def test_a_step_is_reserved_before_its_records_are_looked_at(tmp_path: Path) -> 
     order: list[str] = []
     for client in made.clients.clients.values():
         assert client.plan.order is not None
-    backend = made.frame.backend
+    backend = made.kit.backend
     sums = backend.clipped_sums
 
     def watched(theta: Any, batches: Any, *rest: Any) -> Any:
@@ -293,9 +293,9 @@ def test_a_round_interrupted_between_its_steps_is_not_stuck(tmp_path: Path) -> N
         def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
             return dict.fromkeys(clients, Decision(1.0, state.get("next", self.noise)))
 
-        def observe(self, state: State, view: View) -> State:
-            assert isinstance(view.opened, tuple)
-            return {**state, "next": 30.0 + float(view.opened[0].update.norm())}
+        def observe(self, state: State, observed: Observation) -> State:
+            assert isinstance(observed.opened, tuple)
+            return {**state, "next": 30.0 + float(observed.opened[0].update.norm())}
 
     @dataclass(frozen=True)
     class Method(Adaptive):
@@ -304,14 +304,14 @@ def test_a_round_interrupted_between_its_steps_is_not_stuck(tmp_path: Path) -> N
 
     run = experiment(Method(30.0), 0)
     made = Simulation(run, tmp_path / "run", noise=CryptoNoise())
-    sums, calls = made.frame.backend.clipped_sums, iter(range(100))
+    sums, calls = made.kit.backend.clipped_sums, iter(range(100))
 
     def failing(*args: Any) -> Any:
         if next(calls) == 2:
             raise KeyboardInterrupt
         return sums(*args)
 
-    made.frame.backend.clipped_sums = failing  # type: ignore[method-assign]
+    made.kit.backend.clipped_sums = failing  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         made.step()
     made.close()

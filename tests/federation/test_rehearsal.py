@@ -13,7 +13,7 @@ from torch import Tensor
 
 import modicum as mo
 from modicum.core.messages import Message
-from modicum.core.parts import PERSONALISED, Frame, Job, Method, State
+from modicum.core.parts import PERSONALISED, ClientKit, Job, Method, State
 from modicum.core.setting import MethodSpec, Setting
 from modicum.errors import UserError
 from modicum.federation.pretraining import pretrain
@@ -66,7 +66,7 @@ def test_its_noise_has_the_law_it_claims() -> None:
     run = Rehearsal(e)
     std = math.sqrt(len(run.facts)) * 0.5 * run.server.public.multipliers["client-00"] / 4
     norms = [r.norm**2 for r in run.rounds()]
-    draws = 40 * int(run.frame.shared.sum())
+    draws = 40 * int(run.kit.shared.sum())
     assert sum(norms) / draws == pytest.approx(std**2, rel=6 * math.sqrt(2 / draws))
 
 
@@ -86,8 +86,8 @@ def test_only_ppo_can_be_taught_and_learns_something() -> None:
 class Chatty(ClientLevel):
     """The twin: sends the client's personalised model in place of the noised update."""
 
-    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
-        return [(replace(m, update=s[PERSONALISED]), s) for m, s in super().run(jobs, frame)]
+    def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
+        return [(replace(m, update=s[PERSONALISED]), s) for m, s in super().run(jobs, kit)]
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class ChattyPfsd:
         return replace(method, mechanism=Chatty(view=m.view, local=m.local, delta=m.delta))
 
 
-def told(spec: MethodSpec, folder: Path) -> bool:
+def leaks(spec: MethodSpec, folder: Path) -> bool:
     """Whether anything that anybody saw in a run holds a part of what a client keeps to itself."""
     seen = Remember()
     e = experiment(spec, federation=federation(budgets=EQUAL), metrics=())
@@ -129,11 +129,11 @@ def told(spec: MethodSpec, folder: Path) -> bool:
     ids=["sound", "local", "prior", "faithful", "pfsd", "fedper"],
 )
 def test_personalised_models_never_leave(spec: MethodSpec, tmp_path: Path) -> None:
-    assert not told(spec, tmp_path)
+    assert not leaks(spec, tmp_path)
 
 
 def test_a_client_that_sends_its_model_is_caught(tmp_path: Path) -> None:
-    assert told(ChattyPfsd(), tmp_path)
+    assert leaks(ChattyPfsd(), tmp_path)
 
 
 def test_raw_figures_leave_no_guarantee_and_everything_says_why(tmp_path: Path) -> None:

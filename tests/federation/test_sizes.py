@@ -76,7 +76,7 @@ def without_a_client(fed: Federation) -> Federation:
     return Federation(replace(fed.data, clients=fed.data.clients[:-1]), fed.budgets[:-1])
 
 
-def told(sim: Simulation) -> object:
+def outcome(sim: Simulation) -> object:
     """What everyone may know before a single release."""
     sim.close()
     return sim.server.public.multipliers, [plan.to_dict() for plan in sim.plans.values()], sim.cohorts.size
@@ -90,7 +90,7 @@ def test_a_run_that_claimed_it_would_tell_the_neighbours_apart(
     monkeypatch.setattr(PrivacySpec, "refuse_true_sizes", lambda self: None)  # noqa: ARG005
     change = without_a_record if name.startswith("record") else without_a_client
     one, other = (
-        told(simulate(METHODS[name], tmp_path / str(i), metrics=(), federation=fed))
+        outcome(simulate(METHODS[name], tmp_path / str(i), metrics=(), federation=fed))
         for i, fed in enumerate((federation(), change(federation())))
     )
     assert one != other

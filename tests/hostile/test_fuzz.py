@@ -105,7 +105,7 @@ def fuzzed(folder: Path, experiment: str, seed: int, restart_every: int) -> tupl
     assert len(records) == carrier.terms.config.run.rounds
     assert set(made.server.state.retired) <= {HOSTILE}
     assert all(r.answered is not None and r.answered >= 3 for r in records)
-    assert all({HOSTILE} >= set(r.impossible) and {"accuracy"} >= set(r.paid) for r in records)
+    assert all({HOSTILE} >= set(r.impossible) and {"accuracy"} >= set(r.released) for r in records)
     assert any(r.impossible for r in records)
     assert any(r.answered == 4 for r in records)
     return carrier, made.model, total

@@ -15,7 +15,7 @@ from modicum.compute.loop import LoopBackend
 from modicum.core.door import ReservedDoor
 from modicum.core.messages import Broadcast, Decision, Message
 from modicum.core.optimisers import Sgd
-from modicum.core.parts import Backend, Batch, ClientFacts, Frame, Job, Mechanism, Policy, State
+from modicum.core.parts import Backend, Batch, ClientFacts, ClientKit, Job, Mechanism, Policy, State
 from modicum.policies import Fixed
 from modicum.privacy.events import Release
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
@@ -68,9 +68,9 @@ class Stage:
     declared: int | None = None  # records that the client declares; None: those it has
     lr: float = 1.0
 
-    def frame(self) -> Frame:
+    def kit(self) -> ClientKit:
         shared = torch.ones(self.backend.layout.dimension, dtype=torch.bool)
-        return Frame(self.backend, Supervised(Sgd(self.lr)), self.policy, shared)
+        return ClientKit(self.backend, Supervised(Sgd(self.lr)), self.policy, shared)
 
     def job(
         self, name: str, records: Batch, theta: Tensor, noise: NoiseSource, round: int = 0, bound: float = 1.0
@@ -81,7 +81,7 @@ class Stage:
         return Job(facts, plan, records, records, {}, sent, 0, 7, OpenDoor(noise))
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Message, State]]:
-        return self.mechanism.run(jobs, self.frame())
+        return self.mechanism.run(jobs, self.kit())
 
 
 def double_model(kind: str, seed: int) -> nn.Module:

@@ -119,10 +119,10 @@ def test_what_an_answer_can_be() -> None:
 
     mechanism = ClassSums(rounds=1, total=1)
     backend, theta = loop(nn.Sequential(nn.Flatten(), nn.Linear(SIZE, CLASSES)).double())
-    frame = Stage(mechanism, backend, declared=8).frame()
+    kit = Stage(mechanism, backend, declared=8).kit()
     facts = ClientFacts("c", 10_000, 8.0, 1)
     asked = Broadcast("r", 0, "c", Decision(1.0), theta)
-    expected = mechanism.expected(facts, mechanism.plan(facts, ()), frame, asked, 0)
+    expected = mechanism.expected(facts, mechanism.plan(facts, ()), kit, asked, 0)
     update = torch.zeros(CLASSES * (SIZE + 1), dtype=torch.double)
     update[0] = update[CLASSES * SIZE] = 10_000.0
     assert objection(Noised("c", 0, update, {}), expected) is None

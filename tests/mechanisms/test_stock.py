@@ -13,7 +13,7 @@ from modicum.aggregation import Mean
 from modicum.attacks.canary import Audit, audit
 from modicum.core.messages import Broadcast, Decision
 from modicum.core.needs import Need
-from modicum.core.parts import ClientFacts, Place, PublicFacts, Scope, State, View
+from modicum.core.parts import ClientFacts, Observation, Place, PublicFacts, Scope, State
 from modicum.errors import UserError
 from modicum.federation.rehearsal import Rehearsal
 from modicum.mechanisms.record_local import RecordLocal
@@ -46,7 +46,7 @@ class BySign:
         chosen = {n: kinds.nearest(state["asked"], state["scales"], state["left"].get(n, ())) for n in clients}
         return {name: Decision(0.5, kind=kind) for name, kind in chosen.items()}
 
-    def observe(self, state: State, view: View) -> State:
+    def observe(self, state: State, view: Observation) -> State:
         up = isinstance(view.opened, tuple) and sum(float(r.update.sum()) for r in view.opened) > 0
         return {**state, "left": kinds.after(view, state["first"]), "asked": int(up) * (len(state["scales"]) - 1)}
 

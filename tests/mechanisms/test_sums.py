@@ -64,8 +64,8 @@ def _cohort(
         batch = Batch(row, {"y": torch.zeros(1, dtype=torch.long)})
         job = replace(stage, budget=budget).job(name, batch, theta, Silent(0))
         job = replace(job, broadcast=replace(job.broadcast, decision=decisions[name]))
-        events[name] = mechanism.events(job.facts, job.plan, stage.frame(), job.broadcast, 0)
-        expected[name] = mechanism.expected(job.facts, job.plan, stage.frame(), job.broadcast, 0)
+        events[name] = mechanism.events(job.facts, job.plan, stage.kit(), job.broadcast, 0)
+        expected[name] = mechanism.expected(job.facts, job.plan, stage.kit(), job.broadcast, 0)
         jobs.append(job)
     messages = [message for message, _ in stage.run(jobs)]
     opening = Opening(0, tuple(budgets), events, theta, float(len(budgets)), NoNoise(), expected)

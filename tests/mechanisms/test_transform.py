@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from modicum.core.messages import Message
-from modicum.core.parts import Frame, Job, State
+from modicum.core.parts import ClientKit, Job, State
 from modicum.core.setting import Setting
 from modicum.errors import UserError
 from modicum.mechanisms import client_level
@@ -95,8 +95,8 @@ def test_clipping_before_the_transform_is_caught(monkeypatch: pytest.MonkeyPatch
 class Mixing(ClientLevel):
     """The broken twin of "each client's update alone": all send what the first one has."""
 
-    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
-        done = super().run(jobs, frame)
+    def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
+        done = super().run(jobs, kit)
         return [(replace(message, update=done[0][0].update), state) for message, state in done]
 
 

@@ -94,15 +94,15 @@ def test_is_found_by_its_name(install: Install, tmp_path: Path) -> None:
 
 def test_the_commands_name_the_package(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
     install("acme_fl", {"acme": "acme_fl:Acme"})
-    listed = {line.split()[0]: line for line in told(capsys, "methods").splitlines() if line}
+    listed = {line.split()[0]: line for line in printed(capsys, "methods").splitlines() if line}
     assert listed["acme"].endswith("Somebody else's method. [acme_fl 1.2]")
     assert "[" not in listed["dp-sgd"]
-    (entry,) = [e for e in json.loads(told(capsys, "methods", "--json")) if e["name"] == "acme"]
+    (entry,) = [e for e in json.loads(printed(capsys, "methods", "--json")) if e["name"] == "acme"]
     assert entry["package"] == "acme_fl 1.2"
-    assert "In Python: acme_fl.Acme(…)" in told(capsys, "methods", "acme")
+    assert "In Python: acme_fl.Acme(…)" in printed(capsys, "methods", "acme")
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert command_line(app, list(arguments)) == 0
     return capsys.readouterr().out
 
@@ -112,7 +112,7 @@ def test_a_run_names_its_parts_as_foreign(
 ) -> None:
     install("acme_fl", {"acme": "acme_fl:Acme"})
     (tmp_path / "x.toml").write_text(FILE)
-    told(capsys, "run", str(tmp_path / "x.toml"), "--out", str(tmp_path / "run"), "--json")
+    printed(capsys, "run", str(tmp_path / "x.toml"), "--out", str(tmp_path / "run"), "--json")
     certificate = (tmp_path / "run" / "certificate.json").read_text()
     assert "method acme_fl.Acme" in certificate
     assert "policy acme_fl.OwnBound" in certificate

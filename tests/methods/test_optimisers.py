@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from modicum.core.parts import Frame, Method
+from modicum.core.parts import ClientKit, Method
 from modicum.core.setting import MethodSpec, Setting
 from modicum.core.stack import Pool
 from modicum.data.arrays import FederatedData
@@ -33,12 +33,12 @@ class Raw(RecordLocal):
     """The twin: its optimiser is handed the sums before they have passed the door."""
 
     def _noised_gradients(
-        self, walks: Sequence[Any], pool: Pool, theta: Tensor, frame: Frame, step: int
+        self, steppers: Sequence[Any], pool: Pool, theta: Tensor, kit: ClientKit, step: int
     ) -> Tensor:
-        super()._noised_gradients(walks, pool, theta, frame, step)
-        batches = pool.batches([walk.chosen(step) for walk in walks])
-        bounds = [walk.decision.bound for walk in walks]
-        return frame.backend.clipped_sums(theta, batches, frame.training.losses, bounds, self.rule)[0]
+        super()._noised_gradients(steppers, pool, theta, kit, step)
+        batches = pool.batches([stepper.chosen(step) for stepper in steppers])
+        bounds = [stepper.decision.bound for stepper in steppers]
+        return kit.backend.clipped_sums(theta, batches, kit.training.losses, bounds, self.rule)[0]
 
 
 @dataclass(frozen=True)
@@ -81,5 +81,5 @@ def test_whatever_adam_does_an_update_keeps_its_bound() -> None:
     spec = NbAfl(optimiser="adam", lr=10.0, clip=0.3, aggregation="mean")
     run = Rehearsal(Experiment(federation=fed, method=spec, rounds=1))
     jobs = run.begin().jobs
-    norms = [float(message.update.norm()) for message, _ in run.method.mechanism.run(jobs, run.frame)]
+    norms = [float(message.update.norm()) for message, _ in run.method.mechanism.run(jobs, run.kit)]
     assert norms == pytest.approx([0.3] * 3, rel=1e-5)

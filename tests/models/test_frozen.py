@@ -13,7 +13,7 @@ from modicum.core.layout import Layout
 from modicum.data.arrays import Arrays, Dataset
 from modicum.errors import UserError
 from modicum.models import check_model, fixed_features
-from modicum.models.augment import View, _rotation, random_view
+from modicum.models.augment import Augmentation, _rotation, random_view
 from modicum.models.backbone import (
     Backbone,
     BackboneShape,
@@ -169,7 +169,7 @@ def test_batch_statistics_of_public_records_become_scales_and_shifts() -> None:
 
 def test_a_recoloured_view_keeps_the_grey_axis_and_lengths() -> None:
     x = torch.rand(6, 3, 8, 8) * 0.2 + 0.4
-    seen = random_view(x, View(shift=0.0, colour=0.2), torch.Generator().manual_seed(0))
+    seen = random_view(x, Augmentation(shift=0.0, colour=0.2), torch.Generator().manual_seed(0))
     assert seen.shape == x.shape
     assert not torch.allclose(seen, x, atol=1e-3)
     turned = _rotation(torch.randn(5, 3))

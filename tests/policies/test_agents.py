@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from modicum.core.messages import NoiseFacts, Released, ReleasedSum
-from modicum.core.parts import Policy, PublicFacts, State, View
+from modicum.core.parts import Observation, Policy, PublicFacts, State
 from modicum.core.store import load_state, save_state
 from modicum.errors import UserError
 from modicum.policies import Bandit, Ppo
@@ -32,7 +32,7 @@ def play(policy: Policy, rounds: int, state: State | None = None, first: int = 0
         bounds.append(decisions["a"].bound)
         loss -= 0.015 * math.exp(-(math.log(bounds[-1] / BEST) ** 2))
         opened = ReleasedSum(round, torch.ones(4), {}, NoiseFacts(0.1, 1.0, {}), 1.0)
-        state = policy.observe(state, View(round, opened, decisions, {"accuracy": 0.5, "loss": loss}))
+        state = policy.observe(state, Observation(round, opened, decisions, {"accuracy": 0.5, "loss": loss}))
     return bounds, state
 
 
@@ -73,7 +73,7 @@ def carried(lr: float, rounds: int = 100) -> float:
             bounds.append(decisions["a"].bound)
             opened = ReleasedSum(round, torch.ones(4), {}, NoiseFacts(0.1, 1.0, {}), 1.0)
             public = {"accuracy": 0.5 + 0.02 * noise.standard_normal(), "loss": 2 + 0.1 * noise.standard_normal()}
-            state = policy.observe(state, View(round, opened, decisions, public))
+            state = policy.observe(state, Observation(round, opened, decisions, public))
         found.append(math.exp(abs(np.mean(np.log(bounds[-20:])))))
     return max(found)
 
@@ -146,10 +146,10 @@ def test_outcomes() -> None:
         Released(c, 0, torch.zeros(4), {}, NoiseFacts(0.0, 1.0, {}), {"accuracy": a, "loss": float("nan")})
         for c, a in (("a", 0.5), ("b", 0.5))
     )
-    seen = outcome(View(0, sent, decisions, {}), "raw")
+    seen = outcome(Observation(0, sent, decisions, {}), "raw")
     assert seen == Outcome(0.5, 10.0, 0.0)
     with pytest.raises(UserError, match="give the federation a proxy"):
-        outcome(View(0, sent, decisions, {}), "public")
+        outcome(Observation(0, sent, decisions, {}), "public")
 
 
 @pytest.mark.parametrize("wrong", [{"initial": 0.0}, {"discount": 1.0}, {"sample": 0}, {"memory": 0}])

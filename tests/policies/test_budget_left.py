@@ -13,7 +13,7 @@ from torch import Tensor
 from modicum.core.door import ReservedDoor
 from modicum.core.messages import Decision
 from modicum.core.needs import Need
-from modicum.core.parts import Mechanism, Place, PublicFacts, Scope, State, View
+from modicum.core.parts import Mechanism, Observation, Place, PublicFacts, Scope, State
 from modicum.federation.rehearsal import Rehearsal
 from modicum.federation.simulation import Simulation
 from modicum.mechanisms.record_local import RecordLocal
@@ -36,8 +36,8 @@ class Frugal:
     def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
         return {name: Decision(0.1 + 0.4 * state["left"][name]) for name in clients}
 
-    def observe(self, state: State, view: View) -> State:
-        return {"left": dict(view.left), "seen": [*state["seen"], dict(view.left)]}
+    def observe(self, state: State, observed: Observation) -> State:
+        return {"left": dict(observed.left), "seen": [*state["seen"], dict(observed.left)]}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from modicum.core.messages import NoiseFacts, Opened, Released, ReleasedSum
-from modicum.core.parts import Policy, PublicFacts, State, View
+from modicum.core.parts import Observation, Policy, PublicFacts, State
 from modicum.errors import UserError
 from modicum.policies import MedianNorm, NaiveMedianNorm
 from modicum.policies.median import _releases, _square
@@ -39,7 +39,7 @@ def follow(
         decisions = policy.decide(state, round, ["a"])
         bounds.append(decisions["a"].bound)
         opened = releases(norm, bounds[-1], z, gain, seed=1000 * seed + round)
-        state = policy.observe(state, View(round, opened, decisions))
+        state = policy.observe(state, Observation(round, opened, decisions))
     return bounds
 
 
@@ -77,7 +77,7 @@ def test_of_a_sum_the_one_norm_counts() -> None:
     update = torch.zeros(DIMENSION, dtype=torch.float64)
     update[0] = 0.8
     opened: Opened = ReleasedSum(0, update, {}, NoiseFacts(0.0, 1.0), 10.0)
-    state = policy.observe(policy.init(PUBLIC), View(0, opened, {}))
+    state = policy.observe(policy.init(PUBLIC), Observation(0, opened, {}))
     assert state["bound"] == pytest.approx(0.8)
 
 
@@ -90,8 +90,8 @@ def test_bad_settings(settings: dict[str, float]) -> None:
 class FollowsTheEstimate(MedianNorm):
     """A broken twin: it goes wherever an estimate points that stands out of the quietest client's noise."""
 
-    def observe(self, state: State, view: View) -> State:
-        known = [_square(r) for r in _releases(view)]
+    def observe(self, state: State, observed: Observation) -> State:
+        known = [_square(r) for r in _releases(observed)]
         square = statistics.median(value for value, _ in known)
         if not square > min(error for _, error in known) / math.sqrt(len(known)):
             return state
@@ -112,7 +112,7 @@ def highest(policy: MedianNorm, seed: int) -> float:
             update = z * C * torch.randn(DIMENSION, generator=generator, dtype=torch.float64)
             update[0] += min(0.2, C)
             opened.append(Released(f"c{i}", round, update, {}, NoiseFacts((z * C) ** 2, 1.0)))
-        state = policy.observe(state, View(round, tuple(opened), {}))
+        state = policy.observe(state, Observation(round, tuple(opened), {}))
     return top
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from modicum.core.messages import NoiseFacts, Released
-from modicum.core.parts import ClientFacts, PublicFacts, View
+from modicum.core.parts import ClientFacts, Observation, PublicFacts
 from modicum.core.setting import Setting
 from modicum.errors import MissingExtraError, UserError
 from modicum.methods import FedMap
@@ -56,7 +56,9 @@ def play(policy: MetaNet, rounds: int = 6) -> list[tuple[float, int | None]]:
             if d.kind is not None:
                 left[name][d.kind] -= 1
         stock = {n: tuple(v / 2 for v in left[n]) for n in NAMES}
-        state = policy.observe(state, View(t, released(t), decisions, left=dict.fromkeys(NAMES, 0.5), stock=stock))
+        state = policy.observe(
+            state, Observation(t, released(t), decisions, left=dict.fromkeys(NAMES, 0.5), stock=stock)
+        )
     return seen
 
 
@@ -149,7 +151,7 @@ def test_a_bound_for_each_budget_sees_its_own_clients(tmp_path: Path) -> None:
     state = policy.init(PUBLIC)
     one, two = released(0), released(0)
     two = (two[0], replace(two[1], update=100 * two[1].update))
-    seen = [policy.observe(state, View(0, o, policy.decide(state, 0, NAMES))) for o in (one, two)]
+    seen = [policy.observe(state, Observation(0, o, policy.decide(state, 0, NAMES))) for o in (one, two)]
     after = [policy.decide(s, 1, NAMES) for s in seen]
     assert after[0]["a"] == after[1]["a"]
     assert after[0]["b"] != after[1]["b"]
@@ -163,7 +165,7 @@ def test_without_feedback_releases_change_nothing(tmp_path: Path) -> None:
     for feedback in (True, False):
         policy = MetaNet(1.0, network=str(tmp_path / "n.npz"), feedback=feedback)
         state = policy.init(PUBLIC)
-        views = [View(0, released(0, scale), policy.decide(state, 0, NAMES)) for scale in (0.1, 10.0)]
+        views = [Observation(0, released(0, scale), policy.decide(state, 0, NAMES)) for scale in (0.1, 10.0)]
         bounds = {policy.decide(policy.observe(state, view), 1, NAMES)["a"].bound for view in views}
         assert len(bounds) == 1 + feedback
 
@@ -196,7 +198,7 @@ def test_a_decision_is_quick() -> None:
     """A generous floor against accidents; the benchmark has the figure."""
     policy = MetaNet(1.0)
     state = policy.init(PUBLIC)
-    view = View(0, released(0), policy.decide(state, 0, NAMES))
+    view = Observation(0, released(0), policy.decide(state, 0, NAMES))
     begun = time.perf_counter()
     for _ in range(20):
         policy.decide(policy.observe(state, view), 1, NAMES)

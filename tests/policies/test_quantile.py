@@ -11,7 +11,7 @@ import torch
 
 from modicum.aggregation import Mean
 from modicum.core.messages import NoiseFacts, ReleasedSum
-from modicum.core.parts import PublicFacts, SignalName, View
+from modicum.core.parts import Observation, PublicFacts, SignalName
 from modicum.errors import UserError
 from modicum.mechanisms.common import query
 from modicum.mechanisms.record_local import RecordLocal
@@ -33,7 +33,7 @@ def follow(policy: AdaptiveQuantile, norms: np.ndarray, rounds: int, noise: floa
         share = float(np.mean(norms <= bounds[-1])) + noise * rng.normal()
         facts = NoiseFacts(1.0, 1.0, {SignalName.CLIP_BIT: noise**2})
         opened = ReleasedSum(round, torch.zeros(1), {SignalName.CLIP_BIT: share}, facts, 1.0)
-        state = policy.observe(state, View(round, opened, decisions))
+        state = policy.observe(state, Observation(round, opened, decisions))
     return bounds
 
 
@@ -56,8 +56,8 @@ def test_the_published_wrong_sign_is_caught() -> None:
     """The twin: C · exp(+η(b̄ − γ)) runs away from the quantile instead of towards it."""
 
     class WrongSign(AdaptiveQuantile):
-        def observe(self, state: dict[str, float], view: View) -> dict[str, float]:
-            right = super().observe(state, view)["bound"]
+        def observe(self, state: dict[str, float], observed: Observation) -> dict[str, float]:
+            right = super().observe(state, observed)["bound"]
             return {"bound": state["bound"] ** 2 / right}
 
     truth = float(np.median(NORMS))

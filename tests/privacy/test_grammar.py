@@ -19,7 +19,7 @@ from modicum.privacy.budgets import Refused
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import NoSampling, Release
 from modicum.privacy.exact import parse, unlike
-from modicum.privacy.grammar import KINDS, Grammar, Run, Said, Settlement
+from modicum.privacy.grammar import KINDS, Grammar, RunEntry, Said, Settlement
 from modicum.privacy.journal import FORMAT, Entry, Journal, LedgerDamaged
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import CryptoNoise, SimulatedNoise
@@ -204,7 +204,7 @@ def add(ledger: Ledger, *entries: tuple[Said, int | None]) -> None:
 @pytest.mark.parametrize(
     ("said", "refers", "words"),
     [
-        (Run("run-1", CRYPTOGRAPHIC, FORMAT), None, "one 'run' entry"),
+        (RunEntry("run-1", CRYPTOGRAPHIC, FORMAT), None, "one 'run' entry"),
         (plan("a", budget=0.08), None, "has a plan already"),
         (release("nobody"), None, "unknown-client"),
         (Settlement("0" * 64, 0), None, "a settlement, and nothing else"),

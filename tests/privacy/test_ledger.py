@@ -57,9 +57,9 @@ def test_the_share_of_the_plans_that_is_charged(path: Path) -> None:
     ledger = new_ledger(path, ["filtered"])
     four = (PlannedRelease("update", 50.0, NoSampling(), 4),)
     ledger.declare([PrivacyPlan(client=c, spec=SPEC, budget=8.0, releases=four) for c in ("c", "d")])
-    assert ledger.share_made() == 0.0
+    assert ledger.share_reserved() == 0.0
     ledger.reserve([release("c"), release("c", 1), release("d"), release("filtered")])
-    assert ledger.share_made() == 3 / 8
+    assert ledger.share_reserved() == 3 / 8
 
 
 def test_asking_again_returns_the_same_entry(ledger: Ledger) -> None:

@@ -284,10 +284,10 @@ def test_what_is_no_head(run: Path, head: str) -> None:
 
 
 def test_the_claim_is_told_with_the_figures(tmp_path: Path) -> None:
-    told = verify(make_run(tmp_path / "run", SimulatedNoise(3))).to_dict()
-    assert told["simulation"] is True
-    assert told["noise"]["seed"] == 3
-    by_name = {line["client"]: line for line in told["clients"]}
+    outcome = verify(make_run(tmp_path / "run", SimulatedNoise(3))).to_dict()
+    assert outcome["simulation"] is True
+    assert outcome["noise"]["seed"] == 3
+    by_name = {line["client"]: line for line in outcome["clients"]}
     assert [name for name, line in by_name.items() if not line["private"]] == ["open"]
     behind = by_name["behind"]
     assert (behind["unit"], behind["adjacency"], behind["delta"]) == ("client", "zero-out", 1e-5)

@@ -15,7 +15,7 @@ TERMS = Terms(clients=50, rounds=25, batch=100.0, multiplier=2.0, bound=1.0, dim
 def test_dropped_terms_are_root_d_and_bias(objective: Objective) -> None:
     found = bound(objective, TERMS)
     assert found.noise == pytest.approx(20 * found.noise_printed)
-    assert found.whole >= found.printed
+    assert found.complete >= found.printed
 
 
 def test_table_one() -> None:

@@ -42,7 +42,7 @@ def update(mechanism: Mechanism, training: Supervised, bound: float = 1e6) -> tu
     backend, theta = loop(double_model("dense", 0))
     stage = Stage(mechanism, backend)
     job = stage.job("a", records(1, N), theta, Silent(0), bound=bound)
-    (message, _), *_ = mechanism.run([job], replace(stage.frame(), training=training))
+    (message, _), *_ = mechanism.run([job], replace(stage.kit(), training=training))
     assert isinstance(job.door, OpenDoor)
     return message.update, job.door
 
@@ -91,8 +91,8 @@ def test_how_far_a_pull_reaches_is_not_held_against_a_client(
     real = RecordLocal.expected
 
     def unaware(*given: Any) -> Any:
-        mechanism, facts, plan, frame, *rest = given
-        return real(mechanism, facts, plan, replace(frame, training=Supervised(Sgd(LR))), *rest)
+        mechanism, facts, plan, kit, *rest = given
+        return real(mechanism, facts, plan, replace(kit, training=Supervised(Sgd(LR))), *rest)
 
     monkeypatch.setattr(RecordLocal, "expected", unaware)  # the twin: honest clients count as absent
     run = simulate(spec, tmp_path / "b", rounds=1)

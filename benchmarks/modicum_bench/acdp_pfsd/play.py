@@ -112,10 +112,10 @@ class Bench:
         extras = zip(fine_tuned(runs, [choice for _, choice in items]), map(shared, runs), strict=True)
         seconds = (time.monotonic() - begun) / len(runs)
         for (cell, _), run, own, (tuned, on_own) in zip(items, runs, rounds, extras, strict=True):
-            yield {**told(cell, run, own), **tuned, "global_own": on_own, "seconds": round(seconds, 2)}
+            yield {**row(cell, run, own), **tuned, "global_own": on_own, "seconds": round(seconds, 2)}
 
 
-def told(cell: Cell, run: Rehearsal, rounds: Sequence[Rehearsed]) -> dict[str, Any]:
+def row(cell: Cell, run: Rehearsal, rounds: Sequence[Rehearsed]) -> dict[str, Any]:
     """What came out of a run."""
     last = rounds[-1].simulated
     return {
@@ -126,7 +126,7 @@ def told(cell: Cell, run: Rehearsal, rounds: Sequence[Rehearsed]) -> dict[str, A
         "validation": last["validation_accuracy"],
         "public": rounds[-1].public["accuracy"],
         "epsilon": guarantee(run, cell),
-        "parameters": int(run.frame.shared.sum()),
+        "parameters": int(run.kit.shared.sum()),
         "note": run.experiment.federation.data.note,
         "bounds": [round(r.bound, 5) for r in rounds],
         "norms": [round(r.norm, 5) for r in rounds],
@@ -150,7 +150,7 @@ def shared(run: Rehearsal) -> float:
 
 def fine_tuned(runs: Sequence[Rehearsal], choices: Sequence[Choice]) -> list[dict[str, float]]:
     """Accuracy of the clients' own models after further local steps, on test and on validation records."""
-    own = [own_model(run.model, run.frame.shared, state) for run in runs for state in run.states.values()]
+    own = [own_model(run.model, run.kit.shared, state) for run in runs for state in run.states.values()]
     records = [batch for run in runs for batch in run.data.records]
     rate = {choice.tuning_lr for choice in choices}.pop()  # the same for all that are played together
     optimiser = Sgd(rate, TUNING_MOMENTUM)

@@ -248,11 +248,11 @@ def _whether_it_pays(
                 lines.append(f"- {method}, {key}: {NOT_RUN}.")
                 continue
             ratio = gap_ratio(free, runs[method], constants[best], key)
-            told = "no gap to divide by" if ratio is None else f"ratio of the gaps {ratio:.2f}"
+            comparison = "no gap to divide by" if ratio is None else f"ratio of the gaps {ratio:.2f}"
             figures = [f"{100 * _mean(r, key):.1f}" for r in (free, constants[best], runs[method])]
             lines.append(
                 f"- {method}, {key}: {figures[0]} without privacy, {figures[1]} with the best constant {sign}"
-                f"{best:g}, {figures[2]} with the agent; {told}."
+                f"{best:g}, {figures[2]} with the agent; {comparison}."
             )
     return ["Whether PPO pays: (no DP − PPO) / (no DP − best constant), asked to be at most 1.2.", "", *lines]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from modicum.compute.fused import FusedBackend
-from modicum.compute.twin import Run, Twin
+from modicum.compute.twin import StackedPass, Twin
 from modicum.core.parts import Batch, ClipRule, Job, Losses, Method
 from modicum.federation.rehearsal import Rehearsal, Rehearsed
 from modicum.mechanisms.clear import Clear
@@ -29,15 +29,15 @@ def rounds_together(runs: Sequence[Rehearsal]) -> Iterator[list[Rehearsed]]:
     if len({(alike(run.method), run.backend.layout, run.experiment.rounds) for run in runs}) != 1:
         raise ValueError("runs that are not alike cannot be played together")
     leader = runs[0]
-    frame = leader.frame
+    kit = leader.kit
     if len(runs) > 1 and isinstance(leader.backend, FusedBackend) and leader.model.is_cuda:
         classes = leader.backend.outputs(leader.model, leader.data.test.x[:1]).shape[-1]
-        frame = replace(frame, backend=Classroom(leader.backend, classes))
+        kit = replace(kit, backend=DeferredOutputs(leader.backend, classes))
     while not leader.server.finished:
         begun = [run.begin() for run in runs]
         jobs: list[Job] = [job for own in begun for job in own.jobs]
         parts = [jobs[i : i + AT_ONCE] for i in range(0, len(jobs), AT_ONCE)]
-        results = chain.from_iterable(leader.method.mechanism.run(part, frame) for part in parts)
+        results = chain.from_iterable(leader.method.mechanism.run(part, kit) for part in parts)
         yield [run.finish(own, [next(results) for _ in own.jobs]) for run, own in zip(runs, begun, strict=True)]
 
 
@@ -52,7 +52,7 @@ def alike(method: Method) -> object:
     return object()  # like no other: a mechanism that looks at outputs itself cannot wait for them
 
 
-class Classroom:
+class DeferredOutputs:
     """A backend whose single outputs, those of the clients' teachers, are computed together when first needed.
 
     Gradients are the first to need them: `outputs` hands out tensors that are filled then. It is for GPUs alone,
@@ -89,7 +89,7 @@ class Classroom:
 
     def _answer(self, waiting: Sequence[tuple[Tensor, Tensor, Tensor]], size: int) -> None:
         theta = torch.stack([theta for theta, _, _ in waiting])
-        run = Run(self.layout.named(theta), len(waiting), size, measure=False)
+        run = StackedPass(self.layout.named(theta), len(waiting), size, measure=False)
         run.anchor = run.anchor.detach()  # no backward pass: nothing needs to be kept
         found = self._twin.outputs(torch.cat([x for _, x, _ in waiting]), run).detach()
         for (_, _, place), answer in zip(waiting, torch.split(found, size), strict=True):

@@ -28,7 +28,7 @@ from modicum_bench.pac_dp.settings import TASKS, Case
 
 Found = dict[str, Any]
 Progress = Callable[[int, int], None]
-Run = Callable[[Callable[["Place", Any], Found], Sequence[Any]], Iterator[Found]]
+Runner = Callable[[Callable[["Workspace", Any], Found], Sequence[Any]], Iterator[Found]]
 KEPT = 8  # prepared federations that a process holds
 
 
@@ -47,14 +47,14 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Place:
+class Workspace:
     """Where a process finds things and computes."""
 
     folders: Folders
     device: str = "cpu"
 
 
-def judged(place: Place, cell: Cell) -> Found:
+def judged(place: Workspace, cell: Cell) -> Found:
     """Accuracy and loss on public records, from the cache where known; `refused` where a budget is not met."""
     stand_in = _stand_in(cell.task, place.folders, cell.seed)
     try:
@@ -66,14 +66,14 @@ def judged(place: Place, cell: Cell) -> Found:
         return {"refused": str(error)}
 
 
-def scale(place: Place, cell: Cell) -> float:
+def scale(place: Workspace, cell: Cell) -> float:
     """The median public gradient at the first model of a stand-in federation."""
     stand_in = _stand_in(cell.task, place.folders, cell.seed)
     experiment = _experiment(place, cell, stand_in, _judged_model(cell.task, place.folders, cell), cell.seed)
     return gradient_scale(_prepared(place, cell, experiment, public=True))
 
 
-def tested(place: Place, cell: Cell) -> Found:
+def tested(place: Workspace, cell: Cell) -> Found:
     """Accuracy by rounds on test records, and the true ε of the clients."""
     task = TASKS[cell.task]
     data = divided(task, place.folders, cell.seed)
@@ -102,7 +102,7 @@ def _different(run: Rehearsal) -> dict[Any, Any]:
     return {(p.budget, tuple(p.releases)): p for p in run.plans.values()}
 
 
-def _experiment(place: Place, cell: Cell, data: FederatedData, model: FixedFeatures, seed: int) -> Experiment:
+def _experiment(place: Workspace, cell: Cell, data: FederatedData, model: FixedFeatures, seed: int) -> Experiment:
     granted = budgets(TASKS[cell.task], cell.case, len(data.clients), cell.seed)
     return Experiment(
         federation=Federation(data, granted),
@@ -139,7 +139,7 @@ def _tested_model(task: str, folders: Folders, features: str, hot: bool) -> Fixe
 _PREPARED: dict[tuple[Any, ...], Prepared] = {}
 
 
-def _prepared(place: Place, cell: Cell, experiment: Experiment, *, public: bool) -> Prepared:
+def _prepared(place: Workspace, cell: Cell, experiment: Experiment, *, public: bool) -> Prepared:
     key = (place, cell.task, cell.features, cell.hot, cell.seed, public)
     if key not in _PREPARED:
         while len(_PREPARED) >= KEPT:
@@ -149,7 +149,7 @@ def _prepared(place: Place, cell: Cell, experiment: Experiment, *, public: bool)
 
 
 @contextmanager
-def runner(place: Place, workers: int, progress: Progress | None = None) -> Iterator[Run]:
+def runner(place: Workspace, workers: int, progress: Progress | None = None) -> Iterator[Runner]:
     """Runs lists of cells here, or in as many processes, each with one thread; `progress` after each of a list.
 
     Results come one by one, in the order of the cells.
@@ -166,7 +166,7 @@ def runner(place: Place, workers: int, progress: Progress | None = None) -> Iter
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
 
-        def run(function: Callable[[Place, Any], Found], cells: Sequence[Any]) -> Iterator[Found]:
+        def run(function: Callable[[Workspace, Any], Found], cells: Sequence[Any]) -> Iterator[Found]:
             size = max(1, len(cells) // (4 * workers))
             return counted(pool.map(partial(function, place), cells, chunksize=size), len(cells))
 

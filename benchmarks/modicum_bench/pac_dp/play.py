@@ -10,7 +10,7 @@ from typing import Any
 from modicum.core.setting import MethodSpec
 from modicum.methods import PacDp
 from modicum_bench.pac_dp import methods
-from modicum_bench.pac_dp.cells import Cell, Run, tested
+from modicum_bench.pac_dp.cells import Cell, Runner, tested
 from modicum_bench.pac_dp.settings import CASES, Preset, Task
 
 Say = Callable[[str], None]
@@ -21,7 +21,7 @@ SAMPLED = ("PAC-DP", "fixed C=1", "AUTO-S", "AQC")
 
 
 def play(
-    task: Task, preset: Preset, chosen: dict[str, Any], out: Path, run: Run, say: Say
+    task: Task, preset: Preset, chosen: dict[str, Any], out: Path, run: Runner, say: Say
 ) -> list[dict[str, Any]]:
     """All cells of a task, one record each; those in the results' file are kept: a stopped test goes on."""
     path = out / f"results-{task.name}.json"

@@ -10,7 +10,7 @@ from typing import Any
 from modicum.core.device import device_named
 from modicum.errors import MissingExtraError, UserError
 from modicum_bench.pac_dp.backbones import ensure
-from modicum_bench.pac_dp.cells import Place, Progress, runner
+from modicum_bench.pac_dp.cells import Progress, Workspace, runner
 from modicum_bench.pac_dp.data import Folders
 from modicum_bench.pac_dp.play import play
 from modicum_bench.pac_dp.scratch import CELLS, choose_scratch, play_scratch
@@ -49,7 +49,7 @@ def bench(
     # A network that is trained from nothing takes a CPU a day: there it is run where it is asked for.
     able = [name for name, cell in CELLS.items() if chosen.scratch and (cell.linear or device != "cpu")]
     cells = [name for name in only if name in CELLS] if only else able
-    place = Place(Folders(backbones, cache, data_dir, device), device)
+    place = Workspace(Folders(backbones, cache, data_dir, device), device)
     out.mkdir(parents=True, exist_ok=True)
     cache.mkdir(parents=True, exist_ok=True)
     with runner(place, workers, progress) as run:

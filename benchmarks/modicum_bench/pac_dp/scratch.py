@@ -24,7 +24,7 @@ from modicum.federation.rehearsal import Rehearsal
 from modicum.fitting.proxy import bootstrap
 from modicum.methods import DpSgd, PacDp
 from modicum.models.frozen import unit_linear
-from modicum_bench.pac_dp.cells import Found, Place, Run
+from modicum_bench.pac_dp.cells import Found, Runner, Workspace
 from modicum_bench.pac_dp.data import SCATTERING, budgets, dataset, without_private
 from modicum_bench.pac_dp.settings import CASES, TASKS, Case
 
@@ -99,7 +99,7 @@ class Runs:
                 yield done.simulated["test_accuracy"]
 
 
-def choose_scratch(names: list[str], out: Path, place: Place, say: Say) -> None:
+def choose_scratch(names: list[str], out: Path, place: Workspace, say: Say) -> None:
     """A rate for each cell, row and case, on public images; stored in scratch.json, which keeps what it has."""
     path = out / "scratch.json"
     chosen = _read(path, {})
@@ -111,7 +111,7 @@ def choose_scratch(names: list[str], out: Path, place: Place, say: Say) -> None:
         say(f"{cell.name}: {chosen[cell.name]['rows']}")
 
 
-def _choose(cell: Cell, stand_in: str, place: Place) -> dict[str, Any]:
+def _choose(cell: Cell, stand_in: str, place: Workspace) -> dict[str, Any]:
     task, kind = TASKS[cell.task], _kind(cell)
     public = dataset(stand_in, kind, place.folders)
     sizes = federate(dataset(cell.task, kind, place.folders), clients=task.clients, proxy=public, seed=0)
@@ -138,12 +138,12 @@ class Trial:
     seed: int
     lr: float
 
-    def told(self, accuracy: float) -> dict[str, Any]:
+    def result(self, accuracy: float) -> dict[str, Any]:
         about = {"cell": self.cell.name, "row": self.row, "case": self.case, "seed": self.seed}
         return {**about, "rounds": self.cell.rounds, "accuracy": accuracy}
 
 
-def play_scratch(names: list[str], out: Path, run: Run, say: Say) -> None:
+def play_scratch(names: list[str], out: Path, run: Runner, say: Say) -> None:
     """Results are added to results-scratch.json; runs that are there already are kept."""
     path, chosen = out / "results-scratch.json", _read(out / "scratch.json", {})
     records: list[dict[str, Any]] = _read(path, [])
@@ -157,19 +157,19 @@ def play_scratch(names: list[str], out: Path, run: Run, say: Say) -> None:
             if (cell.name, row, case, seed) not in known
         ]
         for trial, found in zip(wanted, run(tried, wanted), strict=True):
-            records.append(trial.told(found["accuracy"]))
+            records.append(trial.result(found["accuracy"]))
             path.write_text("[\n" + ",\n".join(json.dumps(r) for r in records) + "\n]\n", encoding="utf-8")
             say(f"{cell.name}, {trial.row}, {trial.case}, seed {trial.seed}: {100 * found['accuracy']:.1f}%")
 
 
-def tried(place: Place, trial: Trial) -> Found:
+def tried(place: Workspace, trial: Trial) -> Found:
     """The accuracy on test records after the last round."""
     runs = _runs(trial.cell, place)
     return {"accuracy": list(runs.accuracies(trial.row, trial.case, trial.lr, trial.seed))[-1]}
 
 
 @lru_cache(maxsize=1)
-def _runs(cell: Cell, place: Place) -> Runs:
+def _runs(cell: Cell, place: Workspace) -> Runs:
     return Runs(cell, _private(cell, place), place.device)
 
 
@@ -181,7 +181,7 @@ def rate(cell: Cell, chosen: dict[str, Any], row: str, case: Case) -> float:
     return float(chosen[cell.name]["rows"][row][case]["lr"])
 
 
-def _private(cell: Cell, place: Place) -> FederatedData:
+def _private(cell: Cell, place: Workspace) -> FederatedData:
     records = dataset(cell.task, _kind(cell), place.folders)
     return federate(records, clients=TASKS[cell.task].clients, seed=0)
 

@@ -15,7 +15,7 @@ from modicum.fitting.grid import Grid, Matrix
 from modicum.methods import PacDp
 from modicum.policies.curve import Curve
 from modicum_bench.pac_dp import methods
-from modicum_bench.pac_dp.cells import Cell, Place, Run, judged, scale
+from modicum_bench.pac_dp.cells import Cell, Runner, Workspace, judged, scale
 from modicum_bench.pac_dp.data import cross_validated, divided, uses_labels, without_private
 from modicum_bench.pac_dp.settings import CASES, PRESETS, STARTS, Case, Preset, Task
 
@@ -26,7 +26,7 @@ FIRST_BOUND = 0.5  # while features, rounds and the neighbourhood of the learnin
 class Judge:
     """Accuracy of methods on stand-in federations of public records, averaged over seeds."""
 
-    def __init__(self, task: Task, seeds: tuple[int, ...], place: Place, run: Run, *, hot: bool) -> None:
+    def __init__(self, task: Task, seeds: tuple[int, ...], place: Workspace, run: Runner, *, hot: bool) -> None:
         self.task, self.seeds, self.place, self.run, self.hot = task, seeds, place, run, hot
 
     def cells(self, method: MethodSpec, features: str, rounds: int, case: Case | float) -> list[Cell]:
@@ -71,7 +71,7 @@ class Judge:
         return fit_curve(matrix).curve
 
 
-def tune(task: Task, preset: Preset, place: Place, out: Path, run: Run, say: Say) -> dict[str, Any]:
+def tune(task: Task, preset: Preset, place: Workspace, out: Path, run: Runner, say: Say) -> dict[str, Any]:
     """Features, rounds, learning rates, curves and every method's own setting; stored as <task>.json in `out`.
 
     What is stored there already is kept: a stopped choice goes on, and a new row joins the others.

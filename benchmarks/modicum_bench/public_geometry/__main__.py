@@ -66,7 +66,7 @@ def accuracy(federation: Federation, method: Any, rounds: int, seed: int, model:
     )
     run = Rehearsal(experiment)
     list(run.rounds())
-    return float(evaluate(run.backend, run.server.whole(run.data.first), run.data.test)["accuracy"])
+    return float(evaluate(run.backend, run.server.full_model(run.data.first), run.data.test)["accuracy"])
 
 
 def method(name: str, found: dict[str, float], federation: Federation) -> tuple[Any, int]:

@@ -26,13 +26,13 @@ from modicum.core.parts import (
     Backend,
     Batch,
     ClientFacts,
-    Frame,
+    ClientKit,
     Mechanism,
     Method,
+    Observation,
     Opening,
     Policy,
     PublicFacts,
-    View,
 )
 from modicum.errors import UserError
 from modicum.federation.clients import Client, Clients
@@ -141,7 +141,7 @@ class _Stage:
         noise_of = multipliers_of(what.mechanism, {m.facts.name: m.plan for m in members})
         public = PublicFacts(facts, what.rounds, self.dimension, noise_of, False, None, *kinds)
         shared = torch.ones(self.dimension, dtype=torch.bool)
-        self.frame = Frame(backend, ProbeTraining(), what.policy, shared, public=public)
+        self.kit = ClientKit(backend, ProbeTraining(), what.policy, shared, public=public)
         self.adapts = bool(kinds[0] or what.policy.signals)
         # Each trial is a run of its own, whose policy sees that run alone.
         self.states = {
@@ -158,7 +158,7 @@ class _Stage:
             mechanism=what.mechanism,
             aggregation=Mean(),
         )
-        self.clients = Clients(method, self.frame, members, self.ledger, noise, at_once=len(members), watch=watch)
+        self.clients = Clients(method, self.kit, members, self.ledger, noise, at_once=len(members), watch=watch)
         self.trusted = TrustedLedger(self.ledger, noise, watch)
 
     @property
@@ -225,19 +225,19 @@ class _Stage:
         """One client's message, which its trial's policy sees; the adversary weighs it by its noise."""
         assert isinstance(message, Noised)
         facts, name = self.what.mechanism.expected(*self._agreed(broadcast)).facts, broadcast.client
-        view = View(
+        observed = Observation(
             broadcast.round,
             (message.known(facts),),
             {name: broadcast.decision},
             left={name: left[name]},
             stock={name: stock[name]},
         )
-        self.states[name] = self.what.policy.observe(self.states[name], view)
+        self.states[name] = self.what.policy.observe(self.states[name], observed)
         return message.update, 1 / facts.variance if facts.variance else 1.0
 
-    def _agreed(self, broadcast: Broadcast) -> tuple[ClientFacts, PrivacyPlan, Frame, Broadcast, int]:
+    def _agreed(self, broadcast: Broadcast) -> tuple[ClientFacts, PrivacyPlan, ClientKit, Broadcast, int]:
         client = self.clients.clients[broadcast.client]
-        return client.facts, client.plan, self.frame, broadcast, broadcast.round
+        return client.facts, client.plan, self.kit, broadcast, broadcast.round
 
     def _broadcast(self, round: int, name: str, model: Tensor) -> Broadcast:
         chosen: dict[str, Decision] = self.what.policy.decide(self.states[name], round, [name])

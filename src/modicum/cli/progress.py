@@ -12,8 +12,8 @@ import typer
 if TYPE_CHECKING:
     from modicum.federation.records import RoundRecord
     from modicum.federation.simulation import Simulation
+    from modicum.runs import Watch
 
-Watch = Callable[["Simulation", "RoundRecord"], None]
 Count = Callable[[int, int], None]
 
 
@@ -56,7 +56,7 @@ def line(title: str, run: Simulation, record: RoundRecord) -> str:
     pairs: dict[str, Any] = {"run": title, "round": record.round + 1, "rounds": run.experiment.rounds}
     pairs |= {f"simulated_{name}": f"{value:.4f}" for name, value in record.simulated.items()}
     pairs |= {f"public_{name}": f"{value:.4f}" for name, value in record.public.items()}
-    pairs |= {f"paid_{name}": f"{value:.4f}" for name, value in record.paid.items()}
+    pairs |= {f"released_{name}": f"{value:.4f}" for name, value in record.released.items()}
     pairs |= {"bound": f"{record.bound:.4g}", "answered": record.answered, "reserved": f"{record.reserved:.4f}"}
     return " ".join(f"{key}={value}" for key, value in pairs.items())
 

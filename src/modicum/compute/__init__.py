@@ -4,6 +4,7 @@ from modicum.compute.bounds import Auto, Clip, Flat, PerLayer
 from modicum.compute.clipped_sum import Clipper, SlowClippingWarning, clipped_sum
 from modicum.compute.flat import Way
 from modicum.compute.problem import ClippedSum, Loss, Targets
+from modicum.compute.products import keep_rows_apart
 from modicum.compute.reference import reference_clipped_sum
 
 __all__ = [
@@ -20,3 +21,5 @@ __all__ = [
     "clipped_sum",
     "reference_clipped_sum",
 ]
+
+keep_rows_apart()

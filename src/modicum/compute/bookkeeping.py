@@ -52,18 +52,18 @@ class _Tap(torch.autograd.Function):
     """The identity. In place, so that the layer's users may in turn work in place on its output."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, _anchor: Tensor, books: Books, call: Call) -> Tensor:
-        ctx.books, ctx.call = books, call
+    def forward(ctx: Any, output: Tensor, _anchor: Tensor, recorder: PassRecorder, call: Call) -> Tensor:
+        ctx.recorder, ctx.call = recorder, call
         ctx.mark_dirty(output)
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
-        ctx.books.receive(ctx.call, gradient)
+        ctx.recorder.receive(ctx.call, gradient)
         return gradient if ctx.needs_input_grad[0] else None, None, None, None
 
 
-class Books:
+class PassRecorder:
     """The calls of one forward pass over a batch, and what the backward pass found."""
 
     def __init__(

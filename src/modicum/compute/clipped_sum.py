@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.compute import flat
-from modicum.compute.bookkeeping import Books, CannotKeepBooksError, requiring_grad
+from modicum.compute.bookkeeping import CannotKeepBooksError, PassRecorder, requiring_grad
 from modicum.compute.bounds import Clip
 from modicum.compute.fallback import fallback_clipped_sum
 from modicum.compute.flat import FlatSums, Problem, Way
@@ -111,14 +111,14 @@ class Clipper:
         try:
             if flat.takes(problem, self.way):
                 return self.flat.run(problem, self.way)
-            books = Books(problem.model, problem.trained, problem.examples)
+            recorder = PassRecorder(problem.model, problem.trained, problem.examples)
             with requiring_grad(problem.model, {}):
-                books.backward(books.forward(problem.loss, problem.x, problem.y))
+                recorder.backward(recorder.forward(problem.loss, problem.x, problem.y))
         except CannotKeepBooksError as reason:
             self._tell(reason)
             return None
         with torch.no_grad(), torch.autocast(problem.device.type, enabled=False):
-            total, norms, _ = books.settle(problem.clip, problem.weights, leave_out=True)
+            total, norms, _ = recorder.settle(problem.clip, problem.weights, leave_out=True)
         return ClippedSum(total, norms)
 
 

@@ -18,11 +18,11 @@ from modicum.compute.capture import Graphs, rounded_up
 from modicum.compute.factors import clip_factors
 from modicum.compute.problem import check_losses, enough_rows, stand_ins, sum_dtype
 from modicum.compute.sums import in_range
-from modicum.compute.twin import CannotStackError, Run, Twin
+from modicum.compute.twin import CannotStackError, StackedPass, Twin
 from modicum.core.parts import Batch, ClipRule, Losses
 from modicum.core.stack import PooledBatches
 
-Sums = Callable[[Tensor, Run, Tensor | None], Tensor]
+Sums = Callable[[Tensor, StackedPass, Tensor | None], Tensor]
 
 
 def use_graphs(theta: Tensor) -> bool:
@@ -129,8 +129,8 @@ class FixedShapeSteps:
         targets: dict[str, Tensor],
         losses: Losses,
         measure: bool,
-    ) -> Run:
-        run = Run(self._named(theta.detach()), *seeds.shape, measure=measure)
+    ) -> StackedPass:
+        run = StackedPass(self._named(theta.detach()), *seeds.shape, measure=measure)
         outputs = self._twin.outputs(x, run)
         if outputs.shape[0] != run.rows:
             raise CannotStackError("an output whose first dimension is not the batch")
@@ -141,12 +141,12 @@ class FixedShapeSteps:
         return run
 
 
-def backward(values: Tensor, run: Run, seeds: Tensor) -> None:
+def backward(values: Tensor, run: StackedPass, seeds: Tensor) -> None:
     if values.requires_grad:
         torch.autograd.grad(values, run.anchor, seeds, allow_unused=True)
 
 
-def square_norms(run: Run, theta: Tensor) -> Tensor:
+def square_norms(run: StackedPass, theta: Tensor) -> Tensor:
     """(clients, size) squared norms over all parameters, in float64."""
     found = list(run.squares.values())
     total = torch.stack(found).sum(0) if found else theta.new_zeros(run.rows, dtype=torch.float64)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from modicum.compute.bookkeeping import Books
+from modicum.compute.bookkeeping import PassRecorder
 from modicum.compute.bounds import Clip, PerLayer
 from modicum.compute.capture import Captured, Graphs, Replay, Work, agree, filled_up, rounded_up
 from modicum.compute.problem import ClippedSum, Loss, modes, nothing, rows, stand_ins, sum_dtype
@@ -122,10 +122,10 @@ class Problem:
         def clipped(*inputs: Tensor) -> tuple[Tensor, ...]:
             state, (bounds, weights, *batch) = inputs[: len(names)], inputs[len(names) :]
             x, y = tree_unflatten(batch, tree)
-            books = Books(self.model, self.trained, size)
-            books.backward(books.forward(self.loss, x, y, dict(zip(names, state, strict=True))))
+            recorder = PassRecorder(self.model, self.trained, size)
+            recorder.backward(recorder.forward(self.loss, x, y, dict(zip(names, state, strict=True))))
             with torch.no_grad(), torch.autocast(weights.device.type, enabled=False):
-                total, norms, finite = books.settle(_with_bounds(self.clip, bounds), weights, leave_out=False)
+                total, norms, finite = recorder.settle(_with_bounds(self.clip, bounds), weights, leave_out=False)
             return (*total.values(), norms, finite)
 
         return clipped

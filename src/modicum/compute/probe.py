@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from modicum.compute.bookkeeping import Books, CannotKeepBooksError, requiring_grad
+from modicum.compute.bookkeeping import CannotKeepBooksError, PassRecorder, requiring_grad
 from modicum.compute.problem import Loss, check_losses, in_mode, rows, sum_dtype, zero_like
 from modicum.compute.rounding import full_precision
 
@@ -74,20 +74,20 @@ def _probe(
     model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any, examples: int
 ) -> Verdict:
     _check_alone(model, loss, x, y, examples)
-    books = Books(model, trained, examples, only_gradients=True)
+    recorder = PassRecorder(model, trained, examples, only_gradients=True)
     with requiring_grad(model, trained):
-        losses = books.forward(loss, x, y)
+        losses = recorder.forward(loss, x, y)
         if not losses.requires_grad:
             return Verdict.UNSURE
-        truths = _true_sums(books, losses)
+        truths = _true_sums(recorder, losses)
         if not all(bool(torch.isfinite(truth).all()) for truth in truths.values()):
             return Verdict.NOT_FINITE
-        gradients = [call.gradient for call in books.calls]
-        _check_first_example(books, losses)
-    for call, gradient in zip(books.calls, gradients, strict=True):
+        gradients = [call.gradient for call in recorder.calls]
+        _check_first_example(recorder, losses)
+    for call, gradient in zip(recorder.calls, gradients, strict=True):
         if gradient is not None:
-            books.measure(call, gradient)
-    _check_sums(books, truths)
+            recorder.measure(call, gradient)
+    _check_sums(recorder, truths)
     # One example cannot show that examples are mixed, nor a zero gradient that a weight is used elsewhere.
     telling = examples > 1 and all(bool(truth.any()) for truth in truths.values())
     return Verdict.PROVEN if telling else Verdict.UNSURE
@@ -114,31 +114,31 @@ def _first_loss(model: nn.Module, loss: Loss, x: Any, y: Any, examples: int) -> 
         return check_losses(loss(model(x), y), examples)[0]
 
 
-def _true_sums(books: Books, losses: Tensor) -> dict[str, Tensor]:
+def _true_sums(recorder: PassRecorder, losses: Tensor) -> dict[str, Tensor]:
     """Autograd's own gradients, by name, of the parameters that the loss reaches; the taps record on the way."""
-    wanted = [*books.trained.values(), books.anchor]
+    wanted = [*recorder.trained.values(), recorder.anchor]
     found = torch.autograd.grad(losses, wanted, torch.ones_like(losses), retain_graph=True, allow_unused=True)
-    return {name: g for name, g in zip(books.trained, found[:-1], strict=True) if g is not None}
+    return {name: g for name, g in zip(recorder.trained, found[:-1], strict=True) if g is not None}
 
 
-def _check_first_example(books: Books, losses: Tensor) -> None:
+def _check_first_example(recorder: PassRecorder, losses: Tensor) -> None:
     seed = torch.zeros_like(losses)
     seed[0] = 1
-    for call in books.calls:
+    for call in recorder.calls:
         call.gradient = None
-    books.backward(losses, seed)
-    for call in books.calls:
+    recorder.backward(losses, seed)
+    for call in recorder.calls:
         if call.gradient is not None and bool(call.gradient[1:].any()):
             raise CannotKeepBooksError(f"a {type(call.layer).__name__} in which examples are mixed")
 
 
-def _check_sums(books: Books, truths: dict[str, Tensor]) -> None:
+def _check_sums(recorder: PassRecorder, truths: dict[str, Tensor]) -> None:
     norms = {name: torch.linalg.vector_norm(truth.double()) for name, truth in truths.items()}
     # Where terms cancel, both sides are rounding; so a small part of the whole gradient is always allowed.
     whole = sum(float(norm) ** 2 for norm in norms.values()) ** 0.5
     for name, truth in truths.items():
-        ones = truth.new_ones(books.examples, dtype=sum_dtype(truth))
-        mine = books.kept[name].weighted_sum(ones) if name in books.kept else zero_like(truth)
+        ones = truth.new_ones(recorder.examples, dtype=sum_dtype(truth))
+        mine = recorder.kept[name].weighted_sum(ones) if name in recorder.kept else zero_like(truth)
         error = float(torch.linalg.vector_norm((mine - truth).double()))
         if error > _tolerance(truth) * (float(norms[name]) + 1e-3 * whole):
             raise CannotKeepBooksError(f"parameter {name}, which is used outside its layer")

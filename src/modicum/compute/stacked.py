@@ -14,7 +14,7 @@ from modicum.compute.factors import clip_factors
 from modicum.compute.loop import LoopBackend
 from modicum.compute.problem import check_losses, enough_rows, sum_dtype
 from modicum.compute.sums import sum_type
-from modicum.compute.twin import CannotStackError, Run, Twin
+from modicum.compute.twin import CannotStackError, StackedPass, Twin
 from modicum.core.parts import Batch, ClipRule, Losses
 from modicum.core.stack import Gathered, PooledBatches, SideBySide, padded, real_rows
 
@@ -71,8 +71,8 @@ class StackedEngine:
 
     def _forward(
         self, weights: dict[str, Tensor], stack: _Stack, losses: Losses, *, measure: bool
-    ) -> tuple[Run, Tensor]:
-        run = Run(weights, len(stack.sizes), stack.size, measure=measure)
+    ) -> tuple[StackedPass, Tensor]:
+        run = StackedPass(weights, len(stack.sizes), stack.size, measure=measure)
         outputs = self._twin.outputs(stack.x, run)
         if outputs.shape[0] != run.rows:
             raise CannotStackError("an output whose first dimension is not the batch")
@@ -140,7 +140,7 @@ class StackedEngine:
             total = self._sums(theta, run, factors)
         return total, [row[:n] for row, n in zip(norms.to(column.dtype), stack.sizes, strict=True)]
 
-    def _sums(self, theta: Tensor, run: Run, factors: Tensor | None) -> Tensor:
+    def _sums(self, theta: Tensor, run: StackedPass, factors: Tensor | None) -> Tensor:
         dtype = sum_dtype(theta) if factors is None else sum_type(run.size, sum_dtype(theta))
         total = torch.empty_like(theta, dtype=dtype)
         for name, where in self._slices.items():

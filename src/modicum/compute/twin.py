@@ -24,7 +24,7 @@ class CannotStackError(Exception):
     """This model has to run client by client; the message says why."""
 
 
-class Run:
+class StackedPass:
     """One pass over a stack of `clients` batches of `size` rows: weights, and what the backward pass found.
 
     The gradient of each layer's output is measured as it passes by; see `modicum.compute.bookkeeping`.
@@ -70,7 +70,7 @@ class _Layer(torch.autograd.Function):
     """A stacked layer. Its backward pass gives the input's gradient only, and shows the output's to the run."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, _anchor: Tensor, layer: StackedLayer, run: Run) -> Tensor:
+    def forward(ctx: Any, x: Tensor, _anchor: Tensor, layer: StackedLayer, run: StackedPass) -> Tensor:
         ctx.layer, ctx.run, ctx.version = layer, run, x._version
         ctx.save_for_backward(x)
         output, ctx.extra = layer.compute(x, run)
@@ -101,13 +101,13 @@ class StackedLayer(nn.Module):
         super().__init__()
         self.original = (layer,)  # in a tuple, so that its parameters are not the twin's
         self.names = names
-        self.run: Run | None = None
+        self.run: StackedPass | None = None
 
     @property
     def layer(self) -> Any:
         return self.original[0]
 
-    def own(self, local: str, run: Run) -> Tensor | None:
+    def own(self, local: str, run: StackedPass) -> Tensor | None:
         """The (clients, *shape) values of a parameter; one that is frozen is the same for everyone."""
         if local in self.names:
             return run.weights[self.names[local]]
@@ -124,11 +124,11 @@ class StackedLayer(nn.Module):
         output: Tensor = _Layer.apply(x, run.anchor, self, run)  # type: ignore[no-untyped-call]
         return output
 
-    def compute(self, x: Tensor, run: Run) -> tuple[Tensor, Any]:
+    def compute(self, x: Tensor, run: StackedPass) -> tuple[Tensor, Any]:
         """The output, and whatever the backward pass would otherwise compute again."""
         raise NotImplementedError
 
-    def back(self, x: Tensor, gradient: Tensor, run: Run, extra: Any) -> Tensor:
+    def back(self, x: Tensor, gradient: Tensor, run: StackedPass, extra: Any) -> Tensor:
         """The gradient of the input."""
         raise NotImplementedError
 
@@ -137,7 +137,7 @@ class StackedLayer(nn.Module):
 
 
 class StackedLinear(StackedLayer):
-    def compute(self, x: Tensor, run: Run) -> tuple[Tensor, Any]:
+    def compute(self, x: Tensor, run: StackedPass) -> tuple[Tensor, Any]:
         weight, bias = self.own("weight", run), self.own("bias", run)
         assert weight is not None
         flat = x.reshape(run.clients, -1, x.shape[-1])
@@ -145,7 +145,7 @@ class StackedLinear(StackedLayer):
         output = torch.bmm(flat, weight) if bias is None else torch.baddbmm(bias[:, None], flat, weight)
         return output.view(*x.shape[:-1], output.shape[-1]), None
 
-    def back(self, x: Tensor, gradient: Tensor, run: Run, extra: Any) -> Tensor:  # noqa: ARG002
+    def back(self, x: Tensor, gradient: Tensor, run: StackedPass, extra: Any) -> Tensor:  # noqa: ARG002
         weight = self.own("weight", run)
         assert weight is not None
         return torch.bmm(gradient.reshape(run.clients, -1, gradient.shape[-1]), weight).view(x.shape)
@@ -158,7 +158,7 @@ def use_patches(x: Tensor) -> bool:
 class StackedConv(StackedLayer):
     """Client after client on a CPU, where each convolution is worth a call; as products of patches on a GPU."""
 
-    def compute(self, x: Tensor, run: Run) -> tuple[Tensor, Any]:
+    def compute(self, x: Tensor, run: StackedPass) -> tuple[Tensor, Any]:
         weight, bias = self.own("weight", run), self.own("bias", run)
         assert weight is not None
         if use_patches(x) and PatchConvolution.fits(self.layer):
@@ -171,7 +171,7 @@ class StackedConv(StackedLayer):
         ]
         return torch.cat(outputs), None
 
-    def back(self, x: Tensor, gradient: Tensor, run: Run, extra: Any) -> Tensor:
+    def back(self, x: Tensor, gradient: Tensor, run: StackedPass, extra: Any) -> Tensor:
         weight = self.own("weight", run)
         assert weight is not None
         if isinstance(extra, PatchConvolution):
@@ -189,7 +189,7 @@ class StackedConv(StackedLayer):
 class StackedNorm(StackedLayer):
     """GroupNorm and LayerNorm: normalise each row alone, then scale with the client's own numbers."""
 
-    def compute(self, x: Tensor, run: Run) -> tuple[Tensor, Any]:
+    def compute(self, x: Tensor, run: StackedPass) -> tuple[Tensor, Any]:
         weight, bias = self.own("weight", run), self.own("bias", run)
         with torch.enable_grad():  # the normalisation's own backward pass is torch's
             leaf = x.detach().requires_grad_(x.requires_grad)
@@ -199,7 +199,7 @@ class StackedNorm(StackedLayer):
             output.view(run.clients, run.size, *x.shape[1:]).add_(self._spread(bias, x))
         return output, (leaf, standard)
 
-    def back(self, x: Tensor, gradient: Tensor, run: Run, extra: Any) -> Tensor:  # noqa: ARG002
+    def back(self, x: Tensor, gradient: Tensor, run: StackedPass, extra: Any) -> Tensor:  # noqa: ARG002
         leaf, standard = extra
         scaled = self._scaled(gradient, self.own("weight", run), run)
         back: Tensor = torch.autograd.grad(standard, leaf, scaled)[0]
@@ -210,7 +210,7 @@ class StackedNorm(StackedLayer):
             return functional.group_norm(x, self.layer.num_groups, eps=self.layer.eps)
         return functional.layer_norm(x, self.layer.normalized_shape, eps=self.layer.eps)
 
-    def _scaled(self, values: Tensor, weight: Tensor | None, run: Run) -> Tensor:
+    def _scaled(self, values: Tensor, weight: Tensor | None, run: StackedPass) -> Tensor:
         if weight is None:
             return values.clone()
         spread = self._spread(weight, values)
@@ -225,7 +225,7 @@ class StackedNorm(StackedLayer):
 
 
 class StackedEmbedding(StackedLayer):
-    def compute(self, x: Tensor, run: Run) -> tuple[Tensor, Any]:
+    def compute(self, x: Tensor, run: StackedPass) -> tuple[Tensor, Any]:
         weight = self.own("weight", run)
         assert weight is not None
         clients = torch.arange(run.clients, device=x.device).repeat_interleave(run.size)
@@ -255,7 +255,7 @@ class Twin:
         frozen = tuple(p.data_ptr() for p in self.original.parameters() if not p.requires_grad)
         return self.original.training, frozen
 
-    def outputs(self, x: Tensor, run: Run) -> Tensor:
+    def outputs(self, x: Tensor, run: StackedPass) -> Tensor:
         if self.model.training != self.original.training:
             self.model.train(self.original.training)
         for layer in self.layers:

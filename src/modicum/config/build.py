@@ -76,6 +76,8 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
         hot_start=run.hot_start,
         average=run.average,
         bounds=run.bounds,
+        noise=config.privacy.noise,
+        secure_aggregation=run.secure_aggregation,
         evaluate_every=run.evaluate_every,
         device=run.device,
         model_options=dict(config.model.options),

@@ -54,6 +54,9 @@ class PrivacyConfig:
     )
     delta: float | None = setting(None, "δ of every guarantee (default: the method's)")
     adjacency: str | None = setting(None, "zero-out or replace-one: sizes are public (default: the method's)")
+    noise: Literal["float", "integer"] | None = setting(
+        None, "integer: drawn on a lattice, for whole batches (default: integer if secure_aggregation needs it)"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +113,9 @@ class RunConfig:
     simulation: bool = setting(True, "seeded noise that protects nobody; false: cryptographic noise")
     transcript: bool = setting(False, "write down what each party sees, in transcript.bin (read: load_transcript)")
     metrics: tuple[MetricConfig, ...] = setting((), "metrics on clients' own data, paid from their budgets")
+    secure_aggregation: Literal["ideal", "protocol", "honest-but-curious"] = setting(
+        "ideal", "ideal: assumed and simulated; protocol: its masks are made and taken away, in memory"
+    )
     bounds: tuple[float, float] | None = setting(
         None, "smallest and largest clipping bound, whatever a policy chooses (default: deployed, 0.001 and 1000)"
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from modicum.errors import UserError
 
-Place = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 _HEADER = re.compile(r"^\s*\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(r"""^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
@@ -24,8 +24,8 @@ class Source:
 
     name: str
     tables: Mapping[str, Any] = field(default_factory=dict)
-    lines: Mapping[Place, int] = field(default_factory=dict)
-    options: Mapping[Place, str] = field(default_factory=dict)  # keys given on the command line
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+    options: Mapping[KeyPath, str] = field(default_factory=dict)  # keys given on the command line
 
     def where(self, *place: str) -> str:
         """The nearest place that was written: the key, else its table, else the file."""
@@ -80,7 +80,7 @@ def with_option(source: Source, option: str) -> Source:
     return Source(source.name, tables, source.lines, {**source.options, place: f"--set {key.strip()}"})
 
 
-def _put(tables: Mapping[str, Any], place: Place, value: Any, option: str) -> dict[str, Any]:
+def _put(tables: Mapping[str, Any], place: KeyPath, value: Any, option: str) -> dict[str, Any]:
     head, *rest = place
     if not rest:
         return {**tables, head: value}
@@ -96,10 +96,10 @@ def _syntax(message: str, text: str) -> str:
     return f", line {line}: not valid TOML: {message.split(' (at ')[0]}"
 
 
-def _lines(text: str) -> dict[Place, int]:
+def _lines(text: str) -> dict[KeyPath, int]:
     """First line of every table and key. Values over several lines hold no keys of their own here."""
-    lines: dict[Place, int] = {}
-    table: Place = ()
+    lines: dict[KeyPath, int] = {}
+    table: KeyPath = ()
     for number, line in enumerate(text.splitlines(), start=1):
         if header := _HEADER.match(line):
             table = _split(header[1])
@@ -109,6 +109,6 @@ def _lines(text: str) -> dict[Place, int]:
     return lines
 
 
-def _split(dotted: str) -> Place:
+def _split(dotted: str) -> KeyPath:
     parts = re.findall(r"""[\w-]+|"[^"]*"|'[^']*'""", dotted)
     return tuple(part.strip("\"'") for part in parts)

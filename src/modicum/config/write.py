@@ -33,7 +33,7 @@ def describe_experiment(experiment: Experiment, simulation: bool, transcript: bo
     options = dict(e.model_options)
     tables: dict[str, dict[str, Any]] = {
         "data": {"name": data.dataset, "clients": len(data.clients), "records": list(data.sizes)},
-        "privacy": {"budgets": list(e.federation.budgets)},
+        "privacy": {"budgets": list(e.federation.budgets), "noise": e.noise},
         "model": {"name": e.model if isinstance(e.model, str) else type(e.model).__name__, **options},
         "method": {"name": type(e.method).__name__},
         "run": {
@@ -44,6 +44,7 @@ def describe_experiment(experiment: Experiment, simulation: bool, transcript: bo
             "hot_start": e.hot_start,
             "average": e.average,
             "bounds": e.bounds,
+            "secure_aggregation": e.secure_aggregation,
             "evaluate_every": e.evaluate_every,
             "device": e.device,
             "simulation": simulation,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from modicum.core import integers
 from modicum.errors import UserError
 from modicum.privacy.events import Block, NoSampling, Poisson, Release
 from modicum.privacy.noise import DType, NoiseKey, NoiseSource, SimulatedNoise
@@ -33,6 +34,9 @@ class Door(Protocol):
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Each block's clipped sum plus its noise. `release` must be reserved, each step passes once."""
+
+    def release_integers(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Tensor:
+        """All blocks as one vector of integers with this client's share of noise: a summand, for no eye alone."""
 
 
 class ReservedDoor:
@@ -90,10 +94,16 @@ class ReservedDoor:
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         self.admit(release, step, sums)
+        if release.integers is not None:
+            return integers.released_alone(release, step, sums, self._noise)
         return {
             block.name: add_noise(self._noise, _key(release, step, block), sums[block.name], block.noise_std)
             for block in release.blocks
         }
+
+    def release_integers(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Tensor:
+        self.admit(release, step, sums)
+        return torch.from_numpy(integers.noised(release, step, sums, self._noise))
 
     def admit(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> NoiseSource:
         """Every check of `release`, which uses the step up; the noise of the reserved std is still to be added."""
@@ -133,7 +143,7 @@ class ReservedDoor:
 
 
 @dataclass(frozen=True)
-class Ask:
+class ReleaseRequest:
     """One client's wish to release: its own door, and what goes through it."""
 
     door: Door
@@ -142,21 +152,27 @@ class Ask:
     sums: Mapping[str, Tensor]
 
 
-def release_together(asks: Sequence[Ask], block: str, rows: Tensor) -> tuple[Tensor, list[dict[str, Tensor]]]:
+def release_together(
+    requests: Sequence[ReleaseRequest], block: str, rows: Tensor
+) -> tuple[Tensor, list[dict[str, Tensor]]]:
     """As if each door were asked in turn: each makes its own checks, and each draw has a key of its own.
 
-    Row i of `rows` is ask i's sum for `block`. Gives the noised rows, which may take the place of `rows`, and the
-    other blocks of each ask.
+    Row i of `rows` is request i's sum for `block`. Gives the noised rows, which may take the place of `rows`, and
+    the other blocks of each request.
     """
-    doors = [ask.door for ask in asks if type(ask.door) is ReservedDoor]
-    if len(doors) < len(asks):  # a door that is watched is asked by itself
-        answers = [ask.door.release(ask.release, ask.step, ask.sums) for ask in asks]
+    doors = [request.door for request in requests if type(request.door) is ReservedDoor]
+    if len(doors) < len(requests) or any(request.release.integers is not None for request in requests):
+        # A door that is watched is asked by itself, and so is one whose noise is drawn on a lattice.
+        answers = [request.door.release(request.release, request.step, request.sums) for request in requests]
         return torch.stack([answer.pop(block) for answer in answers]), answers
-    sources = [door.admit(ask.release, ask.step, ask.sums) for door, ask in zip(doors, asks, strict=True)]
-    main = [next(b for b in ask.release.blocks if b.name == block) for ask in asks]
-    keys = [_key(ask.release, ask.step, b) for ask, b in zip(asks, main, strict=True)]
+    sources = [
+        door.admit(request.release, request.step, request.sums)
+        for door, request in zip(doors, requests, strict=True)
+    ]
+    main = [next(b for b in request.release.blocks if b.name == block) for request in requests]
+    keys = [_key(request.release, request.step, b) for request, b in zip(requests, main, strict=True)]
     _add_noise_to_rows(rows, sources, keys, [b.noise_std for b in main])
-    return rows, [_others(source, ask, block) for source, ask in zip(sources, asks, strict=True)]
+    return rows, [_others(source, request, block) for source, request in zip(sources, requests, strict=True)]
 
 
 def _add_noise_to_rows(
@@ -175,10 +191,10 @@ def _add_noise_to_rows(
         row += source.normal(key, len(row), std, _precision(rows))
 
 
-def _others(source: NoiseSource, ask: Ask, block: str) -> dict[str, Tensor]:
+def _others(source: NoiseSource, request: ReleaseRequest, block: str) -> dict[str, Tensor]:
     return {
-        b.name: add_noise(source, _key(ask.release, ask.step, b), ask.sums[b.name], b.noise_std)
-        for b in ask.release.blocks
+        b.name: add_noise(source, _key(request.release, request.step, b), request.sums[b.name], b.noise_std)
+        for b in request.release.blocks
         if b.name != block
     }
 

@@ -1,7 +1,8 @@
 """What travels between server and clients, typed by who may look inside.
 
 A client sends `Noised`, which went through the door with noise and which anyone may see, `Sealed` for a trusted
-server, or `Share` for secure aggregation: only the server half of the mechanism that made them opens them.
+server, or `Share` or, on a lattice, `Summand` for secure aggregation: only the server half of the mechanism that
+made them opens them.
 Policies and aggregation get `Released` and `ReleasedSum`, whose facts about noise the server has derived: a client
 reports none (R14).
 """
@@ -144,6 +145,19 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Summand:
+    """Integers with one client's share of noise, all queries of a round one after another; only their sum modulo
+    2^32 or 2^64 over the cohort may be seen."""
+
+    client: str
+    round: int
+    update: Tensor = field(repr=False)  # int64
+    signals: Mapping[str, float] = field(default_factory=dict)  # none: they are coordinates like the others
+
+    kind = "summand"
+
+
+@dataclass(frozen=True)
 class ReleasedSum:
     """The noised mean over a cohort with a fixed public denominator (R7)."""
 
@@ -157,12 +171,12 @@ class ReleasedSum:
     kind = "sum"
 
 
-Message = Noised | Sealed | Share
+Message = Noised | Sealed | Share | Summand
 Anything = Message | Broadcast | Released | ReleasedSum
 Opened = tuple[Released, ...] | ReleasedSum
 
 
-def paid(opened: Opened | None) -> dict[str, float]:
+def mean_metrics(opened: Opened | None) -> dict[str, float]:
     """Declared metrics as released: of the sum, or the mean over clients."""
     if opened is None:
         return {}
@@ -216,11 +230,19 @@ def decode(blob: bytes) -> Anything:
         length = int.from_bytes(blob[:8], "little")
         meta = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["modicum"])
         tensors = load(blob)
-        if set(tensors) != {"values"} or tensors["values"].ndim != 1 or not tensors["values"].is_floating_point():
+        if (
+            set(tensors) != {"values"}
+            or tensors["values"].ndim != 1
+            or not _right_numbers(meta, tensors["values"])
+        ):
             raise ValueError
         return _build(meta, tensors["values"])
     except Exception:  # whatever hostile bytes provoke, nothing of it is repeated
         raise UserError("these bytes are not a message of this version") from None
+
+
+def _right_numbers(meta: Mapping[str, Any], values: Tensor) -> bool:
+    return values.dtype == torch.int64 if meta["kind"] == Summand.kind else values.is_floating_point()
 
 
 def _number(value: Any) -> float:
@@ -266,6 +288,8 @@ def _build(meta: dict[str, Any], tensor: Tensor) -> Anything:
             return Sealed(_text(meta["client"]), round, tensor, signals)
         case "share":
             return Share(_text(meta["client"]), round, tensor, signals)
+        case "summand" if not signals:
+            return Summand(_text(meta["client"]), round, tensor)
         case "sum":
             facts, metrics = _facts(meta["facts"]), _numbers(meta["metrics"])
             return ReleasedSum(round, tensor, signals, facts, _number(meta["denominator"]), metrics)

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.door import Door, SumDoor
+from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, Opened, ReleasedSum
 from modicum.core.needs import check_composition
 from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 from modicum.privacy.events import Release
+from modicum.privacy.lattice import Integers
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, Unit
 
@@ -90,7 +92,7 @@ class PublicFacts:
 
 
 @dataclass(frozen=True)
-class View:
+class Observation:
     """What a policy sees of a finished round (or, at a client, of a finished local step): releases, no more."""
 
     round: int
@@ -162,7 +164,7 @@ class Policy(Protocol):
 
     def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]: ...
 
-    def observe(self, state: State, view: View) -> State: ...
+    def observe(self, state: State, observed: Observation) -> State: ...
 
 
 @dataclass(frozen=True)
@@ -282,8 +284,8 @@ class Plain:
 
 
 @dataclass(frozen=True)
-class Frame:
-    """What all clients of a run have in common."""
+class ClientKit:
+    """What every client of a run is given, the same for all."""
 
     backend: Backend
     training: LocalTraining
@@ -291,6 +293,7 @@ class Frame:
     shared: Tensor  # mask over the parameter vector: what a message carries
     metrics: tuple[Metric, ...] = ()
     public: PublicFacts | None = None  # for policies that decide at the client
+    integers: Agreed | None = None  # the terms of integer noise behind a sum; None: there is none
 
 
 @dataclass(frozen=True)
@@ -319,6 +322,8 @@ class Opening:
     denominator: float  # the cohort's fixed public (or expected) size
     door: SumDoor | None = None  # the server's own, where the server adds the noise
     expected: Mapping[str, Expected] = field(default_factory=dict)  # of each client that was asked
+    decisions: Mapping[str, Decision] = field(default_factory=dict)  # of every client
+    integers: Agreed | None = None  # the terms of integer noise, where messages are on a lattice
 
 
 class Mechanism(Protocol):
@@ -346,16 +351,16 @@ class Mechanism(Protocol):
         """The policy's choice as each client is told it, where clients of unequal budgets share one noise."""
 
     def events(
-        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> tuple[Release, ...]:
         """What the client would release if it followed this proposal; reserved before data is touched."""
 
     def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> Expected:
         """What the client's answer to this proposal can be, and the noise in it. Nothing reported enters (R14)."""
 
-    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
+    def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         """The client half, for several clients at once; each result depends on its own job alone."""
 
     def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
@@ -363,6 +368,16 @@ class Mechanism(Protocol):
 
         Where only a sum may be seen, messages come one by one in the order of clients' names: add, and keep none.
         """
+
+
+@runtime_checkable
+class OpensIntegers(Protocol):
+    """A mechanism whose messages can be integers with a share of noise."""
+
+    integers: bool
+
+    def open_integers(self, total: Integers, survivors: Sequence[str], context: Opening) -> ReleasedSum | None:
+        """The server half, given the modular sum of the survivors' integers. None when the round is void."""
 
 
 class Aggregation(Protocol):

@@ -11,7 +11,7 @@ import numpy as np
 
 from modicum.data import cifar, embedded, fetch, heart, idx, svhn
 from modicum.data.arrays import Arrays, Dataset
-from modicum.data.fetch import Source
+from modicum.data.fetch import Download
 from modicum.errors import UserError
 
 Read = Callable[[list[Path]], Dataset]
@@ -25,7 +25,7 @@ class Entry:
     line: str
     folder: str = ""  # under the data folder; empty for embedded data
     files: tuple[str, ...] = ()
-    sources: tuple[Source, ...] = ()
+    sources: tuple[Download, ...] = ()
     read: Read | None = None
     published: tuple[int, int] | None = None  # training and test records in the publisher's files
 
@@ -87,7 +87,7 @@ def _idx_entry(name: str, line: str, url: str, md5: tuple[str, str, str, str]) -
     files = tuple(
         f"{part}-{kind}.gz" for part in ("train", "t10k") for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
     )
-    sources = tuple(Source(url + file, digest) for file, digest in zip(files, md5, strict=True))
+    sources = tuple(Download(url + file, digest) for file, digest in zip(files, md5, strict=True))
 
     def read(p: list[Path]) -> Dataset:
         return Dataset(name, idx.read_images(p[0], p[1]), idx.read_images(p[2], p[3]), classes=10)
@@ -103,7 +103,7 @@ def _emnist_entry(split: str, line: str, classes: int, published: tuple[int, int
         for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
     )
     url = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
-    sources = (Source(url, "58c8d27c78d21e728a6bc7b3cc06412e", files),) if published else ()
+    sources = (Download(url, "58c8d27c78d21e728a6bc7b3cc06412e", files),) if published else ()
     first_label = 1 if split == "letters" else 0
 
     def read(p: list[Path]) -> Dataset:
@@ -130,7 +130,7 @@ def _cifar_entry(classes: int, line: str, folder: str, md5: str) -> Entry:
         )
 
     files = (*train, test)
-    return Entry(f"cifar-{classes}", line, folder, files, (Source(url, md5, files),), read, (50_000, 10_000))
+    return Entry(f"cifar-{classes}", line, folder, files, (Download(url, md5, files),), read, (50_000, 10_000))
 
 
 def _read_svhn(p: list[Path]) -> Dataset:
@@ -198,8 +198,8 @@ _ENTRIES: tuple[Entry, ...] = (
         "svhn",
         ("train_32x32.mat", "test_32x32.mat"),
         (
-            Source(_SVHN + "train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
-            Source(_SVHN + "test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
+            Download(_SVHN + "train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
+            Download(_SVHN + "test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
         ),
         _read_svhn,
         (73_257, 26_032),
@@ -209,7 +209,7 @@ _ENTRIES: tuple[Entry, ...] = (
         "13 features of patients of four hospitals, 2 classes",
         "heart-disease",
         _HEART_FILES,
-        tuple(Source(_UCI + file) for file in _HEART_FILES),
+        tuple(Download(_UCI + file) for file in _HEART_FILES),
         _read_heart,
     ),
 )

@@ -20,7 +20,7 @@ TIMEOUT_SECONDS = 20
 
 
 @dataclass(frozen=True)
-class Source:
+class Download:
     """One download: a file as it is wanted, or an archive whose members are."""
 
     url: str
@@ -46,7 +46,7 @@ def find(folder: Path, name: str) -> Path | None:
     return None
 
 
-def require(folder: Path, names: Sequence[str], sources: Sequence[Source]) -> list[Path]:
+def require(folder: Path, names: Sequence[str], sources: Sequence[Download]) -> list[Path]:
     """Paths of all files, downloading what is missing; otherwise one line that says what to put where."""
     missing = [name for name in names if find(folder, name) is None]
     why = "no download is known for it"
@@ -60,7 +60,7 @@ def require(folder: Path, names: Sequence[str], sources: Sequence[Source]) -> li
     return [path for name in names if (path := find(folder, name))]
 
 
-def _download(folder: Path, missing: Sequence[str], sources: Sequence[Source]) -> str:
+def _download(folder: Path, missing: Sequence[str], sources: Sequence[Download]) -> str:
     """Fetch what is missing; returns the reason when a download could not be had at all."""
     if os.environ.get("MODICUM_OFFLINE"):
         return "MODICUM_OFFLINE is set, so nothing was downloaded"
@@ -75,7 +75,7 @@ def _download(folder: Path, missing: Sequence[str], sources: Sequence[Source]) -
     return "the download does not hold it"
 
 
-def _fetch(source: Source, wanted: Sequence[str], folder: Path) -> None:
+def _fetch(source: Download, wanted: Sequence[str], folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as scratch:
         got = Path(scratch) / "file"
         with urllib.request.urlopen(source.url, timeout=TIMEOUT_SECONDS) as reply, got.open("wb") as out:
@@ -88,7 +88,7 @@ def _fetch(source: Source, wanted: Sequence[str], folder: Path) -> None:
             os.replace(path, folder / name)
 
 
-def _check_md5(path: Path, source: Source) -> None:
+def _check_md5(path: Path, source: Download) -> None:
     if source.md5 is None:
         return
     with path.open("rb") as f:

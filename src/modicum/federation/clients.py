@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from modicum.core.door import Door, DoorWatch, ReservedDoor
-from modicum.core.messages import Broadcast, Expected, Message, Noised, Sealed, Share, decode, finite
-from modicum.core.parts import Batch, ClientFacts, Frame, Job, Method, State
+from modicum.core.messages import Broadcast, Expected, Message, Noised, Sealed, Share, Summand, decode, finite
+from modicum.core.parts import Batch, ClientFacts, ClientKit, Job, Method, State
 from modicum.core.store import load_state, save_state
 from modicum.federation.keep import Charges, Keep, settle
 from modicum.privacy.budgets import Reason, Refusal, Refused
@@ -61,7 +61,7 @@ class Clients:
     def __init__(
         self,
         method: Method,
-        frame: Frame,
+        kit: ClientKit,
         clients: Sequence[Client],
         ledger: Charges,
         noise: NoiseSource,
@@ -72,7 +72,7 @@ class Clients:
         keep: Keep = Keep.MESSAGES,
         done: int = 0,
     ) -> None:
-        self.method, self.frame, self.ledger, self.noise = method, frame, ledger, noise
+        self.method, self.kit, self.ledger, self.noise = method, kit, ledger, noise
         self.clients = {client.facts.name: client for client in clients}
         self._folder = folder
         self._at_once = at_once
@@ -116,7 +116,7 @@ class Clients:
         for start in range(0, len(jobs), self._at_once):
             some = jobs[start : start + self._at_once]
             with self._model_randomness(some):
-                results = self.method.mechanism.run(some, self.frame)
+                results = self.method.mechanism.run(some, self.kit)
             yield self.settle(some, results)
 
     def acknowledge(self, round: int) -> None:
@@ -128,20 +128,20 @@ class Clients:
 
     def _stored(self, b: Broadcast) -> Message:
         message = decode(self.ledger.message(self._sent[b.client, b.round]))
-        assert isinstance(message, Noised | Sealed | Share)
+        assert isinstance(message, Noised | Sealed | Share | Summand)
         return replace(message, update=message.update.to(b.model.device))
 
     def events(self, broadcast: Broadcast) -> tuple[Release, ...]:
         client = self.clients[broadcast.client]
         return self.method.mechanism.events(
-            client.facts, client.plan, self.frame, broadcast, self._participation(client, broadcast.round)
+            client.facts, client.plan, self.kit, broadcast, self._participation(client, broadcast.round)
         )
 
     def expected(self, broadcast: Broadcast) -> Expected:
         """What a server may expect of the answer, with this side's own count of participations."""
         client = self.clients[broadcast.client]
         return self.method.mechanism.expected(
-            client.facts, client.plan, self.frame, broadcast, self._participation(client, broadcast.round)
+            client.facts, client.plan, self.kit, broadcast, self._participation(client, broadcast.round)
         )
 
     def _objection(self, broadcast: Broadcast, usable: dict[int, bool]) -> Reason | None:
@@ -155,7 +155,7 @@ class Clients:
             return Reason.UNKNOWN_CLIENT
         model = broadcast.model
         if id(model) not in usable:
-            usable[id(model)] = model.shape == (int(self.frame.shared.sum()),) and finite(model)
+            usable[id(model)] = model.shape == (int(self.kit.shared.sum()),) and finite(model)
         if not usable[id(model)]:
             return Reason.BAD_MODEL
         if self._keep.redoes and broadcast.round < self._done:
@@ -163,7 +163,7 @@ class Clients:
         decision = broadcast.decision
         noises = (z for z in (decision.noise_multiplier, decision.signal_multiplier) if z is not None)
         fits = BOUNDS[0] <= decision.bound <= BOUNDS[1] and all(0 <= z <= BOUNDS[1] for z in noises)
-        public = self.frame.public
+        public = self.kit.public
         known = decision.kind is None or (public is not None and decision.kind < len(public.scales))
         return None if fits and known else Reason.BAD_BOUND
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from modicum.core.device import device_named
 from modicum.core.layout import Layout
 from modicum.core.needs import Offer, check_data
-from modicum.core.parts import Batch, FeatureFacts, Method, Metric
+from modicum.core.parts import Batch, FeatureFacts, Method, Metric, OpensIntegers
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
@@ -23,13 +23,22 @@ from modicum.federation.features import behind, stand_on
 from modicum.federation.hot_start import hot_start
 from modicum.mechanisms.class_sums import class_sums
 from modicum.models import build, check_model, fixed_features
-from modicum.privacy.spec import PrivacySpec, Unit
+from modicum.privacy.spec import PrivacySpec, SecureAggregation, TrustedServer, Unit
+from modicum.privacy.views import Variant
 
 if TYPE_CHECKING:
     from os import PathLike
     from pathlib import Path
 
     from modicum.data.partition import Partition
+
+NoiseKind = Literal["float", "integer"]
+AggregationKind = Literal["ideal", "protocol", "honest-but-curious"]
+VARIANTS = {
+    "ideal": Variant.IDEAL,
+    "protocol": Variant.SIGNED_SURVIVORS,
+    "honest-but-curious": Variant.HONEST_BUT_CURIOUS,
+}
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,10 @@ class Experiment:
     hot_start: int = 0  # epochs of the first model on the public proxy; 0: none
     average: float = 0.0  # β of the average over rounds that is reported in place of the last model; 0: none
     bounds: tuple[float, float] | None = None  # that no policy leaves; None: the policy's own limits
+    noise: NoiseKind | None = (
+        None  # integer: drawn on a lattice; None: what secure_aggregation asks for, else float
+    )
+    secure_aggregation: AggregationKind = "ideal"  # or the protocol itself, in memory
     evaluate_every: int = 1
     device: str = "cpu"
     model_options: dict[str, float] = field(default_factory=dict)
@@ -111,11 +124,22 @@ class Experiment:
             )
         if not 0 <= self.average < 1:
             raise UserError(f"the average over rounds forgets with a factor from 0 up to 1, got {self.average}")
+        if self.secure_aggregation not in VARIANTS:
+            raise UserError(f"unknown secure_aggregation {self.secure_aggregation!r}: use {', '.join(VARIANTS)}")
+        if self.noise not in (None, "float", "integer"):
+            raise UserError(f"unknown noise {self.noise!r}: use float or integer")
+        if self.noise == "float" and self.secure_aggregation != "ideal":
+            raise UserError('masks need integers: leave noise out, or set noise = "integer"')
         data = self.federation.data
         if self.hot_start and not offer_of(data).public_labels:
             raise UserError(
                 "a hot start needs public records with the task's labels: set proxy to a share of the data"
             )
+
+    @property
+    def integers(self) -> bool:
+        """Whether noise is drawn on a lattice."""
+        return self.noise == "integer" or self.secure_aggregation != "ideal"
 
     @property
     def setting(self) -> Setting:
@@ -126,8 +150,33 @@ class Experiment:
 def build_method(experiment: Experiment) -> Method:
     """The experiment's method, whose parts find what they need in its data; nothing is reserved before."""
     method = experiment.method.build(experiment.setting)
+    if experiment.integers:
+        method = with_integers(method, VARIANTS[experiment.secure_aggregation])
     check_data(method, offer_of(experiment.federation.data))
     return method
+
+
+def with_integers(method: Method, variant: Variant) -> Method:
+    """The method with noise on a lattice, and behind a sum with what is to stand behind secure aggregation."""
+    mechanism = method.mechanism
+    if not isinstance(mechanism, OpensIntegers) or not is_dataclass(mechanism):
+        raise UserError(
+            f'{method.name} draws no integer noise: set noise = "float" and secure_aggregation = "ideal"'
+        )
+    changes: dict[str, Any] = {"integers": True}
+    view = mechanism.spec.view
+    if isinstance(view, TrustedServer):
+        raise UserError(
+            'integer noise is for what clients send, and a trusted server adds its own: set noise = "float"'
+        )
+    if isinstance(view, SecureAggregation):
+        changes["view"] = replace(view, variant=variant)
+    elif variant is not Variant.IDEAL:
+        raise UserError(
+            f"secure_aggregation is for the view secure-aggregation, and {method.name} has "
+            f"{view.to_dict()['kind']}: set view, or leave it out"
+        )
+    return replace(method, mechanism=replace(mechanism, **changes))
 
 
 def offer_of(data: FederatedData) -> Offer:

@@ -38,7 +38,9 @@ def _parts(e: Experiment) -> Iterator[bytes]:
     # An object without a repr of its own shows its address, which differs from process to process.
     yield re.sub(r" at 0x[0-9a-f]+", "", repr(e.method)).encode()
     settings = (e.setting, e.max_participations, e.metrics, e.seed, e.hot_start, e.average, e.federation.budgets)
-    yield repr(settings if e.bounds is None else (*settings, e.bounds)).encode()
+    bounds = () if e.bounds is None else (e.bounds,)
+    kind = ("integers", e.secure_aggregation) if e.integers else ()
+    yield repr((*settings, *bounds, *kind)).encode()
     yield from _model(e)
     yield from _data(e.federation.data)
 

@@ -12,6 +12,7 @@ from modicum.core.parts import Job
 from modicum.federation.clients import Answer, Clients
 from modicum.federation.keep import Charges
 from modicum.federation.rounds import Exchange
+from modicum.federation.secure_sums import Adder
 from modicum.federation.server import Asked, OpenedOnce, Proposal, Server, TrustedLedger
 from modicum.federation.transcript import AGGREGATOR, Forget, Kind, Seen, Transcript, note_opened
 from modicum.privacy.budgets import Reason, Refusal, Refused
@@ -43,7 +44,8 @@ class Begun:
 
 
 class InProcess:
-    """Asks clients of this process. `trusted` is the ledger of a trusted server, where there is one."""
+    """Asks clients of this process. `trusted` is the ledger of a trusted server, where there is one; `adder` sums
+    integers, where messages are on a lattice."""
 
     def __init__(
         self,
@@ -53,10 +55,12 @@ class InProcess:
         *,
         trusted: TrustedLedger | None = None,
         once: OpenedOnce | None = None,
+        adder: Adder | None = None,
         faults: Faults | None = None,
         transcript: Transcript | None = None,
     ) -> None:
         self.server, self.clients, self.ledger, self.trusted, self._once = server, clients, ledger, trusted, once
+        self._adder = adder
         self.faults = faults or (lambda round, client: False)  # noqa: ARG005
         self.transcript: Transcript = transcript or Forget()
 
@@ -64,7 +68,7 @@ class InProcess:
         self.clients.acknowledge(round)
 
     def reserved(self) -> float:
-        return self.ledger.share_made()
+        return self.ledger.share_reserved()
 
     def left(self) -> dict[str, float]:
         return self.ledger.left()
@@ -96,7 +100,10 @@ class InProcess:
 
     def _opened_once(self, begun: Begun, messages: Iterator[Message]) -> Opened | None:
         def opening() -> Opened | None:
-            return self.server.open(begun.proposal, messages, begun.asked)
+            if self._adder is None:
+                return self.server.open(begun.proposal, messages, begun.asked)
+            added = self._adder.add(begun.proposal.round, begun.proposal.cohort, messages)
+            return None if added is None else self.server.open_sum(begun.proposal, *added, begun.asked)
 
         if self._once is None:
             return opening()

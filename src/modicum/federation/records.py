@@ -26,7 +26,7 @@ class RoundRecord:
     abandoned: bool
     reserved: float  # share of the planned releases that is reserved so far, mean over clients (R3)
     public: Mapping[str, float] = field(default_factory=dict)
-    paid: Mapping[str, float] = field(default_factory=dict)
+    released: Mapping[str, float] = field(default_factory=dict)  # metrics that clients' budgets cover
     simulated: Mapping[str, float] = field(default_factory=dict)
     impossible: Mapping[str, str] = field(default_factory=dict)  # whose answers no honest client can have sent
 
@@ -89,6 +89,8 @@ def _tidy(value: Any) -> Any:
 
 
 def _back(line: dict[str, Any]) -> dict[str, Any]:
-    for group in ("bounds", "public", "paid", "simulated"):
+    if "paid" in line:  # its name in older files
+        line["released"] = line.pop("paid")
+    for group in ("bounds", "public", "released", "simulated"):
         line[group] = {key: math.nan if v is None else v for key, v in line[group].items()}
     return line

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from modicum.core import integers
 from modicum.core.door import SERVER, Door
 from modicum.core.messages import Message, ReleasedSum
 from modicum.core.parts import Backend, Batch, State
@@ -23,6 +24,7 @@ from modicum.federation.in_process import Begun, InProcess, Parts
 from modicum.federation.keep import Keep
 from modicum.federation.records import RoundRecord
 from modicum.federation.rounds import Evaluation, Rounds
+from modicum.federation.secure_sums import make_adder
 from modicum.federation.server import TrustedLedger
 from modicum.federation.setup import set_up
 from modicum.privacy.events import Poisson, Release
@@ -64,11 +66,16 @@ class RehearsedNoise:
         return torch.nonzero(coins < release.sampler.rate).flatten()
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if release.integers is not None:
+            return integers.released_alone(release, step, sums, SimulatedNoise(self.seed))
         stds = {block.name: block.noise_std for block in release.blocks}
         return {
             name: self._noised(value, stds[name], release.client, release.round, step, name)
             for name, value in sums.items()
         }
+
+    def release_integers(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Tensor:
+        return torch.from_numpy(integers.noised(release, step, sums, SimulatedNoise(self.seed)))
 
     def release_sum(
         self, events: Mapping[str, tuple[Release, ...]], round: int, sums: Mapping[str, Tensor]
@@ -103,15 +110,15 @@ class Rehearsal:
     def __init__(self, experiment: Experiment, prepared: Prepared | None = None) -> None:
         self.experiment, noise = experiment, SimulatedNoise(experiment.seed)
         made = set_up(experiment, noise, prepared)
-        self.method, self.data, self.plans, self.frame = made.method, made.data, made.plans, made.frame
-        self.backend: Backend = made.frame.backend
+        self.method, self.data, self.plans, self.kit = made.method, made.data, made.plans, made.kit
+        self.backend: Backend = made.kit.backend
         self.facts = {f.name: f for f in made.facts}
         self.server = made.server("rehearsal")
         self.door = RehearsedNoise(experiment.seed)
         ledger = MemoryLedger("rehearsal", self.plans.values())
         self.clients = Clients(
             self.method,
-            self.frame,
+            self.kit,
             made.clients(),
             ledger,
             noise,
@@ -121,7 +128,8 @@ class Rehearsal:
         )
         central = not self.method.mechanism.spec.view.senders_add_noise
         trusted = TrustedLedger(ledger, noise, keep=Keep.NOTHING, door=lambda _: self.door) if central else None
-        self.carrier = InProcess(self.server, self.clients, ledger, trusted=trusted)
+        adder = make_adder(made, "rehearsal")
+        self.carrier = InProcess(self.server, self.clients, ledger, trusted=trusted, adder=adder)
         self.evaluation = Evaluation(
             self.server,
             self.backend,

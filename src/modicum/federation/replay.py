@@ -18,6 +18,7 @@ from modicum.privacy.events import Release
 from modicum.privacy.token import Token
 
 Values = dict[str, Tensor]
+INTEGERS = "integers"  # under this name stands a release on a lattice, all blocks together
 
 
 @dataclass
@@ -54,6 +55,11 @@ class _Around:
 
 
 class _RecordingDoor(_Around):
+    def release_integers(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Tensor:
+        values = self._inner.release_integers(release, step, sums)
+        self._tape.clients[_key(release, step)] = {INTEGERS: values.clone()}
+        return values
+
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Values:
         values = self._inner.release(release, step, sums)
         self._tape.clients[_key(release, step)] = _copy(values)
@@ -63,6 +69,13 @@ class _RecordingDoor(_Around):
 class _ReplayingDoor(_Around):
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Values:
         self._inner.release(release, step, sums)  # it must be as welcome as the first time
+        return self._recorded(release, step)
+
+    def release_integers(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Tensor:
+        self._inner.release_integers(release, step, sums)
+        return self._recorded(release, step)[INTEGERS]
+
+    def _recorded(self, release: Release, step: int) -> Values:
         if _key(release, step) not in self._tape.clients:
             raise UserError(f"client {release.client!r}: the recorded run released nothing at this point")
         return _copy(self._tape.clients[_key(release, step)])

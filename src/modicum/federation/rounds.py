@@ -14,7 +14,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from modicum.core.messages import Opened, paid
+from modicum.core.messages import Opened, mean_metrics
 from modicum.core.parts import Backend, Batch, State
 from modicum.core.store import load_state, save_state
 from modicum.federation.evaluation import accuracy_by_client, evaluate, own_model
@@ -76,7 +76,7 @@ class Evaluation:
     @property
     def model(self) -> Tensor:
         """The whole parameter vector: what the server has, and the initial values of personal parameters."""
-        return self.server.whole(self.data.first)
+        return self.server.full_model(self.data.first)
 
     def public(self) -> dict[str, float]:
         return {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy)
@@ -85,7 +85,7 @@ class Evaluation:
         """Accuracy of each client's own model, personalised or not, on records of its own."""
         if not self._ground_truth:
             return {}
-        model, shared, found = self.model, self.server.frame.shared, dict[str, float]()
+        model, shared, found = self.model, self.server.kit.shared, dict[str, float]()
         for (name, state), records in zip(self._states().items(), held_out, strict=True):
             if len(records):  # one model at a time: many clients' own models do not fit into memory
                 own = {name: own_model(model, shared, state)}
@@ -161,7 +161,7 @@ class Rounds:
             abandoned=not moved,
             reserved=self.carrier.reserved(),
             public=public,
-            paid=paid(opened),
+            released=mean_metrics(opened),
             simulated=self.evaluation.simulated(proposal.round),
             impossible={} if secret else done.impossible,
         )

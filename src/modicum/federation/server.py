@@ -22,18 +22,20 @@ from modicum.core.messages import (
     ReleasedSum,
     Sealed,
     Share,
+    Summand,
     decode,
     encode,
     finite,
 )
-from modicum.core.parts import Frame, Method, Opening, PublicFacts, State, View
+from modicum.core.parts import ClientKit, Method, Observation, Opening, OpensIntegers, PublicFacts, State
 from modicum.core.sockets import PublicEvaluator
 from modicum.core.store import write_durably
-from modicum.errors import UnsoundError
+from modicum.errors import UnsoundError, UserError
 from modicum.federation.cohort import Cohorts
 from modicum.federation.keep import Charges, Keep, settle
 from modicum.mechanisms.possible import objection
 from modicum.privacy.events import Release
+from modicum.privacy.lattice import Integers
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.token import Token
 
@@ -98,14 +100,14 @@ class Server:
         public: PublicFacts,
         cohorts: Cohorts,
         run: str,
-        frame: Frame,
+        kit: ClientKit,
         first: Tensor,
         average: float = 0.0,
         bounds: tuple[float, float] | None = None,
         evaluate: PublicEvaluator | None = None,
     ) -> None:
         _refuse_unequal_noise(method, public)
-        self.method, self.public, self.cohorts, self.run, self.frame = method, public, cohorts, run, frame
+        self.method, self.public, self.cohorts, self.run, self.kit = method, public, cohorts, run, kit
         self.average, self.bounds, self.evaluate = average, bounds, evaluate
         self.names = tuple(c.name for c in public.clients)
         self.state = ServerState(0, first, method.policy.init(public), method.aggregation.init(public))
@@ -121,10 +123,10 @@ class Server:
         """
         return self.state.model if self.state.average is None else self.state.average
 
-    def whole(self, first: Tensor) -> Tensor:
+    def full_model(self, first: Tensor) -> Tensor:
         """All parameters: what the server has, and the initial values of those that stay with clients."""
         theta = first.clone()
-        theta[self.frame.shared] = self.reported
+        theta[self.kit.shared] = self.reported
         return theta
 
     @property
@@ -148,7 +150,7 @@ class Server:
 
     def _broadcasts(self, names: Sequence[str], decisions: Mapping[str, Decision]) -> tuple[Broadcast, ...]:
         t, model = self.state.round, self.state.model
-        due = tuple(m.name for m in self.frame.metrics if t % m.every == 0)
+        due = tuple(m.name for m in self.kit.metrics if t % m.every == 0)
         return tuple(
             Broadcast(self.run, t, name, decisions[name], model, due)
             for name in names
@@ -179,10 +181,12 @@ class Server:
         """The message, or why there is none: whatever a client sends, at most that client counts as absent."""
         if message is None:
             return "its bytes are not a message of this version"
-        if not isinstance(message, Noised | Sealed | Share) or name not in expected:
+        if not isinstance(message, Noised | Sealed | Share | Summand) or name not in expected:
             return "it sent something else than an answer"
         if (message.client, message.round) != (name, proposal.round):
             return "its answer is another client's or another round's"
+        if isinstance(message, Summand):  # nobody looks into one: their sum is checked
+            return message if self.kit.integers is not None else "it sent something else than an answer"
         model, update = self.state.model, message.update
         if (update.shape, update.dtype) != (model.shape, model.dtype):
             return "its update has another shape or precision than the model"
@@ -195,8 +199,7 @@ class Server:
 
         Sums are made as messages come, in the order of clients' names; else all of them are held.
         """
-        model, size = self.state.model, self.cohorts.size
-        context = Opening(proposal.round, proposal.cohort, asked.events, model, size, door, asked.expected)
+        context = self._opening(proposal, asked, door)
         if self.method.mechanism.individuals:
             held = tuple(messages)
             return self.method.mechanism.open(held, context) if held or asked.impossible else None
@@ -205,6 +208,28 @@ class Server:
         for _ in stream:  # a mechanism that abandons the round may have stopped reading
             pass
         return opened
+
+    def open_sum(
+        self, proposal: Proposal, total: Integers, survivors: Sequence[str], asked: Asked
+    ) -> ReleasedSum | None:
+        """What secure aggregation's sum of the survivors' integers is. None where the round is void."""
+        mechanism = self.method.mechanism
+        if not isinstance(mechanism, OpensIntegers):
+            raise UserError(f'{self.method.name} does not open sums of integers: set noise = "float"')
+        return mechanism.open_integers(total, survivors, self._opening(proposal, asked)) if survivors else None
+
+    def _opening(self, proposal: Proposal, asked: Asked, door: SumDoor | None = None) -> Opening:
+        return Opening(
+            proposal.round,
+            proposal.cohort,
+            asked.events,
+            self.state.model,
+            self.cohorts.size,
+            door,
+            asked.expected,
+            proposal.decisions,
+            self.kit.integers,
+        )
 
     def advance(self, opened: Opened | None, refused: Mapping[str, str]) -> bool:
         """Whether there is a new model; an abandoned or empty round leaves it as it is, and so does one whose
@@ -243,8 +268,8 @@ class Server:
     ) -> None:
         """Let the policy see the round: its releases, the new model's evaluation on public data, what is `left` of
         each client's plan or filter, and of its plan's `stock` of kinds."""
-        view = View(proposal.round, opened, proposal.decisions, public, left=left, stock=stock)
-        self.state.policy = self.method.policy.observe(self.state.policy, view)
+        observed = Observation(proposal.round, opened, proposal.decisions, public, left=left, stock=stock)
+        self.state.policy = self.method.policy.observe(self.state.policy, observed)
 
 
 def _refuse_unequal_noise(method: Method, public: PublicFacts) -> None:

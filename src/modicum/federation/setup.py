@@ -1,7 +1,7 @@
-"""From an experiment to what its rounds are made of: the one place that makes facts, plans, frame and server.
+"""From an experiment to what its rounds are made of: the one place that makes facts, plans, kit and server.
 
 Simulation and rehearsal know all clients' plans; a deployed server and a silo know what is public of them and make
-the same frame from that.
+the same kit from that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from modicum.compute.choose import choose
-from modicum.core.parts import Backend, ClientFacts, Frame, Identity, Mechanism, Method, PublicFacts, State
+from modicum.core.integers import Agreed
+from modicum.core.layout import Layout
+from modicum.core.parts import Backend, ClientFacts, ClientKit, Identity, Mechanism, Method, PublicFacts, State
 from modicum.errors import UserError
 from modicum.federation.clients import Client
 from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, rounds_of
@@ -20,6 +22,7 @@ from modicum.federation.evaluation import public_evaluator
 from modicum.federation.experiment import Experiment, Prepared, build_method, prepare
 from modicum.federation.server import Server
 from modicum.mechanisms.common import metric_plans, training_multiplier
+from modicum.mechanisms.integers import on_lattice
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.plan import Guard, PrivacyPlan
@@ -35,14 +38,14 @@ class Setup:
     cohorts: Cohorts
     facts: tuple[ClientFacts, ...]
     plans: Mapping[str, PrivacyPlan]
-    frame: Frame
+    kit: ClientKit
     at_once: int  # clients that the engine takes together
 
     def server(self, run: str) -> Server:
-        return make_server(self.experiment, self.method, self.cohorts, self.frame, self.data, run)
+        return make_server(self.experiment, self.method, self.cohorts, self.kit, self.data, run)
 
     def clients(self) -> list[Client]:
-        first = first_state(self.data, self.frame)
+        first = first_state(self.data, self.kit)
         records = zip(self.facts, self.data.records, self.data.validation, strict=True)
         return [Client(f, self.plans[f.name], own, held_out, dict(first)) for f, own, held_out in records]
 
@@ -55,13 +58,14 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     cohorts = make_cohorts(experiment, method.mechanism, noise)
     facts = make_facts(experiment, cohorts)
     plans = make_plans(experiment, method.mechanism, facts, cohorts)
+    plans, agreed = put_on_lattice(experiment, method, plans, facts, data)
     multipliers = multipliers_of(method.mechanism, plans)
     adaptive = any(adapts(plan) for plan in plans.values())
-    frame = make_frame(experiment, method, data, engine.backend, facts, multipliers, adaptive)
-    return Setup(experiment, method, data, cohorts, facts, plans, frame, engine.at_once)
+    kit = make_kit(experiment, method, data, engine.backend, facts, multipliers, adaptive, agreed)
+    return Setup(experiment, method, data, cohorts, facts, plans, kit, engine.at_once)
 
 
-def make_frame(
+def make_kit(
     experiment: Experiment,
     method: Method,
     data: Prepared,
@@ -69,28 +73,48 @@ def make_frame(
     facts: tuple[ClientFacts, ...],
     multipliers: Mapping[str, float],
     adaptive: bool,
-) -> Frame:
+    agreed: Agreed | None = None,
+) -> ClientKit:
     """What clients and server share. Multipliers are those of the plans; where plans adapt, nobody is told any."""
     _refuse_codec_on_sums(method)
     shared = backend.layout.where(method.wrapper.shared).to(data.first.device)
-    told = {} if adaptive else dict(multipliers)
+    known = {} if adaptive else dict(multipliers)
     scales, stock = kinds_of(method.mechanism, facts)
-    public = PublicFacts(facts, experiment.rounds, int(shared.sum()), told, adaptive, data.features, scales, stock)
-    return Frame(backend, method.training, method.policy, shared, experiment.metrics, public)
+    public = PublicFacts(
+        facts, experiment.rounds, int(shared.sum()), known, adaptive, data.features, scales, stock
+    )
+    return ClientKit(backend, method.training, method.policy, shared, experiment.metrics, public, agreed)
+
+
+def put_on_lattice(
+    experiment: Experiment,
+    method: Method,
+    plans: Mapping[str, PrivacyPlan],
+    facts: tuple[ClientFacts, ...],
+    data: Prepared,
+) -> tuple[dict[str, PrivacyPlan], Agreed | None]:
+    """Plans with the terms of integer noise in them, where it is asked for: a function of public facts.
+
+    `plans` are all clients': behind a sum the smallest multiplier among them calibrates the noise.
+    """
+    if not experiment.integers:
+        return dict(plans), None
+    shared = Layout.of(data.model).where(method.wrapper.shared)
+    return on_lattice(plans, facts, int(shared.sum()) + len(method.policy.signals))
 
 
 def make_server(
-    experiment: Experiment, method: Method, cohorts: Cohorts, frame: Frame, data: Prepared, run: str
+    experiment: Experiment, method: Method, cohorts: Cohorts, kit: ClientKit, data: Prepared, run: str
 ) -> Server:
-    assert frame.public is not None
-    first, limits = data.first[frame.shared], (experiment.average, experiment.bounds)
-    asks = public_evaluator(frame.backend, data.first, frame.shared, data.proxy)
-    return Server(method, frame.public, cohorts, run, frame, first, *limits, asks)
+    assert kit.public is not None
+    first, limits = data.first[kit.shared], (experiment.average, experiment.bounds)
+    asks = public_evaluator(kit.backend, data.first, kit.shared, data.proxy)
+    return Server(method, kit.public, cohorts, run, kit, first, *limits, asks)
 
 
-def first_state(data: Prepared, frame: Frame) -> State:
+def first_state(data: Prepared, kit: ClientKit) -> State:
     """What a client keeps before its first round: the initial values of parameters that never leave it."""
-    personal: Tensor = data.first[~frame.shared]
+    personal: Tensor = data.first[~kit.shared]
     return {"personal": personal} if len(personal) else {}
 
 

@@ -19,6 +19,7 @@ from modicum.federation.keep import Keep
 from modicum.federation.records import RoundRecord
 from modicum.federation.rounds import Evaluation, Folder, Rounds
 from modicum.federation.run_folder import RunFolder
+from modicum.federation.secure_sums import make_adder
 from modicum.federation.server import OpenedOnce, TrustedLedger
 from modicum.federation.setup import set_up
 from modicum.federation.transcript import Transcript
@@ -43,9 +44,9 @@ class Simulation:
         if experiment.device == "cpu":
             keep_pages()
         made = set_up(experiment, self.noise)
-        self.method, self.data, self.cohorts, self.frame = made.method, made.data, made.cohorts, made.frame
+        self.method, self.data, self.cohorts, self.kit = made.method, made.data, made.cohorts, made.kit
         self.facts, self.plans = made.facts, made.plans
-        self.backend: Backend = made.frame.backend
+        self.backend: Backend = made.kit.backend
         files = RunFolder(folder)
         foreign = foreign_parts(experiment.method, self.method, experiment.model, self.data.model)
         self.ledger = files.open_ledger(run_id(experiment), self.noise, records_id(experiment), foreign)
@@ -54,7 +55,7 @@ class Simulation:
         kept, keep = Folder(files, self.server), Keep.for_noise(self.noise)
         self.clients = Clients(
             self.method,
-            self.frame,
+            self.kit,
             made.clients(),
             self.ledger,
             self.noise,
@@ -71,6 +72,7 @@ class Simulation:
             self.ledger,
             trusted=TrustedLedger(self.ledger, self.noise, watch, keep) if central else None,
             once=OpenedOnce(files.opened),
+            adder=make_adder(made, self.ledger.run_id),
             faults=faults,
             transcript=transcript,
         )

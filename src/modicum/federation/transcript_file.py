@@ -102,8 +102,8 @@ def _digest(content: bytes) -> str:
 
 def _encode(seen: Seen) -> bytes:
     about = {"party": seen.party, "round": seen.round, "kind": seen.kind, "sender": seen.sender}
-    told = {**about, "bytes": len(seen.content), "digest": _digest(seen.content)}
-    return json.dumps(told, ensure_ascii=False).encode() + b"\n" + seen.content + b"\n"
+    header = {**about, "bytes": len(seen.content), "digest": _digest(seen.content)}
+    return json.dumps(header, ensure_ascii=False).encode() + b"\n" + seen.content + b"\n"
 
 
 def _things(path: Path, *, contents: bool) -> Iterator[tuple[Seen, int]]:

@@ -126,10 +126,10 @@ def run_cell(cell: Experiment, prepared: Prepared | None, cache: str | Path | No
 
     run = Rehearsal(cell, prepared)
     last = list(run.rounds())[-1].simulated
-    assert run.frame.public is not None
-    multiplier = float(np.median(list(run.frame.public.multipliers.values())))
+    assert run.kit.public is not None
+    multiplier = float(np.median(list(run.kit.public.multipliers.values())))
     records = float(np.median(cell.federation.data.sizes))
-    dimension = run.frame.public.dimension
+    dimension = run.kit.public.dimension
     loss = last["test_loss"]
     found = {
         "accuracy": last["test_accuracy"],

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from modicum.compute.vmapped import VmapEngine
 from modicum.core.messages import Decision
-from modicum.core.parts import Method, Place, Policy, PublicFacts, Scope, Signal, State, View
+from modicum.core.parts import Method, Observation, Place, Policy, PublicFacts, Scope, Signal, State
 from modicum.core.setting import MethodSpec, Setting
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation, offer_of
@@ -83,11 +83,11 @@ class Explore:
         scales, left, asked = state["scales"], state["left"], state["asked"]
         return {n: Decision(bound, kind=kinds.nearest(asked, scales, left.get(n, ()))) for n in clients}
 
-    def observe(self, state: State, view: View) -> State:
-        rng = np.random.default_rng([self.seed, view.round])
+    def observe(self, state: State, observed: Observation) -> State:
+        rng = np.random.default_rng([self.seed, observed.round])
         log = min(max(state["log"] + rng.normal(0, 0.4), -3.0), 3.0)
         asked = int(rng.integers(max(1, len(state["scales"]))))
-        return {**state, "log": float(log), "left": kinds.after(view, state["first"]), "asked": asked}
+        return {**state, "log": float(log), "left": kinds.after(observed, state["first"]), "asked": asked}
 
 
 @dataclass(frozen=True)
@@ -217,12 +217,12 @@ def play(experiment: Experiment, policy: Policy) -> Played:
             "no public traces: give the federation a proxy with the task's labels ([data] proxy = 0.1)"
         )
     rng = np.random.default_rng([experiment.seed, 0x7ACE])
-    engine = VmapEngine(run.data.model, run.frame.backend.layout)
+    engine = VmapEngine(run.data.model, run.kit.backend.layout)
     traces, turns, before = [], [], None
     for t in range(experiment.rounds):
         rows = torch.from_numpy(rng.choice(len(public), min(RECORDS, len(public)), replace=False))
         batch = public.take(rows.sort().values)
-        gradients = engine.each(run.server.whole(run.data.first), batch, run.frame.training.losses)
+        gradients = engine.each(run.server.whole(run.data.first), batch, run.kit.training.losses)
         traces.append(Trace.of(gradients, seed=t))
         mean = gradients.mean(0)
         turns.append(1.0 if before is None else float(torch.cosine_similarity(mean, before, dim=0)))
@@ -238,7 +238,7 @@ def play(experiment: Experiment, policy: Policy) -> Played:
 
 def _noise_of(run: Rehearsal, policy: Policy) -> tuple[Round, float]:
     """What decides the noise in the mean update: that of the median client."""
-    mechanism, public = run.method.mechanism, run.frame.public
+    mechanism, public = run.method.mechanism, run.kit.public
     assert isinstance(mechanism, RecordLocal)
     assert public is not None
     by_size = sorted(public.clients, key=lambda c: c.records)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Opened
 from modicum.core.needs import Need
-from modicum.core.parts import ClientFacts, Frame, Job, Opening, State
+from modicum.core.parts import ClientFacts, ClientKit, Job, Opening, State
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.privacy.accounting.choose import epsilon
@@ -61,17 +61,17 @@ class AsPublished:
         return dict(chosen)
 
     def events(
-        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> tuple[Release, ...]:
-        return self.inner.events(facts, plan, frame, broadcast, participation)
+        return self.inner.events(facts, plan, kit, broadcast, participation)
 
     def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> Expected:
-        return self.inner.expected(facts, plan, frame, broadcast, participation)
+        return self.inner.expected(facts, plan, kit, broadcast, participation)
 
-    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
-        return self.inner.run(jobs, frame)
+    def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
+        return self.inner.run(jobs, kit)
 
     def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
         return self.inner.open(messages, context)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened
 from modicum.core.needs import Need
-from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS, ClientFacts, Frame, Job, Opening, State
+from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS, ClientFacts, ClientKit, Job, Opening, State
 from modicum.errors import UserError
 from modicum.mechanisms import common
 from modicum.mechanisms.possible import DOUBT, ROUNDING, noise_norm
@@ -92,21 +92,21 @@ class ClassSums:
         )
 
     def events(
-        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> tuple[Release, ...]:
         if not self._sums_now(broadcast):
-            return self.after.events(facts, plan, frame, broadcast, participation)
-        metrics = common.metric_events(self.spec, broadcast, frame.metrics)
+            return self.after.events(facts, plan, kit, broadcast, participation)
+        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
         return (self._event(facts, plan, broadcast), *metrics)
 
     def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> Expected:
         """n records in one class reach n·√(1+1) with their count; noise adds its own norm."""
         if not self._sums_now(broadcast):
-            return self.after.expected(facts, plan, frame, broadcast, participation)
+            return self.after.expected(facts, plan, kit, broadcast, participation)
         sums, counts = self._event(facts, plan, broadcast).blocks
-        metrics = common.metric_events(self.spec, broadcast, frame.metrics)
+        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
         doubt = DOUBT / (1 + len(metrics))
         noise = max(sums.noise_std, counts.noise_std) * noise_norm(broadcast.model.numel(), doubt)
         norm = (facts.records * math.hypot(LENGTH, 1.0) + noise) * (1 + ROUNDING)
@@ -114,18 +114,18 @@ class ClassSums:
         rates = common.expected_metrics(metrics, Unit.RECORD, facts.validation, doubt)
         return Expected(known, norm, {}, rates)
 
-    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
+    def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         if not self._sums_now(jobs[0].broadcast):
-            return self.after.run(jobs, frame)
-        return [self._release(job, frame) for job in jobs]
+            return self.after.run(jobs, kit)
+        return [self._release(job, kit) for job in jobs]
 
-    def _release(self, job: Job, frame: Frame) -> tuple[Message, State]:
+    def _release(self, job: Job, kit: ClientKit) -> tuple[Message, State]:
         event = self._event(job.facts, job.plan, job.broadcast)
         model = job.broadcast.model
-        sums, counts = class_sums(job.records.x, job.records.targets["y"], frame.backend.layout.shapes[0])
+        sums, counts = class_sums(job.records.x, job.records.targets["y"], kit.backend.layout.shapes[0])
         noised = job.door.release(event, 0, {CLASS_SUMS: sums, CLASS_COUNTS: counts})
         update = torch.cat([noised[CLASS_SUMS].flatten(), noised[CLASS_COUNTS]]).to(model)
-        metrics = common.released_metrics(job, frame, self.spec)
+        metrics = common.released_metrics(job, kit, self.spec)
         return Noised(job.facts.name, job.broadcast.round, update, {}, metrics), job.state
 
     def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:

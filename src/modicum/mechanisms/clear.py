@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened
 from modicum.core.needs import Need
-from modicum.core.parts import ClientFacts, Frame, Job, Opening, State
+from modicum.core.parts import ClientFacts, ClientKit, Job, Opening, State
 from modicum.core.sockets import Transform
 from modicum.mechanisms import common
 from modicum.mechanisms.local_steps import LocalSteps, train_locally
@@ -46,7 +46,7 @@ class Clear:
         self,
         facts: ClientFacts,
         plan: PrivacyPlan,  # noqa: ARG002
-        frame: Frame,
+        kit: ClientKit,
         broadcast: Broadcast,
         participation: int,  # noqa: ARG002
     ) -> tuple[Release, ...]:
@@ -54,27 +54,27 @@ class Clear:
         update = Release(
             client=facts.name, round=broadcast.round, spec=self.spec, blocks=blocks, sampler=NoSampling()
         )
-        return (update, *common.metric_events(self.spec, broadcast, frame.metrics))
+        return (update, *common.metric_events(self.spec, broadcast, kit.metrics))
 
     def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> Expected:
         """Nothing is clipped, so that any finite update is possible: only a robust aggregation bounds it."""
-        _, *metrics = self.events(facts, plan, frame, broadcast, participation)
+        _, *metrics = self.events(facts, plan, kit, broadcast, participation)
         doubt = DOUBT / max(1, len(metrics))
         rates = common.expected_metrics(metrics, self.spec.unit, facts.validation, doubt)
         return Expected(NoiseFacts(0.0, 1.0), math.inf, {}, rates)
 
-    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
-        first = common.starts(jobs, frame)
+    def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
+        first = common.starts(jobs, kit)
         results: list[tuple[Message, State]] = []
-        for job, initial, last in zip(jobs, first, train_locally(jobs, first, frame, self.local), strict=True):
-            event = self.events(job.facts, job.plan, frame, job.broadcast, 0)[0]
-            update = common.transformed(common.shared_part(last - initial, job, frame)[None], self.transform)[0]
+        for job, initial, last in zip(jobs, first, train_locally(jobs, first, kit, self.local), strict=True):
+            event = self.events(job.facts, job.plan, kit, job.broadcast, 0)[0]
+            update = common.transformed(common.shared_part(last - initial, job, kit)[None], self.transform)[0]
             update = job.door.release(event, 0, {UPDATE: update})[UPDATE]
-            metrics = common.released_metrics(job, frame, self.spec)
+            metrics = common.released_metrics(job, kit, self.spec)
             message = Noised(job.facts.name, job.broadcast.round, update, {}, metrics)
-            results.append((message, common.keep_personal(job, frame, last)))
+            results.append((message, common.keep_personal(job, kit, last)))
         return results
 
     def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:

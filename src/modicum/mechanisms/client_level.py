@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from modicum.core.door import Ask, release_together
+from modicum.core.door import ReleaseRequest, release_together
 from modicum.core.messages import (
     Broadcast,
     Decision,
@@ -31,14 +31,15 @@ from modicum.core.messages import (
     Share,
 )
 from modicum.core.needs import Need
-from modicum.core.parts import SIGNAL_BOUND, ClientFacts, Frame, Job, Opening, State
+from modicum.core.parts import SIGNAL_BOUND, ClientFacts, ClientKit, Job, Opening, State
 from modicum.core.sockets import Transform
 from modicum.errors import UnsoundError, UserError
-from modicum.mechanisms import common
+from modicum.mechanisms import common, integers
 from modicum.mechanisms.local_steps import LocalSteps, train_locally
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, noise_norm, spread
 from modicum.privacy.calibration import calibrate_noise, largest_steps
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
+from modicum.privacy.lattice import Integers
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Adjacency, KnownTo, ServerSeesMessages, Shows, Unit, View
@@ -58,6 +59,7 @@ class ClientLevel:
     noise_multiplier: float | None = None  # in what the adversary sees; None: calibrated to each client's budget
     rate: float | None = None  # of the trusted server's secret Poisson cohort
     transform: Transform | None = None  # of each client's update, before it is clipped, in every view
+    integers: bool = False  # noise is drawn on a lattice: what masks need, and exact (R12)
 
     purpose = UPDATE
     offers = (Need.SIGNALS,)
@@ -89,11 +91,12 @@ class ClientLevel:
         spec, count = self.spec, facts.participations
         if math.isinf(facts.budget):
             return PrivacyPlan(client=facts.name, spec=spec, budget=math.inf, guard=Guard.NONE)
+        exact = integers.priced(spec, integers=self.integers)
         if self.noise_multiplier is None:
-            z = calibrate_noise(spec, facts.budget, self.sampler, count, also=metrics)
+            z = calibrate_noise(exact, facts.budget, self.sampler, count, also=metrics)
         else:
             z = spec.own(self.noise_multiplier)
-            count = min(count, largest_steps(spec, facts.budget, self.sampler, z, also=metrics))
+            count = min(count, largest_steps(exact, facts.budget, self.sampler, z, also=metrics))
         releases = (PlannedRelease(UPDATE, z, self.sampler, count), *metrics)
         return PrivacyPlan(client=facts.name, spec=spec, budget=facts.budget, releases=releases)
 
@@ -115,32 +118,41 @@ class ClientLevel:
         self,
         facts: ClientFacts,  # noqa: ARG002
         plan: PrivacyPlan,
-        frame: Frame,
+        kit: ClientKit,
         broadcast: Broadcast,
         participation: int,  # noqa: ARG002
     ) -> tuple[Release, ...]:
-        return (self._event(plan, frame, broadcast), *common.metric_events(self.spec, broadcast, frame.metrics))
+        return (
+            self._event(plan, kit, broadcast),
+            *common.metric_events(self.spec, broadcast, kit.metrics, plan),
+        )
 
-    def _event(self, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast) -> Release:
+    def _event(self, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast) -> Release:
         decision = broadcast.decision
-        chosen = decision.noise_multiplier
+        on_lattice = integers.planned(plan, UPDATE)
+        # On a lattice the noise is fixed in the agreed terms: whatever a server says of it changes nothing (R13).
+        chosen = decision.noise_multiplier if on_lattice is None else None
+        shared = decision.signal_multiplier if on_lattice is None else None
         planned = common.training_multiplier(plan, UPDATE)
         z = planned if chosen is None else self.spec.own(chosen)
         return Release(
             client=broadcast.client,
             round=broadcast.round,
             spec=self.spec,
-            blocks=common.query(UPDATE, decision.bound, z, frame.policy.signals, decision.signal_multiplier),
+            blocks=common.query(UPDATE, decision.bound, z, kit.policy.signals, shared),
             sampler=self.sampler,
             bound_origin=Origin.RELEASED,
             noise_origin=Origin.PRESET if chosen is None else Origin.RELEASED,
+            integers=on_lattice,
         )
 
     def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> Expected:
         """An update within its bound plus one draw of noise; behind a trusted server without any."""
-        event, *metrics = self.events(facts, plan, frame, broadcast, participation)
+        event, *metrics = self.events(facts, plan, kit, broadcast, participation)
+        if event.integers is not None and not self.individuals:
+            return integers.nothing_seen(event)
         main, *signals = event.blocks
         doubt = DOUBT / (1 + len(signals) + len(metrics))
         noisy = float(self.view.senders_add_noise)
@@ -155,44 +167,49 @@ class ClientLevel:
         reach = {name: SIGNAL_BOUND + noisy * spread(doubt) * std for name, std in stds.items()}
         return Expected(known, norm, {name: around(middle, r) for name, r in reach.items()}, rates)
 
-    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
-        first = common.starts(jobs, frame)
-        trained = train_locally(jobs, first, frame, self.local)
-        states = [common.keep_personal(job, frame, last) for job, last in zip(jobs, trained, strict=True)]
-        updates = common.transformed(common.shared_part(trained.sub_(first), jobs[0], frame), self.transform)
-        asks = self._asks(jobs, frame, updates)
-        metrics = [self._metric_asks(job, frame) for job in jobs]
+    def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
+        first = common.starts(jobs, kit)
+        trained = train_locally(jobs, first, kit, self.local)
+        states = [common.keep_personal(job, kit, last) for job, last in zip(jobs, trained, strict=True)]
+        updates = common.transformed(common.shared_part(trained.sub_(first), jobs[0], kit), self.transform)
+        requests = self._requests(jobs, kit, updates)
+        metrics = [self._metric_requests(job, kit) for job in jobs]
         if not self.view.senders_add_noise:
-            sealed = [_sealed([ask, *more]) for ask, more in zip(asks, metrics, strict=True)]
+            sealed = [_sealed([request, *more]) for request, more in zip(requests, metrics, strict=True)]
             return list(zip(sealed, states, strict=True))
-        noised, others = release_together(asks, UPDATE, updates)
+        if self.integers and not self.individuals:
+            summands = [
+                integers.summand([request, *more]) for request, more in zip(requests, metrics, strict=True)
+            ]
+            return list(zip(summands, states, strict=True))
+        noised, others = release_together(requests, UPDATE, updates)
         for values, more in zip(others, metrics, strict=True):
-            for ask in more:
-                values |= ask.door.release(ask.release, ask.step, ask.sums)
+            for request in more:
+                values |= request.door.release(request.release, request.step, request.sums)
         messages = [
-            self._message(ask.release, update, _scalars(values))
-            for ask, update, values in zip(asks, noised.unbind(), others, strict=True)
+            self._message(request.release, update, _scalars(values))
+            for request, update, values in zip(requests, noised.unbind(), others, strict=True)
         ]
         return list(zip(messages, states, strict=True))
 
-    def _asks(self, jobs: Sequence[Job], frame: Frame, updates: Tensor) -> list[Ask]:
+    def _requests(self, jobs: Sequence[Job], kit: ClientKit, updates: Tensor) -> list[ReleaseRequest]:
         """Each client's clipped update and signals; not to be seen before they have passed the door."""
         bounds = [job.broadcast.decision.bound for job in jobs]
         norms = _clip(updates, bounds).cpu().unbind()
         return [
-            Ask(
+            ReleaseRequest(
                 job.door,
-                self._event(job.plan, frame, job.broadcast),
+                self._event(job.plan, kit, job.broadcast),
                 0,
-                {UPDATE: update, **common.contributions(norm.reshape(1), bound, frame.policy.signals)},
+                {UPDATE: update, **common.contributions(norm.reshape(1), bound, kit.policy.signals)},
             )
             for job, update, norm, bound in zip(jobs, updates.unbind(), norms, bounds, strict=True)
         ]
 
-    def _metric_asks(self, job: Job, frame: Frame) -> list[Ask]:
+    def _metric_requests(self, job: Job, kit: ClientKit) -> list[ReleaseRequest]:
         return [
-            Ask(job.door, event, 0, {event.blocks[0].name: common.metric_value(job, frame, Unit.CLIENT)})
-            for event in common.metric_events(self.spec, job.broadcast, frame.metrics)
+            ReleaseRequest(job.door, event, 0, {event.blocks[0].name: common.metric_value(job, kit, Unit.CLIENT)})
+            for event in common.metric_events(self.spec, job.broadcast, kit.metrics, job.plan)
         ]
 
     def _message(self, event: Release, update: Tensor, scalars: Mapping[str, float]) -> Message:
@@ -200,6 +217,12 @@ class ClientLevel:
             return Share(event.client, event.round, update, scalars)
         signals, metrics = _tell_apart(scalars)
         return Noised(event.client, event.round, update, signals, metrics)
+
+    def open_integers(self, total: Integers, survivors: Sequence[str], context: Opening) -> ReleasedSum | None:
+        """The server half where secure aggregation gave the sum of the survivors' summands."""
+        if not self.view.enough(len(survivors), len(context.invited)):
+            return None
+        return integers.open_sum(total, survivors, context, UPDATE, dict.fromkeys(context.invited, 1.0))
 
     def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
         if self.individuals:
@@ -244,9 +267,9 @@ def _norms(updates: Tensor) -> Tensor:
     return norms
 
 
-def _sealed(asks: Sequence[Ask]) -> Sealed:
-    sums = {block: value for ask in asks for block, value in ask.sums.items()}
-    event = asks[0].release
+def _sealed(requests: Sequence[ReleaseRequest]) -> Sealed:
+    sums = {block: value for request in requests for block, value in request.sums.items()}
+    event = requests[0].release
     return Sealed(event.client, event.round, sums[UPDATE], _scalars(sums))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from modicum.core.messages import Broadcast, Message, Noised, Range, Released
-from modicum.core.parts import SIGNAL_BOUND, Frame, Job, Metric, Opening, Signal, SignalName
+from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Metric, Opening, Signal, SignalName
 from modicum.core.sockets import Transform
 from modicum.errors import UserError
 from modicum.mechanisms.possible import around, spread
@@ -58,28 +58,28 @@ def training_multiplier(plan: PrivacyPlan, purpose: str) -> float:
     return next((r.noise_multiplier for r in plan.releases if r.purpose == purpose), 0.0)
 
 
-def start(job: Job, frame: Frame) -> Tensor:
+def start(job: Job, kit: ClientKit) -> Tensor:
     """The client's local model before training: shared parameters from the server, personal ones of its own."""
     model = job.broadcast.model
-    if _all_shared(job, frame):
+    if _all_shared(job, kit):
         return model
-    theta = model.new_empty(len(frame.shared))
-    theta[frame.shared] = model
-    theta[~frame.shared] = job.state["personal"].to(model)
+    theta = model.new_empty(len(kit.shared))
+    theta[kit.shared] = model
+    theta[~kit.shared] = job.state["personal"].to(model)
     return theta
 
 
-def starts(jobs: Sequence[Job], frame: Frame) -> Tensor:
+def starts(jobs: Sequence[Job], kit: ClientKit) -> Tensor:
     """The local models before training, one row a client; where they are all the server's, that one many times."""
     model = jobs[0].broadcast.model
-    if all(job.broadcast.model is model and _all_shared(job, frame) for job in jobs):
+    if all(job.broadcast.model is model and _all_shared(job, kit) for job in jobs):
         return model.expand(len(jobs), -1)
-    return torch.stack([start(job, frame) for job in jobs])
+    return torch.stack([start(job, kit) for job in jobs])
 
 
-def shared_part(values: Tensor, job: Job, frame: Frame) -> Tensor:
+def shared_part(values: Tensor, job: Job, kit: ClientKit) -> Tensor:
     """What a message carries of a parameter vector, or of many as rows."""
-    return values if _all_shared(job, frame) else values[..., frame.shared]
+    return values if _all_shared(job, kit) else values[..., kit.shared]
 
 
 def transformed(updates: Tensor, transform: Transform | None) -> Tensor:
@@ -93,19 +93,19 @@ def transformed(updates: Tensor, transform: Transform | None) -> Tensor:
     return torch.stack(rows)
 
 
-def _all_shared(job: Job, frame: Frame) -> bool:
+def _all_shared(job: Job, kit: ClientKit) -> bool:
     """Told from the length of the server's model: looking at the mask itself would cost more than a step."""
-    return len(job.broadcast.model) == len(frame.shared)
+    return len(job.broadcast.model) == len(kit.shared)
 
 
-def keep_personal(job: Job, frame: Frame, trained: Tensor) -> dict[str, object]:
+def keep_personal(job: Job, kit: ClientKit, trained: Tensor) -> dict[str, object]:
     """The client's state after the round, with its personal parameters in it."""
     # A policy's state holds releases only, so training neither sees nor writes it.
     own = {key: value for key, value in job.state.items() if key != "policy"}
-    state = frame.training.finish(job.records, own, trained, frame.backend)
+    state = kit.training.finish(job.records, own, trained, kit.backend)
     state.pop("policy", None)
-    if not _all_shared(job, frame):
-        state["personal"] = trained[~frame.shared].clone()
+    if not _all_shared(job, kit):
+        state["personal"] = trained[~kit.shared].clone()
     return state
 
 
@@ -117,16 +117,28 @@ def metric_plans(
     return tuple(PlannedRelease(m.block, spec.own(m.noise_multiplier), NoSampling(), n) for m, n in due if n)
 
 
-def metric_events(spec: PrivacySpec, broadcast: Broadcast, metrics: Sequence[Metric]) -> tuple[Release, ...]:
-    """A count of correct answers: one record moves it by at most 1; a client moves its centred rate by ½."""
+def metric_events(
+    spec: PrivacySpec, broadcast: Broadcast, metrics: Sequence[Metric], plan: PrivacyPlan | None = None
+) -> tuple[Release, ...]:
+    """A count of correct answers: one record moves it by at most 1; a client moves its centred rate by ½.
+
+    `plan` says whether their noise is drawn on a lattice.
+    """
     bound = 1.0 if spec.unit is Unit.RECORD else SIGNAL_BOUND
+    planned = {r.purpose: r for r in plan.releases if r.integers is not None} if plan else {}
+
+    def noise(metric: Metric) -> float:
+        on_lattice = planned.get(metric.block)
+        return spec.own(metric.noise_multiplier) if on_lattice is None else on_lattice.noise_multiplier
+
     return tuple(
         Release(
             client=broadcast.client,
             round=broadcast.round,
             spec=spec,
-            blocks=(Block(m.block, bound, spec.own(m.noise_multiplier)),),
+            blocks=(Block(m.block, bound, noise(m)),),
             sampler=NoSampling(),
+            integers=planned[m.block].integers if m.block in planned else None,
         )
         for m in metrics
         if m.name in broadcast.metrics
@@ -147,9 +159,9 @@ def opened(messages: Iterable[Message], context: Opening) -> tuple[Released, ...
     return tuple(m.known(context.expected[m.client].facts) for m in messages if isinstance(m, Noised))
 
 
-def metric_value(job: Job, frame: Frame, unit: Unit) -> Tensor:
+def metric_value(job: Job, kit: ClientKit, unit: Unit) -> Tensor:
     """Correct answers of the broadcast model on the client's validation records (private)."""
-    outputs = frame.backend.outputs(start(job, frame), job.validation.x)
+    outputs = kit.backend.outputs(start(job, kit), job.validation.x)
     correct = (outputs.argmax(-1) == job.validation.targets["y"]).sum().double().reshape(1)
     return correct if unit is Unit.RECORD else correct / max(1, len(job.validation)) - SIGNAL_BOUND
 
@@ -158,11 +170,11 @@ def metric_rate(noised: float, unit: Unit, records: int) -> float:
     return noised / max(1, records) if unit is Unit.RECORD else noised + SIGNAL_BOUND
 
 
-def released_metrics(job: Job, frame: Frame, spec: PrivacySpec) -> dict[str, float]:
+def released_metrics(job: Job, kit: ClientKit, spec: PrivacySpec) -> dict[str, float]:
     """Noisy accuracy of the broadcast model, for mechanisms whose every message is released on its own."""
     rates = {}
-    for event in metric_events(spec, job.broadcast, frame.metrics):
+    for event in metric_events(spec, job.broadcast, kit.metrics, job.plan):
         block = event.blocks[0].name
-        noised = job.door.release(event, 0, {block: metric_value(job, frame, spec.unit)})[block].item()
+        noised = job.door.release(event, 0, {block: metric_value(job, kit, spec.unit)})[block].item()
         rates[block.removeprefix("metric:")] = metric_rate(noised, spec.unit, job.facts.validation)
     return rates

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from modicum.core.optimisers import Sgd
-from modicum.core.parts import Batch, Descends, Frame, Job
+from modicum.core.parts import Batch, ClientKit, Descends, Job
 from modicum.core.sockets import Pulls
 from modicum.core.stack import Pool, SideBySide
 from modicum.errors import UserError
@@ -37,28 +37,28 @@ class LocalSteps:
         return max(1, round(self.epochs * records / min(self.batch, records)))
 
 
-def train_locally(jobs: Sequence[Job], first: Tensor, frame: Frame, local: LocalSteps) -> Tensor:
+def train_locally(jobs: Sequence[Job], first: Tensor, kit: ClientKit, local: LocalSteps) -> Tensor:
     """The local models after training, one row a client; private, since no noise was added."""
     order = sorted(range(len(jobs)), key=lambda i: -local.count(len(jobs[i].records)))
     shuffle = Shuffle()
-    taken = [_taken(jobs[i], frame, local, shuffle) for i in order]
+    taken = [_taken(jobs[i], kit, local, shuffle) for i in order]
     in_order = order == list(range(len(jobs)))  # then two copies of every model are saved
     theta = first if in_order else first[order]
-    optimiser = frame.training.optimiser
-    more = local.ascent or isinstance(frame.training, Pulls)
+    optimiser = kit.training.optimiser
+    more = local.ascent or isinstance(kit.training, Pulls)
     rate = optimiser.lr if isinstance(optimiser, Sgd) and not (optimiser.momentum or more) else None
-    if rate is not None and isinstance(frame.backend, Descends):
+    if rate is not None and isinstance(kit.backend, Descends):
         for clients, steps in groupby(_batches(taken), len):
-            trained = frame.backend.descend(theta[:clients], list(steps), frame.training.losses, rate)
+            trained = kit.backend.descend(theta[:clients], list(steps), kit.training.losses, rate)
             theta = trained if clients == len(theta) else torch.cat([trained, theta[clients:]])
     else:
         began, theta = theta, theta.clone(memory_format=torch.contiguous_format)
         buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
         for step, batches in enumerate(_batches(taken)):
             rows = slice(0, len(batches))
-            gradient = _gradients(theta[rows], batches, frame, local.ascent)
-            if isinstance(frame.training, Pulls):
-                gradient = gradient + frame.training.pull(theta[rows], began[rows])
+            gradient = _gradients(theta[rows], batches, kit, local.ascent)
+            if isinstance(kit.training, Pulls):
+                gradient = gradient + kit.training.pull(theta[rows], began[rows])
             optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
     if in_order:
         return theta
@@ -88,15 +88,15 @@ def _batches(taken: Sequence[_Taken]) -> Iterator[Sequence[Batch]]:
         yield pool.batches([t.rows[step] for t in taken if step < len(t.rows)])
 
 
-def _gradients(theta: Tensor, batches: Sequence[Batch], frame: Frame, ascent: float) -> Tensor:
-    gradient = frame.backend.gradients(theta, batches, frame.training.losses)
+def _gradients(theta: Tensor, batches: Sequence[Batch], kit: ClientKit, ascent: float) -> Tensor:
+    gradient = kit.backend.gradients(theta, batches, kit.training.losses)
     if not ascent:
         return gradient
     norms = gradient.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    return frame.backend.gradients(theta + ascent * gradient / norms, batches, frame.training.losses)
+    return kit.backend.gradients(theta + ascent * gradient / norms, batches, kit.training.losses)
 
 
-def _taken(job: Job, frame: Frame, local: LocalSteps, shuffle: Shuffle) -> _Taken:
+def _taken(job: Job, kit: ClientKit, local: LocalSteps, shuffle: Shuffle) -> _Taken:
     """Targets may be costly (a teacher's outputs), so a round of less than a pass has them for its own records."""
     records = job.records
     rows = _minibatches(len(records), local.batch, shuffle.of(job.seed), local.count(len(records)))
@@ -104,7 +104,7 @@ def _taken(job: Job, frame: Frame, local: LocalSteps, shuffle: Shuffle) -> _Take
     if less:
         records = records.take(rows.flatten())
         rows = torch.arange(len(records)).view(rows.shape)
-    return _Taken(Batch(records.x, frame.training.targets(records, job.state, frame.backend)), rows, less)
+    return _Taken(Batch(records.x, kit.training.targets(records, job.state, kit.backend)), rows, less)
 
 
 class Shuffle:

@@ -19,7 +19,7 @@ from torch.nn.functional import softplus
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened
 from modicum.core.needs import Need
 from modicum.core.optimisers import Adam
-from modicum.core.parts import ClientFacts, ClipRule, Frame, Job, Opening, State
+from modicum.core.parts import ClientFacts, ClientKit, ClipRule, Job, Opening, State
 from modicum.mechanisms import common
 from modicum.mechanisms.possible import around
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal
@@ -70,9 +70,9 @@ class RawMetaNet:
         return dict(chosen)
 
     def events(
-        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> tuple[Release, ...]:
-        del facts, plan, frame, participation
+        del facts, plan, kit, participation
         return (self._sent(broadcast),)
 
     def _sent(self, broadcast: Broadcast) -> Release:
@@ -85,39 +85,39 @@ class RawMetaNet:
         )
 
     def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> Expected:
         del facts, plan, broadcast, participation
-        gain = frame.training.optimiser.gains(1)[0]
+        gain = kit.training.optimiser.gains(1)[0]
         return Expected(NoiseFacts(0.0, gain), math.inf, {}, {"sigma": around(LARGEST / 2, LARGEST / 2)})
 
-    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
-        return [self._client(job, frame) for job in jobs]
+    def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
+        return [self._client(job, kit) for job in jobs]
 
-    def _client(self, job: Job, frame: Frame) -> tuple[Message, State]:
-        first = common.start(job, frame)
+    def _client(self, job: Job, kit: ClientKit) -> tuple[Message, State]:
+        first = common.start(job, kit)
         theta, before = first[None].clone(), first
         own = _Own.of(job.state.get("metanet"), self)
         batch_size = self.inner.expected_batch(job.facts)
-        targets = frame.training.targets(job.records, job.state, frame.backend)
+        targets = kit.training.targets(job.records, job.state, kit.backend)
         records = type(job.records)(job.records.x, targets)
         for step in range(self.inner.steps_in(job.facts, job.participation)):
             bound, sigma = own.decided()
             event = self._step(job, bound, batch_size * sigma / bound, step)
             job.door.reserve(event)
             batch = records.take(job.door.sample(event, step, len(records)))
-            losses = frame.training.losses
-            raw, norms = frame.backend.clipped_sums(theta, [batch], losses, [UNCLIPPED], ClipRule.FLAT)
-            clipped, _ = frame.backend.clipped_sums(theta, [batch], losses, [bound], ClipRule.FLAT)
+            losses = kit.training.losses
+            raw, norms = kit.backend.clipped_sums(theta, [batch], losses, [UNCLIPPED], ClipRule.FLAT)
+            clipped, _ = kit.backend.clipped_sums(theta, [batch], losses, [bound], ClipRule.FLAT)
             noised = job.door.release(event, step, {GRADIENT: clipped[0]})[GRADIENT] / batch_size
             own.see(figures(raw[0], norms[0], theta[0] - before))
             own.learn(self)
             before = theta[0].clone()
-            frame.training.optimiser.step(theta, noised[None], [], step)
+            kit.training.optimiser.step(theta, noised[None], [], step)
         sent = job.door.release(self._sent(job.broadcast), 0, {SIGMA: torch.tensor([own.decided()[1]])})[SIGMA]
-        update = common.shared_part(theta[0] - first, job, frame)
+        update = common.shared_part(theta[0] - first, job, kit)
         message = Noised(job.facts.name, job.broadcast.round, update, {}, {"sigma": float(sent.item())})
-        return message, {**common.keep_personal(job, frame, theta[0]), "metanet": own.to_dict()}
+        return message, {**common.keep_personal(job, kit, theta[0]), "metanet": own.to_dict()}
 
     def _step(self, job: Job, bound: float, multiplier: float, step: int) -> Release:
         """z = Bσ/C: what the noise on the mean gradient is worth for one record."""

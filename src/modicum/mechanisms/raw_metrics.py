@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, Opened
 from modicum.core.needs import Need
-from modicum.core.parts import PERSONALISED, ClientFacts, Frame, Job, Opening, State
+from modicum.core.parts import PERSONALISED, ClientFacts, ClientKit, Job, Opening, State
 from modicum.mechanisms.client_level import UPDATE, ClientLevel
 from modicum.mechanisms.possible import around
 from modicum.privacy.events import Block, NoSampling, Release
@@ -55,15 +55,15 @@ class RawMetrics:
         return {name: replace(d, noise_multiplier=self.noise_multiplier) for name, d in chosen.items()}
 
     def events(
-        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> tuple[Release, ...]:
-        noised = self.inner.events(facts, plan, frame, broadcast, participation)
+        noised = self.inner.events(facts, plan, kit, broadcast, participation)
         return (*noised, self._figures(broadcast))
 
     def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> Expected:
-        inner = self.inner.expected(facts, plan, frame, broadcast, participation)
+        inner = self.inner.expected(facts, plan, kit, broadcast, participation)
         return replace(inner, metrics={"accuracy": around(0.5, 0.5), "loss": around(WORST / 2, WORST / 2)})
 
     def _figures(self, broadcast: Broadcast) -> Release:
@@ -75,23 +75,23 @@ class RawMetrics:
             sampler=NoSampling(),
         )
 
-    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
+    def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         results: list[tuple[Message, State]] = []
-        for job, (message, state) in zip(jobs, self.inner.run(jobs, frame), strict=True):
+        for job, (message, state) in zip(jobs, self.inner.run(jobs, kit), strict=True):
             assert isinstance(message, Noised)
-            private = {RAW: self._test(job, frame, message, state)}
+            private = {RAW: self._test(job, kit, message, state)}
             sent = job.door.release(self._figures(job.broadcast), 0, private)[RAW]
             accuracy, loss = sent.tolist()
             results.append((replace(message, metrics={"accuracy": accuracy, "loss": loss}), state))
         return results
 
-    def _test(self, job: Job, frame: Frame, message: Noised, state: State) -> Tensor:
+    def _test(self, job: Job, kit: ClientKit, message: Noised, state: State) -> Tensor:
         theta = state[PERSONALISED]
         if self.tested == "noised":
             theta = theta.clone()
-            theta[frame.shared] = job.broadcast.model + message.update
+            theta[kit.shared] = job.broadcast.model + message.update
         held_out = job.validation if len(job.validation) else job.records
-        outputs, y = frame.backend.outputs(theta, held_out.x), held_out.targets["y"]
+        outputs, y = kit.backend.outputs(theta, held_out.x), held_out.targets["y"]
         accuracy = (outputs.argmax(-1) == y).double().mean().item()
         loss = cross_entropy(outputs.double(), y).nan_to_num(nan=WORST, posinf=WORST).item()
         return tensor([accuracy, min(loss, WORST)], dtype=outputs.dtype)

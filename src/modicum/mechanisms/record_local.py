@@ -13,10 +13,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from modicum.core.door import Ask, release_together
+from modicum.core.door import ReleaseRequest, release_together
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened, Range
 from modicum.core.needs import Need
-from modicum.core.parts import Batch, ClientFacts, ClipRule, Frame, Job, Opening, Place, Scope, State, View
+from modicum.core.parts import (
+    Batch,
+    ClientFacts,
+    ClientKit,
+    ClipRule,
+    Job,
+    Observation,
+    Opening,
+    Place,
+    Scope,
+    State,
+)
 from modicum.core.sockets import Pulls
 from modicum.core.stack import Pool
 from modicum.errors import UserError
@@ -175,19 +186,19 @@ class RecordLocal:
         return dict(chosen)
 
     def events(
-        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> tuple[Release, ...]:
-        metrics = common.metric_events(self.spec, broadcast, frame.metrics)
-        if frame.policy.scope is Scope.STEP:
+        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
+        if kit.policy.scope is Scope.STEP:
             return metrics  # each step is reserved by itself, once its noise is known
         count = self.steps_in(facts, participation)
         noise = self._noise(facts, plan, broadcast.decision, participation)
-        return (self._event(facts, frame, broadcast, broadcast.decision, noise, 0, count), *metrics)
+        return (self._event(facts, kit, broadcast, broadcast.decision, noise, 0, count), *metrics)
 
     def _event(
         self,
         facts: ClientFacts,
-        frame: Frame,
+        kit: ClientKit,
         broadcast: Broadcast,
         decision: Decision,
         noise: tuple[float, Origin],
@@ -201,14 +212,14 @@ class RecordLocal:
             step=step,
             count=count,
             spec=self.spec,
-            blocks=common.query(GRADIENT, decision.bound, z, frame.policy.signals),
+            blocks=common.query(GRADIENT, decision.bound, z, kit.policy.signals),
             sampler=self.sampler(facts),
             bound_origin=Origin.RELEASED,
             noise_origin=origin,
         )
 
     def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, frame: Frame, broadcast: Broadcast, participation: int
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> Expected:
         """Each step's clipped mean is at most C·b/B for b records drawn where B are expected; noise adds up.
 
@@ -219,19 +230,19 @@ class RecordLocal:
         """
         count = self.steps_in(facts, participation)
         noise = self._noise(facts, plan, broadcast.decision, participation)
-        event = self._event(facts, frame, broadcast, broadcast.decision, noise, 0, count)
-        metrics = common.metric_events(self.spec, broadcast, frame.metrics)
-        known = self.facts_of(event, facts, count, frame.training.optimiser.gains(count))
+        event = self._event(facts, kit, broadcast, broadcast.decision, noise, 0, count)
+        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
+        known = self.facts_of(event, facts, count, kit.training.optimiser.gains(count))
         doubt = DOUBT / (2 + len(event.blocks) - 1 + len(metrics))
         rates = common.expected_metrics(metrics, Unit.RECORD, facts.validation, doubt)
-        if frame.policy.scope is Scope.STEP:
+        if kit.policy.scope is Scope.STEP:
             unknown = (-math.inf, math.inf)
             return Expected(known, math.inf, {b.name: unknown for b in event.blocks[1:]}, rates)
-        norm, signals = self._reach(event, facts, frame, broadcast.model, doubt)
-        return Expected(known, math.inf if isinstance(frame.training, Pulls) else norm, signals, rates)
+        norm, signals = self._reach(event, facts, kit, broadcast.model, doubt)
+        return Expected(known, math.inf if isinstance(kit.training, Pulls) else norm, signals, rates)
 
     def _reach(
-        self, event: Release, facts: ClientFacts, frame: Frame, model: Tensor, doubt: float
+        self, event: Release, facts: ClientFacts, kit: ClientKit, model: Tensor, doubt: float
     ) -> tuple[float, dict[str, Range]]:
         """The update's largest norm and the signals' ranges: this doubt for each, and once for all batches."""
         dimension = model.numel()
@@ -241,7 +252,7 @@ class RecordLocal:
         share = most_drawn(facts.records, event.sampler, doubt / most) / over
         unit = self.unit_of(main.bound)
         noise = main.noise_std / unit / over * noise_norm(dimension, doubt)
-        norm = frame.training.optimiser.farthest(most, main.bound / unit * share, noise, dimension)
+        norm = kit.training.optimiser.farthest(most, main.bound / unit * share, noise, dimension)
         reach = {b.name: b.bound * share + spread(doubt) * b.noise_std / over / math.sqrt(least) for b in signals}
         norm = norm * (1 + ROUNDING) + rounded_away(model, most, norm)
         return norm, {name: around(0.5, r) for name, r in reach.items()}
@@ -260,60 +271,62 @@ class RecordLocal:
         """What a released gradient is divided by before a step goes by it: public, so post-processing."""
         return bound if self.normalised else 1.0
 
-    def run(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
+    def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         # Longest first, so that the clients still at work are always the first rows of the stack.
         order = sorted(range(len(jobs)), key=lambda i: -self._steps(jobs[i]))
-        done = self._run_sorted([jobs[i] for i in order], frame)
+        done = self._run_sorted([jobs[i] for i in order], kit)
         return [result for _, result in sorted(zip(order, done, strict=True), key=lambda pair: pair[0])]
 
     def _steps(self, job: Job) -> int:
         return self.steps_in(job.facts, job.participation)
 
-    def _run_sorted(self, jobs: Sequence[Job], frame: Frame) -> list[tuple[Message, State]]:
-        first = common.starts(jobs, frame)
-        walks = [_Walk(self, job, frame) for job in jobs]
-        pool = Pool([walk.records for walk in walks])
-        theta, optimiser = first.clone(memory_format=torch.contiguous_format), frame.training.optimiser
+    def _run_sorted(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
+        first = common.starts(jobs, kit)
+        steppers = [_Stepper(self, job, kit) for job in jobs]
+        pool = Pool([stepper.records for stepper in steppers])
+        theta, optimiser = first.clone(memory_format=torch.contiguous_format), kit.training.optimiser
         buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
-        for step in range(walks[0].steps):
-            active = [walk for walk in walks if step < walk.steps]
+        for step in range(steppers[0].steps):
+            active = [stepper for stepper in steppers if step < stepper.steps]
             rows = slice(0, len(active))
-            for walk, row in zip(active, theta, strict=False):
-                walk.decide(step, row)
-            gradient = self._noised_gradients(active, pool, theta[rows], frame, step)
-            if isinstance(frame.training, Pulls):  # after the noise: a function of releases
-                gradient = gradient + frame.training.pull(theta[rows], first[rows])
+            for stepper, row in zip(active, theta, strict=False):
+                stepper.decide(step, row)
+            gradient = self._noised_gradients(active, pool, theta[rows], kit, step)
+            if isinstance(kit.training, Pulls):  # after the noise: a function of releases
+                gradient = gradient + kit.training.pull(theta[rows], first[rows])
             optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
-        return [walk.result(initial, last) for walk, initial, last in zip(walks, first, theta, strict=True)]
+        return [
+            stepper.result(initial, last) for stepper, initial, last in zip(steppers, first, theta, strict=True)
+        ]
 
     def _noised_gradients(
-        self, walks: Sequence[_Walk], pool: Pool, theta: Tensor, frame: Frame, step: int
+        self, steppers: Sequence[_Stepper], pool: Pool, theta: Tensor, kit: ClientKit, step: int
     ) -> Tensor:
-        sums, norms = frame.backend.clipped_sums(
+        sums, norms = kit.backend.clipped_sums(
             theta,
-            pool.batches([walk.chosen(step) for walk in walks]),
-            frame.training.losses,
-            [walk.decision.bound for walk in walks],
+            pool.batches([stepper.chosen(step) for stepper in steppers]),
+            kit.training.losses,
+            [stepper.decision.bound for stepper in steppers],
             self.rule,
         )
-        live = [i for i, walk in enumerate(walks) if walk.stopped is None]
-        if len(live) == len(walks):
-            return _release(walks, step, sums, norms)
+        live = [i for i, stepper in enumerate(steppers) if stepper.stopped is None]
+        if len(live) == len(steppers):
+            return _release(steppers, step, sums, norms)
         gradients = torch.zeros_like(sums)
         if live:
-            gradients[live] = _release([walks[i] for i in live], step, sums[live], [norms[i] for i in live])
+            gradients[live] = _release([steppers[i] for i in live], step, sums[live], [norms[i] for i in live])
         return gradients
 
     def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
         return common.opened(messages, context)
 
 
-class _Walk:
+class _Stepper:
     """One client's way through its local steps. Private values live here and leave by the door alone."""
 
-    def __init__(self, mechanism: RecordLocal, job: Job, frame: Frame) -> None:
-        self.mechanism, self.job, self.frame = mechanism, job, frame
-        self.records = Batch(job.records.x, frame.training.targets(job.records, job.state, frame.backend))
+    def __init__(self, mechanism: RecordLocal, job: Job, kit: ClientKit) -> None:
+        self.mechanism, self.job, self.kit = mechanism, job, kit
+        self.records = Batch(job.records.x, kit.training.targets(job.records, job.state, kit.backend))
         self.expected = mechanism.expected_batch(job.facts)
         self.decision = job.broadcast.decision
         self.steps = mechanism.steps_in(job.facts, job.participation)
@@ -321,21 +334,21 @@ class _Walk:
         self.policy_state: State = dict(job.state.get("policy") or self._first_policy_state())
         self.released = 0  # steps that have passed the door
         self.stopped: Tensor | None = None  # the local model at the step that the ledger refused
-        self.signals: dict[str, float] = {s.name: 0.0 for s in frame.policy.signals}
+        self.signals: dict[str, float] = {s.name: 0.0 for s in kit.policy.signals}
 
     def _first_policy_state(self) -> State:
-        policy, public = self.frame.policy, self.frame.public
+        policy, public = self.kit.policy, self.kit.public
         return policy.init(public) if self._own_policy and public is not None else {}
 
     @property
     def _own_policy(self) -> bool:
         """Whether the client decides anew before each step, from its own releases."""
-        return self.frame.policy.scope is Scope.STEP and self.frame.policy.place is Place.CLIENT
+        return self.kit.policy.scope is Scope.STEP and self.kit.policy.place is Place.CLIENT
 
     def _event(self, step: int, count: int) -> Release:
         job, made = self.job, self.mechanism
         noise = made._noise(job.facts, job.plan, self.decision, job.participation)
-        return made._event(job.facts, self.frame, job.broadcast, self.decision, noise, step, count)
+        return made._event(job.facts, self.kit, job.broadcast, self.decision, noise, step, count)
 
     def decide(self, step: int, model: Tensor) -> None:
         """Settle this step's bound and noise, and have it reserved before any record is looked at.
@@ -346,7 +359,7 @@ class _Walk:
             return
         if self._own_policy:
             name = self.job.facts.name
-            self.decision = self.frame.policy.decide(self.policy_state, self.job.broadcast.round, [name])[name]
+            self.decision = self.kit.policy.decide(self.policy_state, self.job.broadcast.round, [name])[name]
             self.event = self._event(step, 1)
         if not self.job.door.reserve(self.event):
             self.stopped = model.clone()
@@ -361,9 +374,9 @@ class _Walk:
             return torch.arange(0)
         return self.job.door.sample(self.event, step, len(self.records))
 
-    def ask(self, step: int, total: Tensor, norms: Tensor) -> Ask:
-        signals = common.contributions(norms, self.decision.bound, self.frame.policy.signals)
-        return Ask(self.job.door, self.event, step, {GRADIENT: total, **signals})
+    def request(self, step: int, total: Tensor, norms: Tensor) -> ReleaseRequest:
+        signals = common.contributions(norms, self.decision.bound, self.kit.policy.signals)
+        return ReleaseRequest(self.job.door, self.event, step, {GRADIENT: total, **signals})
 
     def note(self, step: int, gradient: Tensor, noised: Mapping[str, Tensor]) -> None:
         """Keep what was released of this step."""
@@ -375,33 +388,33 @@ class _Walk:
 
     def _observe(self, step: int, gradient: Tensor, seen: dict[str, float]) -> None:
         if self._own_policy:
-            policy, job = self.frame.policy, self.job
+            policy, job = self.kit.policy, self.job
             noised = Noised(job.facts.name, job.broadcast.round, gradient, seen)
             released = noised.known(self.mechanism.facts_of(self.event, job.facts, 1))
-            view = View(job.broadcast.round, (released,), {job.facts.name: self.decision}, step=step)
-            self.policy_state = policy.observe(self.policy_state, view)
+            observed = Observation(job.broadcast.round, (released,), {job.facts.name: self.decision}, step=step)
+            self.policy_state = policy.observe(self.policy_state, observed)
 
     def result(self, first: Tensor, trained: Tensor) -> tuple[Message, State]:
         trained = trained if self.stopped is None else self.stopped
         steps = max(1, self.released)
-        metrics = common.released_metrics(self.job, self.frame, self.mechanism.spec)
+        metrics = common.released_metrics(self.job, self.kit, self.mechanism.spec)
         job = self.job
-        update = common.shared_part(trained - first, job, self.frame)
+        update = common.shared_part(trained - first, job, self.kit)
         signals = {name: total / steps for name, total in self.signals.items()}
         message = Noised(job.facts.name, job.broadcast.round, update, signals, metrics)
-        state = common.keep_personal(job, self.frame, trained)
+        state = common.keep_personal(job, self.kit, trained)
         if self.policy_state:
             state["policy"] = self.policy_state
         return message, state
 
 
-def _release(walks: Sequence[_Walk], step: int, sums: Tensor, norms: Sequence[Tensor]) -> Tensor:
+def _release(steppers: Sequence[_Stepper], step: int, sums: Tensor, norms: Sequence[Tensor]) -> Tensor:
     """The noised mean gradients over the *expected* batch sizes (R4)."""
-    if walks[0].signals:
+    if steppers[0].signals:
         norms = common.on_cpu(norms)
-    asks = [walk.ask(step, *own) for walk, *own in zip(walks, sums.unbind(), norms, strict=True)]
-    noised, others = release_together(asks, GRADIENT, sums)
-    gradients = noised.div_(noised.new_tensor([walk.expected * walk.unit for walk in walks])[:, None])
-    for walk, gradient, other in zip(walks, gradients.unbind(), others, strict=True):
-        walk.note(step, gradient, other)
+    requests = [stepper.request(step, *own) for stepper, *own in zip(steppers, sums.unbind(), norms, strict=True)]
+    noised, others = release_together(requests, GRADIENT, sums)
+    gradients = noised.div_(noised.new_tensor([stepper.expected * stepper.unit for stepper in steppers])[:, None])
+    for stepper, gradient, other in zip(steppers, gradients.unbind(), others, strict=True):
+        stepper.note(step, gradient, other)
     return gradients

@@ -12,13 +12,13 @@ from modicum.core.parts import (
     ClientFacts,
     Mechanism,
     Method,
+    Observation,
     Place,
     Policy,
     PublicFacts,
     Scope,
     Signal,
     State,
-    View,
 )
 from modicum.errors import UserError
 from modicum.mechanisms.as_published import AsPublished
@@ -69,7 +69,7 @@ class PublishedQuadratic:
     def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
         return {name: Decision(state["bounds"][name]) for name in clients}
 
-    def observe(self, state: State, view: View) -> State:  # noqa: ARG002
+    def observe(self, state: State, observed: Observation) -> State:  # noqa: ARG002
         return state
 
 

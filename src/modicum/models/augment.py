@@ -11,7 +11,7 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True)
-class View:
+class Augmentation:
     """How far a random view may stray from the image. Lengths are in half image sizes, angles in degrees."""
 
     zoom: tuple[float, float] = (1.0, 1.0)  # side of the window that is shown, relative to the image
@@ -25,15 +25,15 @@ class View:
     erase: float = 0.0  # side of a blanked square
 
 
-LETTER_WEAK = View(zoom=(0.9, 1.15), shift=0.12, turn=8, shear=0.1)
-LETTER_STRONG = View(zoom=(0.75, 1.35), shift=0.2, stretch=0.15, turn=18, shear=0.25, erase=0.3)
-PHOTO_WEAK = View(zoom=(0.9, 1.05), shift=0.2, mirror=True)
-PHOTO_STRONG = View(
+LETTER_WEAK = Augmentation(zoom=(0.9, 1.15), shift=0.12, turn=8, shear=0.1)
+LETTER_STRONG = Augmentation(zoom=(0.75, 1.35), shift=0.2, stretch=0.15, turn=18, shear=0.25, erase=0.3)
+PHOTO_WEAK = Augmentation(zoom=(0.9, 1.05), shift=0.2, mirror=True)
+PHOTO_STRONG = Augmentation(
     zoom=(0.45, 1.0), shift=0.1, stretch=0.2, turn=5, mirror=True, colour=0.4, grey=0.15, erase=0.35
 )
 
 
-def random_view(x: Tensor, view: View, generator: torch.Generator) -> Tensor:
+def random_view(x: Tensor, view: Augmentation, generator: torch.Generator) -> Tensor:
     """One view of each image of a batch with values in [0, 1]."""
     y = _moved(x, view, generator)
     if view.colour and x.shape[1] == 3:
@@ -45,7 +45,7 @@ def _uniform(n: int, low: float, high: float, like: Tensor, generator: torch.Gen
     return low + (high - low) * torch.rand(n, device=like.device, generator=generator)
 
 
-def _moved(x: Tensor, view: View, generator: torch.Generator) -> Tensor:
+def _moved(x: Tensor, view: Augmentation, generator: torch.Generator) -> Tensor:
     """A random affine window: zoom, stretch, shear, turn, shift and mirror; zoomed in, it stays inside."""
     n = len(x)
     size = _uniform(n, *view.zoom, x, generator)
@@ -69,7 +69,7 @@ def _moved(x: Tensor, view: View, generator: torch.Generator) -> Tensor:
     return functional.grid_sample(x, grid, mode="bilinear", padding_mode=padding, align_corners=False)
 
 
-def _recoloured(x: Tensor, view: View, generator: torch.Generator) -> Tensor:
+def _recoloured(x: Tensor, view: Augmentation, generator: torch.Generator) -> Tensor:
     """Brightness, contrast, saturation and a small rotation of the colours; sometimes no colour at all."""
     n, s = len(x), view.colour
     bright, contrast = (_uniform(n, 1 - s, 1 + s, x, generator).view(-1, 1, 1, 1) for _ in range(2))

@@ -10,9 +10,9 @@ import numpy as np
 
 from modicum.core.messages import Decision
 from modicum.core.needs import Need
-from modicum.core.parts import Place, PublicFacts, Scope, Signal, State, View
+from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, State
 from modicum.errors import UserError
-from modicum.policies.outcome import Outcome, Source, needs_of, outcome
+from modicum.policies.outcome import Outcome, OutcomeSource, needs_of, outcome
 
 RANGE = 10.0
 
@@ -28,7 +28,7 @@ class Bandit:
     initial: float = 1.0  # C₀
     arms: int = 7
     memory: float = 0.95
-    source: Source = "public"
+    source: OutcomeSource = "public"
     seed: int = 0
 
     scope = Scope.ROUND
@@ -62,14 +62,14 @@ class Bandit:
         mean = np.asarray(state["sum"]) / (count + 1)  # prior: mean 0, as uncertain as one round
         return int(np.argmax(mean + spread / np.sqrt(count + 1) * rng.standard_normal(self.arms)))
 
-    def observe(self, state: State, view: View) -> State:
-        seen = outcome(view, self.source)
+    def observe(self, state: State, observed: Observation) -> State:
+        seen = outcome(observed, self.source)
         if seen is None:
             return state
         before, state = state["before"], {**state, "before": [seen.accuracy, seen.loss, seen.size]}
         if before is None:
             return state
-        reward, arm = seen.gain_over(Outcome(*before)), self._arm(state, view.round)
+        reward, arm = seen.gain_over(Outcome(*before)), self._arm(state, observed.round)
         count, total = [self.memory * n for n in state["count"]], [self.memory * s for s in state["sum"]]
         count[arm] += 1
         total[arm] += reward

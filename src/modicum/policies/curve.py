@@ -13,7 +13,7 @@ from typing import Any
 
 from modicum.core.messages import Decision
 from modicum.core.needs import Need
-from modicum.core.parts import Place, PublicFacts, Scope, Signal, State, View
+from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, State
 from modicum.errors import UserError
 
 FORMAT = "modicum-clipping-curve-1"
@@ -107,7 +107,7 @@ class BudgetCurve:
     def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
         return {name: Decision(state["bounds"][name]) for name in clients}
 
-    def observe(self, state: State, view: View) -> State:  # noqa: ARG002
+    def observe(self, state: State, observed: Observation) -> State:  # noqa: ARG002
         return state
 
 
@@ -147,7 +147,7 @@ class ScaleFreeCurve:
     def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
         return {name: Decision(state["bounds"][name]) for name in clients}
 
-    def observe(self, state: State, view: View) -> State:  # noqa: ARG002
+    def observe(self, state: State, observed: Observation) -> State:  # noqa: ARG002
         return state
 
 

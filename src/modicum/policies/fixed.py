@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modicum.core.messages import Decision
-from modicum.core.parts import Place, PublicFacts, Scope, Signal, State, View
+from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, State
 from modicum.errors import UserError
 
 
@@ -30,5 +30,5 @@ class Fixed:
     def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
         return dict.fromkeys(clients, Decision(self.bound))
 
-    def observe(self, state: State, view: View) -> State:  # noqa: ARG002
+    def observe(self, state: State, observed: Observation) -> State:  # noqa: ARG002
         return state

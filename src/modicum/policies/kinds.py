@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from modicum.core.parts import PublicFacts, View
+from modicum.core.parts import Observation, PublicFacts
 
 WHOLE = 1 - 1e-9  # of a participation: shares are rounded
 
@@ -17,11 +17,11 @@ def at_first(public: PublicFacts) -> Left:
     return {name: [float(n) for n in counts] for name, counts in public.stock.items()}
 
 
-def after(view: View, first: Mapping[str, Sequence[float]]) -> Left:
+def after(observed: Observation, first: Mapping[str, Sequence[float]]) -> Left:
     """From what plans have left of each kind, or filters of their caps."""
     left = {}
     for name, counts in first.items():
-        shares = view.stock.get(name) or [view.left.get(name, 1.0)] * len(counts)
+        shares = observed.stock.get(name) or [observed.left.get(name, 1.0)] * len(counts)
         left[name] = [share * n for share, n in zip(shares, counts, strict=False)]
     return left
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modicum.core.messages import Decision, Released, ReleasedSum
-from modicum.core.parts import Place, PublicFacts, Scope, Signal, State, View
+from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, State
 from modicum.errors import UserError
 
 MEDIAN_LOSS = math.sqrt(math.pi / 2)  # standard error of a median over that of a mean, for normal errors
@@ -54,8 +54,8 @@ class MedianNorm:
     def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
         return dict.fromkeys(clients, Decision(state["bound"]))
 
-    def observe(self, state: State, view: View) -> State:
-        releases = _releases(view)
+    def observe(self, state: State, observed: Observation) -> State:
+        releases = _releases(observed)
         if not releases:
             return state
         square, error = _median_square(releases)
@@ -94,17 +94,17 @@ class NaiveMedianNorm:
     def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
         return dict.fromkeys(clients, Decision(state["bound"]))
 
-    def observe(self, state: State, view: View) -> State:
-        norms = [r.update.double().norm().item() / r.facts.gain for r in _releases(view)]
+    def observe(self, state: State, observed: Observation) -> State:
+        norms = [r.update.double().norm().item() / r.facts.gain for r in _releases(observed)]
         if not norms:
             return state
         return {"bound": min(max(statistics.median(norms), self.least), LARGEST)}
 
 
-def _releases(view: View) -> tuple[Released | ReleasedSum, ...]:
-    if view.opened is None:
+def _releases(observed: Observation) -> tuple[Released | ReleasedSum, ...]:
+    if observed.opened is None:
         return ()
-    return (view.opened,) if isinstance(view.opened, ReleasedSum) else view.opened
+    return (observed.opened,) if isinstance(observed.opened, ReleasedSum) else observed.opened
 
 
 def _median_square(releases: Sequence[Released | ReleasedSum]) -> tuple[float, float]:

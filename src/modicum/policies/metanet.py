@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from modicum.core.messages import Decision, ReleasedSum
-from modicum.core.parts import Place, PublicFacts, Scope, Signal, SignalName, State, View
+from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, SignalName, State
 from modicum.errors import UserError
 from modicum.policies import kinds
 from modicum.policies.bert import Weights, fingerprint
@@ -110,27 +110,27 @@ class MetaNet:
             chosen[name] = Decision(group["bound"], kind=kind)
         return chosen
 
-    def observe(self, state: State, view: View) -> State:
-        left = kinds.after(view, state["first"]) if view.left or view.stock else state["left"]
-        if not view.opened:
+    def observe(self, state: State, observed: Observation) -> State:
+        left = kinds.after(observed, state["first"]) if observed.left or observed.stock else state["left"]
+        if not observed.opened:
             return state if left is state["left"] else {**state, "left": left}
         state = {**state, "left": left, "groups": dict(state["groups"])}
         for key, names in state["members"].items():
-            seen = _of(view, names)
+            seen = _of(observed, names)
             if seen.opened:
                 group = self._seen(state, key, state["groups"][key], seen)
                 state["groups"][key] = self._decided(state, key, group)
         return state
 
-    def _seen(self, state: State, key: str, group: dict[str, Any], view: View) -> dict[str, Any]:
+    def _seen(self, state: State, key: str, group: dict[str, Any], observed: Observation) -> dict[str, Any]:
         """The group's history with one more round."""
-        assert view.opened
-        mean, variance = mean_update(view.opened)
-        bound = next(d.bound for name, d in view.decisions.items() if name in state["members"][key])
-        gain = _gain(view)
+        assert observed.opened
+        mean, variance = mean_update(observed.opened)
+        bound = next(d.bound for name, d in observed.decisions.items() if name in state["members"][key])
+        gain = _gain(observed)
         square, noise = float(mean.double().square().sum()), mean.numel() * variance
         unit = bound * gain
-        signals = [view.signal(name) or (0.5, 1.0) for name in (SignalName.CLIP_BIT, SignalName.SQUARE_NORM)]
+        signals = [observed.signal(name) or (0.5, 1.0) for name in (SignalName.CLIP_BIT, SignalName.SQUARE_NORM)]
         last = group["last"]
         figures = [
             math.log(bound / self.initial) / math.log(REACH),
@@ -139,7 +139,7 @@ class MetaNet:
             _decades(math.sqrt(square) / unit),
             0.0 if last is None else _cosine(mean, last),
             _decades(math.sqrt(noise) / unit),
-            (view.round + 1) / state["rounds"],
+            (observed.round + 1) / state["rounds"],
             *_shares(state, key),
         ]
         if not self.feedback:
@@ -163,19 +163,19 @@ class MetaNet:
         return {**group, "bound": bound, "asked": asked}
 
 
-def _of(view: View, names: Sequence[str]) -> View:
+def _of(observed: Observation, names: Sequence[str]) -> Observation:
     """What a round shows of some clients."""
-    if view.opened is None or isinstance(view.opened, ReleasedSum):
-        return view
+    if observed.opened is None or isinstance(observed.opened, ReleasedSum):
+        return observed
     members = set(names)
-    return replace(view, opened=tuple(r for r in view.opened if r.client in members))
+    return replace(observed, opened=tuple(r for r in observed.opened if r.client in members))
 
 
-def _gain(view: View) -> float:
-    assert view.opened
-    if isinstance(view.opened, ReleasedSum):
-        return view.opened.facts.gain
-    return sum(r.facts.gain for r in view.opened) / len(view.opened)
+def _gain(observed: Observation) -> float:
+    assert observed.opened
+    if isinstance(observed.opened, ReleasedSum):
+        return observed.opened.facts.gain
+    return sum(r.facts.gain for r in observed.opened) / len(observed.opened)
 
 
 def _shares(state: State, key: str) -> list[float]:

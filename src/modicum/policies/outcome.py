@@ -12,10 +12,10 @@ import torch
 
 from modicum.core.messages import Released, ReleasedSum
 from modicum.core.needs import Need
-from modicum.core.parts import View
+from modicum.core.parts import Observation
 from modicum.errors import UserError
 
-Source = Literal["public", "raw"]
+OutcomeSource = Literal["public", "raw"]
 WORST_LOSS = 10.0  # a noised model's loss can be anything; beyond this it says no more
 LOWEST, HIGHEST = 10, 80  # percentiles between which clients' figures count (Defs. 5 and 6)
 
@@ -33,36 +33,36 @@ class Outcome:
         return (before.loss - self.loss) + (self.accuracy - before.accuracy)
 
 
-def needs_of(source: Source) -> tuple[Need, ...]:
+def needs_of(source: OutcomeSource) -> tuple[Need, ...]:
     """Figures of public data need such data."""
     return (Need.PUBLIC_LABELS,) if source == "public" else ()
 
 
-def outcome(view: View, source: Source) -> Outcome | None:
+def outcome(observed: Observation, source: OutcomeSource) -> Outcome | None:
     """From public data and releases (sound), or from figures that clients sent in the clear (as published)."""
-    figures = _public(view) if source == "public" else _raw(view)
+    figures = _public(observed) if source == "public" else _raw(observed)
     if figures is None:
         return None
     accuracy, loss = figures
     if not math.isfinite(loss):
         loss = WORST_LOSS
-    return Outcome(accuracy, min(loss, WORST_LOSS), _size(view))
+    return Outcome(accuracy, min(loss, WORST_LOSS), _size(observed))
 
 
-def _public(view: View) -> tuple[float, float]:
-    if "accuracy" not in view.public:
+def _public(observed: Observation) -> tuple[float, float]:
+    if "accuracy" not in observed.public:
         raise UserError(
             "this clipping policy learns from public data with the task's own labels: give the federation a proxy"
         )
-    return view.public["accuracy"], view.public["loss"]
+    return observed.public["accuracy"], observed.public["loss"]
 
 
-def _raw(view: View) -> tuple[float, float] | None:
-    if not isinstance(view.opened, tuple) or not view.opened:
+def _raw(observed: Observation) -> tuple[float, float] | None:
+    if not isinstance(observed.opened, tuple) or not observed.opened:
         return None
     return (
-        middle_mean([r.metrics["accuracy"] for r in view.opened]),
-        middle_mean([r.metrics["loss"] for r in view.opened]),
+        middle_mean([r.metrics["accuracy"] for r in observed.opened]),
+        middle_mean([r.metrics["loss"] for r in observed.opened]),
     )
 
 
@@ -73,12 +73,12 @@ def middle_mean(values: Sequence[float]) -> float:
     return float(array[(array >= low) & (array <= high)].mean())
 
 
-def _size(view: View) -> float:
+def _size(observed: Observation) -> float:
     """√max(0, ‖ū‖² − dσ²)/C of the mean released update ū, whose noise variance σ² is public."""
-    if not view.opened:
+    if not observed.opened:
         return 0.0
-    bound = max(d.bound for d in view.decisions.values())
-    mean, variance = mean_update(view.opened)
+    bound = max(d.bound for d in observed.decisions.values())
+    mean, variance = mean_update(observed.opened)
     square = mean.double().square().sum().item() - mean.numel() * variance
     return math.sqrt(max(0.0, square)) / bound if math.isfinite(square) else 0.0
 

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from modicum.core.messages import Decision, ReleasedSum
-from modicum.core.parts import Place, PublicFacts, Scope, Signal, SignalName, State, View
+from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, SignalName, State
 from modicum.errors import UserError
 from modicum.policies.outcome import mean_update
 
@@ -49,18 +49,18 @@ class PlugIn:
     def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
         return dict.fromkeys(clients, Decision(state["bound"]))
 
-    def observe(self, state: State, view: View) -> State:
-        share, square = (view.signal(name) for name in (SignalName.CLIP_BIT, SignalName.SQUARE_NORM))
-        if not view.opened or share is None or square is None:
+    def observe(self, state: State, observed: Observation) -> State:
+        share, square = (observed.signal(name) for name in (SignalName.CLIP_BIT, SignalName.SQUARE_NORM))
+        if not observed.opened or share is None or square is None:
             return state
-        bound = max(d.bound for d in view.decisions.values())
+        bound = max(d.bound for d in observed.decisions.values())
         fit = log_normal(min(max(share[0], 0.02), 0.98), min(max(square[0], 0.02), 0.98))
         centre, spread = fit[0] + math.log(bound), fit[1]
         if state["fit"] is not None:
             centre, spread = (
                 MEMORY * a + (1 - MEMORY) * b for a, b in zip(state["fit"], (centre, spread), strict=True)
             )
-        size, noise = _figures(view, bound)
+        size, noise = _figures(observed, bound)
         kappa = float(moment(bound, centre, spread, 1))
         grid = np.exp(np.linspace(math.log(bound / 2), math.log(bound * 2), 41))
         grid = grid[(grid >= self.initial / REACH) & (grid <= self.initial * REACH)]
@@ -69,11 +69,11 @@ class PlugIn:
         return {"bound": best, "fit": [centre, spread], "size": size}
 
 
-def _figures(view: View, bound: float) -> tuple[float, float]:
+def _figures(observed: Observation, bound: float) -> tuple[float, float]:
     """Length of the clipped mean over C, and the noise's square over C², from the mean update."""
-    assert view.opened
-    mean, variance = mean_update(view.opened)
-    opened = view.opened
+    assert observed.opened
+    mean, variance = mean_update(observed.opened)
+    opened = observed.opened
     gain = (
         opened.facts.gain if isinstance(opened, ReleasedSum) else sum(r.facts.gain for r in opened) / len(opened)
     )

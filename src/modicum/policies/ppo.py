@@ -17,9 +17,9 @@ from torch import Tensor
 from modicum.core.messages import Decision
 from modicum.core.needs import Need
 from modicum.core.optimisers import Adam
-from modicum.core.parts import Place, PublicFacts, Scope, Signal, SignalName, State, View
+from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, SignalName, State
 from modicum.errors import UserError
-from modicum.policies.outcome import Outcome, Source, needs_of, outcome
+from modicum.policies.outcome import Outcome, OutcomeSource, needs_of, outcome
 
 RANGE = 10.0  # bounds lie in [C₀/10, 10·C₀]
 RANDOM_ROUNDS = 2  # "t < 3", counted from 1
@@ -72,7 +72,7 @@ class Ppo:
     """
 
     initial: float = 1.0  # C₀, the middle of the range on a log scale
-    source: Source = "public"
+    source: OutcomeSource = "public"
     clip_bits: bool = False
     bit_ratio: float = 10.0
     memory: int = 10  # |D_P|: transitions between updates
@@ -156,12 +156,12 @@ class Ppo:
             u_t = mean + log_std.exp() * float(rng.standard_normal())
             return u_t.item(), _log_probability(u_t, mean, log_std).item()
 
-    def observe(self, state: State, view: View) -> State:
-        seen = outcome(view, self.source)
+    def observe(self, state: State, observed: Observation) -> State:
+        seen = outcome(observed, self.source)
         if seen is None:
             return state
-        u, log_probability = self._action(state, view.round)
-        after = self._features(state, view, seen, u)
+        u, log_probability = self._action(state, observed.round)
+        after = self._features(state, observed, seen, u)
         state = dict(state)
         if state["before"] is not None and not math.isnan(log_probability):
             reward = seen.gain_over(Outcome(*state["before"]))
@@ -172,13 +172,13 @@ class Ppo:
             state = self._learn(state)
         return state
 
-    def _features(self, state: State, view: View, seen: Outcome, u: float) -> list[float]:
+    def _features(self, state: State, observed: Observation, seen: Outcome, u: float) -> list[float]:
         figures = [seen.accuracy, seen.loss / 5]
         if self.source == "raw":
             return figures  # Def. of S: {acc, loss}
-        features = [*figures, min(seen.size, 2.0), (view.round + 1) / state["rounds"], math.tanh(u)]
+        features = [*figures, min(seen.size, 2.0), (observed.round + 1) / state["rounds"], math.tanh(u)]
         if self.clip_bits:
-            bits = view.signal(SignalName.CLIP_BIT)
+            bits = observed.signal(SignalName.CLIP_BIT)
             features.append(0.5 if bits is None else min(max(bits[0], 0.0), 1.0))
         return features
 

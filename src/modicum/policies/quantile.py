@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modicum.core.messages import Decision
-from modicum.core.parts import Place, PublicFacts, Scope, Signal, SignalName, State, View
+from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, SignalName, State
 from modicum.errors import UserError
 
 BIT_VARIANCE = 1 / 12  # what a share of unclipped units varies by when nothing is known about it
@@ -53,8 +53,8 @@ class AdaptiveQuantile:
     def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
         return dict.fromkeys(clients, Decision(state["bound"]))
 
-    def observe(self, state: State, view: View) -> State:
-        seen = view.signal(SignalName.CLIP_BIT)
+    def observe(self, state: State, observed: Observation) -> State:
+        seen = observed.signal(SignalName.CLIP_BIT)
         if seen is None:
             return state
         share, variance = seen

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from modicum.core.messages import Decision
-from modicum.core.parts import Place, Policy, PublicFacts, Scope, Signal, State, View
+from modicum.core.parts import Observation, Place, Policy, PublicFacts, Scope, Signal, State
 from modicum.errors import UserError
 from modicum.policies.fixed import Fixed
 
@@ -53,5 +53,5 @@ class PlateauCosine:
         chosen = self.base.decide(state["base"], round, clients)
         return {name: replace(d, bound=d.bound * factor) for name, d in chosen.items()}
 
-    def observe(self, state: State, view: View) -> State:  # noqa: ARG002
+    def observe(self, state: State, observed: Observation) -> State:  # noqa: ARG002
         return state

@@ -145,7 +145,9 @@ class PlanGuard:
         return [
             i
             for i, planned in enumerate(self.plan.releases)
-            if planned.sampler == release.sampler and least <= planned.noise_multiplier <= z * (1 + SAME_NOISE)
+            if planned.sampler == release.sampler
+            and least <= planned.noise_multiplier <= z * (1 + SAME_NOISE)
+            and planned.integers == release.integers
         ]
 
     def _slot(self, release: Release) -> int | None:
@@ -169,6 +171,12 @@ class FilterGuard:
         if release.spec != self.plan.spec:
             return _other_spec(release)
         cost = filter_cost(self.plan, release)
+        if release.integers is not None:
+            return Refusal(
+                release.client,
+                Reason.NO_SOUND_CHARGE,
+                "integer noise is fixed by a plan, which lists what its sampler may cost",
+            )
         if cost is None:
             return Refusal(
                 release.client,
@@ -242,12 +250,26 @@ def check_plan(plan: PrivacyPlan) -> None:
     """Refuses a plan whose own releases cost more than the client grants."""
     if plan.guard is not Guard.PLAN:
         return
+    for problem in integer_problems(plan):
+        raise UserError(f"client {plan.client!r}: {problem}")
     epsilon = plan_guarantee(plan).epsilon
     if not epsilon <= plan.budget:
         raise UserError(
             f"client {plan.client!r}: the planned releases cost ε={epsilon:.6g}, more than the budget "
             f"{plan.budget:.6g}: raise the noise, plan fewer releases or grant more"
         )
+
+
+def integer_problems(plan: PrivacyPlan) -> list[str]:
+    """Planned integer noise that is not worth the multiplier which the plan claims for it."""
+    from modicum.privacy.integer_terms import claim_problem
+
+    found = (
+        (p.purpose, claim_problem(p.integers, p.noise_multiplier, plan.spec))
+        for p in plan.releases
+        if p.integers is not None
+    )
+    return [f"the planned {purpose!r} is not what it says: {problem}" for purpose, problem in found if problem]
 
 
 def filter_cap(plan: PrivacyPlan) -> float:

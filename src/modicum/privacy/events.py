@@ -1,4 +1,5 @@
-"""What happened: immutable records of Gaussian releases, free of any opinion on what they cost.
+"""What happened: immutable records of Gaussian releases, or of integer ones that are worth a Gaussian, free of
+any opinion on what they cost.
 
 An event's meaning never changes once written; a new meaning needs a new `VERSION`. The noise multiplier of a
 block is noise-std divided by the bound on *one unit's contribution*. Adjacency (does a replacement move the sum
@@ -14,6 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from modicum.errors import UserError
+from modicum.privacy.integer_noise import IntegerNoise
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import KnownTo
 
@@ -62,6 +64,15 @@ class Shuffled:
 
 
 Sampler = NoSampling | Poisson | Shuffled
+
+
+def integers_to_dict(integers: IntegerNoise | None) -> dict[str, Any]:
+    """Releases with floating-point noise say nothing, as they always have."""
+    return {} if integers is None else {"integers": integers.to_dict()}
+
+
+def integers_from_dict(d: dict[str, Any]) -> IntegerNoise | None:
+    return IntegerNoise.from_dict(d["integers"]) if "integers" in d else None
 
 
 def sampler_from_dict(d: dict[str, Any]) -> Sampler:
@@ -122,6 +133,7 @@ class Release:
     count: int = 1
     bound_origin: Origin = Origin.PRESET
     noise_origin: Origin = Origin.PRESET  # also covers adaptive rate and count
+    integers: IntegerNoise | None = None  # where the noise is made on a lattice; None: floats
     version: int = field(default=VERSION)
 
     def __post_init__(self) -> None:
@@ -154,6 +166,7 @@ class Release:
             "sampler": self.sampler.to_dict(),
             "bound_origin": str(self.bound_origin),
             "noise_origin": str(self.noise_origin),
+            **integers_to_dict(self.integers),
         }
 
     @classmethod
@@ -169,4 +182,5 @@ class Release:
             sampler=sampler_from_dict(d["sampler"]),
             bound_origin=Origin(d["bound_origin"]),
             noise_origin=Origin(d["noise_origin"]),
+            integers=integers_from_dict(d),
         )

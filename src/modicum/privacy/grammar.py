@@ -28,7 +28,7 @@ SIMULATION = {"cryptographic": (False,), "seeded": (True,), "unseen": (False, Tr
 
 
 @dataclass(frozen=True)
-class Run:
+class RunEntry:
     """The first entry: which run this is, and where its noise comes from."""
 
     run: str
@@ -44,7 +44,7 @@ class Run:
         return {**said, "run": self.run, "noise": self.noise}
 
     @classmethod
-    def from_dict(cls, d: dict[str, Any]) -> Run:
+    def from_dict(cls, d: dict[str, Any]) -> RunEntry:
         format = int(d.get("format", 1))
         parts = () if format == 1 else tuple(str(part) for part in d["foreign_parts"])
         return cls(str(d["run"]), dict(d["noise"]), format, parts)
@@ -69,7 +69,7 @@ class Settlement:
         return cls(str(d["digest"]), int(d["size"]))
 
 
-Said = Run | PrivacyPlan | Release | Settlement
+Said = RunEntry | PrivacyPlan | Release | Settlement
 
 
 def check_noise_fields(noise: dict[str, Any]) -> None:
@@ -107,12 +107,12 @@ def reservation_key(release: Release) -> str:
 class Kind(NamedTuple):
     """What the body of one kind of entry is, and which key follows from it."""
 
-    says: type[Run | PrivacyPlan | Release | Settlement]
+    says: type[RunEntry | PrivacyPlan | Release | Settlement]
     key: Callable[[Any], str | None]
 
 
 KINDS = {
-    "run": Kind(Run, lambda _: None),
+    "run": Kind(RunEntry, lambda _: None),
     "plan": Kind(PrivacyPlan, lambda plan: plan_key(plan.client)),
     "reserve": Kind(Release, reservation_key),
     "settle": Kind(Settlement, lambda _: None),
@@ -141,7 +141,7 @@ class Grammar:
     def take(self, entry: Entry, said: Said) -> None:
         """Goes on from an entry that was understood and is durable."""
         match said:
-            case Run():
+            case RunEntry():
                 self._begun = True
             case PrivacyPlan():
                 self._planned.add(said.client)
@@ -151,7 +151,7 @@ class Grammar:
                 self._unsettled.discard(entry.refers or 0)
 
     def _misplaced(self, entry: Entry, said: Said) -> str | None:
-        if isinstance(said, Run):
+        if isinstance(said, RunEntry):
             if self._begun or entry.number != 1:
                 return "a journal has one 'run' entry, the first"
             return None if said.format == self.format else f"it has format {said.format}, its file {self.format}"

@@ -11,8 +11,10 @@ import numpy as np
 from modicum.errors import UserError
 from modicum.privacy.accounting import skellam
 from modicum.privacy.accounting.checks import positive, probability, steps
+from modicum.privacy.integer_noise import IntegerNoise, Rounding
 from modicum.privacy.lattice import Integers, Lattice, finest_needed
 from modicum.privacy.skellam_noise import LARGEST_VARIANCE, SkellamTable, chernoff, skellam_table
+from modicum.privacy.spec import PrivacySpec
 
 WRAP = 1e-9  # chance that some coordinate of one sum wraps around: a matter of correctness, not of privacy
 
@@ -58,6 +60,33 @@ class IntegerTerms:
         """The Gaussian's z that a release with this S is worth: what an event or a plan records."""
         return skellam.gaussian_multiplier(self.variance, square)
 
+    def noise(self, square: int) -> IntegerNoise:
+        """What a plan and its events record, for a client that keeps to this S."""
+        lattice = self.lattice
+        return IntegerNoise(
+            dimension=lattice.dimension,
+            steps=lattice.steps,
+            rounding=lattice.rounding,
+            share=self.share,
+            honest=self.honest,
+            clients=self.clients,
+            units=self.units,
+            bits=self.bits,
+            square=square,
+        )
+
+    @classmethod
+    def of(cls, noise: IntegerNoise) -> IntegerTerms:
+        """The terms that a plan or an event was made under."""
+        return cls(
+            lattice=Lattice(noise.dimension, noise.steps, noise.rounding),
+            share=noise.share,
+            honest=noise.honest,
+            clients=noise.clients,
+            units=noise.units,
+            bits=noise.bits,
+        )
+
     @property
     def wrap(self) -> float:
         """At most this is the chance that some coordinate of a sum leaves the modulus's range."""
@@ -98,6 +127,7 @@ def agree(
     clients: int,
     honest: int,
     units: int | None = None,
+    rounding: Rounding = Rounding.EACH,
     loss: float = 0.01,
 ) -> IntegerTerms:
     """Terms for budgets between two noise multipliers. The smallest one is calibrated, the others scale down.
@@ -108,10 +138,10 @@ def agree(
         raise UserError("the smallest noise multiplier is larger than the largest")
     if not 0 < honest <= steps(clients):
         raise UserError(f"between 1 and {clients} clients' noise can be counted, got {honest}")
-    lattice = finest_needed(dimension, smallest_multiplier / largest_multiplier, loss)
+    lattice = finest_needed(dimension, smallest_multiplier / largest_multiplier, loss, rounding)
     share = _share(lattice, smallest_multiplier, honest)
     while share > LARGEST_VARIANCE:  # too fine to draw: rounding costs more than was asked for, and is charged
-        lattice = Lattice(dimension, lattice.steps // 2)
+        lattice = Lattice(dimension, lattice.steps // 2, rounding)
         share = _share(lattice, smallest_multiplier, honest)
     many = clients if units is None else steps(units)
     for bits in (32, 64):
@@ -119,6 +149,19 @@ def agree(
         if terms.wrap <= WRAP:
             return terms
     raise UserError("no modulus up to 2^64 holds this sum: allow a larger loss by rounding")
+
+
+def claim_problem(noise: IntegerNoise, multiplier: float, spec: PrivacySpec) -> str | None:
+    """Why a release with this noise is not worth a Gaussian message of this multiplier, if it is not.
+
+    The noise that counts is that of the clients that the view is certain of, itself included (R13).
+    """
+    if noise.honest != spec.view.noise_shares:
+        return f"it counts {noise.honest} clients' noise, and its view is certain of {spec.view.noise_shares}"
+    worth = spec.own(IntegerTerms.of(noise).multiplier(noise.square))
+    if multiplier > worth * (1 + 1e-12):
+        return f"it claims a noise multiplier of {multiplier:.6g}, and its integers are worth {worth:.6g}"
+    return None
 
 
 def _share(lattice: Lattice, multiplier: float, honest: int) -> float:

@@ -4,6 +4,10 @@ A unit's vector is divided by its clipping bound, so that its norm is at most 1,
 steps, rotated by public random signs and a Walsh–Hadamard transform, and rounded at random to integers whose
 squared norm is at most `square`. That bound is checked on the integers themselves: sensitivity holds exactly,
 whatever floats did before. The rotation spreads a vector over all coordinates; it is public and protects nobody.
+
+A sum over many units may also be rounded as a whole. For fixed random words rounding is monotone and commutes with
+whole numbers, so a unit that moves a coordinate by g moves its rounding by less than |g| + 1, and all of them by
+less than ‖g‖ + √d: the words are independent of the data, and telling them only helps a test.
 """
 
 from __future__ import annotations
@@ -19,11 +23,15 @@ from numpy.typing import NDArray
 
 from modicum.errors import UserError
 from modicum.privacy.accounting.checks import positive
+from modicum.privacy.integer_noise import Rounding
 from modicum.privacy.skellam_noise import Bits
 
 KAPPA = 1.0  # √(2·ln 1/β) with β = e^−½: a rounding is accepted with probability 1 − β or more
 _TRIES = 200  # β^200 < 10^−43; then towards zero, which always fits
 _LARGEST = 2.0**62
+SLACK = (
+    1.1e-3  # relative: what rounding of floats may add to a unit's share of a sum (R10: 1e-3), and the rotation
+)
 _WIDEST = 64  # Hadamard matrices are multiplied in factors of at most this size
 
 Floats = NDArray[np.floating[Any]]
@@ -36,6 +44,7 @@ class Lattice:
 
     dimension: int
     steps: int
+    rounding: Rounding = Rounding.EACH
 
     def __post_init__(self) -> None:
         if self.dimension < 1 or self.steps < 1:
@@ -50,30 +59,39 @@ class Lattice:
         """S: the squared norm that rounding keeps to, for a vector of this norm (both in lattice steps).
 
         min{(n + √d)², n² + d/4 + κ(n + √d/2)} (Kairouz, Liu & Steinke 2021): the second by conditional rounding.
+        Of a sum that is rounded as a whole, what a unit of this norm moves it by: (n + √d)², and the slack.
         """
         root = math.sqrt(self.padded)
+        if self.rounding is Rounding.SUM:
+            return math.ceil((norm * (1 + SLACK) + root) ** 2)
         return math.floor(min((norm + root) ** 2, norm**2 + self.padded / 4 + KAPPA * (norm + root / 2)))
 
     def norm(self, square: float) -> float:
         """The largest norm whose rounding keeps to `square`; 0 if there is none."""
         root = math.sqrt(self.padded)
+        if self.rounding is Rounding.SUM:
+            return max(0.0, (math.sqrt(square) * (1 - 1e-15) - root) / (1 + SLACK))
         room = square - self.padded / 4 - KAPPA * root / 2 + KAPPA**2 / 4
         return max(0.0, math.sqrt(square) - root, math.sqrt(max(0.0, room)) - KAPPA / 2)
 
-    def shift_of_rounded_sum(self) -> int:
-        """S where a sum of records is rounded as a whole: one record moves it by 1 and the rounding by √d/s."""
-        return math.ceil((self.steps + math.sqrt(self.padded)) ** 2)
+    def scale(self, square: int) -> float:
+        """Lattice steps to the unit for somebody who keeps to `square`."""
+        return min(float(self.steps), self.norm(square))
 
 
 def quantise(vectors: Floats, lattice: Lattice, square: int, seed: bytes, bits: Bits = os.urandom) -> Integers:
     """Rows of norm at most 1 as integers of squared norm at most `square` (longer rows are shortened first).
 
     Rows whose budget allows less than the lattice's full scale come out shorter: `lattice.norm(square)` steps.
+    Sums that are rounded as a whole are as long as they are: `square` bounds what one unit moves them by.
     """
     rows = np.atleast_2d(np.asarray(vectors, dtype=np.float64))
     if rows.shape[1] != lattice.dimension or not np.isfinite(rows).all():
         raise UserError(f"a lattice of {lattice.dimension} finite coordinates cannot hold what it was given")
-    scale = min(float(lattice.steps), lattice.norm(square))
+    scale = lattice.scale(square)
+    if lattice.rounding is Rounding.SUM:
+        turned = rotate(rows * scale, seed)
+        return round_rows(turned, None, bits).reshape(*np.shape(vectors)[:-1], lattice.padded)
     lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
     turned = rotate(rows * (scale / np.maximum(1.0, lengths))[:, None], seed)
     return round_rows(turned, square, bits).reshape(*np.shape(vectors)[:-1], lattice.padded)
@@ -85,13 +103,15 @@ def dequantise(total: Integers, lattice: Lattice, seed: bytes) -> NDArray[np.flo
     return np.asarray(spread[: lattice.dimension] / lattice.steps)
 
 
-def round_rows(rows: NDArray[np.float64], square: int, bits: Bits = os.urandom) -> Integers:
+def round_rows(rows: NDArray[np.float64], square: int | None, bits: Bits = os.urandom) -> Integers:
     """Each coordinate up or down at random, its mean kept; a row is drawn again until it keeps to `square`.
 
     How often depends on the data, and so does the time that it takes.
     """
     if not (np.abs(rows) < _LARGEST).all():  # nor NaN: what an integer cannot hold would be cast to anything
         raise UserError("rows to be rounded must be finite and below 2^62")
+    if square is None:
+        return _round(rows, bits)
     out = np.zeros(rows.shape, dtype=np.int64)
     left = np.arange(len(rows))
     for _ in range(_TRIES):
@@ -155,14 +175,16 @@ def _matrix(size: int) -> NDArray[np.float64]:
     return matrix
 
 
-def finest_needed(dimension: int, smallest_scale: float, loss: float) -> Lattice:
+def finest_needed(
+    dimension: int, smallest_scale: float, loss: float, rounding: Rounding = Rounding.EACH
+) -> Lattice:
     """The coarsest power of two of steps at which rounding costs the *smallest* scaled vector at most `loss`.
 
     `loss` is the share of noise variance that rounding costs: square / norm² − 1.
     """
     scale, allowed = positive("the smallest scale", smallest_scale), positive("the loss", loss)
     for power in range(1, 31):
-        lattice = Lattice(dimension, 1 << power)
+        lattice = Lattice(dimension, 1 << power, rounding)
         square = lattice.square(scale * lattice.steps)
         norm = lattice.norm(square)  # what is left: squares are whole, and a small one may leave nothing
         if 0 < square <= (1 + allowed) * norm**2:

@@ -20,7 +20,7 @@ from typing import Any, Self
 from modicum.errors import UserError
 from modicum.privacy.budgets import BudgetGuard, Reason, Refusal, Refused, check_plan, guard_for
 from modicum.privacy.events import Release
-from modicum.privacy.grammar import KIND_OF, KINDS, Grammar, Run, Said, Settlement, reservation_key
+from modicum.privacy.grammar import KIND_OF, KINDS, Grammar, RunEntry, Said, Settlement, reservation_key
 from modicum.privacy.journal import FORMAT, Entry, Journal, LedgerDamaged, canonical
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.plan import PrivacyPlan
@@ -51,7 +51,7 @@ class Ledger:
 
         The noise source is recorded for the certificate, and so are the parts that are not Modicum's own.
         """
-        run = Run(run_id, noise.describe(), FORMAT, tuple(foreign_parts))
+        run = RunEntry(run_id, noise.describe(), FORMAT, tuple(foreign_parts))
         ledger = cls(Journal.create(Path(path)))
         with ledger._adding() as append:
             append(run)
@@ -268,11 +268,11 @@ class Ledger:
             self._catch_up()
             return self._made.get(client, 0)
 
-    def share_made(self) -> float:
+    def share_reserved(self) -> float:
         """How much of what was planned is charged, in the mean over clients who planned something."""
         with self._lock:
             self._catch_up()
-            return share_made(self.plans.values(), self._made)
+            return share_reserved(self.plans.values(), self._made)
 
     def left(self) -> dict[str, float]:
         """Share of each client's plan or filter that may still be reserved (`BudgetGuard.share_left`)."""
@@ -355,7 +355,7 @@ class Ledger:
 
     def _apply(self, number: int, said: Said) -> None:
         match said:
-            case Run():
+            case RunEntry():
                 self.run_id, self.noise = said.run, dict(sorted(said.noise.items()))  # as the file has it
                 self.foreign_parts = said.foreign_parts
             case PrivacyPlan():
@@ -389,7 +389,7 @@ class Ledger:
             raise UserError(f"the token of entry {token.entry} was not issued by the ledger {self.path}")
 
 
-def share_made(plans: Iterable[PrivacyPlan], made: Mapping[str, int]) -> float:
+def share_reserved(plans: Iterable[PrivacyPlan], made: Mapping[str, int]) -> float:
     """Releases made of those planned, in the mean over clients who planned something."""
     planned = {plan.client: sum(r.count for r in plan.releases) for plan in plans}
     shares = [made.get(name, 0) / count for name, count in planned.items() if count]

@@ -8,7 +8,7 @@ from modicum.errors import UserError
 from modicum.privacy.budgets import BudgetGuard, Reason, Refusal, Refused, check_plan, guard_for
 from modicum.privacy.events import Release
 from modicum.privacy.journal import Entry
-from modicum.privacy.ledger import share_made
+from modicum.privacy.ledger import share_reserved
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.token import MINT, Token
 
@@ -48,10 +48,10 @@ class MemoryLedger:
     def spent(self, client: str) -> list[Release]:
         return list(self._spent[client])
 
-    def share_made(self) -> float:
+    def share_reserved(self) -> float:
         """How much of what was planned is charged, in the mean over clients who planned something."""
         made = {name: sum(r.count for r in spent) for name, spent in self._spent.items()}
-        return share_made(self.plans.values(), made)
+        return share_reserved(self.plans.values(), made)
 
     def left(self) -> dict[str, float]:
         """Share of each client's plan or filter that may still be reserved (`BudgetGuard.share_left`)."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modicum.errors import UserError
+from modicum.privacy.skellam_noise import Bits
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +51,9 @@ class NoiseSource(Protocol):
     def coins(self, key: NoiseKey, size: int, rate: float) -> BoolArray:
         """True with probability `rate`: the draw of a Poisson sampler."""
 
+    def bits(self, key: NoiseKey) -> Bits:
+        """A stream of random bytes: each call gives the next ones, for rounding and integer noise."""
+
     def describe(self) -> dict[str, Any]:
         """What a certificate says about this source."""
 
@@ -76,6 +80,9 @@ class CryptoNoise:
     def coins(self, key: NoiseKey, size: int, rate: float) -> BoolArray:
         _check_rate(rate)
         return self.uniform(key, size) < rate
+
+    def bits(self, key: NoiseKey) -> Bits:  # noqa: ARG002
+        return os.urandom
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -128,6 +135,9 @@ class SimulatedNoise:
         _check(size)
         _check_rate(rate)
         return self._generator(key, "coins").random(size) < rate
+
+    def bits(self, key: NoiseKey) -> Bits:
+        return self._generator(key, "bits").bytes
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -8,7 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from modicum.errors import UserError
-from modicum.privacy.events import Sampler, sampler_from_dict
+from modicum.privacy.events import Sampler, integers_from_dict, integers_to_dict, sampler_from_dict
+from modicum.privacy.integer_noise import IntegerNoise
 from modicum.privacy.spec import PrivacySpec
 
 
@@ -29,6 +30,7 @@ class PlannedRelease:
     noise_multiplier: float  # of the client's own message, all blocks of the query together
     sampler: Sampler
     count: int
+    integers: IntegerNoise | None = None  # None: noise of floating-point numbers
 
     def __post_init__(self) -> None:
         if self.count < 1 or not self.noise_multiplier > 0:
@@ -43,12 +45,17 @@ class PlannedRelease:
             "noise_multiplier": self.noise_multiplier,
             "sampler": self.sampler.to_dict(),
             "count": self.count,
+            **integers_to_dict(self.integers),
         }
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> PlannedRelease:
         return cls(
-            str(d["purpose"]), float(d["noise_multiplier"]), sampler_from_dict(d["sampler"]), int(d["count"])
+            str(d["purpose"]),
+            float(d["noise_multiplier"]),
+            sampler_from_dict(d["sampler"]),
+            int(d["count"]),
+            integers_from_dict(d),
         )
 
 

@@ -102,7 +102,12 @@ def skellam_table(variance: float) -> SkellamTable:
     packed = b"".join(((value << 128) // whole).to_bytes(16, "little") for value in totals)
     words = np.frombuffer(packed, dtype="<u8").reshape(-1, 2)
     high, low = np.ascontiguousarray(words[:, 1]), np.ascontiguousarray(words[:, 0])
-    return SkellamTable(float(variance), (last + 2) * 2.0**-124, high, low)
+    return SkellamTable(float(variance), distance(variance), high, low)
+
+
+def distance(variance: float) -> float:
+    """A bound on the total variation distance of one draw from Skellam(variance); see above."""
+    return (_last(variance) + 2) * 2.0**-124
 
 
 def _last(variance: float) -> int:

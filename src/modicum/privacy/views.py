@@ -49,6 +49,16 @@ class Shows(StrEnum):
     MODEL = "model"  # what the server publishes
 
 
+class Variant(StrEnum):
+    """What stands behind secure aggregation, and so what a server is trusted with."""
+
+    IDEAL = "ideal"  # nothing: a protocol is assumed, and simulated
+    SIGNED_SURVIVORS = "signed-survivors"  # the protocol, against a server that may lie
+    HONEST_BUT_CURIOUS = (
+        "honest-but-curious"  # the protocol, with a server that shows all clients the same survivors
+    )
+
+
 class View(ABC):
     """What the adversary sees, hence whose noise counts and whose coins stay hidden."""
 
@@ -66,6 +76,11 @@ class View(ABC):
     @abstractmethod
     def noise_shares(self) -> int:
         """How many independent noise shares are certain to be in what the adversary sees (R8)."""
+
+    @property
+    def senders(self) -> int:
+        """How many messages are added up before the adversary looks."""
+        return 1
 
     @property
     @abstractmethod
@@ -129,13 +144,14 @@ class SecureAggregation(View):
     participants: int
     colluding: int = 1  # with the server; any participant knows its own share
     dropouts: int = 0  # beyond which a round is abandoned before its sum is seen
+    variant: Variant = Variant.IDEAL
 
     shows = Shows.SUM
     senders_add_noise = True
     hides = frozenset({KnownTo.CLIENT})
-    assumption = "Secure aggregation is ideal: only the sum of a round is ever seen, and it is simulated here."
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "variant", Variant(self.variant))
         if min(self.colluding, self.dropouts) < 0 or self.noise_shares < 1:
             raise UserError(
                 f"secure aggregation needs a client that neither colludes nor drops out, got {self.colluding} and "
@@ -145,6 +161,30 @@ class SecureAggregation(View):
     @property
     def noise_shares(self) -> int:
         return self.participants - self.colluding - self.dropouts
+
+    @property
+    def senders(self) -> int:
+        return self.participants
+
+    @property
+    def assumption(self) -> str:
+        if self.variant is Variant.IDEAL:
+            return "Secure aggregation is ideal: only the sum of a round is ever seen, and it is simulated here."
+        server = (
+            "The server is honest but curious: it shows all clients of a round the same survivors. "
+            if self.variant is Variant.HONEST_BUT_CURIOUS
+            else ""
+        )
+        return (
+            f"{server}Secure aggregation ({self.variant}, threshold {self.threshold} of {self.participants}): at "
+            f"most {self.colluding} clients help the server, clients know each other's signing keys, and what "
+            "they have said stays on their disks."
+        )
+
+    @property
+    def threshold(self) -> int:
+        """t: without so many survivors a round has no sum."""
+        return self.participants - self.dropouts
 
     def enough(self, answered: int, invited: int) -> bool:
         """With more dropouts than planned too few shares of noise are in the sum."""
@@ -168,9 +208,14 @@ class SecureAggregation(View):
 
     def sentence(self) -> str:
         missing = f", with up to {self.dropouts} others missing" if self.dropouts else ""
+        how = {
+            Variant.IDEAL: "ideal secure aggregation is assumed",
+            Variant.SIGNED_SURVIVORS: "by secure aggregation",
+            Variant.HONEST_BUT_CURIOUS: "by secure aggregation with an honest-but-curious server",
+        }[self.variant]
         return (
             f"the server and up to {self.colluding} of {self.participants} clients together, who see only the "
-            f"sum of each round{missing} (ideal secure aggregation is assumed)"
+            f"sum of each round{missing} ({how})"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -179,6 +224,7 @@ class SecureAggregation(View):
             "participants": self.participants,
             "colluding": self.colluding,
             "dropouts": self.dropouts,
+            **({} if self.variant is Variant.IDEAL else {"variant": str(self.variant)}),
         }
 
 
@@ -215,7 +261,7 @@ def view_from_dict(d: dict[str, Any]) -> View:
         case {"kind": "server-sees-messages"}:
             return ServerSeesMessages()
         case {"kind": "secure-aggregation", "participants": int(p), "colluding": int(c), "dropouts": int(gone)}:
-            return SecureAggregation(p, c, gone)
+            return SecureAggregation(p, c, gone, Variant(d.get("variant", Variant.IDEAL)))
         case {"kind": "trusted-server"}:
             return TrustedServer()
     raise UserError(f"unknown view {d!r}: use server-sees-messages, secure-aggregation or trusted-server")

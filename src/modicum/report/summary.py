@@ -62,7 +62,7 @@ class Summary:
     accuracy: float | None
     loss: float | None
     public: dict[str, float]  # the last model on public proxy data
-    paid: dict[str, float]  # the last values that clients released and paid for
+    released: dict[str, float]  # the last values that clients released and paid for
     groups: tuple[Group, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
         accuracy=simulated.get("test_accuracy"),
         loss=simulated.get("test_loss"),
         public=last(record.public for record in records),
-        paid=last(record.paid for record in records),
+        released=last(record.released for record in records),
         groups=tuple(groups(budgets, certificate, records, run.client_accuracies())),
     )
 

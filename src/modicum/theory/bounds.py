@@ -40,7 +40,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Bound:
-    """`printed` is Table I's rate; `whole` adds √d to the noise and the bias of clipping."""
+    """`printed` is Table I's rate; `complete` adds √d to the noise and the bias of clipping."""
 
     optimisation: float
     noise_printed: float  # zC/(B√M)
@@ -52,7 +52,7 @@ class Bound:
         return self.optimisation + self.noise_printed
 
     @property
-    def whole(self) -> float:
+    def complete(self) -> float:
         return self.optimisation + self.noise + self.bias
 
 

@@ -33,8 +33,8 @@ class Grid:
             number = len(self.pushed)
             to = message.metadata.dst_node_id
             self.pushed.append((to, parcel.read_request(message.content)[1]))
-            told = self.script[{1: "a", 2: "b"}[to]]
-            reply = told.pop(0) if told else None
+            said = self.script[{1: "a", 2: "b"}[to]]
+            reply = said.pop(0) if said else None
             if reply is not None:
                 self.inbox[str(number)] = reply
             ids.append(str(number))
@@ -156,5 +156,5 @@ def test_the_client_app_is_light() -> None:
     import sys
 
     code = "import sys, modicum.deploy.flower.client_app; print('torch' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip().splitlines()[-1] == "False"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip().splitlines()[-1] == "False"

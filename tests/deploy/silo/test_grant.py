@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from modicum.core.messages import Decision
-from modicum.core.parts import Method, State, View
+from modicum.core.parts import Method, Observation, State
 from modicum.core.setting import Setting
 from modicum.deploy.silo import grant as grant_module
 from modicum.deploy.silo import silo as silo_module
@@ -85,7 +85,7 @@ class Growing(StepQuantile):
     def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
         return dict.fromkeys(clients, Decision(state["bound"], state["noise"]))
 
-    def observe(self, state: State, view: View) -> State:  # noqa: ARG002
+    def observe(self, state: State, observed: Observation) -> State:  # noqa: ARG002
         noise = None if state["noise"] is None else state["noise"] / self.factor
         return {"bound": state["bound"] * (1.0 if noise else self.factor), "noise": noise}
 

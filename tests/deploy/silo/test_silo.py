@@ -93,8 +93,8 @@ def test_a_silo_that_cannot_compute_sends_zero_plus_noise_and_is_charged(
         honest = server.propose(0)
         part = server.silo.taking_part if server.silo else None
         assert part is not None
-        monkeypatch.setattr(part.frame.backend, "gradients", _fail)
-        monkeypatch.setattr(part.frame.backend, "clipped_sums", _fail)
+        monkeypatch.setattr(part.kit.backend, "gradients", _fail)
+        monkeypatch.setattr(part.kit.backend, "clipped_sums", _fail)
         broken = server.propose(1)
         assert (honest.refused, broken.refused) == (None, None)
     sent = server.messages()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from modicum.core.messages import Anything, Broadcast, Expected, Noised, Opened, Sealed, Share, decode, encode
-from modicum.core.parts import ClientFacts, Frame
+from modicum.core.parts import ClientFacts, ClientKit
 from modicum.deploy.silo.wire import TRANSIENT, Answer, Code, Kind
 from modicum.errors import UserError
 from modicum.federation.rounds import Exchange
@@ -55,7 +55,7 @@ class Silos:
         """A silo forgets a message when it is asked for a later one."""
 
     def reserved(self) -> float:
-        return self.ledger.share_made()
+        return self.ledger.share_reserved()
 
     def left(self) -> dict[str, float]:
         return self.ledger.left()
@@ -119,7 +119,7 @@ class Silos:
     def _expected(self, b: Broadcast) -> Expected:
         return self.server.method.mechanism.expected(*self._agreed(b))
 
-    def _agreed(self, b: Broadcast) -> tuple[ClientFacts, PrivacyPlan, Frame, Broadcast, int]:
+    def _agreed(self, b: Broadcast) -> tuple[ClientFacts, PrivacyPlan, ClientKit, Broadcast, int]:
         """All that decides an honest answer; how often the silo took part is the server's own count."""
         earlier = len({r.round for r in self.ledger.spent(b.client) if r.round < b.round})
-        return self.facts[b.client], self.plans[b.client], self.server.frame, b, earlier
+        return self.facts[b.client], self.plans[b.client], self.server.kit, b, earlier

@@ -33,7 +33,7 @@ MARK = "FLWR_HOME"
 BEGIN = 180.0  # seconds for a submitted server to say that it runs
 SUBMISSIONS = 100  # in all: a server that cannot live is not started for ever
 Tell = Callable[[str], None]
-Watch = Callable[[RoundRecord], None]
+OnRound = Callable[[RoundRecord], None]
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class Deployment:
         link.write_trusted(at.keys / "trusted.yaml", self.signing_key)
         for name, budget in self.budgets.items():
             at.silo(name).write_text(self._silo_file(name, budget), encoding="utf-8")
-        told = settings(at.experiment, at.server, at.keys / "silos.toml", joining=300, round=wait)
-        self.project = write_project(at.root / "app", told)
+        chosen = settings(at.experiment, at.server, at.keys / "silos.toml", joining=300, round=wait)
+        self.project = write_project(at.root / "app", chosen)
 
     def socket(self, name: str) -> Path:
         return self.sockets / f"{name}.sock"
@@ -194,7 +194,7 @@ class Deployment:
                         raise UserError(f"silo {name!r}: {self.crew.last_words(f'silo-{name}')}") from None
                     time.sleep(0.1)
 
-    def run(self, watch: Watch, tell: Tell) -> None:
+    def run(self, watch: OnRound, tell: Tell) -> None:
         """Start the experiment and see it through, with whatever dies on the way started again."""
         seen, known = self._progress(0, watch), self.status()
         if known["state"] == "finished":
@@ -235,7 +235,7 @@ class Deployment:
         except (OSError, ValueError):
             return {"state": "waiting", "said": "", "pid": 0}
 
-    def _progress(self, seen: int, watch: Watch) -> int:
+    def _progress(self, seen: int, watch: OnRound) -> int:
         path = RunFolder(self.at.server).metrics
         records = read_records(path) if path.exists() else ()
         for record in records[seen:]:

@@ -70,3 +70,6 @@ class _GrantedDoor:
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self._inner.release(release, step, sums)
+
+    def release_integers(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Tensor:
+        return self._inner.release_integers(release, step, sums)

@@ -18,7 +18,7 @@ from modicum.config import Config, experiment_over, federation
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, decode, encode, finite
 from modicum.core.needs import Offer, check_data
-from modicum.core.parts import Batch, ClientFacts, ClipRule, Frame, Losses
+from modicum.core.parts import Batch, ClientFacts, ClientKit, ClipRule, Losses
 from modicum.core.store import write_durably
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.deploy.silo.account import account_of
@@ -32,7 +32,7 @@ from modicum.federation.clients import Client, Clients
 from modicum.federation.experiment import Experiment, Federation, prepare
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.run_folder import RunFolder
-from modicum.federation.setup import adapts, first_state, make_frame
+from modicum.federation.setup import adapts, first_state, make_kit
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.budgets import Reason, Refusal
 from modicum.privacy.certificate import Certificate
@@ -282,9 +282,7 @@ class _TakingPart:
         method = self.terms.method
         data = prepare(silo.experiment, method)
         backend = LoopBackend(data.model)
-        self.frame = make_frame(
-            silo.experiment, method, data, backend, join.facts, join.multipliers, join.adaptive
-        )
+        self.kit = make_kit(silo.experiment, method, data, backend, join.facts, join.multipliers, join.adaptive)
         self.account = silo.account
         self.account.draw(join, self.plan)
         foreign = foreign_parts(silo.spec.experiment.method, method, data.model)
@@ -292,20 +290,20 @@ class _TakingPart:
         self.ledger.declare([self.plan])
         self.account.remember(self.ledger)
         self.dtype = data.first.dtype
-        self.model_bytes = int(self.frame.shared.sum()) * data.first.element_size()
-        client = Client(facts, self.plan, data.records[0], data.validation[0], first_state(data, self.frame))
+        self.model_bytes = int(self.kit.shared.sum()) * data.first.element_size()
+        client = Client(facts, self.plan, data.records[0], data.validation[0], first_state(data, self.kit))
         self.watch = GrantWatch(self.grant, method.mechanism.purpose)
         self.clients = Clients(
-            method, self.frame, [client], self.ledger, silo.noise, silo.files.clients, watch=self.watch
+            method, self.kit, [client], self.ledger, silo.noise, silo.files.clients, watch=self.watch
         )
 
     def answer(self, b: Broadcast) -> bytes:
         self._check(b)
         try:
-            answer = self._ask(b, self.frame)
+            answer = self._ask(b, self.kit)
         except Exception:  # what failed may depend on the records, so the message must not
             LOG.exception("round %d cannot be computed: zero plus noise is sent, and charged", b.round)
-            answer = self._ask(b, replace(self.frame, backend=Zero(self.frame.backend.layout)))
+            answer = self._ask(b, replace(self.kit, backend=Zero(self.kit.backend.layout)))
         if isinstance(answer, Refusal):
             LOG.warning("round %d is refused: %s", b.round, self.watch.refused or answer.detail or answer.reason)
             raise Refuse(self.watch.refused or FROM_LEDGER.get(answer.reason, Code.NOT_PLANNED))
@@ -314,8 +312,8 @@ class _TakingPart:
         self.clients.acknowledge(b.round)
         return encode(answer)
 
-    def _ask(self, b: Broadcast, frame: Frame) -> Answered:
-        self.clients.frame, self.watch.refused = frame, None
+    def _ask(self, b: Broadcast, kit: ClientKit) -> Answered:
+        self.clients.kit, self.watch.refused = kit, None
         return self.clients.answer([b])[b.client]
 
     def _check(self, b: Broadcast) -> None:
@@ -331,7 +329,7 @@ class _TakingPart:
             raise Refuse(Code.REPLAYED if b.round in reserved else Code.OUT_OF_ORDER)
         if len(reserved | {b.round}) > self.grant.rounds:
             raise Refuse(Code.TOO_MANY_ROUNDS)
-        if b.model.numel() != int(self.frame.shared.sum()) or b.model.dtype != self.dtype or not finite(b.model):
+        if b.model.numel() != int(self.kit.shared.sum()) or b.model.dtype != self.dtype or not finite(b.model):
             raise Refuse(Code.BAD_MODEL)
         outside = objection(self.grant, b.decision.bound, b.decision.noise_multiplier)
         if outside is not None:

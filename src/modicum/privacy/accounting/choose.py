@@ -66,7 +66,7 @@ def epsilon(releases: Iterable[Release | PlannedRelease], spec: PrivacySpec) -> 
     """The tightest sound ε of one client's releases, or plans, under `spec`."""
     releases = tuple(releases)
     groups = normal_form(releases, spec)
-    value, accountant = epsilon_of(groups, spec.delta, spec.adjacency)
+    value, accountant = _with_draws(releases, groups, spec)
     samplers = tuple(dict.fromkeys(r.sampler for r in releases)) or (NoSampling(),)
     return Guarantee(
         epsilon=value,
@@ -75,6 +75,19 @@ def epsilon(releases: Iterable[Release | PlannedRelease], spec: PrivacySpec) -> 
         accountant=accountant,
         releases=sum(g.count for g in groups),
     )
+
+
+def _with_draws(
+    releases: tuple[Release | PlannedRelease, ...], groups: Sequence[Gaussians], spec: PrivacySpec
+) -> tuple[float, str]:
+    """(ε, accountant) where integer noise pays for its sampler out of δ (R12)."""
+    if all(r.integers is None for r in releases):
+        return epsilon_of(groups, spec.delta, spec.adjacency)
+    from modicum.privacy import sampler_charge
+
+    value, accountant = epsilon_of(groups, sampler_charge.exact_delta(releases, spec.delta), spec.adjacency)
+    sampler_charge.refuse_uncertain(releases, value, spec.delta)
+    return value, accountant
 
 
 def epsilon_of(groups: Sequence[Gaussians], delta: float, adjacency: Adjacency) -> tuple[float, str]:

@@ -1,0 +1,58 @@
+"""All parties of secure aggregation in one process, for simulations of the real protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from numpy.typing import NDArray
+
+from modicum import secure_aggregation as secure
+from modicum.privacy.lattice import Integers
+from modicum.privacy.views import SecureAggregation
+
+
+class Parties:
+    """One signing key and one store for each client of a run; terms of their own for each cohort."""
+
+    def __init__(self, run: str, view: SecureAggregation, bits: int, names: Sequence[str]) -> None:
+        self._run, self._view, self._bits = run, view, bits
+        self._keys = {name: Ed25519PrivateKey.generate() for name in names}
+        self._stores = {name: secure.MemoryStore() for name in names}
+        self.terms(tuple(names)[: view.participants], 1)  # refuses impossible ones before the run
+
+    def terms(self, cohort: Sequence[str], dimension: int) -> secure.Terms:
+        public = [self._keys[n].public_key().public_bytes(Encoding.Raw, PublicFormat.Raw) for n in cohort]
+        view = self._view
+        return secure.Terms(
+            run=self._run,
+            keys=tuple(public),
+            threshold=view.participants - view.dropouts,
+            colluders=view.colluding,
+            dropouts=view.dropouts,
+            dimension=dimension,
+            bits=self._bits,
+            variant=secure.Variant(str(view.variant)),
+        )
+
+    def play(
+        self, round: int, cohort: Sequence[str], inputs: Mapping[str, NDArray[np.int64]]
+    ) -> tuple[Integers, tuple[str, ...]]:
+        """The sum of these inputs modulo 2^bits, around zero, and whose they are; `VoidError` if there is none."""
+        names = sorted(cohort)
+        terms = self.terms(names, len(next(iter(inputs.values()))))
+        clients = [secure.Client(terms, i, self._keys[n], self._stores[n]) for i, n in enumerate(names)]
+        keys = secure.gather_keys(terms, round, [c.keys(round) for c in clients])
+        pool = secure.gather_shares(terms, keys, [c.shares(round, keys.request) for c in clients])
+        there = [(i, n) for i, n in enumerate(names) if n in inputs]
+        masked = secure.add_masked(
+            terms, pool, (clients[i].masked(round, pool.requests[i], inputs[n]) for i, n in there)
+        )
+        request = masked.request
+        if terms.variant is secure.Variant.SIGNED_SURVIVORS:
+            signatures = [clients[i].consent(round, request) for i, _ in there]
+            request = secure.gather_consents(terms, masked, signatures)
+        total = secure.open_sum(terms, masked, [clients[i].reveal(round, request) for i, _ in there])
+        return secure.signed(total), tuple(n for _, n in there)

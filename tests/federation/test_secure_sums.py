@@ -1,0 +1,328 @@
+"""Integer noise behind a sum, in simulations: added in the clear or by the protocol, it is the same run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+
+from modicum.core.door import ReservedDoor
+from modicum.core.messages import Decision, Message, ReleasedSum, Summand, decode, encode
+from modicum.core.setting import MethodSpec
+from modicum.errors import UnsoundError, UserError
+from modicum.federation.experiment import build_method
+from modicum.federation.in_process import Faults
+from modicum.federation.secure_sums import InTheClear
+from modicum.federation.simulation import Simulation
+from modicum.mechanisms import integers
+from modicum.methods import AcdpPfsd, Aqc, DpFedAvg, DpFedSam, DpPfsd, DpSgd, FedAvg, FedProx, NbAfl
+from modicum.privacy.budgets import Reason, Refused, guard_for, integer_problems
+from modicum.privacy.events import Release
+from modicum.privacy.lattice import Integers
+from modicum.privacy.noise import NoiseKey, SimulatedNoise
+from modicum.privacy.plan import PrivacyPlan
+from modicum.privacy.skellam_noise import Bits
+from tests.rows import CLIENTS, experiment, federation
+
+FALSE_ALARM = 1e-6
+METHODS: dict[str, MethodSpec] = {
+    "acdp-pfsd": AcdpPfsd(batch=4, memory=2, passes=2, sample=2, clip_bits=True),
+    "dp-pfsd": DpPfsd(batch=4),
+    "aqc": Aqc(level="client", view="secure-aggregation", batch=4),
+    "dp-fedavg": DpFedAvg(batch=4, dropouts=1),
+    "dp-fedsam": DpFedSam(batch=4),
+    "fedprox": FedProx(batch=4, mu=1.0),
+}
+
+
+def play(method: MethodSpec, folder: Path, faults: Faults | None = None, **settings: Any) -> Simulation:
+    run = Simulation(experiment(method, **settings), folder, noise=SimulatedNoise(1), faults=faults)
+    run.records = list(run.rounds())  # type: ignore[attr-defined]
+    return run
+
+
+def absent(round: int, client: str) -> bool:
+    return round in (1, 2) and client == "client-02"
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_the_protocol_gives_the_sum_that_is_added_in_the_clear(method: MethodSpec, tmp_path: Path) -> None:
+    """Bit for bit, with signals, metrics, unequal budgets and a client that drops out where the terms allow it."""
+    kinds = ("ideal", "protocol", "honest-but-curious")
+    runs = [play(method, tmp_path / kind, absent, secure_aggregation=kind, noise="integer") for kind in kinds]
+    allowed = getattr(method, "dropouts", 0) >= 1
+    for run in runs:
+        assert torch.equal(run.model, runs[0].model)
+        assert [r.released for r in run.records] == [r.released for r in runs[0].records]  # type: ignore[attr-defined]
+        assert [r.abandoned for r in run.records] == [False, *[not allowed] * 2, False]  # type: ignore[attr-defined]
+
+
+def test_an_ideal_that_forgets_the_modulus_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twin: whoever adds otherwise than the protocol does not get its sum."""
+    right = play(METHODS["dp-pfsd"], tmp_path / "a", secure_aggregation="protocol")
+    add = InTheClear.add
+
+    def off_by_one(self: InTheClear, *given: Any) -> tuple[Integers, tuple[str, ...]] | None:
+        found = add(self, *given)
+        return None if found is None else (found[0] + 1, found[1])
+
+    monkeypatch.setattr(InTheClear, "add", off_by_one)
+    wrong = play(METHODS["dp-pfsd"], tmp_path / "b", noise="integer")
+    assert not torch.equal(right.model, wrong.model)
+
+
+class Silent(SimulatedNoise):
+    """Rounds at random, and draws the noise 0 everywhere (P(|X| ≤ x) is above 0 for every x)."""
+
+    def bits(self, key: NoiseKey) -> Bits:
+        return (lambda size: bytes(size)) if key.purpose.startswith("integers") else super().bits(key)
+
+    def normal(self, key: NoiseKey, size: int, std: float = 1.0, dtype: Any = "float64") -> Any:  # noqa: ARG002
+        return np.zeros(size, dtype)
+
+
+def test_the_mean_is_that_of_clipped_updates(tmp_path: Path) -> None:
+    """Without noise the opened mean is the floats' one, up to rounding: bounds, scales and budgets cancel."""
+    method = Aqc(level="client", view="secure-aggregation", batch=4, clip=0.05)
+
+    def mean(folder: Path, **settings: Any) -> ReleasedSum:
+        run = Simulation(experiment(method, rounds=1, **settings), folder, noise=Silent(1))
+        proposal = run.server.propose()
+        opened = run.carrier.exchange(proposal).opened
+        assert isinstance(opened, ReleasedSum)
+        return opened
+
+    floats, whole = mean(tmp_path / "a"), mean(tmp_path / "b", noise="integer")
+    assert float((floats.update - whole.update).norm() / floats.update.norm()) < 0.1
+    for name, value in floats.metrics.items():
+        assert whole.metrics[name] == pytest.approx(value, abs=0.02)
+    # Signals of clients with more noise are scaled down: a weighted mean of bits stays within them.
+    assert -0.1 <= whole.signals["clip-bit"] <= 1.1
+
+
+def test_the_noise_in_an_opened_sum_is_what_the_server_is_told(tmp_path: Path) -> None:
+    """Two runs that differ in noise alone: coordinates differ with twice the stated variance (chi-square)."""
+    found = []
+    for seed in (1, 2):
+        run = Simulation(
+            experiment(DpFedAvg(batch=4, lr=1e-9), rounds=1, metrics=(), noise="integer"),
+            tmp_path / str(seed),
+            noise=SimulatedNoise(seed),
+        )
+        opened = run.carrier.exchange(run.server.propose()).opened
+        assert isinstance(opened, ReleasedSum)
+        found.append(opened)
+    difference = (found[0].update - found[1].update).double()
+    statistic = float(difference.square().sum() / (2 * found[0].facts.variance))
+    n = difference.numel()
+    assert chi2.ppf(FALSE_ALARM / 2, n) <= statistic <= chi2.isf(FALSE_ALARM / 2, n)
+
+
+def test_every_client_gets_the_noise_that_its_budget_asks_for(tmp_path: Path) -> None:
+    run = Simulation(experiment(DpFedAvg(batch=4), noise="integer"), tmp_path / "r")
+    shares = {plan.releases[0].integers.share for plan in run.plans.values()}  # type: ignore[union-attr]
+    assert len(shares) == 1  # one noise for all, and no client believes another about its own
+    squares = [plan.releases[0].integers.square for plan in run.plans.values()]  # type: ignore[union-attr]
+    assert squares == sorted(squares)  # budgets 1, 2, 4, 8: larger ones move the sum further
+    for plan, budget in zip(run.plans.values(), (1.0, 2.0, 4.0, 8.0), strict=True):
+        assert 0.95 * budget < run.ledger.reported(plan.client) <= budget
+
+
+def told(decision: Decision, run: Simulation, client: str) -> Release:
+    proposal = run.server.propose()
+    broadcast = next(b for b in proposal.broadcasts if b.client == client)
+    return run.clients.events(replace(broadcast, decision=decision))[0]
+
+
+@pytest.mark.parametrize("bound", [1e-6, 1.0, 1e6])
+def test_what_a_server_says_of_bounds_and_noise_changes_no_guarantee(bound: float, tmp_path: Path) -> None:
+    """It may tell every client something else: the integers' bound and noise are in the plan (R13)."""
+    run = Simulation(experiment(AcdpPfsd(batch=4, clipping="quantile"), noise="integer"), tmp_path / "r")
+    for name, plan in run.plans.items():
+        event = told(Decision(bound, 1e-3, 1e-3), run, name)
+        assert event.integers == plan.releases[0].integers
+        assert event.noise_multiplier >= plan.releases[0].noise_multiplier * (1 - 1e-12)
+        assert guard_for(plan).refusal(event) is None
+
+
+def test_floats_that_believe_the_server_are_caught(tmp_path: Path) -> None:
+    """Twin: the same lie to a client with floating-point shares takes its noise away."""
+    run = Simulation(experiment(AcdpPfsd(batch=4, clipping="quantile")), tmp_path / "r")
+    name, plan = next(iter(run.plans.items()))
+    event = told(Decision(1.0, 1e-3), run, name)
+    refusal = guard_for(plan).refusal(event)
+    assert refusal is not None
+    assert refusal.reason is Reason.NOT_PLANNED
+
+
+def one_plan(tmp_path: Path) -> PrivacyPlan:
+    run = Simulation(experiment(DpFedAvg(batch=4, dropouts=1), noise="integer"), tmp_path / "r")
+    return run.plans["client-01"]
+
+
+def with_integers(plan: PrivacyPlan, **changes: Any) -> PrivacyPlan:
+    first, *rest = plan.releases
+    assert first.integers is not None
+    return replace(plan, releases=(replace(first, integers=replace(first.integers, **changes)), *rest))
+
+
+def test_noise_counted_for_one_client_too_many_is_refused(tmp_path: Path) -> None:
+    """Twin: P − c − d = 2 honest clients are certain, and it counts 3."""
+    plan = one_plan(tmp_path)
+    assert plan.releases[0].integers.honest == CLIENTS - 2  # type: ignore[union-attr]
+    assert not integer_problems(plan)
+    assert "certain of 2" in integer_problems(with_integers(plan, honest=3))[0]
+
+
+@pytest.mark.parametrize("change", [{"square": 2}, {"share": 0.9}])
+def test_a_plan_that_claims_more_noise_than_its_integers_have_is_refused(
+    change: dict[str, float], tmp_path: Path
+) -> None:
+    plan = one_plan(tmp_path)
+    terms = plan.releases[0].integers
+    assert terms is not None
+    worse = {name: type(getattr(terms, name))(getattr(terms, name) * factor) for name, factor in change.items()}
+    (problem,) = integer_problems(with_integers(plan, **worse))
+    assert "are worth" in problem
+    run = Simulation(experiment(DpFedAvg(batch=4)), tmp_path / "other")
+    with pytest.raises(UserError, match="are worth"):
+        run.ledger.declare([replace(with_integers(plan, **worse), client="new")])
+
+
+def test_noise_of_floats_claimed_as_integers_is_refused(tmp_path: Path) -> None:
+    """Twin: an event without the plan's lattice, and a door asked for integers of a float's reservation."""
+    run = Simulation(experiment(DpFedAvg(batch=4), noise="integer"), tmp_path / "r")
+    event = told(Decision(1.0), run, "client-00")
+    floats = replace(event, integers=None)
+    with pytest.raises(Refused, match="not-planned"):
+        run.ledger.reserve([floats])
+    other = Simulation(experiment(DpFedAvg(batch=4)), tmp_path / "s")
+    reserved = told(Decision(1.0), other, "client-00")
+    door = ReservedDoor(SimulatedNoise(0), other.ledger.reserve([reserved]))
+    with pytest.raises(UserError, match="noise of floats"):
+        door.release_integers(reserved, 0, {"update": torch.zeros(18)})
+
+
+def test_a_sum_that_clipping_and_noise_cannot_make_voids_the_round(tmp_path: Path) -> None:
+    run = Simulation(experiment(DpFedAvg(batch=4), noise="integer", metrics=()), tmp_path / "r")
+    before = run.server.state.model.clone()
+    adder = run.carrier._adder
+    assert isinstance(adder, InTheClear)
+    add = adder.add
+
+    def poisoned(round: int, cohort: Sequence[str], messages: Iterable[Message]) -> Any:
+        held = [m for m in messages if isinstance(m, Summand)]
+        held[0] = replace(held[0], update=held[0].update + 10**7)
+        return add(round, cohort, held)
+
+    adder.add = poisoned  # type: ignore[method-assign]
+    record = run.step()
+    assert record.abandoned
+    assert torch.equal(run.server.state.model, before)
+    assert record.reserved > 0  # what it cost stays charged
+    adder.add = add  # type: ignore[method-assign]
+    assert not run.step().abandoned
+
+
+def test_no_sum_wraps_around_by_the_terms(tmp_path: Path) -> None:
+    """The worst inputs of all clients and records stay within the modulus, but for a chance of 1e-9 of noise."""
+    run = Simulation(experiment(DpFedAvg(batch=4), noise="integer"), tmp_path / "r")
+    assert run.kit.integers is not None
+    for purpose in ("update", "metric:accuracy"):
+        terms = run.kit.integers.terms(purpose)
+        assert terms.wrap <= 1e-9
+        assert CLIENTS * math.sqrt(terms.lattice.square(terms.lattice.steps)) < 2.0 ** (terms.bits - 1)
+
+
+def test_a_summand_survives_the_wire() -> None:
+    message = Summand("a", 3, torch.tensor([-(2**62), 0, 5]))
+    again = decode(encode(message))
+    assert isinstance(again, Summand)
+    assert torch.equal(again.update, message.update)
+    floats = encode(Summand("a", 3, torch.zeros(2)))
+    with pytest.raises(UserError):
+        decode(floats)
+
+
+REFUSED = [
+    (DpSgd(batch=4), {"noise": "integer"}, "no integer noise"),
+    (FedAvg(batch=4), {"noise": "integer"}, "no integer noise"),
+    (DpFedAvg(batch=4, view="trusted-server"), {"noise": "integer"}, "trusted server"),
+    (DpFedAvg(batch=4), {"noise": "float", "secure_aggregation": "protocol"}, "masks need integers"),
+    (NbAfl(batch=4), {"secure_aggregation": "protocol"}, "secure_aggregation"),
+    (DpFedAvg(batch=4), {"secure_aggregation": "real"}, "unknown secure_aggregation"),
+    (DpFedAvg(batch=4), {"noise": "complex"}, "unknown noise"),
+    (DpFedAvg(batch=4, dropouts=2), {"secure_aggregation": "protocol"}, "2t > P"),
+    (DpFedAvg(batch=4, dropouts=3), {"secure_aggregation": "protocol"}, "neither colludes nor drops out"),
+    (DpFedAvg(batch=4), {"secure_aggregation": "protocol", "per_round": 1}, "neither colludes nor drops out"),
+]
+
+
+@pytest.mark.parametrize(("method", "settings", "why"), REFUSED)
+def test_what_cannot_be_is_said_in_one_line(
+    method: MethodSpec, settings: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=why) as refused:
+        Simulation(experiment(method, metrics=(), **settings), tmp_path / "r")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_client_without_a_budget_is_refused(tmp_path: Path) -> None:
+    fed = federation(budgets=(1.0, 2.0, 4.0, math.inf))
+    with pytest.raises(UnsoundError, match="R7"):
+        Simulation(experiment(DpFedAvg(batch=4), noise="integer", federation=fed), tmp_path / "r")
+
+
+def test_an_epsilon_beyond_the_sampler_is_refused(tmp_path: Path) -> None:
+    """Draws within 2^−100 certify no ε of 80; the twin leaves their charge out."""
+    fed = federation(budgets=(80.0, 80.0, 80.0, 80.0))
+    with pytest.raises(UnsoundError, match="too coarsely"):
+        Simulation(experiment(DpFedAvg(batch=4), noise="integer", federation=fed), tmp_path / "r")
+    Simulation(experiment(DpFedAvg(batch=4), federation=fed), tmp_path / "s")
+
+
+def test_a_codec_is_refused_and_a_transform_applies(tmp_path: Path) -> None:
+    from modicum.mechanisms.client_level import ClientLevel
+    from modicum.methods import Composed
+    from modicum.privacy.spec import SecureAggregation
+
+    class Keep:
+        def apply(self, noised: Any) -> Any:
+            return noised
+
+    class Zero:
+        def apply(self, update: Tensor) -> Tensor:
+            return torch.zeros_like(update)
+
+    behind = ClientLevel(view=SecureAggregation(CLIENTS))
+    with pytest.raises(UserError, match="codec"):
+        play(Composed(mechanism=behind, codec=Keep()), tmp_path / "a", noise="integer")
+    run = Simulation(
+        experiment(Composed(mechanism=behind, transform=Zero()), noise="integer", metrics=(), rounds=1),
+        tmp_path / "b",
+        noise=Silent(0),
+    )
+    opened = run.carrier.exchange(run.server.propose()).opened
+    assert isinstance(opened, ReleasedSum)
+    assert not opened.update.any()
+
+
+def test_terms_are_the_same_for_every_party() -> None:
+    """A function of public facts: each finds the same from all clients' plans, in any order."""
+    method = build_method(experiment(DpFedAvg(batch=4), noise="integer"))
+    from modicum.core.parts import ClientFacts
+
+    facts = [ClientFacts(f"c{i}", 10 + i, budget, 5) for i, budget in enumerate((1.0, 2.0, 4.0, 8.0))]
+    plans: Mapping[str, PrivacyPlan] = {f.name: method.mechanism.plan(f, ()) for f in facts}
+    one = integers.on_lattice(plans, facts, 18)
+    other = integers.on_lattice(dict(reversed(plans.items())), facts[::-1], 18)
+    assert one[1] == other[1]
+    assert one[0] == other[0]
