@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from modicum.methods import FedMap
+from modicum_bench.fedmap.regimes import REGIMES
 
 CLIENTS, ALPHA, DELTA, PROXY = 100, 0.5, 1e-5, 0.05
 KINDS = (0.7, 1.0, 1.4)
@@ -46,7 +47,11 @@ TASKS = {
         {0.1: 0.4016, 0.2: 0.4813, 0.3: 0.4926},
     ),
     "digits": Task("digits", "logistic", 20, {0.5: 2.0}, {}, clients=10),
+    **{name: Task(name, "logistic", 20, {0.5: 1.0}, {}, clients=10) for name in REGIMES},
 }
+
+for _name, _kind in (("fashion-mnist", "hog"), ("svhn", "hog"), ("cifar-10", "features")):  # rivals
+    TASKS[f"{_name} {_kind}"] = replace(TASKS[_name], name=f"{_name} {_kind}", model="logistic")
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "metanet": {"clipping": "metanet", "kinds": KINDS},

@@ -222,7 +222,7 @@ def play(experiment: Experiment, policy: Policy) -> Played:
     for t in range(experiment.rounds):
         rows = torch.from_numpy(rng.choice(len(public), min(RECORDS, len(public)), replace=False))
         batch = public.take(rows.sort().values)
-        gradients = engine.each(run.server.whole(run.data.first), batch, run.kit.training.losses)
+        gradients = engine.each(run.model, batch, run.kit.training.losses)
         traces.append(Trace.of(gradients, seed=t))
         mean = gradients.mean(0)
         turns.append(1.0 if before is None else float(torch.cosine_similarity(mean, before, dim=0)))
