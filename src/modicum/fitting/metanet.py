@@ -48,7 +48,7 @@ class Schedule:
     passes: int = 3  # of traces and training
     epochs: int = 60
     lr: float = 3e-3
-    dual_lr: float = 0.5
+    dual_lr: float = 0.05  # multipliers are of the size of differences in U
     backbone: str = "random"  # random (frozen), trained, or a local folder (frozen)
     body: Body = "bert"
     seed: int = 0
