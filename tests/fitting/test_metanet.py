@@ -69,7 +69,7 @@ def test_gradients_reach_both_heads_and_nothing_that_is_frozen() -> None:
 def bounds_and_kinds(run: Played, epochs: int = 40, seed: int = 0) -> tuple[list[float], list[list[float]]]:
     """What a network trained on this run alone does in it, kinds as probabilities."""
     network, policy = Network(len(SCALES), "mlp"), MetaNet(1.0, body="mlp")
-    schedule = Schedule(epochs=epochs, lr=2e-2, body="mlp", seed=seed, dual_lr=0.1)
+    schedule = Schedule(epochs=epochs, lr=2e-2, body="mlp", seed=seed)
     weights, _ = train(network.first(seed, SCALES), network, [run], SCALES, policy, schedule)
     kept: dict[str, list[torch.Tensor]] = {"out": []}
 

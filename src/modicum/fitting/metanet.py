@@ -4,7 +4,7 @@
    gradients of some public records at the noised model are kept (`theory.utility.Trace`).
 2. *Training.* The network is played through the traces: it sees what it would have been shown (signals and sizes
    with their noise), and its loss is −Σ_t ‖m_t‖²·Σ_j π_tj·U_t(C_t, s_j·z), with multipliers ν_j for the stock by
-   dual ascent. U is differentiable in C and z, so gradients reach both heads.
+   dual ascent (and a quadratic penalty, which keeps it steady). U is differentiable in C and z, so gradients reach both heads.
 3. *Again* under the network's own policy, and the pass with the best accuracy on held-out stand-ins is kept.
 """
 
@@ -49,6 +49,7 @@ class Schedule:
     epochs: int = 60
     lr: float = 3e-3
     dual_lr: float = 0.05  # multipliers are of the size of differences in U
+    penalty: float = 1.0  # on the square of what a kind is used too often: keeps the ascent from swinging
     backbone: str = "random"  # random (frozen), trained, or a local folder (frozen)
     body: Body = "bert"
     seed: int = 0
@@ -273,16 +274,18 @@ def train(
     trained = [w for w in leaves.values() if w.requires_grad]
     optimiser = torch.optim.Adam(trained, lr=schedule.lr)
     duals, losses = torch.zeros(max(1, len(scales)), dtype=torch.double), []
+    shares = torch.full_like(duals, 1 / len(duals))  # of the stock
     together = Batched.of(runs)
     generator = torch.Generator().manual_seed(schedule.seed)
     for _ in range(schedule.epochs):
         gain, used = together.unrolled(leaves, network, scales, policy, generator)
-        loss = -gain.mean() + (duals * (used - 1 / max(1, len(scales)))).sum()
+        over = used - shares
+        loss = -gain.mean() + (duals * over).sum() + schedule.penalty / 2 * over.square().sum()
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimiser.step()
-        duals = duals + schedule.dual_lr * (used.detach() - 1 / max(1, len(scales)))
+        duals = duals + schedule.dual_lr * over.detach()
         losses.append(-gain.mean().item())
     return {name: w.detach() for name, w in leaves.items()}, losses
 
