@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,18 +10,29 @@ from typing import Any
 
 import numpy as np
 
-from modicum.aggregation import LineSearch, Mean, Median, Momentum, NoiseAware, NormBounded, TrimmedMean, Weighted
+from modicum.aggregation import (
+    ConstraintAware,
+    LineSearch,
+    Lookahead,
+    Mean,
+    Median,
+    Momentum,
+    NoiseAware,
+    NormBounded,
+    Thresholded,
+    TrimmedMean,
+    Weighted,
+)
 from modicum.core.door import DoorWatch
+from modicum.core.facts import Metric, PublicFacts
 from modicum.core.messages import Decision
 from modicum.core.parts import (
     Aggregation,
     ClipRule,
     Mechanism,
-    Metric,
     Observation,
     Place,
     Policy,
-    PublicFacts,
     Scope,
     Signal,
     SignalName,
@@ -34,7 +46,7 @@ from modicum.federation.simulation import Simulation
 from modicum.mechanisms.class_sums import ClassSums
 from modicum.mechanisms.clear import Clear
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
+from modicum.mechanisms.falling_noise import FallingNoise
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import (
     AcdpPfsd,
@@ -42,14 +54,19 @@ from modicum.methods import (
     CgmMedian,
     ClassMeans,
     Composed,
+    DpAcdn,
     DpFedAvg,
     DpFedSam,
+    DpFedSamRecord,
     DpPfsd,
     DpSgd,
+    FedAcg,
     FedAvg,
+    FedCompDp,
     FedMap,
     FedPer,
     FedProx,
+    FedSa,
     NbAfl,
     PacDp,
     PFedSd,
@@ -73,6 +90,7 @@ from modicum.policies import (
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.spec import Adjacency, SecureAggregation, TrustedServer
 from modicum.privacy.stock import Stock
+from modicum.training.local_steps import LocalSteps
 
 CLIENTS, RECORDS, FEATURES, CLASSES, ROUNDS = 4, 12, 5, 3, 4
 
@@ -131,6 +149,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "record-replace-one": RecordLocal(adjacency=Adjacency.REPLACE_ONE),
     "class-sums": ClassSums(rounds=ROUNDS, total=ROUNDS),
     "class-sums-steps": ClassSums(rounds=1, total=ROUNDS),
+    "falling-noise": FallingNoise(total=ROUNDS, stages=3, batch=4, steps=2),
     "class-sums-replace-one": ClassSums(
         rounds=1, total=ROUNDS, after=RecordLocal(steps=2, adjacency=Adjacency.REPLACE_ONE)
     ),
@@ -152,9 +171,13 @@ AGGREGATIONS: dict[str, Aggregation] = {
     "momentum": Momentum(),
     "line-search": LineSearch(NoiseAware()),
     "momentum-noise-aware": Momentum(NoiseAware(), 0.5),
+    "thresholded": Thresholded(Mean(), 0.01),
+    "lookahead": Lookahead(Weighted()),
+    "constraint-aware": ConstraintAware(radius=math.inf),
+    "constraint-aware-cut": ConstraintAware(norm="d", cuts=3),
 }
 
-ROBUST = {"trimmed-mean", "median", "norm-bounded"}  # not linear in the updates, on purpose
+ROBUST = {"trimmed-mean", "median", "norm-bounded", "constraint-aware-cut"}  # not linear, on purpose
 
 METHOD_ROWS: dict[str, MethodSpec] = {
     "fedavg": FedAvg(batch=4),
@@ -194,6 +217,17 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "fedmap-mlp": FedMap(clipping="mlp", kinds=(), lr=0.1, adjacency="replace-one"),
     "fedmap-plug-in": FedMap(clipping="plug-in", kinds=(0.7, 1.4), lr=0.1),
     "rpdp-fl-faithful": RpdpFl(full_budget=2.0, mode="faithful"),
+    "fedcompdp": FedCompDp(threshold=0.1),
+    "fedcompdp-median": FedCompDp(clipping="median", batch=4, steps=2, towards="worst", norm="d", cuts=2),
+    "fedcompdp-plain": FedCompDp(clipping="fixed", cra=False, threshold=0.0, adjacency="replace-one"),
+    "fedcompdp-faithful": FedCompDp(mode="faithful", batch=4, lr=0.1),
+    "dp-fedsam-record": DpFedSamRecord(steps=2),
+    "dp-acdn": DpAcdn(stages=2),
+    "dp-acdn-poisson": DpAcdn(batch=4, stages=3, server_momentum=0.5),
+    "dp-acdn-faithful": DpAcdn(mode="faithful"),
+    "fedacg": FedAcg(steps=2),
+    "fedsa": FedSa(),
+    "fedsa-faithful": FedSa(mode="faithful"),
 }
 
 

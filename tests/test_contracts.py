@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from modicum.aggregation import Mean
+from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.messages import NoiseFacts, Opened, Released, ReleasedSum, decode, encode
-from modicum.core.parts import ClientFacts, Observation, Place, PublicFacts, State
+from modicum.core.parts import Observation, Place, State
 from modicum.core.setting import Setting
 from modicum.core.store import load_state, save_state
 from modicum.errors import UserError
@@ -264,7 +265,13 @@ class TestMechanism:
         assert second.abandoned == (name == "client-secure-aggregation")
 
 
-PUBLISHED_NOISE = {"pac-dp-faithful", "nbafl-faithful"}
+PUBLISHED_NOISE = {
+    "pac-dp-faithful",
+    "nbafl-faithful",
+    "fedcompdp-faithful",
+    "dp-acdn-faithful",
+    "fedsa-faithful",
+}
 WITHOUT_PRIVACY = {"fedavg", "pfsd", "pfedsd", "fedper", "acdp-pfsd-faithful", "fedmap-faithful"}
 SETTING = Setting(clients=CLIENTS, per_round=CLIENTS, rounds=ROUNDS)
 

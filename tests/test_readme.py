@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,21 @@ def test_the_five_lines_of_the_readme(tmp_path: Path, monkeypatch: pytest.Monkey
     assert 2.9 < run.certificate.epsilon("client-07") <= 3.0
     assert run.folder.parent == Path("runs")
     assert modicum.verify(run.folder).matches
+
+
+def test_the_lines_of_the_page_on_comparing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = blocks("docs/compare.md", "python")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    space: dict[str, Any] = {}
+    exec(code, space)
+    assert [row["method"] for row in space["rows"]] == ["dp-sgd", "dp-sgd", "fedavg", "fedavg"]
+
+
+def test_the_columns_of_the_guide_are_valid() -> None:
+    (text,) = [block for block in blocks("docs/data.md", "toml") if "columns" in block]
+    columns = check(parse(text + '[method]\nname = "dp-sgd"\n', "guide")).data.columns
+    assert columns["sex"].categories == ("f", "m")
 
 
 def test_the_file_of_the_guide_is_valid() -> None:

@@ -136,3 +136,57 @@ def test_metrics_of_an_earlier_version_are_read_under_their_new_name(tmp_path: P
     (record,) = read_records(tmp_path / "metrics.jsonl")
     assert math.isnan(record.released["accuracy"])
     assert "paid" not in record.to_dict()
+
+
+def test_a_run_is_read_back_from_its_folder(tmp_path: Path) -> None:
+    data = mo.federate(mo.load_dataset("digits"), clients=4, test=0.2)
+    run = mo.train(data, method="dp-sgd", budgets=[4.0, 8.0], rounds=2, folder=tmp_path / "r")
+    again = mo.load(tmp_path / "r")
+    assert (again.summary, again.certificate, again.records) == (run.summary, run.certificate, run.records)
+    right = again.predict(data.test.x).numpy() == data.test.y
+    assert right.mean() == pytest.approx(run.accuracy)
+    assert len(repr(run).splitlines()) == 4
+    assert "dp-sgd on digits" in repr(again)
+    assert str(tmp_path / "r") in repr(again)
+
+
+def test_a_module_of_ones_own_is_asked_for(federation: mo.Federation, tmp_path: Path) -> None:
+    run = mo.train(federation, model=linear(10), method="dp-sgd", rounds=1, folder=tmp_path / "r")
+    x = federation.data.test.x
+    with pytest.raises(mo.UserError, match="a model of your own"):
+        mo.load(tmp_path / "r").predict(x)
+    assert torch.equal(mo.load(tmp_path / "r", model=linear(10)).predict(x), run.predict(x))
+    with pytest.raises(mo.UserError, match="do not fit"):
+        mo.load(tmp_path / "r", model=linear(9)).predict(x)
+
+
+def test_personal_layers_leave_the_server_without_a_model(federation: mo.Federation, tmp_path: Path) -> None:
+    run = mo.train(
+        federation, model="mlp", method=mo.methods.FedPer(personal="3"), rounds=1, folder=tmp_path / "r"
+    )
+    with pytest.raises(mo.UserError, match="is personal and stays with each client"):
+        run.predict(federation.data.test.x)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"budgets": 1.0}, "has budgets already"),
+        ({"method": "nonsense"}, "unknown method"),
+        ({"method": mo.methods.DpSgd}, r"DpSgd\(\)"),
+        ({"method": 3}, "a method is a name"),
+    ],
+)
+def test_what_train_is_given_is_checked(change: dict[str, object], said: str, federation: mo.Federation) -> None:
+    with pytest.raises(mo.UserError, match=said):
+        mo.train(federation, **{"method": "dp-sgd", **change})  # type: ignore[arg-type]
+
+
+def test_records_alone_need_budgets() -> None:
+    data = mo.federate(mo.load_dataset("digits"), clients=4)
+    with pytest.raises(mo.UserError, match="say which ε the clients grant"):
+        mo.train(data, method="dp-sgd")
+    with pytest.raises(mo.UserError, match="train takes a federation, got str"):
+        mo.train("digits", method="dp-sgd")  # type: ignore[arg-type]
+    with pytest.raises(mo.UserError, match="no finished run"):
+        mo.load("nowhere")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from modicum import methods, models
-    from modicum.core.parts import Metric
+    from modicum.comparing import Comparison, compare
+    from modicum.core.facts import Metric
     from modicum.data import (
         Dirichlet,
         Iid,
@@ -26,21 +27,21 @@ if TYPE_CHECKING:
         from_csv,
         from_npz_folder,
         from_torch,
-        load,
     )
+    from modicum.data import load as load_dataset
     from modicum.errors import PrivacyWarning, UnsoundError, UserError
     from modicum.federation.experiment import Federation
     from modicum.federation.interference import Checked, check
     from modicum.federation.transcript_file import load_transcript
     from modicum.privacy.certificate import Certificate
     from modicum.privacy.verify import verify
-    from modicum.runs import Run, train
+    from modicum.runs import Run, load, train
 
 __version__ = "0.1.0"
 
 _DATA = (
     *("Dirichlet", "Iid", "Natural", "Shards", "SizeSkew"),
-    *("assign_budgets", "federate", "from_csv", "from_npz_folder", "from_torch", "load"),
+    *("assign_budgets", "federate", "from_csv", "from_npz_folder", "from_torch"),
 )
 _WHERE = {
     **dict.fromkeys(_DATA, "modicum.data"),
@@ -50,7 +51,11 @@ _WHERE = {
     "Federation": "modicum.federation.experiment",
     "Metric": "modicum.core.parts",
     "Run": "modicum.runs",
+    "Comparison": "modicum.comparing",
     "check": "modicum.federation.interference",
+    "compare": "modicum.comparing",
+    "load": "modicum.runs",
+    "load_dataset": "modicum.data:load",
     "load_transcript": "modicum.federation.transcript_file",
     "train": "modicum.runs",
     "verify": "modicum.privacy.verify",
@@ -60,6 +65,7 @@ _MODULES = ("methods", "models")
 __all__ = [
     "Certificate",
     "Checked",
+    "Comparison",
     "Dirichlet",
     "Federation",
     "Iid",
@@ -73,11 +79,13 @@ __all__ = [
     "UserError",
     "assign_budgets",
     "check",
+    "compare",
     "federate",
     "from_csv",
     "from_npz_folder",
     "from_torch",
     "load",
+    "load_dataset",
     "load_transcript",
     "methods",
     "models",
@@ -92,7 +100,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"modicum.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'modicum' has no attribute {name!r}")
-    value = getattr(import_module(_WHERE[name]), name)
+    module, _, there = _WHERE[name].partition(":")
+    value = getattr(import_module(module), there or name)
     globals()[name] = value
     return value
 

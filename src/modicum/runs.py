@@ -6,35 +6,45 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
+from modicum.attacks.audits import Settings as AuditSettings
+from modicum.attacks.audits import audit as play_audit
+from modicum.attacks.audits import refuse_unfit
 from modicum.config.write import describe_experiment
 from modicum.core.setting import MethodSpec
+from modicum.data.arrays import FederatedData
+from modicum.data.budgets import Budgets, assign_budgets
 from modicum.errors import MissingExtraError, UserError
 from modicum.federation.experiment import Experiment, Federation
+from modicum.federation.model_file import as_inputs, restored
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import Transcript
 from modicum.federation.transcript_file import FileTranscript, transcript_in
+from modicum.methods import method_of
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.noise import CryptoNoise
 from modicum.report.picture import Curve
-from modicum.report.summary import Summary, summarise
+from modicum.report.summary import Spread, Summary, summarise
+from modicum.report.table import frame, percent, spread
 from modicum.report.write import curve_of, write_report
 
 if TYPE_CHECKING:
-    from modicum.core.parts import Metric
+    from modicum.core.facts import Metric
 
 Watch = Callable[[Simulation, RoundRecord], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A finished run. Accuracy is simulated ground truth: in a deployment nobody could compute it."""
 
@@ -43,14 +53,46 @@ class Run:
     certificate: Certificate
     records: tuple[RoundRecord, ...] = field(repr=False)
     parameters: Mapping[str, Tensor] = field(repr=False)  # of the final model, by name
+    own_model: nn.Module | None = field(default=None, repr=False)  # a module that no catalogue has
 
     @property
     def accuracy(self) -> float:
         """Accuracy of the last model on the global test data; nan where there is none."""
         return math.nan if self.summary.accuracy is None else self.summary.accuracy
 
+    @cached_property
+    def model(self) -> nn.Module:
+        """The final model with its weights, as the server has it; frozen features, where it has some, included."""
+        return restored(self.folder, self.parameters, self.own_model)
+
+    def predict(self, x: Any) -> Tensor:
+        """The most likely class of each record. `x` is what the federation held: images, features or columns."""
+        with torch.no_grad():
+            classes: Tensor = self.model(as_inputs(x)).argmax(dim=-1)
+        return classes
+
+    def to_frame(self) -> Any:
+        """One line a round, for pandas: bound, answers, reserved share and every metric that the run has."""
+        return frame([_flat(record) for record in self.records])
+
+    def __repr__(self) -> str:
+        s, lines = self.summary, list(self.certificate.clients.values())
+        certified = spread(Spread.of(line.epsilon for line in lines))
+        return (
+            f"{s.method} on {s.dataset}: {s.clients} clients, {s.rounds} rounds, model {s.model}\n"
+            f"accuracy   {percent(s.accuracy)} on simulated test data\n"
+            f"ε          {certified} certified per {lines[0].spec.unit}\n"
+            f"folder     {self.folder}"
+        )
+
+    @property
+    def macro_f1(self) -> float:
+        """Mean of the classes' F1 on the global test data, of the last model; nan where there is none."""
+        return math.nan if self.summary.macro_f1 is None else self.summary.macro_f1
+
     @property
     def curve(self) -> Curve:
+        """What a picture of several runs needs of this one."""
         return curve_of(self.summary, self.records)
 
     def plot(self, path: str | PathLike[str] | None = None) -> Any:
@@ -64,9 +106,10 @@ class Run:
 
 
 def train(
-    federation: Federation,
+    federation: Federation | FederatedData,
     *,
-    method: MethodSpec,
+    method: MethodSpec | str,
+    budgets: Budgets | None = None,
     model: str | nn.Module = "logistic",
     rounds: int = 30,
     seed: int = 0,
@@ -84,16 +127,21 @@ def train(
     resume: bool = False,
     watch: Watch | None = None,
     transcript: bool = False,
+    audit: str | None = None,
 ) -> Run:
     """Train, and write a run folder: the one given, or a new one under ./runs.
 
+    `federation` holds records and budgets; where it holds records alone (`mo.federate`), give `budgets` too.
+    `method` is a settings object (`mo.methods.DpSgd(lr=4)`) or a name (`"dp-sgd"`: its defaults).
     `simulation=False` draws noise from the operating system's cryptographic generator instead of the seed, and
     looks at no test record.
     `transcript=True` writes down what each party sees; `modicum.load_transcript` reads it back.
+    `audit` names an audit (docs/audits.md) that plays the experiment once more with canaries when it is over.
     `resume=True` continues a run of the same experiment that was interrupted.
     """
+    method = method_of(method)
     experiment = Experiment(
-        federation=federation,
+        federation=_with_budgets(federation, budgets, seed),
         method=method,
         model=model,
         rounds=rounds,
@@ -116,11 +164,52 @@ def train(
     return carry_out(
         experiment,
         files,
-        describe_experiment(experiment, simulation, transcript),
+        describe_experiment(experiment, simulation, transcript, audit),
         simulation=simulation,
         watch=watch,
         transcript=transcript_in(files, transcript),
+        audit=audit,
     )
+
+
+def _with_budgets(federation: Federation | FederatedData, budgets: Budgets | None, seed: int) -> Federation:
+    if isinstance(federation, Federation):
+        if budgets is not None:
+            raise UserError("the federation has budgets already: leave budgets out, or give records alone")
+        return federation
+    if not isinstance(federation, FederatedData):
+        raise UserError(
+            f"train takes a federation, got {type(federation).__name__}: make one with mo.Federation.from_dataset "
+            "or mo.federate"
+        )
+    if budgets is None:
+        raise UserError("say which ε the clients grant: mo.train(…, budgets=[0.5, 1, 8])")
+    return Federation(federation, assign_budgets(budgets, len(federation.clients), seed))
+
+
+def load(folder: str | PathLike[str], model: nn.Module | None = None) -> Run:
+    """A finished run from its folder: results, certificate, rounds, and the model with `predict`.
+
+    `model` is the module that was trained, where it was one of your own.
+    """
+    files = RunFolder(Path(folder))
+    for path in (files.summary, files.certificate, files.metrics, files.model):
+        if not path.is_file():
+            raise UserError(f"there is no finished run in {folder}: no {path.name}")
+    _needs_safetensors()
+    from safetensors.torch import load_file
+
+    summary = Summary.from_dict(json.loads(files.summary.read_text(encoding="utf-8")))
+    certificate = Certificate.read(files.certificate)
+    return Run(files.path, summary, certificate, read_records(files.metrics), load_file(files.model), model)
+
+
+def _flat(record: RoundRecord) -> dict[str, Any]:
+    row: dict[str, Any] = {"round": record.round + 1, "bound": record.bound, "answered": record.answered}
+    row["reserved"] = record.reserved
+    for kind in ("simulated", "public", "released"):
+        row |= {f"{kind}_{name}": value for name, value in getattr(record, kind).items()}
+    return row
 
 
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:
@@ -141,19 +230,22 @@ def carry_out(
     simulation: bool = True,
     watch: Watch | None = None,
     transcript: Transcript | None = None,
+    audit: str | None = None,
 ) -> Run:
     """Run what is left of an experiment in a folder, then write its results. Safe to repeat after any crash.
 
     `config` is the text of the folder's config.toml; one that is there already is kept.
     """
     _needs_safetensors()
+    if audit is not None:
+        refuse_unfit(audit, experiment)
     with files.alone():
         run = _open(experiment, files, config, simulation, transcript)
         try:
             for record in run.rounds():
                 if watch is not None:
                     watch(run, record)
-            return _finish(run, files)
+            return _finish(run, files, audit)
         finally:
             run.close()
             if isinstance(transcript, FileTranscript):
@@ -176,16 +268,21 @@ def _open(
         raise
 
 
-def _finish(run: Simulation, files: RunFolder) -> Run:
+def _finish(run: Simulation, files: RunFolder, audit: str | None) -> Run:
     """Everything here is a function of the finished run, so that a crash in between costs nothing."""
     parameters = _parameters(run)
     _write_model(run, parameters, files)
     certificate = Certificate.from_ledger(run.ledger)
+    if audit is not None:
+        found = play_audit(audit, run.experiment, AuditSettings(seed=run.experiment.seed))
+        certificate = replace(certificate, audit=found.to_dict())
     certificate.write(files.certificate)
     records = read_records(files.metrics)
     summary = summarise(run, certificate, records)
     write_report(files, summary, certificate, records)
-    return Run(files.path, summary, certificate, records, parameters)
+    model = run.experiment.model
+    own = model if isinstance(model, nn.Module) else None
+    return Run(files.path, summary, certificate, records, parameters, own)
 
 
 def _parameters(run: Simulation) -> dict[str, Tensor]:
@@ -199,7 +296,14 @@ def _write_model(run: Simulation, parameters: Mapping[str, Tensor], files: RunFo
     from safetensors.torch import save
 
     # One key: several would be written in an order that changes from process to process.
-    about = {"modicum": json.dumps({"run": run.ledger.run_id, "round": run.server.state.round})}
+    data = run.experiment.federation.data
+    facts = {
+        "run": run.ledger.run_id,
+        "round": run.server.state.round,
+        "input_shape": list(data.input_shape),
+        "classes": data.classes,
+    }
+    about = {"modicum": json.dumps(facts)}
     files.write(files.model, bytes(save({n: v.contiguous() for n, v in parameters.items()}, metadata=about)))
 
 

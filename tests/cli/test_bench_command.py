@@ -37,6 +37,7 @@ main()
         (["speed", "--only", "nothing"], "no row 'nothing' on cpu"),
         (["pac-dp", "--only", "nothing"], "unknown task 'nothing'"),
         (["acdp-pfsd", "--workers", "0"], "give at least one worker"),
+        (["fedcompdp", "--stages", "nothing"], "unknown stage 'nothing'"),
     ],
 )
 def test_a_clone_has_the_benchmarks(

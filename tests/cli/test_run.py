@@ -19,6 +19,7 @@ from modicum.cli.app import app
 from modicum.config import read, to_toml
 from modicum.federation.records import read_records
 from modicum.methods import METHODS
+from modicum.privacy.certificate import Certificate
 from modicum.privacy.verify import verify
 
 SMALL = """\
@@ -92,12 +93,12 @@ def test_a_run_leaves_everything_in_its_folder(call: Call) -> None:
 def test_the_report_stands_alone_and_says_what_is_simulated(call: Call) -> None:
     call("run", small(), "--out", "r", "--json")
     page = Path("r/report.html").read_text()
-    certificate = json.loads(Path("r/certificate.json").read_text())
+    certificate = Certificate.read("r/certificate.json")
     assert "Simulated ground truth" in page
     assert "data:image/png;base64," in page
     assert 'src="http' not in page
     assert "href=" not in page
-    assert escape(certificate["clients"]["client-00"]["meaning"]) in page
+    assert escape(certificate.clients["client-00"].meaning) in page
     assert "this run protects nobody" in page
     assert "What was paid" in page
 
@@ -385,3 +386,30 @@ def test_a_killed_process_resumes_to_the_same_bits(call: Call) -> None:
     assert call("run", "small.toml", "--out", "whole", "--json")[0] == 0
     for name in ("model.safetensors", "metrics.jsonl", "certificate.json"):
         assert Path("r", name).read_bytes() == Path("whole", name).read_bytes(), name
+
+
+def test_several_files_run_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("dp-sgd", "fedavg"):
+        text = f'[data]\nname = "digits"\nclients = 3\n[method]\nname = "{name}"\n[run]\nrounds = 1\n'
+        Path(f"{name}.toml").write_text(text)
+    assert command_line(app, ["run", "dp-sgd.toml", "fedavg.toml", "--json"]) == 0
+    assert [found["method"] for found in json.loads(capsys.readouterr().out)] == ["dp-sgd", "fedavg"]
+    for more in (["--out", "x"], ["--resume", "x"], ["--print-config"]):
+        assert command_line(app, ["run", "dp-sgd.toml", "fedavg.toml", *more]) == 2
+        assert "give one file" in capsys.readouterr().err
+    assert command_line(app, ["run", "dp-sgd.toml", "nowhere.toml"]) == 2
+    assert len(list(Path("runs").iterdir())) == 2  # nothing began where one file cannot be read
+
+
+def test_the_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line(app, ["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["libraries"]["torch"]
+    assert found["can"]["experiment files and this command"] is True
+    assert command_line(app, ["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("modicum ")
+    assert all(f"modicum[{extra}]" in text for extra in found["missing"])

@@ -74,11 +74,11 @@ def test_an_empty_folder_and_a_damaged_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("client,x,label\na,1,0\na,,1\n", "row 3, column 'x': '' is not a number"),
+        ("client,x,label\na,1,0\na,,1\n", "row 3, column 'x': the cell is empty"),
         ("client,x,label\na,one,0\n", "'one' is not a number"),
         ("client,x,label\na,1\n", "column 'label'"),
         ("client,x,label\na,1,0.5\n", "whole numbers"),
-        ("client,x,label\na,nan,0\n", "NaN or Inf"),
+        ("client,x,label\na,nan,0\n", "the cell is empty"),
         ("who,x,label\na,1,0\n", "no column 'client'"),
         ("client,label\na,1\n", "one feature column"),
         ("client,x,label\n", "at least one row"),

@@ -11,9 +11,11 @@ import pytest
 
 from modicum.aggregation import Mean
 from modicum.attacks.canary import Audit, audit
+from modicum.attacks.trials import EachTrial
+from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.messages import Broadcast, Decision
 from modicum.core.needs import Need
-from modicum.core.parts import ClientFacts, Observation, Place, PublicFacts, Scope, State
+from modicum.core.parts import Observation, Place, Scope, State
 from modicum.errors import UserError
 from modicum.federation.rehearsal import Rehearsal
 from modicum.mechanisms.record_local import RecordLocal
@@ -164,7 +166,7 @@ def test_a_guard_that_looks_away_is_found_by_verify(tmp_path: Path, monkeypatch:
 def test_an_adaptive_run_stays_under_its_claim() -> None:
     """The audit's policy chooses kinds by what it saw, each trial on its own. False alarm: 1e-6."""
     whole = RecordLocal(steps=1, stock=STOCK)
-    verdict = audit(Audit(mechanism=whole, policy=BySign(), budget=10.0, rounds=4, trials=300))
+    verdict = audit(Audit(mechanism=whole, policy=EachTrial(BySign()), budget=10.0, rounds=4, trials=300))
     assert verdict.claimed <= 10.0
     assert not verdict.broken, verdict.sentence()
 
@@ -172,8 +174,8 @@ def test_an_adaptive_run_stays_under_its_claim() -> None:
 class Uncharged(RecordLocal):
     """The broken twin: kinds are listed as if all of them had the largest noise."""
 
-    def _noise(self, facts: ClientFacts, plan: object, decision: Decision, participation: int) -> object:
-        z, origin = super()._noise(facts, plan, decision, participation)  # type: ignore[arg-type]
+    def _noise(self, *args: object) -> object:  # type: ignore[override]
+        z, origin = super()._noise(*args)  # type: ignore[arg-type]
         return z / 4, origin
 
 
@@ -189,7 +191,7 @@ def test_less_noise_than_listed_is_found_by_the_audit(monkeypatch: pytest.Monkey
     monkeypatch.setattr(PlanGuard, "refusal", LooksAway.refusal)
     monkeypatch.setattr(PlanGuard, "charge", lambda self, release: self)  # noqa: ARG005
     twin = Uncharged(steps=1, stock=STOCK)
-    verdict = audit(Audit(mechanism=twin, policy=BySign(), budget=2.0, rounds=4, trials=300))
+    verdict = audit(Audit(mechanism=twin, policy=EachTrial(BySign()), budget=2.0, rounds=4, trials=300))
     assert verdict.broken
 
 

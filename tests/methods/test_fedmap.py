@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from modicum.attacks.canary import Audit, audit
+from modicum.attacks.trials import EachTrial
 from modicum.core.messages import Decision
 from modicum.core.parts import Batch, State
 from modicum.mechanisms.raw_metanet import figures, privacy_loss
@@ -63,7 +64,7 @@ def test_a_network_that_reads_a_raw_norm_is_caught(tmp_path: Path) -> None:
 def test_an_adaptive_run_stays_under_its_claim() -> None:
     """Each trial's network decides bound and kind by what that trial released. False alarm: 1e-6."""
     mechanism = RecordLocal(steps=1, normalised=True, stock=Stock((0.7, 1.4)))
-    verdict = audit(Audit(mechanism=mechanism, policy=MetaNet(1.0), budget=10.0, rounds=4, trials=150))
+    verdict = audit(Audit(mechanism=mechanism, policy=EachTrial(MetaNet(1.0)), budget=10.0, rounds=4, trials=150))
     assert verdict.claimed <= 10.0
     assert not verdict.broken, verdict.sentence()
 

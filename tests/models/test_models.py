@@ -20,6 +20,7 @@ PARAMETERS = {
     "mlp": 50_890,
     "cnn-small": 28_938,
     "lenet": 61_706,
+    "lenet-sigmoid": 13_426,
     "cnn8": 436_202,
     "resnet18": 11_173_962,
     "resnet34": 21_282_122,

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.messages import NoiseFacts, Released
-from modicum.core.parts import ClientFacts, Observation, PublicFacts
+from modicum.core.parts import Observation
 from modicum.core.setting import Setting
 from modicum.errors import MissingExtraError, UserError
 from modicum.methods import FedMap

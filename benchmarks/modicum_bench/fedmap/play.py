@@ -15,8 +15,8 @@ from modicum.data.federate import federate
 from modicum.data.partition import Dirichlet
 from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
 from modicum.federation.rehearsal import Rehearsal
-from modicum.fitting.grid import gradient_scale
-from modicum.fitting.metanet import Schedule, fit_metanet, stand_in
+from modicum.public.rehearsed.grid import gradient_scale
+from modicum.public.rehearsed.metanet import Schedule, fit_metanet, stand_in
 from modicum_bench.fedmap.cells import ALPHA, PROXY, TASKS, TRAINED, Cell, Choice, method
 
 Loader = Callable[[str], Dataset]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from modicum.data import load
 from modicum.data.arrays import Dataset
-from modicum.fitting.metanet import Schedule
+from modicum.public.rehearsed.metanet import Schedule
 from modicum_bench.fedmap.cells import TASKS, TRAINED, VARIANTS, Cell, Choice
 from modicum_bench.fedmap.play import GRID, Bench
 from modicum_bench.fedmap.regimes import REGIMES, regime

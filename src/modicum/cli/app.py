@@ -8,10 +8,13 @@ import typer.core
 from modicum import __version__
 from modicum.cli import (
     account,
+    audit,
     bench,
     check,
+    compare,
     datasets,
     demo,
+    doctor,
     experiment,
     fit,
     fit_metanet,
@@ -50,6 +53,7 @@ def main(
 
 app.command("demo")(demo.demo)
 app.command("run")(experiment.run)
+app.command("compare")(compare.compare)
 app.command("fit-clipping")(fit.fit_clipping)
 app.command("fit-metanet")(fit_metanet.fit_metanet)
 app.add_typer(account.app, name="account")
@@ -57,6 +61,8 @@ app.add_typer(datasets.app, name="datasets")
 app.command("methods")(methods.methods)
 app.command("check")(check.check)
 app.command("verify")(verify.verify)
+app.command("doctor")(doctor.doctor)
+app.command("audit")(audit.audit)
 app.add_typer(bench.app, name="bench")
 app.add_typer(silo.app, name="silo")
 app.add_typer(flower.app, name="flower")

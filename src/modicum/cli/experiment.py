@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def run(
-    file: Path | None = typer.Argument(None, help="An experiment in TOML; may be left out with --resume."),
+    files: list[Path] = typer.Argument(
+        None, help="Experiments in TOML, run one after another; left out with --resume."
+    ),
     options: list[str] = typer.Option([], "--set", help="Change a setting: --set run.rounds=10 (repeatable)."),
     seed: int | None = typer.Option(None, "--seed", help="Short for --set run.seed=N."),
     out: Path | None = typer.Option(None, "--out", help="A new folder for the run [default: one under ./runs]."),
@@ -36,35 +39,39 @@ def run(
         options = [*options, "run.transcript=true"]
     if out is not None and resume is not None:
         raise UserError("--out begins a new run and --resume continues one: give only one of them")
+    if len(files or ()) > 1 and (out is not None or resume is not None or print_config):
+        raise UserError("--out, --resume and --print-config are for one experiment: give one file with them")
     from modicum.config import read, to_toml
 
-    config = read(_file(file, resume), options, seed)
+    titles = [file.stem for file in files] if files else ["run" if resume is None else resume.name]
+    configs = [read(file, options, seed) for file in _files(files, resume)]  # all are checked before one begins
     if print_config:
-        typer.echo(to_toml(config), nl=False)
+        typer.echo(to_toml(configs[0]), nl=False)
         return
-    done = _carry_out(config, _title(file, resume), out, resume, as_json)
-    typer.echo(json.dumps(_facts(done), ensure_ascii=False, indent=2, allow_nan=False) if as_json else _text(done))
+    done = [_carry_out(config, title, out, resume, as_json) for config, title in zip(configs, titles, strict=True)]
+    if as_json:
+        facts = [_facts(run) for run in done]
+        typer.echo(
+            json.dumps(facts if len(facts) > 1 else facts[0], ensure_ascii=False, indent=2, allow_nan=False)
+        )
+    else:
+        typer.echo(_text(done))
 
 
-def _file(file: Path | None, resume: Path | None) -> Path:
-    if file is not None:
-        return file
+def _files(files: list[Path], resume: Path | None) -> list[Path]:
+    if files:
+        return files
     if resume is None:
         raise UserError("give an experiment file, e.g. modicum run examples/digits.toml")
     if not (resume / "config.toml").is_file():
         raise UserError(f"there is no run in {resume}: no config.toml")
-    return resume / "config.toml"
-
-
-def _title(file: Path | None, resume: Path | None) -> str:
-    if file is not None:
-        return file.stem
-    return "run" if resume is None else resume.name
+    return [resume / "config.toml"]
 
 
 def _carry_out(config: Config, title: str, out: Path | None, resume: Path | None, quiet: bool) -> Run:
     from modicum.cli.progress import watching
     from modicum.config import experiment, to_toml
+    from modicum.data.columns import unscaled
     from modicum.federation.run_folder import RunFolder
     from modicum.federation.transcript_file import transcript_in
     from modicum.runs import carry_out, new_folder
@@ -75,12 +82,22 @@ def _carry_out(config: Config, title: str, out: Path | None, resume: Path | None
     else:
         files.refuse_occupied()
     built = experiment(config)
+    if not quiet and (warning := unscaled(built.federation.data.clients[0].train.x)):
+        typer.echo(f"modicum: {warning}", err=True)
     files.make(fresh=resume is None)
     try:
         with watching(title, quiet=quiet) as watch:
             seen = transcript_in(files, config.run.transcript)
             simulation = config.run.simulation
-            return carry_out(built, files, to_toml(config), simulation=simulation, watch=watch, transcript=seen)
+            return carry_out(
+                built,
+                files,
+                to_toml(config),
+                simulation=simulation,
+                watch=watch,
+                transcript=seen,
+                audit=config.run.audit,
+            )
     except KeyboardInterrupt:
         typer.echo(f"modicum: stopped; continue with: modicum run --resume {files.path}", err=True)
         raise typer.Exit(130) from None
@@ -107,14 +124,21 @@ def _facts(done: Run) -> dict[str, Any]:
     return {"folder": str(done.folder), **done.summary.to_dict()}
 
 
-def _text(done: Run) -> str:
+def _text(done: Sequence[Run]) -> str:
     from modicum.report.table import table
 
-    said = [table([done.summary]), ""]
-    if done.summary.rounds < done.summary.rounds_planned:
-        said.append(f"Ended after {done.summary.rounds} rounds: every client has used its budget.")
-    if done.summary.note:
-        said += [f"note        {done.summary.note}"]
-    said += [f"run folder  {done.folder}", f"report      {done.folder / 'report.html'}"]
-    said.append(f"verify      modicum verify {done.folder}")
+    said = [table([run.summary for run in done])]
+    for run in done:
+        said += ["", *_closing(run)]
     return "\n".join(said)
+
+
+def _closing(run: Run) -> Iterator[str]:
+    if run.summary.rounds < run.summary.rounds_planned:
+        rounds = f"{run.summary.rounds} round{'' if run.summary.rounds == 1 else 's'}"
+        yield f"Ended after {rounds}: every client has used its budget."
+    if run.summary.note:
+        yield f"note        {run.summary.note}"
+    yield f"run folder  {run.folder}"
+    yield f"report      {run.folder / 'report.html'}"
+    yield f"verify      modicum verify {run.folder}"

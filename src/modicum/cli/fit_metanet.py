@@ -13,7 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from modicum.config import Config
-    from modicum.fitting.metanet import Fitted, Schedule
+    from modicum.public.rehearsed.metanet import Fitted, Schedule
 
 
 def fit_metanet(
@@ -32,7 +32,7 @@ def fit_metanet(
     target = out or file.with_suffix(".metanet.npz")
     from modicum.cli.progress import counting
     from modicum.config import experiment
-    from modicum.fitting.metanet import fit_metanet as fit
+    from modicum.public.rehearsed.metanet import fit_metanet as fit
 
     with counting(quiet=as_json) as progress:
         found = fit(experiment(config), schedule, target, progress)
@@ -43,7 +43,7 @@ def fit_metanet(
 def _read(file: Path, options: list[str]) -> tuple[Config, Schedule]:
     from modicum.config.read import check, read_table
     from modicum.config.source import read_source, with_option
-    from modicum.fitting.metanet import Schedule
+    from modicum.public.rehearsed.metanet import Schedule
 
     source = read_source(file)
     for option in options:
@@ -55,7 +55,7 @@ def _read(file: Path, options: list[str]) -> tuple[Config, Schedule]:
 
 def _picture(found: Fitted, target: Path) -> Path | None:
     from modicum.errors import MissingExtraError
-    from modicum.fitting.pictures import draw_decisions
+    from modicum.public.rehearsed.pictures import draw_decisions
 
     path = target.with_suffix(".png")
     try:

@@ -63,6 +63,7 @@ def _tell_results(deployment: Deployment, as_json: bool) -> None:
     from modicum.federation.run_folder import RunFolder
     from modicum.privacy.accounting.choose import shown
     from modicum.privacy.certificate import Certificate
+    from modicum.report.summary import traffic, traffic_line, void
 
     at = deployment.at
     certificates = {n: Certificate.read(at.state(n) / "certificate.json") for n in deployment.budgets}
@@ -74,12 +75,17 @@ def _tell_results(deployment: Deployment, as_json: bool) -> None:
         "simulation": deployment.simulation,
         "simulated": dict(records[-1].simulated) if records else {},
         "epsilon": {name: c.epsilon(name) for name, c in certificates.items()},
+        "traffic": traffic(records),
+        "void": void(records),
     }
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False, indent=2))
         return
     for name, certificate in certificates.items():
         typer.echo(f"{name:<16} ε = {shown(certificate.epsilon(name))} of {deployment.budgets[name]:g}")
+    for text in (traffic_line(traffic(records)), *void(records)):
+        if text:
+            typer.echo(f"{'rounds':<16} {text}")
     typer.echo(f"server           modicum verify {at.server}")
     typer.echo(f"one silo         modicum verify {at.state(next(iter(deployment.budgets)))}")
 
@@ -109,11 +115,12 @@ def keys(
 ) -> None:
     """Make a TLS certificate for the server, a key pair for each node, and a key that signs the app."""
     from modicum.deploy.flower import keys as make
+    from modicum.deploy.silo.signing import make_signing_key
 
     make.check_tls(make.make_tls(folder, hosts))
     for name in node:
         make.make_node_key(folder / name)
-    make.make_signing_key(folder / "bundle")
+    make_signing_key(folder / "bundle")
     typer.echo(f"keys in {folder}: keep those without .crt or .pub to yourself")
 
 
@@ -126,21 +133,92 @@ def start(
     key: Path = typer.Option(..., "--key", help="The key that signs the app."),
     silos: Path | None = typer.Option(None, "--silos", help="Register the nodes of this file first."),
     seconds: float = typer.Option(60.0, "--wait", help="Seconds to wait for the SuperLink."),
+    detach: bool = typer.Option(False, "--detach", help="Come back at once; `modicum flower status` tells more."),
 ) -> None:
-    """Sign the app, register nodes and start; an interrupted run in the app's folder is continued.
+    """Sign the app, register nodes, start, and follow the run to its end; an interrupted one is continued.
 
-    Runs on the SuperLink's machine: Flower takes signatures of local apps from its database only.
+    Runs on the SuperLink's machine: Flower takes signatures of local apps from its database only. The exit code is
+    the run's: 0 where it finished, 1 where it failed.
     """
     from modicum.deploy.flower import keys as made
     from modicum.deploy.flower import link
+    from modicum.deploy.flower.follow import Started, note_start, run_folder
 
     for path in (project / "pyproject.toml", key, ca, *([silos] if silos else [])):
         if not path.is_file():
             raise UserError(f"there is no {path}: `modicum flower init` and `modicum flower keys` make it")
+    folder = run_folder(project)
     link.wait_for(superlink, ca, seconds, tell=lambda text: typer.echo(text, err=True))
     with link.control(superlink, ca) as client:
         if silos is not None:
             for name, public in made.read_public_keys(silos).items():
                 link.register(client, name, public)
         link.publish(project, database, key)
-        typer.echo(f"started Flower run {link.start_signed_run(client, project)}")
+        number = link.start_signed_run(client, project)
+    note_start(folder, Started(number, superlink, str(ca.absolute())))
+    typer.echo(f"started Flower run {number}")
+    if not detach:
+        _follow(project, folder)
+
+
+def _follow(project: Path, folder: Path) -> None:
+    """Rounds as they come, then the result and what to do next."""
+    from modicum.cli.progress import watching
+    from modicum.deploy.flower.follow import follow, planned_rounds
+
+    shape: Any = SimpleNamespace(experiment=SimpleNamespace(rounds=planned_rounds(project)))
+    try:
+        with watching(project.absolute().parent.name, quiet=False) as watch:
+            known = follow(folder, lambda record: None if watch is None else watch(shape, record))
+    except KeyboardInterrupt:
+        typer.echo(f"modicum: the run goes on; stop it with: modicum flower stop {project}", err=True)
+        raise typer.Exit(130) from None
+    if known["state"] != "finished":
+        typer.echo(f"modicum: the run {known['state']}: {known['said']}", err=True)
+        typer.echo(f"modicum: more with: modicum flower logs {project}; start it again to continue", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"finished   modicum verify {folder}")
+
+
+PROJECT = typer.Argument(help="The Flower project (the folder with pyproject.toml).")
+
+
+@app.command("status")
+def status(
+    project: Path = PROJECT, as_json: bool = typer.Option(False, "--json", help="Machine-readable.")
+) -> None:
+    """How a started run stands: waiting, running, finished, failed or stopped, and its last round."""
+    from modicum.deploy.flower.follow import run_folder, status_of
+    from modicum.federation.records import read_records
+    from modicum.federation.run_folder import RunFolder
+
+    folder = run_folder(project)
+    records = read_records(RunFolder(folder).metrics)
+    found = {**status_of(folder), "rounds": len(records), "folder": str(folder)}
+    if as_json:
+        typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
+        return
+    last = f"; in the last, {records[-1].answered} silos answered" if records else ""
+    said = f": {found['said']}" if found["said"] else ""
+    typer.echo(f"{found['state']}{said}\n{len(records)} round{'' if len(records) == 1 else 's'} done{last}")
+    typer.echo(f"folder     {folder}")
+
+
+@app.command("logs")
+def logs(
+    project: Path = PROJECT, lines: int = typer.Option(50, "--lines", help="How many, from the end.")
+) -> None:
+    """What the server of a run said."""
+    from modicum.deploy.flower.follow import last_lines, run_folder
+
+    if lines < 1:
+        raise UserError(f"--lines must be at least 1, got {lines}")
+    typer.echo("\n".join(last_lines(run_folder(project), lines)))
+
+
+@app.command("stop")
+def stop(project: Path = PROJECT) -> None:
+    """End a started run. What was charged stays charged; `modicum flower start` continues it."""
+    from modicum.deploy.flower import follow
+
+    typer.echo(f"stopped Flower run {follow.stop(follow.run_folder(project))}")

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from modicum.errors import UserError
+
 if TYPE_CHECKING:
+    from modicum.config.schema import DataConfig
     from modicum.deploy.silo.silo import Silo
 
 app = typer.Typer(
@@ -32,20 +35,59 @@ def serve(file: Path = FILE) -> None:
 
 
 @app.command("check")
-def check(file: Path = FILE) -> None:
+def check(
+    file: Path = FILE,
+    suggest: bool = typer.Option(
+        False, "--suggest", help="Propose ranges for [data.columns] from the records here."
+    ),
+) -> None:
     """Read data and grant as `serve` would, say what would be granted, and stop."""
+    from modicum.data.columns import unscaled
     from modicum.deploy.silo.silo import Silo
     from modicum.deploy.silo.spec import read_spec
     from modicum.federation.run_folder import RunFolder
 
     spec = read_spec(file)
+    if suggest:
+        typer.echo("\n".join(_suggestions(spec.experiment.data)))
+        return
     spec.folder.mkdir(parents=True, exist_ok=True)
     with RunFolder(spec.folder).alone():
         silo = Silo(spec)
         try:
             typer.echo(_line(silo))
+            if warning := unscaled(silo.experiment.federation.data.clients[0].train.x):
+                typer.echo(f"warning    {warning}; `modicum silo check --suggest` proposes ranges")
         finally:
             silo.close()
+
+
+@app.command("key")
+def key(file: Path = typer.Argument(help="Where to keep the key; made if it is not there.")) -> None:
+    """This silo's own key for secure aggregation; prints the public half for everybody's experiment file."""
+    from modicum.deploy.silo.signing import make_signing_key, public_text
+
+    typer.echo(f'key = "{public_text(make_signing_key(file))}"')
+
+
+def _suggestions(data: DataConfig) -> Iterator[str]:
+    """Lines for the experiment file. They tell of private records: only the owner may decide to give them away."""
+    from modicum.config.write import toml_value
+    from modicum.data.columns import suggest
+    from modicum.data.own import csv_features
+
+    if data.csv is None:
+        raise UserError("--suggest reads a csv file: this silo's data are not one")
+    rows, names = csv_features(
+        data.csv, client=data.client_column, label=data.label_column, id=data.id_column, alone=""
+    )
+    yield "# Taken from the records in this silo, which they tell of. Put public limits in their place (what the"
+    yield "# quantity can be at all) before anybody else sees them, then agree on them in the experiment file."
+    yield "[data.columns]"
+    for name, column in suggest(rows, names).items():
+        known = {k: v for k, v in vars(column).items() if v is not None and v is not False}
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in known.items()}
+        yield f"{toml_value(name)} = {toml_value(plain)}"
 
 
 @app.command("account")

@@ -13,21 +13,21 @@ from modicum.errors import UserError
 
 if TYPE_CHECKING:
     from modicum.federation.experiment import Experiment, Federation
-    from modicum.federation.features import Proxy
     from modicum.privacy.spec import PrivacySpec
+    from modicum.public.features import Proxy
 
 DEFAULT_CLIENTS = 20
 
 
-def federation(config: Config) -> Federation:
-    """Clients with their data and budgets, checked."""
+def federation(config: Config, alone: str | None = None) -> Federation:
+    """Clients with their data and budgets, checked; `alone` owns a table that has no column of clients."""
     from modicum.federation.experiment import Federation
-    from modicum.federation.features import stand_on
+    from modicum.public.features import stand_on
 
     data = config.data
     seed = config.run.seed if data.seed is None else data.seed
     with config.source.at("data"):
-        dataset, proxy, source = _datasets(config)
+        dataset, proxy, source = _datasets(config, alone)
         natural = dataset.clients is not None and data.partition in (None, "natural")
         divided = federate(
             dataset,
@@ -60,7 +60,7 @@ def experiment(config: Config) -> Experiment:
 
 def experiment_over(config: Config, federation: Federation) -> Experiment:
     """The experiment of a file over these clients: its own, or in a deployment those that one party knows."""
-    from modicum.core.parts import Metric
+    from modicum.core.facts import Metric
     from modicum.federation.experiment import Experiment
 
     run = config.run
@@ -90,18 +90,18 @@ def _spec(config: Config, clients: int) -> PrivacySpec:
     return spec
 
 
-def _datasets(config: Config) -> tuple[Dataset, Proxy, Dataset | None]:
+def _datasets(config: Config, alone: str | None) -> tuple[Dataset, Proxy, Dataset | None]:
     """The records, the proxy, and what features are fitted to; all behind the backbone, if there is one."""
     from modicum.data.fetch import data_folder
-    from modicum.federation.features import behind
+    from modicum.public.features import behind
 
     data = config.data
     proxy = load(data.proxy, data.dir) if isinstance(data.proxy, str) else data.proxy
     source = None if data.features_from is None else load(data.features_from, data.dir)
-    return behind(data.backbone, data_folder(data.dir) / "features", _records(config), proxy, source)
+    return behind(data.backbone, data_folder(data.dir) / "features", _records(config, alone), proxy, source)
 
 
-def _records(config: Config) -> Dataset:
+def _records(config: Config, alone: str | None = None) -> Dataset:
     data = config.data
     if data.name is not None:
         return load(data.name, data.dir)
@@ -109,7 +109,13 @@ def _records(config: Config) -> Dataset:
         return from_npz_folder(data.npz, classes=data.classes)
     assert data.csv is not None  # the schema allows one of the three
     return from_csv(
-        data.csv, client=data.client_column, label=data.label_column, id=data.id_column, classes=data.classes
+        data.csv,
+        client=data.client_column,
+        label=data.label_column,
+        id=data.id_column,
+        classes=data.classes,
+        columns=data.columns,
+        alone=alone,
     )
 
 

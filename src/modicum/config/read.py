@@ -12,6 +12,7 @@ from typing import Any
 
 from modicum.config.schema import Config, DataConfig, MetricConfig, ModelConfig, PrivacyConfig, RunConfig
 from modicum.config.source import Source, read_source, with_option
+from modicum.data.columns import Column
 from modicum.errors import MissingExtraError
 
 TABLES = ("data", "privacy", "model", "method", "run", "fit", "metanet")  # the last two: `modicum fit-…`
@@ -99,6 +100,10 @@ def _method(source: Source, privacy: PrivacyConfig) -> tuple[str, Any]:
 
 def read_table(source: Source, cls: type[Any], name: str, table: Mapping[str, Any]) -> Any:
     """One table as its dataclass."""
+    columns = table.get("columns") if cls is DataConfig else None
+    for column, given in columns.items() if isinstance(columns, Mapping) else ():
+        if isinstance(given, Mapping):
+            _known(source, given, [f.name for f in fields(Column)], "keys", name, "columns", column)
     try:
         from pydantic import TypeAdapter, ValidationError
     except ImportError:

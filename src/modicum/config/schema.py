@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from modicum.config.fields import setting
+from modicum.data.columns import Column
 from modicum.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ class DataConfig:
     client_column: str = setting("client", "of the csv file")
     label_column: str = setting("label", "of the csv file")
     id_column: str | None = setting(None, "of the csv file, or an array of the npz files: who a record is")
+    columns: dict[str, Column] = setting(  # noqa: RUF009
+        dict, "of the csv file, by public constants: age = { range = [0, 120], fill = 50 }"
+    )
     classes: int | None = setting(None, "of your own data (default: the largest label + 1)")
     dir: str | None = setting(None, "folder of dataset files (default: MODICUM_DATA, else the cache)")
     clients: int | None = setting(None, "how many (default: the clients that the data come with, else 20)")
@@ -43,6 +47,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.name, self.npz, self.csv)) != 1:
             raise UserError('give exactly one of name, npz and csv, e.g. name = "digits"')
+        if self.columns and self.csv is None:
+            raise UserError("columns belong to a csv file: leave them out, or give csv")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +93,7 @@ class SiloTerms:
     records: int = setting(0, "it trains on")
     budget: float = setting(0.0, "ε that it grants (inf for no privacy)")
     validation: int = setting(0, "records that it holds out for declared metrics")
+    key: str = setting("", "its public key for secure aggregation, as `modicum silo key` prints it")
 
     def __post_init__(self) -> None:
         if self.records < 1 or self.validation < 0 or not self.budget > 0:
@@ -112,6 +119,9 @@ class RunConfig:
     device: str = setting("cpu", "cpu, cuda, cuda:1, …")
     simulation: bool = setting(True, "seeded noise that protects nobody; false: cryptographic noise")
     transcript: bool = setting(False, "write down what each party sees, in transcript.bin (read: load_transcript)")
+    audit: Literal["one-run", "canife", "client-canaries"] | None = setting(
+        None, "play the experiment again with canaries when it is over; in the certificate beside ε"
+    )
     metrics: tuple[MetricConfig, ...] = setting((), "metrics on clients' own data, paid from their budgets")
     secure_aggregation: Literal["ideal", "protocol", "honest-but-curious"] = setting(
         "ideal", "ideal: assumed and simulated; protocol: its masks are made and taken away, in memory"

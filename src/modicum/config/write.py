@@ -27,7 +27,9 @@ def to_toml(config: Config, *, notes: bool = True) -> str:
     return "\n".join(lines) + "\n"
 
 
-def describe_experiment(experiment: Experiment, simulation: bool, transcript: bool = False) -> str:
+def describe_experiment(
+    experiment: Experiment, simulation: bool, transcript: bool = False, audit: str | None = None
+) -> str:
     """The same for an experiment put together in Python, whose data no file can name."""
     data, e = experiment.federation.data, experiment
     options = dict(e.model_options)
@@ -49,6 +51,7 @@ def describe_experiment(experiment: Experiment, simulation: bool, transcript: bo
             "device": e.device,
             "simulation": simulation,
             "transcript": transcript,
+            "audit": audit,
             "metrics": list(e.metrics),
         },
     }
@@ -117,6 +120,7 @@ def _plain(value: Any) -> Any:
 
 
 def toml_value(value: Any) -> str:
+    """A value as TOML writes it."""
     match value:
         case bool():
             return "true" if value else "false"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from modicum.core import integers
 from modicum.errors import UserError
-from modicum.privacy.events import Block, NoSampling, Poisson, Release
+from modicum.privacy.events import Block, NoSampling, Poisson, Release, Shuffled
 from modicum.privacy.noise import DType, NoiseKey, NoiseSource, SimulatedNoise
 from modicum.privacy.token import Token
 
@@ -57,6 +57,7 @@ class ReservedDoor:
         self._tokens = {token.release: token for token in tokens}
         self._left: dict[Release, set[int]] = {}
         self._noised: dict[tuple[str, int, str], set[int]] = {}  # steps of each client, round and block
+        self._passes: dict[tuple[Release, int], list[Tensor]] = {}  # batches of a shuffled pass, drawn once
         # The release last asked for, by identity, and its open steps: a release costs as much to hash as a step.
         self._current: Release | None = None
         self._open: tuple[Release, set[int]] | None = None
@@ -90,7 +91,19 @@ class ReservedDoor:
             case Poisson(rate=rate):
                 key = NoiseKey(release.client, release.round, step, f"coins:{_name(release)}")
                 return torch.from_numpy(np.flatnonzero(self._noise.coins(key, records, rate)))
+            case Shuffled(batches=batches):
+                return self._shuffled(release, step // batches, records)[step % batches]
         raise UserError(f"no door for the sampler {release.sampler}: use Poisson sampling or whole batches")
+
+    def _shuffled(self, release: Release, turn: int, records: int) -> list[Tensor]:
+        """The batches of one pass: drawn together and kept, so that no record is in two of them."""
+        if (release, turn) not in self._passes:
+            assert isinstance(release.sampler, Shuffled)
+            key = NoiseKey(release.client, release.round, turn, f"pass:{_name(release)}")
+            order = np.argsort(self._noise.uniform(key, records), kind="stable")
+            parts = np.array_split(order, release.sampler.batches)
+            self._passes[release, turn] = [torch.from_numpy(np.sort(part)) for part in parts]
+        return self._passes[release, turn]
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         self.admit(release, step, sums)
@@ -127,7 +140,8 @@ class ReservedDoor:
             token = self._tokens.get(release)
             if token is None:
                 raise UserError(f"client {release.client!r}: nothing is reserved for {_name(release)!r}")
-            left = set(range(release.step, release.step + release.count))
+            each = release.sampler.batches if isinstance(release.sampler, Shuffled) else 1
+            left = set(range(release.step, release.step + release.count * each))
             self._refuse_overlap(release, left)
             token.use(release)
             self._left[release] = left
@@ -239,9 +253,11 @@ class ReservedSumDoor:
 class DoorWatch(Protocol):
     """Puts something around every door of a run, such as a recorder for attacks, audits and replays."""
 
-    def client(self, door: Door) -> Door: ...
+    def client(self, door: Door) -> Door:
+        """What a client gets in place of its own door."""
 
-    def server(self, door: SumDoor) -> SumDoor: ...
+    def server(self, door: SumDoor) -> SumDoor:
+        """What a trusted server gets in place of its door for sums."""
 
 
 def add_noise(source: NoiseSource, key: NoiseKey, values: Tensor, std: float) -> Tensor:

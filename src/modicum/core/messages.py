@@ -32,6 +32,7 @@ class Decision:
     kind: int | None = None  # of the noise, where plans hold several (R11); None: in the plan's own order
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return {
             "bound": self.bound,
             "noise_multiplier": self.noise_multiplier,
@@ -41,6 +42,7 @@ class Decision:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Decision:
+        """Back from `to_dict`; a missing signal multiplier or kind is None."""
         z, shared, kind = d["noise_multiplier"], d.get("signal_multiplier"), d.get("kind")
         return cls(
             float(d["bound"]),
@@ -297,4 +299,5 @@ def _build(meta: dict[str, Any], tensor: Tensor) -> Anything:
 
 
 def finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds neither infinities nor NaN."""
     return bool(torch.isfinite(tensor).all())

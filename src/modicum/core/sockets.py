@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -24,20 +24,41 @@ class Pulls(Protocol):
 
 
 @runtime_checkable
+class Climbs(Protocol):
+    """Local training that takes each step's gradient uphill of the weights, where each step is released.
+
+    Uphill is along the round's previous *released* gradient, so that one release a step is all it costs.
+    """
+
+    @property
+    def ascent(self) -> float:
+        """How far, in the norm of the parameters."""
+
+
+@runtime_checkable
 class Transform(Protocol):
     """A map of one client's whole update inside the client, before it is clipped, such as sparsification.
 
     The bound is enforced on what comes out of it, so that it may do anything that keeps shape and precision.
     """
 
-    def apply(self, update: Tensor) -> Tensor: ...
+    def apply(self, update: Tensor) -> Tensor:
+        """One client's update, flat, as it is to be clipped; same shape and precision."""
+
+
+@runtime_checkable
+class Reports(Protocol):
+    """An aggregation whose model that counts is not the one that clients are sent."""
+
+    def reported(self, state: dict[str, Any], model: Tensor) -> Tensor:
+        """The model to evaluate and keep, of the aggregation's state and the model that is sent."""
 
 
 class PublicEvaluator(Protocol):
     """How good a model is on public validation records with the task's labels."""
 
     def __call__(self, model: Tensor) -> Mapping[str, float]:
-        """`accuracy` (0 to 1) and `loss` (mean cross-entropy) of a model given by its shared parameters.
+        """`accuracy`, `macro_f1` (0 to 1) and `loss` (mean cross-entropy) of a model of these shared parameters.
 
         A client's candidate is the model before the round plus what the client released. Nothing private is looked
         at, so it may be asked as often as one likes.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from modicum.data.arrays import Array, Arrays, Dataset
 from modicum.data.check import check_arrays
+from modicum.data.columns import Column, read_columns
 from modicum.errors import UserError
 
 
@@ -38,27 +39,38 @@ def from_csv(
     label: str = "label",
     id: str | None = None,
     classes: int | None = None,
+    columns: Mapping[str, Column] | None = None,
+    alone: str | None = None,
 ) -> Dataset:
     """A table with a header: a column of client names, a column of labels 0, 1, …, and numeric features.
 
-    A column of ids says who a record is. It is no feature.
+    A column of ids says who a record is. It is no feature. `columns` gives features public ranges, fills and
+    categories. `alone` names the one client of a table that has no column of clients.
     """
-    special = (client, label) if id is None else (client, label, id)
-    rows, columns = _read_csv(path, special)
-    features = [c for c in columns if c not in special]
-    if not rows or not features:
-        raise UserError(f"{path} needs at least one row and one feature column besides {client!r} and {label!r}")
-    x, y = _numbers(path, rows, features), _numbers(path, rows, [label])[:, 0]
-    owner = np.array([row[client] for row in rows])
+    rows, features = csv_features(path, client=client, label=label, id=id, alone=alone)
+    x, y = read_columns(rows, features, columns or {}, str(path)), _labels(path, rows, label)
+    owner = np.array([row.get(client, alone) for row in rows])
     names = sorted(set(owner.tolist()))
     parts = [Arrays(x[owner == name], y[owner == name]) for name in names]
     return _assemble(Path(path).stem, names, parts, [None] * len(names), classes)
 
 
+def csv_features(
+    path: str | os.PathLike[str], *, client: str, label: str, id: str | None = None, alone: str | None = None
+) -> tuple[list[dict[str, str]], list[str]]:
+    """The rows of a table and the names of its features. With `alone` it may lack a column of clients."""
+    needed = (label,) if id is None else (label, id)
+    rows, columns = _read_csv(path, needed if alone is not None else (client, *needed))
+    features = [c for c in columns if c not in (client, *needed)]
+    if not rows or not features:
+        raise UserError(f"{path} needs at least one row and one feature column besides {client!r} and {label!r}")
+    return rows, features
+
+
 def csv_ids(path: str | os.PathLike[str], name: str, *, client: str, id: str) -> list[str]:
-    """The ids of one client's records."""
-    rows, _ = _read_csv(path, (client, id))
-    return _present(path, id, [row[id] or "" for row in rows if row[client] == name])
+    """The ids of one client's records; all of them where the table has no column of clients."""
+    rows, _ = _read_csv(path, (id,))
+    return _present(path, id, [row[id] or "" for row in rows if row.get(client, name) == name])
 
 
 def npz_ids(folder: str | os.PathLike[str], name: str, id: str) -> list[str]:
@@ -136,18 +148,9 @@ def _arrays(where: object, x: Array, y: Array) -> Arrays:
         raise UserError(f"{where}: {error}") from None
 
 
-def _numbers(path: object, rows: list[dict[str, str]], columns: list[str]) -> npt.NDArray[np.float64]:
-    table = np.empty((len(rows), len(columns)))
-    for i, row in enumerate(rows):
-        for j, column in enumerate(columns):
-            try:
-                table[i, j] = float(row[column])
-            except (TypeError, ValueError):
-                shown = f"{path}, row {i + 2}, column {column!r}"
-                raise UserError(
-                    f"{shown}: {row[column]!r} is not a number; encode or fill it in beforehand"
-                ) from None
-    return table
+def _labels(path: object, rows: list[dict[str, str]], label: str) -> npt.NDArray[np.float64]:
+    """Checked as whole numbers later, with the classes."""
+    return Column().table(label, [row[label] for row in rows], str(path))[:, 0]
 
 
 def _stack(dataset: Any, where: str) -> Arrays:

@@ -13,11 +13,22 @@ from modicum.core.sockets import PublicEvaluator
 
 
 def evaluate(backend: Backend, theta: Tensor, records: Batch) -> dict[str, float]:
+    """Accuracy (0 to 1) and mean cross-entropy of one model on records."""
     outputs, y = backend.outputs(theta, records.x), records.targets["y"]
+    told = outputs.argmax(-1)
     return {
-        "accuracy": (outputs.argmax(-1) == y).double().mean().item(),
+        "accuracy": (told == y).double().mean().item(),
         "loss": cross_entropy(outputs.double(), y).item(),
+        "macro_f1": macro_f1(told, y, outputs.shape[-1]),
     }
+
+
+def macro_f1(told: Tensor, y: Tensor, classes: int) -> float:
+    """Mean over classes of 2·TP/(2·TP + FP + FN); a class that neither occurs nor is told does not count."""
+    right = torch.bincount(y[told == y], minlength=classes).double()
+    either = torch.bincount(told, minlength=classes) + torch.bincount(y, minlength=classes)
+    seen = either > 0
+    return (2 * right[seen] / either[seen]).mean().item()
 
 
 def public_evaluator(

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 from modicum.core.device import device_named
+from modicum.core.facts import FeatureFacts, Metric
 from modicum.core.layout import Layout
 from modicum.core.needs import Offer, check_data
-from modicum.core.parts import Batch, FeatureFacts, Method, Metric, OpensIntegers
+from modicum.core.parts import Batch, Method, OnLattice
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check
 from modicum.errors import UserError
-from modicum.federation.features import behind, stand_on
-from modicum.federation.hot_start import hot_start
 from modicum.mechanisms.class_sums import class_sums
 from modicum.models import build, check_model, fixed_features
-from modicum.privacy.spec import PrivacySpec, SecureAggregation, TrustedServer, Unit
+from modicum.privacy.spec import PrivacySpec, Unit
 from modicum.privacy.views import Variant
+from modicum.public.features import behind, stand_on
+from modicum.public.hot_start import hot_start
+from modicum.training.compressed import from_options
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -143,6 +145,7 @@ class Experiment:
 
     @property
     def setting(self) -> Setting:
+        """Clients, clients a round and rounds, as a method is built for."""
         clients = len(self.federation.budgets)
         return Setting(clients, self.per_round or clients, self.rounds)
 
@@ -158,25 +161,11 @@ def build_method(experiment: Experiment) -> Method:
 
 def with_integers(method: Method, variant: Variant) -> Method:
     """The method with noise on a lattice, and behind a sum with what is to stand behind secure aggregation."""
-    mechanism = method.mechanism
-    if not isinstance(mechanism, OpensIntegers) or not is_dataclass(mechanism):
+    if not isinstance(method.mechanism, OnLattice):
         raise UserError(
             f'{method.name} draws no integer noise: set noise = "float" and secure_aggregation = "ideal"'
         )
-    changes: dict[str, Any] = {"integers": True}
-    view = mechanism.spec.view
-    if isinstance(view, TrustedServer):
-        raise UserError(
-            'integer noise is for what clients send, and a trusted server adds its own: set noise = "float"'
-        )
-    if isinstance(view, SecureAggregation):
-        changes["view"] = replace(view, variant=variant)
-    elif variant is not Variant.IDEAL:
-        raise UserError(
-            f"secure_aggregation is for the view secure-aggregation, and {method.name} has "
-            f"{view.to_dict()['kind']}: set view, or leave it out"
-        )
-    return replace(method, mechanism=replace(mechanism, **changes))
+    return replace(method, mechanism=method.mechanism.on_integers(variant))
 
 
 def offer_of(data: FederatedData) -> Offer:
@@ -263,13 +252,31 @@ def _check_division(method: Method, model: nn.Module) -> None:
 def make_model(experiment: Experiment) -> nn.Module:
     """The experiment's model, checked against its data."""
     data = experiment.federation.data
-    if isinstance(experiment.model, nn.Module):
-        own = copy.deepcopy(experiment.model)  # training must not change the caller's
-        return check_model(own, data.input_shape, data.classes)
-    model = build(
-        experiment.model, data.input_shape, data.classes, seed=experiment.seed, **experiment.model_options
-    )
+    compressed, options = from_options(experiment.model_options, experiment.seed)
+    model = _uncompressed(experiment, options)
+    if compressed is not None:
+        public = torch.from_numpy(data.proxy.scaled()) if compressed.frozen else None
+        model = compressed.wrap(model, public)
     return check_model(model, data.input_shape, data.classes)
+
+
+def _uncompressed(experiment: Experiment, options: Mapping[str, float]) -> nn.Module:
+    if isinstance(experiment.model, nn.Module):
+        return copy.deepcopy(experiment.model)  # training must not change the caller's
+    data = experiment.federation.data
+    return build(experiment.model, data.input_shape, data.classes, seed=experiment.seed, **options)
+
+
+def compression_line(experiment: Experiment) -> str:
+    """Parameters before and after a compression, for reports; nothing where there is none."""
+    compressed, options = from_options(experiment.model_options, experiment.seed)
+    if compressed is None:
+        return ""
+    before, after = (
+        sum(p.numel() for p in model.parameters())
+        for model in (_uncompressed(experiment, options), make_model(experiment))
+    )
+    return compressed.line(before, after)
 
 
 def _transform(features: nn.Module | None, x: Tensor, size: int = 512) -> Tensor:

@@ -49,7 +49,7 @@ def _model(e: Experiment) -> Iterator[bytes]:
     if not isinstance(e.model, nn.Module):
         yield repr((e.model, sorted(e.model_options.items()))).encode()
         return
-    yield repr(e.model).encode()
+    yield repr((e.model, sorted(e.model_options.items())) if e.model_options else e.model).encode()
     for name, value in e.model.state_dict().items():
         yield name.encode()
         yield value.detach().cpu().numpy().tobytes()

@@ -27,7 +27,7 @@ from modicum.federation.rounds import Evaluation, Rounds
 from modicum.federation.secure_sums import make_adder
 from modicum.federation.server import TrustedLedger
 from modicum.federation.setup import set_up
-from modicum.privacy.events import Poisson, Release
+from modicum.privacy.events import Poisson, Release, Shuffled
 from modicum.privacy.memory_ledger import MemoryLedger
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.token import Token
@@ -59,6 +59,11 @@ class RehearsedNoise:
         return token is not None
 
     def sample(self, release: Release, step: int, records: int) -> Tensor:
+        if isinstance(release.sampler, Shuffled):
+            turn, batch = divmod(step, release.sampler.batches)
+            seed = counter_seed(self.seed, release.client, release.round, turn, "pass")
+            order = torch.randperm(records, generator=torch.Generator().manual_seed(seed))
+            return torch.tensor_split(order, release.sampler.batches)[batch]
         if not isinstance(release.sampler, Poisson) or release.sampler.known_to is not KnownTo.CLIENT:
             return torch.arange(records)
         seed = counter_seed(self.seed, release.client, release.round, step, "coins")
@@ -141,10 +146,12 @@ class Rehearsal:
         self._rounds = Rounds(self.server, self.carrier, self.evaluation)
 
     def rounds(self) -> Iterator[Rehearsed]:
+        """Play what is left, round by round."""
         while not self.server.finished:
             yield self.step()
 
     def step(self) -> Rehearsed:
+        """One round."""
         begun = self.begin()
         return self._conclude(begun, self.clients.compute(begun.jobs))
 

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened
 from modicum.core.needs import Need
 from modicum.core.optimisers import Adam
-from modicum.core.parts import ClientFacts, ClientKit, ClipRule, Job, Opening, State
+from modicum.core.parts import ClientKit, ClipRule, Job, Opening, State
 from modicum.mechanisms import common
 from modicum.mechanisms.possible import around
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal

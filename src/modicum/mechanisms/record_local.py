@@ -8,30 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from modicum.core.door import ReleaseRequest, release_together
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened, Range
 from modicum.core.needs import Need
-from modicum.core.parts import (
-    Batch,
-    ClientFacts,
-    ClientKit,
-    ClipRule,
-    Job,
-    Observation,
-    Opening,
-    Place,
-    Scope,
-    State,
-)
-from modicum.core.sockets import Pulls
+from modicum.core.parts import Batch, ClientKit, ClipRule, Job, Observation, Opening, Place, Scope, State
+from modicum.core.sockets import Climbs, Pulls
 from modicum.core.stack import Pool
 from modicum.errors import UserError
-from modicum.mechanisms import common
+from modicum.mechanisms import common, integers
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, most_drawn, noise_norm, rounded_away, spread
 from modicum.privacy.accounting.rdp import best_order
 from modicum.privacy.budgets import filter_cap, price
@@ -40,7 +30,8 @@ from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, ServerSeesMessages, Unit
 from modicum.privacy.stock import Stock, filtered_noise
-from modicum.privacy.views import KnownTo
+from modicum.privacy.views import KnownTo, Variant
+from modicum.training.descent import Descent
 
 GRADIENT = "gradient"
 
@@ -57,6 +48,7 @@ class RecordLocal:
     rule: ClipRule = ClipRule.FLAT
     noise_multiplier: float | None = None  # None: calibrated to each client's budget
     adaptive: bool = False  # the policy chooses the noise of each step, and a filter guards the budget (R2)
+    integers: bool = False  # noise is drawn on a lattice: whole batches, and noise that the plan fixes (R12)
     normalised: bool = False  # steps go by gradients in units of their bound, so that C changes no step's length
     stock: Stock | None = None  # kinds of noise to choose from: in the plan (R11), or before a filter (`adaptive`)
 
@@ -73,9 +65,12 @@ class RecordLocal:
             raise UserError(f"local epochs must be positive, got {self.epochs}")
         if self.stock is not None and self.noise_multiplier is not None:
             raise UserError("noise comes from a stock or is set, not both: leave out one of them")
+        if self.stock is not None and self.integers:
+            raise UserError("noise on a lattice has one kind: leave out integers or the stock")
 
     @property
     def offers(self) -> tuple[Need, ...]:
+        """Clipping signals, steps, and noise that adapts or comes in kinds where it is asked to."""
         noise = [Need.ADAPTIVE_NOISE] * self.adaptive + [Need.KINDS] * (self.stock is not None)
         return (Need.SIGNALS, Need.STEPS, *noise)
 
@@ -83,7 +78,12 @@ class RecordLocal:
     def spec(self) -> PrivacySpec:
         return PrivacySpec(unit=Unit.RECORD, adjacency=self.adjacency, view=ServerSeesMessages(), delta=self.delta)
 
+    def on_integers(self, variant: Variant) -> RecordLocal:
+        integers.behind(self.spec.view, variant)
+        return replace(self, integers=True)
+
     def sampler(self, facts: ClientFacts) -> Sampler:
+        """Poisson sampling at rate batch/records, or all records in each step; a batch above them is refused."""
         if self.batch is None or self.batch == facts.records:
             return NoSampling()
         if self.batch > facts.records:
@@ -94,6 +94,7 @@ class RecordLocal:
         return Poisson(self.batch / facts.records, KnownTo.CLIENT)
 
     def expected_batch(self, facts: ClientFacts) -> float:
+        """What sums of gradients are divided by: the public batch size, never the drawn one (R4)."""
         return float(self.batch or facts.records)
 
     def total_steps(self, facts: ClientFacts) -> int:
@@ -118,11 +119,12 @@ class RecordLocal:
             return self._filter_plan(facts, sampler, count, metrics)
         if self.stock is not None:
             return self._stock_plan(facts, self.stock, metrics)
+        exact = integers.priced(self.spec, integers=self.integers)
         if self.noise_multiplier is None:
-            z = calibrate_noise(self.spec, facts.budget, sampler, count, also=metrics)
+            z = calibrate_noise(exact, facts.budget, sampler, count, also=metrics)
         else:
             z = self.noise_multiplier
-            count = min(count, largest_steps(self.spec, facts.budget, sampler, z, also=metrics))
+            count = min(count, largest_steps(exact, facts.budget, sampler, z, also=metrics))
         releases = (PlannedRelease(GRADIENT, z, sampler, count), *metrics)
         return PrivacyPlan(client=facts.name, spec=self.spec, budget=facts.budget, releases=releases)
 
@@ -168,9 +170,12 @@ class RecordLocal:
         return filtered_noise(filter_cap(plan), plan.order, rate, moves, self.total_steps(facts))
 
     def _noise(
-        self, facts: ClientFacts, plan: PrivacyPlan, decision: Decision, participation: int
+        self, facts: ClientFacts, plan: PrivacyPlan, broadcast: Broadcast, decision: Decision, participation: int
     ) -> tuple[float, Origin]:
         """This participation's noise multiplier, and where it comes from."""
+        del broadcast  # whose round decides where noise falls in stages
+        if integers.planned(plan, GRADIENT) is not None:  # on a lattice the plan fixes it
+            return common.training_multiplier(plan, GRADIENT), Origin.PRESET
         if decision.noise_multiplier is not None:
             return decision.noise_multiplier, Origin.RELEASED
         if self.stock is None or plan.guard is Guard.NONE:
@@ -178,9 +183,15 @@ class RecordLocal:
         kind, origin = decision.kind, Origin.PLANNED
         if kind is None:
             kind, origin = self.stock.in_turn(facts.participations, participation), Origin.PRESET
+        return self.noise_of_kind(facts, plan, kind), Origin.RELEASED if self.adaptive else origin
+
+    def noise_of_kind(self, facts: ClientFacts, plan: PrivacyPlan, kind: int) -> float:
+        """The multiplier of one of a client's kinds of noise; of its only one where there is no stock."""
+        if self.stock is None or plan.guard is Guard.NONE:
+            return common.training_multiplier(plan, GRADIENT)
         if self.adaptive:
-            return self.stock.scales[kind] * self._filtered(facts, plan), Origin.RELEASED
-        return plan.releases[kind].noise_multiplier, origin
+            return self.stock.scales[kind] * self._filtered(facts, plan)
+        return plan.releases[kind].noise_multiplier
 
     def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:  # noqa: ARG002
         return dict(chosen)
@@ -192,12 +203,13 @@ class RecordLocal:
         if kit.policy.scope is Scope.STEP:
             return metrics  # each step is reserved by itself, once its noise is known
         count = self.steps_in(facts, participation)
-        noise = self._noise(facts, plan, broadcast.decision, participation)
-        return (self._event(facts, kit, broadcast, broadcast.decision, noise, 0, count), *metrics)
+        noise = self._noise(facts, plan, broadcast, broadcast.decision, participation)
+        return (self._event(facts, plan, kit, broadcast, broadcast.decision, noise, 0, count), *metrics)
 
     def _event(
         self,
         facts: ClientFacts,
+        plan: PrivacyPlan,
         kit: ClientKit,
         broadcast: Broadcast,
         decision: Decision,
@@ -216,6 +228,7 @@ class RecordLocal:
             sampler=self.sampler(facts),
             bound_origin=Origin.RELEASED,
             noise_origin=origin,
+            integers=integers.planned(plan, GRADIENT),
         )
 
     def expected(
@@ -229,8 +242,8 @@ class RecordLocal:
         Nor is it known how far a pull of the training reaches: facts leave it out.
         """
         count = self.steps_in(facts, participation)
-        noise = self._noise(facts, plan, broadcast.decision, participation)
-        event = self._event(facts, kit, broadcast, broadcast.decision, noise, 0, count)
+        noise = self._noise(facts, plan, broadcast, broadcast.decision, participation)
+        event = self._event(facts, plan, kit, broadcast, broadcast.decision, noise, 0, count)
         metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
         known = self.facts_of(event, facts, count, kit.training.optimiser.gains(count))
         doubt = DOUBT / (2 + len(event.blocks) - 1 + len(metrics))
@@ -284,17 +297,18 @@ class RecordLocal:
         first = common.starts(jobs, kit)
         steppers = [_Stepper(self, job, kit) for job in jobs]
         pool = Pool([stepper.records for stepper in steppers])
-        theta, optimiser = first.clone(memory_format=torch.contiguous_format), kit.training.optimiser
-        buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
+        descent = Descent(first, kit.training.optimiser, kit.training)  # its pull comes after the noise
+        theta = descent.theta
+        released = torch.zeros_like(theta)[: len(theta) if isinstance(kit.training, Climbs) else 0]
         for step in range(steppers[0].steps):
             active = [stepper for stepper in steppers if step < stepper.steps]
-            rows = slice(0, len(active))
             for stepper, row in zip(active, theta, strict=False):
                 stepper.decide(step, row)
-            gradient = self._noised_gradients(active, pool, theta[rows], kit, step)
-            if isinstance(kit.training, Pulls):  # after the noise: a function of releases
-                gradient = gradient + kit.training.pull(theta[rows], first[rows])
-            optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
+            where = _uphill(theta[: len(active)], released, kit)
+            gradient = self._noised_gradients(active, pool, where, kit, step)
+            if isinstance(kit.training, Climbs):
+                released[: len(active)] = gradient
+            descent.step(step, gradient)
         return [
             stepper.result(initial, last) for stepper, initial, last in zip(steppers, first, theta, strict=True)
         ]
@@ -347,8 +361,8 @@ class _Stepper:
 
     def _event(self, step: int, count: int) -> Release:
         job, made = self.job, self.mechanism
-        noise = made._noise(job.facts, job.plan, self.decision, job.participation)
-        return made._event(job.facts, self.kit, job.broadcast, self.decision, noise, step, count)
+        noise = made._noise(job.facts, job.plan, job.broadcast, self.decision, job.participation)
+        return made._event(job.facts, job.plan, self.kit, job.broadcast, self.decision, noise, step, count)
 
     def decide(self, step: int, model: Tensor) -> None:
         """Settle this step's bound and noise, and have it reserved before any record is looked at.
@@ -406,6 +420,15 @@ class _Stepper:
         if self.policy_state:
             state["policy"] = self.policy_state
         return message, state
+
+
+def _uphill(theta: Tensor, released: Tensor, kit: ClientKit) -> Tensor:
+    """θ + ρ·g̃/‖g̃‖ with the gradient g̃ that the step before released; θ itself in a round's first step."""
+    if not isinstance(kit.training, Climbs):
+        return theta
+    before = released[: len(theta)]
+    uphill: Tensor = before / before.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return theta + kit.training.ascent * uphill
 
 
 def _release(steppers: Sequence[_Stepper], step: int, sums: Tensor, norms: Sequence[Tensor]) -> Tensor:

@@ -14,14 +14,19 @@ from modicum.methods.aqc import Aqc
 from modicum.methods.cgm_median import CgmMedian
 from modicum.methods.class_means import ClassMeans
 from modicum.methods.composed import Composed
+from modicum.methods.dp_acdn import DpAcdn
 from modicum.methods.dp_fedavg import DpFedAvg
 from modicum.methods.dp_fedsam import DpFedSam
+from modicum.methods.dp_fedsam_record import DpFedSamRecord
 from modicum.methods.dp_pfsd import DpPfsd
 from modicum.methods.dp_sgd import DpSgd
+from modicum.methods.fedacg import FedAcg
 from modicum.methods.fedavg import FedAvg
+from modicum.methods.fedcompdp import FedCompDp
 from modicum.methods.fedmap import FedMap
 from modicum.methods.fedper import FedPer
 from modicum.methods.fedprox import FedProx
+from modicum.methods.fedsa import FedSa
 from modicum.methods.installed import find_installed, installed_names
 from modicum.methods.nbafl import NbAfl
 from modicum.methods.pac_dp import PacDp
@@ -49,6 +54,11 @@ METHODS: dict[str, type[MethodSpec]] = {
     "pfedsd": PFedSd,
     "fedper": FedPer,
     "dp-fedsam": DpFedSam,
+    "fedcompdp": FedCompDp,
+    "dp-fedsam-record": DpFedSamRecord,
+    "dp-acdn": DpAcdn,
+    "fedacg": FedAcg,
+    "fedsa": FedSa,
     "fedmap": FedMap,
 }
 
@@ -78,6 +88,17 @@ def method(name: str, **settings: Any) -> MethodSpec:
     return spec(**settings)
 
 
+def method_of(given: MethodSpec | str) -> MethodSpec:
+    """A settings object as it is, a name with its defaults; anything else is refused with what to write."""
+    if isinstance(given, str):
+        return method(given)
+    if isinstance(given, type):
+        raise UserError(f"give the method's settings, not its class: {given.__name__}()")
+    if not callable(getattr(given, "build", None)):
+        raise UserError(f'a method is a name ("dp-sgd") or settings (mo.methods.DpSgd()), got {given!r}')
+    return given
+
+
 __all__ = [
     "METHODS",
     "AcdpPfsd",
@@ -85,14 +106,19 @@ __all__ = [
     "CgmMedian",
     "ClassMeans",
     "Composed",
+    "DpAcdn",
     "DpFedAvg",
     "DpFedSam",
+    "DpFedSamRecord",
     "DpPfsd",
     "DpSgd",
+    "FedAcg",
     "FedAvg",
+    "FedCompDp",
     "FedMap",
     "FedPer",
     "FedProx",
+    "FedSa",
     "NbAfl",
     "PFedSd",
     "PacDp",

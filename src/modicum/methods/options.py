@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, field
 from typing import Any, Literal
 
-from modicum.aggregation import Mean, Median, Momentum, NoiseAware, NormBounded, TrimmedMean, Weighted
+from modicum.aggregation import (
+    Mean,
+    Median,
+    Momentum,
+    NoiseAware,
+    NormBounded,
+    Thresholded,
+    TrimmedMean,
+    Weighted,
+)
 from modicum.core.parts import Aggregation
 from modicum.errors import UserError
 from modicum.privacy.spec import SecureAggregation, ServerSeesMessages, TrustedServer, View
@@ -24,6 +33,7 @@ def option(default: Any, help: str) -> Any:
 
 
 def help_of(setting: Field[Any]) -> str:
+    """The help text of a setting."""
     return str(setting.metadata.get("help", ""))
 
 
@@ -39,8 +49,8 @@ def build_view(name: ViewName, participants: int, colluding: int, dropouts: int)
     raise UserError(f"unknown view {name!r}: use server-sees-messages, secure-aggregation or trusted-server")
 
 
-def build_aggregation(name: AggregationName, lr: float, momentum: float) -> Aggregation:
-    """θ ← θ + lr · mean update, by the name of what the mean weighs."""
+def build_aggregation(name: AggregationName, lr: float, momentum: float, threshold: float = 0.0) -> Aggregation:
+    """θ ← θ + lr · mean update, by the name of what the mean weighs; momentum gathers what the threshold keeps."""
     if not 0 < lr < float("inf"):
         raise UserError(f"the server's learning rate must be positive and finite, got {lr}")
     known: Mapping[str, Callable[[float], Aggregation]] = {
@@ -54,9 +64,11 @@ def build_aggregation(name: AggregationName, lr: float, momentum: float) -> Aggr
     if name not in known:
         raise UserError(f"unknown aggregation {name!r}: use {', '.join(known)}")
     base: Aggregation = known[name](lr)
+    base = Thresholded(base, threshold) if threshold else base
     return Momentum(base, momentum) if momentum else base
 
 
 def one_of(what: str, value: str, known: tuple[str, ...]) -> None:
+    """Refuse a word that is not among those known."""
     if value not in known:
         raise UserError(f"unknown {what} {value!r}: use {' or '.join(known)}")

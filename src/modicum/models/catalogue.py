@@ -36,6 +36,12 @@ CATALOGUE: dict[str, Entry] = {
         ),
         Entry("lenet", "LeNet-5 with ReLU and max pooling", "cnn", "lenet"),
         Entry(
+            "lenet-sigmoid",
+            "three 5×5 convolutions with sigmoids and a linear layer, the network that DLG inverts",
+            "cnn",
+            "lenet_sigmoid",
+        ),
+        Entry(
             "cnn8", "six 3×3 convolutions and two linear layers, the EMNIST network of ACDP-pFSD", "cnn", "cnn8"
         ),
         Entry("resnet18", "ResNet-18 for 32×32 images with GroupNorm (option: dropout)", "resnet", "resnet18"),
@@ -48,6 +54,7 @@ CATALOGUE: dict[str, Entry] = {
 
 
 def names() -> tuple[str, ...]:
+    """Names of the models that a file can ask for."""
     return tuple(CATALOGUE)
 
 

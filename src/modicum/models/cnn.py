@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import torch
 from torch import nn
 
 from modicum.errors import UserError
@@ -51,6 +52,31 @@ def lenet(input_shape: tuple[int, ...], classes: int) -> nn.Module:
             head=nn.Linear(84, classes),
         )
     )
+
+
+def lenet_sigmoid(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The network of Zhu et al. (2019): smooth, wide enough to leak, all parameters from U(−0.5, 0.5).
+
+    For attacks: whoever cannot invert this one has a broken attack.
+    """
+    channels, height, width = _image(input_shape, smallest=8)
+    flat = 12 * -(-height // 4) * -(-width // 4)
+    model = nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(channels, 12, 5, stride=2, padding=2),
+            sigmoid1=nn.Sigmoid(),
+            conv2=nn.Conv2d(12, 12, 5, stride=2, padding=2),
+            sigmoid2=nn.Sigmoid(),
+            conv3=nn.Conv2d(12, 12, 5, padding=2),
+            sigmoid3=nn.Sigmoid(),
+            flatten=nn.Flatten(),
+            head=nn.Linear(flat, classes),
+        )
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.5, 0.5)
+    return model
 
 
 def cnn8(input_shape: tuple[int, ...], classes: int, *, width: int = 32) -> nn.Module:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from modicum.core.parts import Observation, PublicFacts
+from modicum.core.facts import PublicFacts
+from modicum.core.parts import Observation
 
 WHOLE = 1 - 1e-9  # of a participation: shares are rounded
 

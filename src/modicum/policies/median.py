@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision, Released, ReleasedSum
-from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, State
+from modicum.core.parts import Observation, Place, Scope, Signal, State
 from modicum.errors import UserError
 
 MEDIAN_LOSS = math.sqrt(math.pi / 2)  # standard error of a median over that of a mean, for normal errors
@@ -75,10 +76,13 @@ class NaiveMedianNorm:
 
     ‖u‖² is about ‖signal‖² + dσ² and σ is proportional to C, so C grows by a factor of about σ√d/(g·C) a round
     wherever that is above 1. Releases stay noised with the bound that clipped, so ε stays true; learning does not.
+    Without `per_gain` an update's norm becomes a gradient's bound (FedCompDP, Eq. 7): C then falls to C_min where
+    noise is small beside the signal, by 1 − g a round or more, and explodes elsewhere. It never stays.
     """
 
     initial: float = 1.0
     least: float = 1e-3  # C_min
+    per_gain: bool = True  # divide by g_i, the update's norm per unit of what was clipped
 
     scope = Scope.ROUND
     place = Place.SERVER
@@ -95,7 +99,9 @@ class NaiveMedianNorm:
         return dict.fromkeys(clients, Decision(state["bound"]))
 
     def observe(self, state: State, observed: Observation) -> State:
-        norms = [r.update.double().norm().item() / r.facts.gain for r in _releases(observed)]
+        releases = _releases(observed)
+        gains = [r.facts.gain if self.per_gain else 1.0 for r in releases]
+        norms = [r.update.double().norm().item() / g for r, g in zip(releases, gains, strict=True)]
         if not norms:
             return state
         return {"bound": min(max(statistics.median(norms), self.least), LARGEST)}

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision, ReleasedSum
-from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, SignalName, State
+from modicum.core.parts import Observation, Place, Scope, Signal, SignalName, State
 from modicum.errors import UserError
 from modicum.policies import kinds
 from modicum.policies.bert import Weights, fingerprint

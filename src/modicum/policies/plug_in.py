@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision, ReleasedSum
-from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, SignalName, State
+from modicum.core.parts import Observation, Place, Scope, Signal, SignalName, State
 from modicum.errors import UserError
 from modicum.policies.outcome import mean_update
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from modicum.report.summary import Summary
+from modicum.report.summary import Summary, traffic_line
 from modicum.report.table import HEAD, number, percent, rows
 
 if TYPE_CHECKING:
@@ -33,15 +33,17 @@ def run_page(
     config: str,
 ) -> str:
     """The report of one run."""
-    return _page(
+    return page(
         f"{summary.method} on {summary.dataset}",
         [
             _lead(summary),
-            _simulated(summary),
+            _simulated([summary]),
             "<h2>Result</h2>" + _table([summary]),
-            _picture(picture),
+            picture_part(picture),
             "<h2>What is guaranteed</h2>" + _guarantees(certificate),
+            _audit(certificate),
             "<h2>What was paid</h2>" + _paid(summary, records),
+            _travelled(summary),
             _impossible(records),
             f"<details><summary>Settings</summary><pre>{escape(config)}</pre></details>",
         ],
@@ -51,10 +53,11 @@ def run_page(
 def comparison_page(title: str, summaries: Sequence[Summary], picture: bytes | None, lines: Sequence[str]) -> str:
     """Several runs side by side; `lines` are closing remarks, such as what was verified."""
     remarks = "".join(f"<p>{escape(line)}</p>" for line in lines)
-    return _page(title, [_simulated(summaries[0]), _table(summaries), _picture(picture), remarks])
+    return page(title, [_simulated(summaries), _table(summaries), picture_part(picture), remarks])
 
 
-def _page(title: str, parts: Sequence[str]) -> str:
+def page(title: str, parts: Sequence[str]) -> str:
+    """A whole page of its parts; empty ones leave no trace."""
     body = "\n".join(part for part in parts if part)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)} · Modicum</title>'
@@ -73,15 +76,21 @@ def _lead(summary: Summary) -> str:
     return f'<p class="quiet">{escape(text)}</p>'
 
 
-def _simulated(summary: Summary) -> str:
-    if summary.accuracy is None and not summary.simulation:
+def _simulated(summaries: Sequence[Summary]) -> str:
+    first = summaries[0]
+    return simulated_part(known=first.accuracy is not None, simulation=first.simulation)
+
+
+def simulated_part(*, known: bool, simulation: bool) -> str:
+    """Whether there is an accuracy, who can see it, and whether the noise was real."""
+    if not known and not simulation:
         text = "<b>No accuracy.</b> Nobody in this run holds test records that could be looked at for free."
         return f'<p class="quiet">{text}</p>'
     text = (
         "<b>Simulated ground truth.</b> Accuracy is measured on test data that only a simulator can see. It cost "
         "no privacy because it left no client, and no policy could read it. A deployment would not have it."
     )
-    if summary.simulation:
+    if simulation:
         text += " Noise came from a seed, so this run protects nobody: its ε is that of the same run deployed."
     return f'<p class="simulated">{text}</p>'
 
@@ -92,12 +101,14 @@ def _table(summaries: Sequence[Summary]) -> str:
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in lines)
     return (
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        '<p class="quiet">* simulated. First column: all test data; second: mean over the group\'s clients, each '
-        "on its own test records. ε certified is min / median / max where clients of a group differ.</p>"
+        '<p class="quiet">* simulated. First accuracy and macro-F1: all test data; second accuracy: mean over the '
+        "group's clients, each on its own test records. ε certified is min / median / max where clients of a "
+        "group differ.</p>"
     )
 
 
-def _picture(picture: bytes | None) -> str:
+def picture_part(picture: bytes | None) -> str:
+    """A picture inside the page, or why there is none."""
     if picture is None:
         return "<p class=\"quiet\">No picture: matplotlib is not installed (pip install 'modicum[report]').</p>"
     data = base64.b64encode(picture).decode()
@@ -120,6 +131,31 @@ def _guarantees(certificate: Certificate) -> str:
         f"<p class='quiet'>Ledger head {escape(certificate.head)}, {certificate.entries} entries. "
         "Recompute it with <code>modicum verify</code> on this folder.</p>"
     )
+
+
+def _travelled(summary: Summary) -> str:
+    """Seconds and bytes of a round, and the rounds that had no sum."""
+    line = traffic_line(summary.traffic)
+    told = f"<p>{escape(line.capitalize())} (medians; the largest silo's bytes).</p>" if line else ""
+    lines = "".join(f"<li>{escape(text)}</li>" for text in summary.void)
+    none = f"<p>Void rounds, which stay charged:</p><ul>{lines}</ul>" if lines else ""
+    return f"<h2>What travelled</h2>{told}{none}" if told or none else ""
+
+
+def _audit(certificate: Certificate) -> str:
+    """What was measured beside the guarantee; nothing where no audit was asked for."""
+    found = certificate.audit
+    if found is None:
+        return ""
+    proved = f"{'ε ≈' if found['estimate'] else 'ε ≥'} {found['epsilon_lower']:.2f}"
+    sure = "an estimate" if found["estimate"] else f"wrong with probability {found['beta']:g}"
+    claim = "nothing is claimed" if found["claimed"] is None else f"claimed was ε = {found['claimed']:.3g}"
+    text = (
+        f"The audit {found['method']} played this experiment once more with {found['canaries']} canaries and "
+        f"found {proved} ({sure}); {claim}. {found['note']} An audit proves leaks, never their absence."
+    )
+    verdict = "<p><b>More was proved than is claimed: do not use this.</b></p>" if found["broken"] else ""
+    return f"<h2>What was measured</h2>{verdict}<p>{escape(text)}</p>"
 
 
 def _impossible(records: Sequence[RoundRecord]) -> str:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from modicum.errors import MissingExtraError, UserError
+from modicum.report.colours import colours_of
 
 if TYPE_CHECKING:
     from modicum.federation.records import RoundRecord
-
-COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b83280", "#4a5568", "#b7791f")
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,25 @@ class Curve:
 
 def draw(runs: Sequence[Curve]) -> Any:
     """A matplotlib figure: test accuracy on the left, the bound (median over clients) on the right."""
+    figure, accuracy, bound = _axes()
+    colours = colours_of([curve.name for curve in runs])
+    for curve in runs:
+        _accuracy(accuracy, curve, colours[curve.name])
+        _bound(bound, curve, colours[curve.name])
+    return _finished(figure, accuracy, bound, len(runs))
+
+
+def draw_bands(runs: Mapping[str, Sequence[Sequence[RoundRecord]]]) -> Any:
+    """The same for several seeds of each name: their mean, and a band from the least to the most."""
+    figure, accuracy, bound = _axes()
+    colours = colours_of(list(runs))
+    for name, seeds in runs.items():
+        _band(accuracy, name, [_seen(records) for records in seeds], colours[name])
+        _band(bound, name, [_asked(records) for records in seeds], colours[name])
+    return _finished(figure, accuracy, bound, len(runs))
+
+
+def _axes() -> tuple[Any, Any, Any]:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -35,11 +54,10 @@ def draw(runs: Sequence[Curve]) -> Any:
         raise MissingExtraError("matplotlib", "report", "a picture") from None
     figure = Figure(figsize=(9.5, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
-    accuracy, bound = figure.subplots(1, 2)
-    for i, curve in enumerate(runs):
-        colour = COLOURS[i % len(COLOURS)]
-        _accuracy(accuracy, curve, colour)
-        _bound(bound, curve, colour)
+    return figure, *figure.subplots(1, 2)
+
+
+def _finished(figure: Any, accuracy: Any, bound: Any, runs: int) -> Any:
     accuracy.set_ylim(0, 1)
     accuracy.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     accuracy.set_title("Test accuracy (simulated ground truth)", loc="left", fontsize=10)
@@ -54,38 +72,63 @@ def draw(runs: Sequence[Curve]) -> Any:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    if len(runs) > 1:
-        figure.legend(*accuracy.get_legend_handles_labels(), loc="outside lower center", ncols=7, frameon=False)
+    if runs > 1:
+        figure.legend(*accuracy.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
     return figure
 
 
 def png(figure: Any) -> bytes:
+    """A figure as the bytes of a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     return buffer.getvalue()
 
 
 def save(figure: Any, path: Path) -> None:
+    """Write a figure; the file's ending says in which format."""
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot write {path}: {error}") from None
 
 
+def _seen(records: Sequence[RoundRecord]) -> dict[int, float]:
+    """Round → test accuracy, where it was looked at."""
+    return {r.round + 1: r.simulated["test_accuracy"] for r in records if "test_accuracy" in r.simulated}
+
+
+def _asked(records: Sequence[RoundRecord]) -> dict[int, float]:
+    """Round → median bound, where one was told."""
+    return {r.round + 1: r.bound for r in records if _clipped(r)}
+
+
+def _clipped(record: RoundRecord) -> bool:
+    return bool(record.bounds) and all(math.isfinite(b) and b > 0 for b in record.bounds.values())
+
+
 def _accuracy(axes: Any, curve: Curve, colour: str) -> None:
-    seen = [r for r in curve.records if "test_accuracy" in r.simulated]
-    rounds, values = [r.round + 1 for r in seen], [r.simulated["test_accuracy"] for r in seen]
-    axes.plot(rounds, values, color=colour, label=curve.name, lw=1.8, **_dots(rounds))
+    seen = _seen(curve.records)
+    axes.plot(list(seen), list(seen.values()), color=colour, label=curve.name, lw=1.8, **_dots(list(seen)))
 
 
 def _bound(axes: Any, curve: Curve, colour: str) -> None:
-    asked = [r for r in curve.records if r.bounds and all(math.isfinite(b) and b > 0 for b in r.bounds.values())]
+    asked = [r for r in curve.records if _clipped(r)]
     if not asked or not curve.clipped:
         return
     rounds = [r.round + 1 for r in asked]
     axes.plot(rounds, [r.bound for r in asked], color=colour, label=curve.name, lw=1.8, **_dots(rounds))
     low, high = ([f(r.bounds.values()) for r in asked] for f in (min, max))
     axes.fill_between(rounds, low, high, color=colour, alpha=0.12, lw=0)
+
+
+def _band(axes: Any, name: str, seeds: Sequence[Mapping[int, float]], colour: str) -> None:
+    """Rounds that any seed has; runs may end early."""
+    rounds = sorted({round for one in seeds for round in one})
+    if not rounds:
+        return
+    values = [[one[round] for one in seeds if round in one] for round in rounds]
+    axes.plot(rounds, [fmean(v) for v in values], color=colour, label=name, lw=1.8, **_dots(rounds))
+    axes.fill_between(rounds, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15, lw=0)
 
 
 def _dots(points: Sequence[Any]) -> dict[str, Any]:

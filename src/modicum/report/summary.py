@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from modicum.federation.experiment import compression_line
 from modicum.privacy.plan import Guard
+from modicum.privacy.views import Shows
 
 if TYPE_CHECKING:
     from modicum.federation.records import RoundRecord
@@ -26,6 +28,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
+        """Smallest, middle and largest of some values."""
         ordered = sorted(values)
         return cls(ordered[0], statistics.median(ordered), ordered[-1])
 
@@ -46,7 +49,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Summary:
-    """A finished run at a glance. `accuracy` and `loss` are simulated ground truth."""
+    """A finished run at a glance. `accuracy`, `macro_f1` and `loss` are simulated ground truth."""
 
     method: str
     model: str
@@ -60,10 +63,13 @@ class Summary:
     rounds: int
     rounds_planned: int
     accuracy: float | None
+    macro_f1: float | None
     loss: float | None
     public: dict[str, float]  # the last model on public proxy data
     released: dict[str, float]  # the last values that clients released and paid for
     groups: tuple[Group, ...]
+    traffic: dict[str, float] = field(default_factory=dict)  # deployed: of a round, in the middle of all rounds
+    void: tuple[str, ...] = ()  # rounds without a sum behind secure aggregation, and why
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, which has no infinity: null stands for ε = ∞ and for what is not known."""
@@ -71,19 +77,31 @@ class Summary:
         assert isinstance(value, dict)
         return value
 
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> Summary:
+        """Back from `to_dict`: null is ∞ where an ε or a budget stands, and unknown elsewhere."""
+        groups = []
+        for group in value["groups"]:
+            certified = Spread(*(_back(v) for v in group["epsilon"].values()))
+            groups.append(Group(**{**group, "budget": _back(group["budget"]), "epsilon": certified}))
+        return cls(**{"macro_f1": None, **value, "groups": tuple(groups)})
+
     @property
     def bound(self) -> float | None:
+        """Median of the groups' last clipping bounds; None where nothing is clipped."""
         known = [g.bound for g in self.groups if g.bound is not None]
         return statistics.median(known) if known else None
 
 
 def summarise(run: Simulation, certificate: Certificate, records: Sequence[RoundRecord]) -> Summary:
+    """The figures of a finished run, from its certificate and its rounds."""
     e = run.experiment
     budgets = dict(zip(e.federation.data.names, e.federation.budgets, strict=True))
     simulated = last(record.simulated for record in records)
     data = e.federation.data
     features = "" if data.geometry is None else data.geometry.line
-    notes = (data.note, features, *getattr(run.method, "notes", ()))
+    own = (*getattr(run.method, "notes", ()), noise_line(certificate))
+    notes = (data.note, features, compression_line(e), *own)
     return Summary(
         method=run.method.name,
         model=e.model if isinstance(e.model, str) else type(e.model).__name__,
@@ -97,11 +115,44 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
         rounds=len(records),
         rounds_planned=e.rounds,
         accuracy=simulated.get("test_accuracy"),
+        macro_f1=simulated.get("test_macro_f1"),
         loss=simulated.get("test_loss"),
         public=last(record.public for record in records),
         released=last(record.released for record in records),
         groups=tuple(groups(budgets, certificate, records, run.client_accuracies())),
+        void=void(records),
     )
+
+
+def noise_line(certificate: Certificate) -> str:
+    """Integer noise in a sentence; nothing where noise is made of floats."""
+    for line in certificate.clients.values():
+        for purpose, q in (line.integers or {"queries": {}})["queries"].items():
+            behind = line.spec.view.to_dict().get("variant", "ideal")
+            sums = f" Secure aggregation: {behind}." if line.spec.view.shows is Shows.SUM else ""
+            return (
+                f"Integer noise on {purpose}: {q['steps']} lattice steps, each client's share has variance "
+                f"{q['share']:.4g}, {q['honest']} of {q['clients']} are counted, modulo 2^{q['bits']}.{sums}"
+            )
+    return ""
+
+
+def traffic(records: Sequence[RoundRecord]) -> dict[str, float]:
+    """Seconds of a round, and the most bytes that one silo sent and was sent in it: medians over rounds."""
+    names = {name for record in records for name in record.traffic}
+    return {n: statistics.median(r.traffic[n] for r in records if n in r.traffic) for n in sorted(names)}
+
+
+def traffic_line(found: Mapping[str, float]) -> str:
+    """For people; empty where nothing travelled."""
+    if not found:
+        return ""
+    up, down = found["bytes_up"] / 1e6, found["bytes_down"] / 1e6
+    return f"a round took {found['seconds']:.1f} s; a silo sent {up:.3g} MB and was sent {down:.3g} MB"
+
+
+def void(records: Sequence[RoundRecord]) -> tuple[str, ...]:
+    return tuple(f"round {r.round + 1}: {r.void}" for r in records if r.void)
 
 
 def groups(
@@ -153,6 +204,10 @@ def _mean(values: Sequence[float]) -> float | None:
 def _total(values: Sequence[int | None]) -> int | None:
     known = [v for v in values if v is not None]
     return sum(known) if len(known) == len(values) else None
+
+
+def _back(value: float | None) -> float:
+    return math.inf if value is None else value
 
 
 def _finite(value: Any) -> Any:

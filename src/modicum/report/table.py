@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from modicum.errors import MissingExtraError
 from modicum.report.summary import Spread, Summary
 
-HEAD = ("method", "accuracy*", "ε granted", "clients", "ε certified", "accuracy*", "bound C")
+HEAD = ("method", "accuracy*", "macro-F1*", "ε granted", "clients", "ε certified", "accuracy*", "bound C")
 FOOT = "* simulated ground truth: on the test data, and by budget group on the clients' own test records"
 
 
 def number(value: float | None, digits: int = 3) -> str:
+    """A value to so many significant digits, "∞", or "–" where there is none."""
     if value is None or math.isnan(value):
         return "–"
     return "∞" if math.isinf(value) else f"{value:.{digits}g}"
 
 
 def percent(value: float | None) -> str:
+    """A share from 0 to 1 in per cent, or "–" where there is none."""
     return "–" if value is None or math.isnan(value) else f"{value:.1%}"
 
 
@@ -29,10 +33,10 @@ def spread(value: Spread) -> str:
 
 def rows(summary: Summary) -> list[tuple[str, ...]]:
     """One row a budget group; the method's own cells stand in its first."""
-    lead = (summary.method, percent(summary.accuracy))
+    lead = (summary.method, percent(summary.accuracy), percent(summary.macro_f1))
     return [
         (
-            *(lead if i == 0 else ("", "")),
+            *(lead if i == 0 else ("", "", "")),
             number(group.budget),
             str(group.clients),
             spread(group.epsilon),
@@ -48,15 +52,33 @@ def table(summaries: Sequence[Summary]) -> str:
     lines: list[tuple[str, ...]] = [HEAD]
     for summary in summaries:
         lines += rows(summary)
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
+    return plain_table(lines) + "\n" + FOOT
+
+
+def plain_table(lines: Sequence[Sequence[str]]) -> str:
+    """The first line is the head; a line with a name in its first cell is set off from those above it.
+
+    Where every line has a name there is nothing to set off.
+    """
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     text = [_line(line, widths) for line in lines]
     rule = "─" * len(text[0])
+    grouped = not all(line[0] for line in lines[1:])
     parts = [text[0], rule]
     for line, row in zip(text[1:], lines[1:], strict=True):
-        if row[0] and len(parts) > 2:
+        if row[0] and grouped and len(parts) > 2:
             parts.append(rule)
         parts.append(line)
-    return "\n".join([*(part.rstrip() for part in parts), FOOT])
+    return "\n".join(part.rstrip() for part in parts)
+
+
+def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Rows as a pandas frame."""
+    try:
+        import pandas
+    except ImportError:
+        raise MissingExtraError("pandas", "frames", "a data frame") from None
+    return pandas.DataFrame([dict(row) for row in rows])
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

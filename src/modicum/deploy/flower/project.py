@@ -11,6 +11,7 @@ from modicum.errors import UserError
 PUBLISHER, NAME, VERSION, PACKAGE = "modicum", "modicum-run", "1.0.0", "modicum_run"
 FLWR = "1.41.0"
 STATUS = "status.json"  # in the run folder: how the server is doing
+LOG_FILE = "server.log"  # in the run folder: what it said on the way
 
 PYPROJECT = """[build-system]
 requires = ["hatchling"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from flwr.serverapp import ServerApp
 
-from modicum.deploy.flower.project import STATUS
+from modicum.deploy.flower.project import LOG_FILE, STATUS
 from modicum.errors import UserError
 
 app = ServerApp()
@@ -19,6 +21,7 @@ LOG = logging.getLogger("modicum.flower")
 
 @app.main()  # type: ignore[untyped-decorator, unused-ignore]
 def main(grid: Any, context: Any) -> None:
+    """What Flower calls on the server: the run of its configuration."""
     run(grid, {key: str(value) for key, value in context.run_config.items()})
 
 
@@ -38,7 +41,7 @@ def run(grid: Any, settings: dict[str, str]) -> None:
     def status(state: str, said: str = "") -> None:
         write_durably(folder / STATUS, json.dumps({"state": state, "said": said, "pid": os.getpid()}).encode())
 
-    with files.alone():
+    with files.alone(), _written_down(folder / LOG_FILE):
         status("running")
         try:
             keys = read_public_keys(Path(settings["silos"]))
@@ -52,6 +55,29 @@ def run(grid: Any, settings: dict[str, str]) -> None:
             finally:
                 coordinator.close()
         except UserError as error:
+            LOG.error("%s", error)
             status("failed", str(error))
             raise
+        except Exception as error:  # whatever it was, the folder says that it ended and how
+            LOG.exception("the server failed")
+            status("failed", f"{type(error).__name__}: {error}")
+            raise
+        LOG.info("finished")
         status("finished")
+
+
+@contextmanager
+def _written_down(path: Path) -> Iterator[None]:
+    """What Modicum logs also goes to a file in the run folder."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    top = logging.getLogger("modicum")
+    before = top.level
+    top.addHandler(handler)
+    top.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        top.removeHandler(handler)
+        top.setLevel(before)
+        handler.close()

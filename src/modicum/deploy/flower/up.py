@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -20,20 +19,18 @@ from modicum.config.schema import SiloTerms
 from modicum.config.write import toml_value
 from modicum.deploy.flower import keys, link
 from modicum.deploy.flower.crew import Crew
+from modicum.deploy.flower.follow import BEGIN, OnRound, new_rounds, status_of
 from modicum.deploy.flower.project import STATUS, settings, write_project
+from modicum.deploy.silo.signing import make_signing_key, public_text
 from modicum.deploy.silo.terms import Terms
 from modicum.deploy.silo.wire import Kind, UnreachableError, ask
 from modicum.errors import UserError
 from modicum.federation.experiment import Federation
-from modicum.federation.records import RoundRecord, read_records
-from modicum.federation.run_folder import RunFolder
 
 HOST = "127.0.0.1"
 MARK = "FLWR_HOME"
-BEGIN = 180.0  # seconds for a submitted server to say that it runs
 SUBMISSIONS = 100  # in all: a server that cannot live is not started for ever
 Tell = Callable[[str], None]
-OnRound = Callable[[RoundRecord], None]
 
 
 @dataclass(frozen=True)
@@ -44,29 +41,40 @@ class Layout:
 
     @property
     def experiment(self) -> Path:
+        """The experiment's file."""
         return self.root / "experiment.toml"
 
     @property
     def server(self) -> Path:
+        """The server's run folder."""
         return self.root / "server"
 
     @property
     def keys(self) -> Path:
+        """Keys and certificates of all parties."""
         return self.root / "keys"
 
     @property
     def database(self) -> Path:
+        """What the SuperLink keeps."""
         return self.root / "flower" / "link.db"
 
+    def signing(self, name: str) -> Path:
+        return self.keys / f"{name}.sign"
+
     def silo(self, name: str) -> Path:
+        """A silo's settings."""
         return self.root / "silos" / f"{name}.toml"
 
     def state(self, name: str) -> Path:
+        """A silo's ledger, messages and certificate."""
         return self.root / "silos" / f"state-{name}"
 
 
 @dataclass(frozen=True)
 class Ports:
+    """Where the SuperLink and each node listen, on this machine."""
+
     superlink: int
     nodes: dict[str, int]
 
@@ -80,14 +88,9 @@ class Deployment:
         self.simulation = config.source.tables.get("run", {}).get("simulation") is True  # only where it is said
         made = federation(config)
         self.budgets = dict(zip(made.data.names, made.budgets, strict=True))
-        self.config = config = replace(config, run=replace(config.run, silos=_agreed(made)))
+        self.config = config = replace(config, run=replace(config.run, silos=self._agreed(made)))
         self.terms = Terms(config, tuple(sorted(self.budgets)))
         self.spec = self.terms.spec
-        if self.terms.needs_aggregator and not self.simulation:
-            raise UserError(
-                "secure aggregation is only simulated so far: use the view server-sees-messages, or say "
-                "simulation = true under [run] to try it out"
-            )
         self.ports = _ports(port, list(self.budgets))
         self.address = f"{HOST}:{self.ports.superlink}"
         self.submissions = 0
@@ -99,6 +102,16 @@ class Deployment:
         base = {**os.environ, "PATH": path, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         self.crew = Crew(self.at.root / "logs", link.environment(home, base), MARK)
 
+    def _agreed(self, made: Federation) -> dict[str, SiloTerms]:
+        """Here one machine holds all records, so it can write down what silos would agree on."""
+        agreed = {
+            client.name: SiloTerms(records=len(client.train), budget=budget, validation=len(client.validation))
+            for client, budget in zip(made.data.clients, made.budgets, strict=True)
+        }
+        if not Terms(self.config, tuple(sorted(agreed))).secure:
+            return agreed
+        return {n: replace(a, key=public_text(make_signing_key(self.at.signing(n)))) for n, a in agreed.items()}
+
     def _write(self, wait: float) -> None:
         at = self.at
         for folder in (at.root / "silos", at.keys, at.database.parent, at.server):
@@ -108,7 +121,7 @@ class Deployment:
         keys.check_tls(self.tls)
         self.node_keys = {name: keys.make_node_key(at.keys / name) for name in self.budgets}
         keys.write_public_keys(at.keys / "silos.toml", self.node_keys)
-        self.signing_key = keys.make_signing_key(at.keys / "bundle")
+        self.signing_key = make_signing_key(at.keys / "bundle")
         link.write_trusted(at.keys / "trusted.yaml", self.signing_key)
         for name, budget in self.budgets.items():
             at.silo(name).write_text(self._silo_file(name, budget), encoding="utf-8")
@@ -116,6 +129,7 @@ class Deployment:
         self.project = write_project(at.root / "app", chosen)
 
     def socket(self, name: str) -> Path:
+        """Where a silo listens for its node."""
         return self.sockets / f"{name}.sock"
 
     def _silo_file(self, name: str, budget: float) -> str:
@@ -127,6 +141,8 @@ class Deployment:
             "socket": str(self.socket(name)),
             "simulation": self.simulation,
         }
+        if self.terms.secure:
+            silo["key"] = str(self.at.signing(name))
         grant = {
             "budget": budget,
             "delta": s.delta,
@@ -165,6 +181,7 @@ class Deployment:
         self._wait_for_silos()
 
     def superlink_command(self) -> list[str]:
+        """What starts the SuperLink, with TLS and authenticated nodes."""
         tls = self.tls
         return [
             *("flower-superlink", "--host", HOST, "--port", str(self.ports.superlink)),
@@ -174,6 +191,7 @@ class Deployment:
         ]
 
     def node_command(self, name: str) -> list[str]:
+        """What starts the node of a silo."""
         return [
             *("flower-supernode", "--superlink", self.address, "--root-certificates", str(self.tls.ca)),
             *("--auth-supernode-private-key", str(self.node_keys[name])),
@@ -196,14 +214,14 @@ class Deployment:
 
     def run(self, watch: OnRound, tell: Tell) -> None:
         """Start the experiment and see it through, with whatever dies on the way started again."""
-        seen, known = self._progress(0, watch), self.status()
+        seen, known = new_rounds(self.at.server, 0, watch), self.status()
         if known["state"] == "finished":
             return
         submitted = self._submit()
         while True:
             time.sleep(0.3)
             self.crew.revive()
-            seen = self._progress(seen, watch)
+            seen = new_rounds(self.at.server, seen, watch)
             known = self.status()
             if known["state"] == "finished":
                 return
@@ -229,26 +247,8 @@ class Deployment:
         return time.monotonic()
 
     def status(self) -> dict[str, Any]:
-        try:
-            value: dict[str, Any] = json.loads((self.at.server / STATUS).read_bytes())
-            return value
-        except (OSError, ValueError):
-            return {"state": "waiting", "said": "", "pid": 0}
-
-    def _progress(self, seen: int, watch: OnRound) -> int:
-        path = RunFolder(self.at.server).metrics
-        records = read_records(path) if path.exists() else ()
-        for record in records[seen:]:
-            watch(record)
-        return max(seen, len(records))
-
-
-def _agreed(made: Federation) -> dict[str, SiloTerms]:
-    """Here one machine holds all records, so it can write down what silos would agree on."""
-    return {
-        client.name: SiloTerms(records=len(client.train), budget=budget, validation=len(client.validation))
-        for client, budget in zip(made.data.clients, made.budgets, strict=True)
-    }
+        """What the server last said of itself."""
+        return status_of(self.at.server)
 
 
 def _exists(pid: int) -> bool:

@@ -114,6 +114,7 @@ class PaperRow:
     note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return {
             "setting": self.setting,
             "noise_multiplier": self.noise,
@@ -135,6 +136,7 @@ class Paper:
     ratios: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: the paper's figures beside those recomputed."""
         return {
             "paper": self.name,
             "delta": self.delta,
@@ -296,7 +298,7 @@ def fedmap(delta: float = 1e-5) -> Paper:
     )
 
 
-def fedcompdp(epsilon: float = 8.0, delta: float = 1e-5, rounds: Sequence[int] = (1, 100)) -> Paper:
+def fedcompdp(epsilon: float = 8.0, delta: float = 1e-5, rounds: Sequence[int] = (1, 20, 50, 100, 200)) -> Paper:
     """FedCompDP's ε = 8: the classic formula for one release of a clipped *batch* gradient."""
     sigma = classic_noise(epsilon, delta)
     spec = _record(Adjacency.ZERO_OUT, delta)

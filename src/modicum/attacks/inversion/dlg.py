@@ -1,0 +1,88 @@
+"""Deep leakage from gradients (Zhu et al. 2019), and with labels from the gradient iDLG (Zhao et al. 2020)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from modicum.attacks.inversion.labels import infer
+from modicum.attacks.inversion.objective import Guess, Targets, distance, soft, updates
+
+Done = Callable[[int], None]
+ROUNDING = 1e-9  # of ‖g‖²: what single precision leaves of Σ‖∇−g‖² at the true record
+FITS = 1e-5  # of ‖g‖²: the message is explained, and another start would find the same
+
+
+def dlg(
+    targets: Targets,
+    *,
+    steps: int = 300,
+    seed: int = 0,
+    restarts: int = 3,
+    joint: bool = True,
+    labels: Tensor | None = None,
+    keep: Tensor | None = None,
+    done: Done | None = None,
+) -> list[Guess]:
+    """min over x (and label logits where `joint`) of Σ_l‖∇_l(x, softmax ŷ) − g_l‖² by L-BFGS with a strong Wolfe
+    line search. L-BFGS can diverge: up to `restarts` seeds, the best kept. One target at a time: line searches of
+    several do not agree on a step."""
+    known = labels if labels is not None else None if joint else infer(targets)
+    found = []
+    for i, observed in enumerate(targets.observed):
+        one = replace(targets, observed=(observed,))
+        own = None if known is None else known[i : i + 1]
+        tries: list[Guess] = []
+        for attempt in range(restarts):
+            tries.append(_minimise(one, own, steps, seed + 1000 * attempt, keep))
+            if tries[-1].loss < FITS * float(one.gradient.square().sum()):
+                break
+        found.append(min(tries, key=lambda guess: guess.loss))
+        if done is not None:
+            done(1)
+    return found
+
+
+def _minimise(one: Targets, labels: Tensor | None, steps: int, seed: int, keep: Tensor | None) -> Guess:
+    classes, x = one.public.classes, one.start(seed).requires_grad_()
+    logits = torch.zeros((1, one.recipe.used, classes), device=one.device)
+    if labels is None:
+        torch.nn.init.normal_(logits, generator=_generator(seed, one.device))
+        logits.requires_grad_()
+    parameters = [x] if labels is not None else [x, logits]
+    optimiser = torch.optim.LBFGS(parameters, lr=1.0, max_iter=20, line_search_fn="strong_wolfe")
+    best, kept = math.inf, (x.detach().clone(), logits.detach().clone())
+    enough = ROUNDING * float(one.gradient.square().sum())
+
+    def loss() -> Tensor:
+        y = logits.softmax(-1) if labels is None else soft(labels, classes)
+        return distance(one, updates(one, x, y), "l2", keep).sum()
+
+    def closure() -> float:
+        optimiser.zero_grad()
+        value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        return float(value.detach())
+
+    for _ in range(steps):
+        optimiser.step(closure)  # type: ignore[no-untyped-call]
+        now = float(loss().detach())
+        if not math.isfinite(now):
+            break
+        if now < best:
+            stalled = best - now < 1e-3 * now
+            best, kept = now, (x.detach().clone(), logits.detach().clone())
+            if best < enough or stalled:
+                break
+        else:
+            break
+    y = kept[1].argmax(-1) if labels is None else labels
+    return Guess(kept[0][0], y[0], best)
+
+
+def _generator(seed: int, device: torch.device) -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)

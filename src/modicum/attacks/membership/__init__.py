@@ -1,0 +1,1 @@
+"""Attacks that ask whether a given record was used. Each gives a score: larger means member."""

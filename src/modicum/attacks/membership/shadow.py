@@ -1,0 +1,152 @@
+"""Shadows: the run's own recipe, rehearsed on records of the attacker's choice.
+
+A shadow is a `Rehearsal` of the experiment, with all its rounds, clipping and noise, over the same clients with
+other records. It begins with the model that the run began with, which everybody was sent.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from modicum.attacks.bounds import FloatArray
+from modicum.attacks.membership.game import Questions
+from modicum.attacks.membership.scores import confidence_features, logit_of_label, logits, published
+from modicum.attacks.wire import Wire
+from modicum.core.parts import Batch
+from modicum.data.arrays import Arrays, ClientData
+from modicum.errors import UserError
+from modicum.federation.experiment import Experiment, Federation
+from modicum.federation.rehearsal import Rehearsal
+
+Done = Callable[[int], None]
+Inside = NDArray[np.bool_]
+MANY = 64  # shadows from which each record has variances of its own
+
+
+def trained_on(wire: Wire, records: Batch, seed: int) -> Tensor:
+    """The last model of a rehearsal whose clients hold these records, in their own proportions."""
+    rehearsal = Rehearsal(_over(wire, records, seed))
+    for _ in rehearsal.rounds():
+        pass
+    return rehearsal.model
+
+
+def _over(wire: Wire, records: Batch, seed: int) -> Experiment:
+    made = wire.public.setup.experiment
+    data = made.federation.data
+    order = np.random.default_rng([seed, 55]).permutation(len(records))
+    x, y = records.x.cpu().numpy()[order], records.targets["y"].cpu().numpy()[order]
+    shares = np.cumsum([0, *data.sizes]) / sum(data.sizes)
+    ends = np.round(shares * len(records)).astype(int)
+    if min(np.diff(ends)) < 1:
+        raise UserError(f"{len(records)} records are too few for shadows with {len(data.sizes)} clients")
+    nothing = Arrays(x[:0], y[:0])
+    clients = tuple(
+        ClientData(name, Arrays(x[a:b], y[a:b]), nothing, nothing)
+        for name, a, b in zip(data.names, ends[:-1], ends[1:], strict=True)
+    )
+    bare = replace(data, clients=clients, test=nothing, proxy=nothing, proxy_validation=nothing, geometry=None)
+    model = copy.deepcopy(wire.public.model)
+    wire.public.layout.load(model, min(wire.observed, key=lambda o: o.round).model.clone())
+    return replace(
+        made,
+        federation=Federation(bare, made.federation.budgets),
+        model=model,
+        seed=seed,
+        metrics=(),
+        rounds=max(o.round for o in wire.observed),
+        evaluate_every=made.rounds + 1,
+    )
+
+
+def halves(records: int, shadows: int, seed: int) -> Iterator[Inside]:
+    """Shadows in pairs: one has a random half, the next the other, so that each record is in exactly half."""
+    rng = np.random.default_rng([seed, 64])
+    for _ in range(shadows // 2):
+        chosen = np.zeros(records, dtype=bool)
+        chosen[rng.permutation(records)[: records // 2]] = True
+        yield from (chosen, ~chosen)
+
+
+def lira(
+    wire: Wire,
+    questions: Questions,
+    *,
+    shadows: int = 16,
+    seed: int = 0,
+    online: bool = True,
+    done: Done | None = None,
+) -> FloatArray:
+    """The likelihood-ratio attack (Carlini et al. 2022): Gaussians of φ with the record inside and outside.
+
+    Offline, only the shadows without the record count: how far above them the target's φ lies.
+    """
+    if shadows < 4 or shadows % 2:
+        raise UserError(f"LiRA's shadows come in pairs, at least 4 of them, got {shadows}")
+    y = questions.records.targets["y"]
+    seen, inside = [], list(halves(len(questions), shadows, seed))
+    for i, chosen in enumerate(inside):
+        half = questions.records.take(torch.from_numpy(np.flatnonzero(chosen)))
+        theta = trained_on(wire, half, seed * 1000 + i)
+        seen.append(logit_of_label(logits(wire.public, theta, questions.records), y).numpy())
+        if done is not None:
+            done(1)
+    target = logit_of_label(logits(wire.public, published(wire), questions.records), y).numpy()
+    return likelihood_ratio(target, np.stack(seen), np.stack(inside), online=online)
+
+
+def likelihood_ratio(target: FloatArray, seen: FloatArray, inside: Inside, *, online: bool) -> FloatArray:
+    """Of records (columns) in shadows (rows); variances are each record's own from 64 shadows on, else pooled."""
+
+    def law(which: Inside) -> tuple[FloatArray, FloatArray]:
+        mean = np.nanmean(np.where(which, seen, np.nan), 0)
+        square = np.where(which, (seen - mean) ** 2, np.nan)
+        own = np.nanmean(square, 0) if len(seen) >= MANY else np.full(seen.shape[1], np.nanmean(square))
+        return mean, np.maximum(own, 1e-12)
+
+    out_mean, out_variance = law(~inside)
+    away = (target - out_mean) / np.sqrt(out_variance)
+    if not online:
+        return np.asarray(away)
+    in_mean, in_variance = law(inside)
+    near = (target - in_mean) ** 2 / in_variance
+    return np.asarray(0.5 * (away**2 - near + np.log(out_variance / in_variance)))
+
+
+def lr_mia(
+    wire: Wire, questions: Questions, *, shadows: int = 8, seed: int = 0, done: Done | None = None
+) -> FloatArray:
+    """Logistic regression on confidence features, learned from shadows on halves of the attacker's own records."""
+    pool, rows, bits = wire.public.pool, [], []
+    for i, chosen in enumerate(halves(len(pool), shadows, seed)):
+        theta = trained_on(wire, pool.take(torch.from_numpy(np.flatnonzero(chosen))), seed * 1000 + i)
+        rows.append(confidence_features(logits(wire.public, theta, pool), pool.targets["y"]))
+        bits.append(torch.from_numpy(chosen).double())
+        if done is not None:
+            done(1)
+    x = torch.cat(rows)
+    mean, std = x.mean(0), x.std(0).clamp(min=1e-6)
+    weights, bias = _logistic((x - mean) / std, torch.cat(bits))
+    mine = confidence_features(
+        logits(wire.public, published(wire), questions.records), questions.records.targets["y"]
+    )
+    return np.asarray((((mine - mean) / std) @ weights + bias).numpy())
+
+
+def _logistic(x: Tensor, bits: Tensor, steps: int = 30, ridge: float = 1e-3) -> tuple[Tensor, Tensor]:
+    """Newton's method on the penalised likelihood."""
+    wide = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
+    w = torch.zeros(wide.shape[1], dtype=x.dtype)
+    keep = ridge * len(x) * torch.eye(len(w), dtype=x.dtype)
+    for _ in range(steps):
+        p = torch.sigmoid(wide @ w)
+        hessian = (wide.T * (p * (1 - p))) @ wide + keep
+        w = w - torch.linalg.solve(hessian, wide.T @ (p - bits) + keep @ w)
+    return w[:-1], w[-1]

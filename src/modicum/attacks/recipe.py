@@ -1,0 +1,77 @@
+"""How an update came about, as far as that is public: how many records, steps and which clipping."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from modicum.attacks.wire import Observed, Public
+from modicum.core.optimisers import Sgd
+from modicum.core.parts import ClipRule
+from modicum.errors import UserError
+from modicum.mechanisms.client_level import ClientLevel
+from modicum.mechanisms.record_local import RecordLocal
+from modicum.training.local_steps import LocalSteps
+
+
+class Clip(StrEnum):
+    """What is clipped on the way to a message."""
+
+    NOTHING = "nothing"
+    RECORDS = "records"  # each record's gradient, in each step
+    UPDATE = "update"  # the whole update, once
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One sender's local training."""
+
+    records: int  # that it may have used
+    steps: int
+    batch: float  # expected, of each step
+    lr: float
+    momentum: float
+    clip: Clip
+    rule: ClipRule = ClipRule.FLAT
+
+    @property
+    def used(self) -> int:
+        """Records that can have entered the update."""
+        return min(self.records, max(1, round(self.steps * self.batch)))
+
+    @property
+    def gain(self) -> float:
+        """|Δ| for a constant gradient of length 1."""
+        return Sgd(self.lr, self.momentum).gains(self.steps)[0]
+
+
+def recipe_of(public: Public, observed: Observed, sender: str | None = None) -> Recipe:
+    """The recipe of one sender of what was observed. Methods whose message is no sum of gradients are refused."""
+    facts, mechanism = public.clients[sender or observed.senders[0]], _innermost(public.method.mechanism)
+    optimiser = public.method.training.optimiser
+    if not isinstance(optimiser, Sgd):
+        raise UserError(
+            f"steps of {type(optimiser).__name__} are not sums of gradients, and no attack here inverts them: "
+            'attack a run with optimiser = "sgd"'
+        )
+    rate, momentum = optimiser.lr, optimiser.momentum
+    if isinstance(mechanism, RecordLocal):
+        steps = max(1, mechanism.total_steps(facts) // facts.participations)
+        batch = mechanism.expected_batch(facts)
+        return Recipe(facts.records, steps, batch, rate, momentum, Clip.RECORDS, mechanism.rule)
+    local = getattr(mechanism, "local", None)
+    if isinstance(local, LocalSteps):
+        clip = Clip.UPDATE if isinstance(mechanism, ClientLevel) else Clip.NOTHING
+        steps, batch = local.count(facts.records), min(local.batch, facts.records)
+        return Recipe(facts.records, steps, batch, rate, momentum, clip)
+    raise UserError(
+        f"{public.method.name} sends no gradients or updates that an attack here knows how to read: attack a run "
+        "of another method"
+    )
+
+
+def _innermost(mechanism: Any) -> Any:
+    while hasattr(mechanism, "inner"):
+        mechanism = mechanism.inner
+    return mechanism

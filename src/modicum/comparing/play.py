@@ -1,0 +1,163 @@
+"""A comparison in its folder: cells that are finished stay, others go on where they stopped."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from modicum.comparing.cells import Cell, cells_of
+from modicum.comparing.comparison import Comparison
+from modicum.comparing.workers import Progress, work
+from modicum.config import experiment
+from modicum.config.read import check
+from modicum.config.source import parse
+from modicum.core.store import write_durably
+from modicum.errors import UserError
+from modicum.federation.run_folder import RunFolder
+from modicum.federation.transcript_file import transcript_in
+from modicum.runs import carry_out, new_folder
+
+PLAN = "compare.json"
+FORMAT = 1
+Files = str | PathLike[str] | Sequence[str | PathLike[str]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell and the folder that its run belongs in; without one its files are sent back."""
+
+    cell: Cell
+    folder: Path | None
+
+
+def compare(
+    files: Files,
+    *,
+    methods: Sequence[str] = (),
+    seeds: int | Iterable[int] = 5,
+    options: Sequence[str] = (),
+    grid: Mapping[str, Sequence[Any]] | Sequence[str] = (),
+    workers: int = 1,
+    ray: str | None = None,
+    folder: str | PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Run experiment files by several methods with several seeds, and put the results side by side.
+
+    `seeds=5` means 0 to 4. `options` and `grid` are those of `modicum compare`; in Python a grid may be
+    `{"privacy.budgets": [0.5, 1, 8]}`. The folder given, or a new one under ./runs, holds one run folder for each
+    cell; the same call on a folder that was left half done goes on with it.
+    """
+    paths = [Path(one) for one in ([files] if isinstance(files, str | PathLike) else files)]
+    if isinstance(seeds, int) and seeds < 1:
+        raise UserError(f"compare at least 1 seed, got {seeds}")
+    axes = [f"{k}={json.dumps(list(v))}" for k, v in grid.items()] if isinstance(grid, Mapping) else grid
+    drawn = range(seeds) if isinstance(seeds, int) else seeds
+    cells = cells_of(paths, methods=methods, seeds=drawn, options=options, grid=axes)
+    place = new_folder(f"compare-{paths[0].stem}") if folder is None else Path(folder)
+    return _play(cells, place, workers, ray, progress)
+
+
+def resume(
+    folder: Path, *, workers: int = 1, ray: str | None = None, progress: Progress | None = None
+) -> Comparison:
+    """What is left of the comparison in a folder."""
+    return _play(_read_plan(folder), folder, workers, ray, progress)
+
+
+def _play(
+    cells: Sequence[Cell], place: Path, workers: int, ray: str | None, progress: Progress | None
+) -> Comparison:
+    if workers < 1:
+        raise UserError(f"the number of workers must be at least 1, got {workers}")
+    if ray is not None:
+        _refuse_real_noise(cells)
+    _begin(cells, place)
+    left = [cell for cell in cells if not RunFolder(place / cell.folder).report.exists()]
+    done = len(cells) - len(left)
+    jobs = [Job(cell, None if ray else place / cell.folder) for cell in left]
+
+    def step(now: int, _: int) -> None:
+        if progress is not None:
+            progress(done + now, len(cells))
+
+    for job, packed in zip(left, work(_run, jobs, workers=workers, ray=ray, progress=step), strict=True):
+        _unpack(packed, place / job.folder)
+    return Comparison.read(place, cells).written()
+
+
+def _begin(cells: Sequence[Cell], place: Path) -> None:
+    """Write the plan, or see that the folder holds this very one."""
+    if not (place / PLAN).exists():
+        files = RunFolder(place)
+        files.make(fresh=True)
+        plan = {"format": FORMAT, "cells": [asdict(cell) for cell in cells]}
+        files.write(place / PLAN, json.dumps(plan, ensure_ascii=False, indent=1).encode())
+    elif _read_plan(place) != list(cells):
+        raise UserError(f"{place} holds another comparison: choose another folder, or go on with --resume {place}")
+
+
+def _read_plan(folder: Path) -> list[Cell]:
+    try:
+        plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        format, cells = plan["format"], plan["cells"]
+    except OSError:
+        raise UserError(f"there is no comparison in {folder}: no {PLAN}") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{folder / PLAN} is damaged: begin the comparison again in another folder") from None
+    if format != FORMAT:
+        raise UserError(f"{folder / PLAN} has format {format}: this version reads {FORMAT}")
+    return [Cell(**cell) for cell in cells]
+
+
+def _refuse_real_noise(cells: Sequence[Cell]) -> None:
+    """A lost machine's cells are played again, which may cost nothing only where noise comes from the seed."""
+    for cell in cells:
+        if not check(parse(cell.config, cell.label)).run.simulation:
+            raise UserError(f"{cell.label}: runs with cryptographic noise stay on this machine: leave --ray out")
+
+
+def _run(job: Job) -> bytes:
+    """Play one cell; its files as an archive where it has no folder here."""
+    if job.folder is not None:
+        _carry_out(job.cell, job.folder)
+        return b""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+        _carry_out(job.cell, folder)
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+            archive.add(folder, arcname=".")
+        return packed.getvalue()
+
+
+def _carry_out(cell: Cell, folder: Path) -> None:
+    files = RunFolder(folder)
+    files.make(fresh=False)
+    try:
+        config = check(parse(cell.config, cell.label))
+        seen = transcript_in(files, config.run.transcript)
+        carry_out(experiment(config), files, cell.config, simulation=config.run.simulation, transcript=seen)
+    except UserError as error:
+        files.leave_if_nothing_began()
+        raise UserError(f"{cell.label}, seed {cell.seed}: {error}") from None
+
+
+def _unpack(packed: bytes, folder: Path) -> None:
+    """Complete or not at all: the report, which says that a cell is finished, is written last."""
+    if not packed:
+        return
+    RunFolder(folder).make(fresh=False)
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
+        report = archive.extractfile("./report.html")
+        members = [member for member in archive.getmembers() if member.name != "./report.html"]
+        archive.extractall(folder, members, filter="data")
+        assert report is not None  # `_run` sends finished runs alone
+        write_durably(folder / "report.html", report.read())

@@ -1,0 +1,117 @@
+"""A started run as seen from its folder on the server: how it stands, what it says, and the way to stop it."""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from modicum.config import read
+from modicum.core.store import write_durably
+from modicum.deploy.flower import link
+from modicum.deploy.flower.project import LOG_FILE, STATUS
+from modicum.errors import UserError
+from modicum.federation.records import RoundRecord, read_records
+from modicum.federation.run_folder import RunFolder
+
+STARTED = "started.json"  # in the run folder: which SuperLink runs it, under which number
+BEGIN = 180.0  # seconds for a submitted server to say that it runs
+OnRound = Callable[[RoundRecord], None]
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run that a SuperLink was asked for."""
+
+    run_id: int
+    superlink: str
+    ca: str
+
+
+def run_folder(project: Path) -> Path:
+    """Where the server of a project keeps its run."""
+    return Path(_settings(project)["folder"])
+
+
+def planned_rounds(project: Path) -> int:
+    """As the project's experiment says now."""
+    return read(_settings(project)["experiment"]).run.rounds
+
+
+def _settings(project: Path) -> dict[str, str]:
+    try:
+        tables = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+        found: dict[str, str] = tables["tool"]["flwr"]["app"]["config"]
+        return {name: found[name] for name in ("folder", "experiment")}
+    except OSError:
+        raise UserError(f"there is no project in {project}: `modicum flower init` makes one") from None
+    except (KeyError, TypeError, tomllib.TOMLDecodeError):
+        raise UserError(f"{project / 'pyproject.toml'} is not a project of `modicum flower init`") from None
+
+
+def note_start(folder: Path, started: Started) -> None:
+    """Kept for `status`, `logs` and `stop`; what an earlier server said is no longer so."""
+    RunFolder(folder).make(fresh=False)
+    (folder / STATUS).unlink(missing_ok=True)
+    write_durably(folder / STARTED, json.dumps(vars(started)).encode())
+
+
+def status_of(folder: Path) -> dict[str, Any]:
+    """What the server last said of itself; "waiting" before it has said anything."""
+    try:
+        value: dict[str, Any] = json.loads((folder / STATUS).read_bytes())
+        return value
+    except (OSError, ValueError):
+        return {"state": "waiting", "said": "", "pid": 0}
+
+
+def new_rounds(folder: Path, seen: int, watch: OnRound) -> int:
+    """Tell of the rounds that were finished since `seen`; how many there are now."""
+    path = RunFolder(folder).metrics
+    records = read_records(path) if path.exists() else ()
+    for record in records[seen:]:
+        watch(record)
+    return max(seen, len(records))
+
+
+def follow(folder: Path, watch: OnRound, *, poll: float = 0.5, begin: float = BEGIN) -> dict[str, Any]:
+    """Until the run is finished or has failed; rounds are told as they come."""
+    seen, until = new_rounds(folder, 0, lambda _: None), time.monotonic() + begin  # those of an earlier start
+    while True:
+        known = status_of(folder)
+        seen = new_rounds(folder, seen, watch)
+        if known["state"] in ("finished", "failed", "stopped"):
+            return known
+        if known["state"] == "waiting" and time.monotonic() > until:
+            raise UserError(
+                f"the server has not begun after {begin:.0f} s: the SuperLink's log says why, and "
+                "`modicum flower stop` takes the run back"
+            )
+        time.sleep(poll)
+
+
+def last_lines(folder: Path, count: int) -> list[str]:
+    """The end of what the server wrote down."""
+    path = folder / LOG_FILE
+    if not path.is_file():
+        raise UserError(f"there is no {path}: the run has not begun")
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+
+
+def stop(folder: Path) -> int:
+    """Ask the SuperLink to end the run. What was charged stays charged; starting again continues it."""
+    try:
+        started = Started(**json.loads((folder / STARTED).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        raise UserError(f"no run was started in {folder}: `modicum flower start` starts one") from None
+    link.wait_for(started.superlink, Path(started.ca), 10)
+    with link.control(started.superlink, Path(started.ca)) as client:
+        link.stop_run(client, started.run_id)
+    write_durably(
+        folder / STATUS, json.dumps({"state": "stopped", "said": "stopped on request", "pid": 0}).encode()
+    )
+    return started.run_id

@@ -1,0 +1,106 @@
+"""Batch gradients clipped as a whole: what FedCompDP prints, with what that truly costs. For faithful mode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from modicum.core.facts import ClientFacts
+from modicum.core.messages import Broadcast, Decision, Range
+from modicum.core.needs import Need
+from modicum.core.parts import ClientKit
+from modicum.core.stack import Pool
+from modicum.errors import UserError
+from modicum.mechanisms import common
+from modicum.mechanisms.possible import ROUNDING, noise_norm, rounded_away
+from modicum.mechanisms.record_local import GRADIENT, RecordLocal, _release, _Stepper
+from modicum.privacy.events import Block, Origin, Release, Sampler, Shuffled
+from modicum.privacy.plan import PrivacyPlan
+from modicum.privacy.spec import Adjacency
+
+SLACK = 1e-6  # of Eq. (4), beside the norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchClipped(RecordLocal):
+    """g·min(1, C/(‖g‖ + 1e-6)) of each batch's mean gradient g, plus noise (FedCompDP, Eqs. 4 and 8).
+
+    One record can turn a clipped batch gradient from one direction to any other, so that its influence is bounded
+    by 2C, whatever the batch: noise of σC has the multiplier σ/2. Batches of a shuffled pass share no record, so
+    that a pass is one event (R4).
+    """
+
+    offers: ClassVar[tuple[Need, ...]] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch is None or self.steps is not None or self.adaptive:
+            raise UserError("clipped batches need a batch size and passes (epochs): leave steps out")
+        if self.adjacency is not Adjacency.ZERO_OUT:
+            raise UserError("a clipped batch moves by 2C under zero-out already: use adjacency zero-out")
+
+    def sampler(self, facts: ClientFacts) -> Sampler:
+        return Shuffled(math.ceil(facts.records / (self.batch or 1)))
+
+    def expected_batch(self, facts: ClientFacts) -> float:  # noqa: ARG002
+        return 1.0  # what is noised is a mean already
+
+    def _passes(self) -> int:
+        return max(1, round(self.epochs))
+
+    def total_steps(self, facts: ClientFacts) -> int:
+        """Passes, which are what is charged."""
+        return self._passes() * facts.participations
+
+    def steps_in(self, facts: ClientFacts, participation: int) -> int:  # noqa: ARG002
+        return self._passes() * self._batches(facts)
+
+    def _batches(self, facts: ClientFacts) -> int:
+        sampler = self.sampler(facts)
+        assert isinstance(sampler, Shuffled)
+        return sampler.batches
+
+    def _event(
+        self,
+        facts: ClientFacts,
+        plan: PrivacyPlan,
+        kit: ClientKit,  # noqa: ARG002
+        broadcast: Broadcast,
+        decision: Decision,
+        step: int,
+        count: int,
+    ) -> Release:
+        return Release(
+            client=facts.name,
+            round=broadcast.round,
+            step=step,
+            count=count // self._batches(facts),
+            spec=self.spec,
+            blocks=(Block(GRADIENT, 2 * decision.bound, common.training_multiplier(plan, GRADIENT)),),
+            sampler=self.sampler(facts),
+            bound_origin=Origin.RELEASED,
+        )
+
+    def _reach(
+        self, event: Release, facts: ClientFacts, kit: ClientKit, model: Tensor, doubt: float
+    ) -> tuple[float, dict[str, Range]]:
+        main, steps = event.blocks[0], self.steps_in(facts, 0)
+        noise = main.noise_std * noise_norm(model.numel(), doubt)
+        norm = kit.training.optimiser.farthest(steps, main.bound / 2, noise, model.numel())
+        return norm * (1 + ROUNDING) + rounded_away(model, steps, norm), {}
+
+    def _noised_gradients(
+        self, steppers: Sequence[_Stepper], pool: Pool, theta: Tensor, kit: ClientKit, step: int
+    ) -> Tensor:
+        batches = pool.batches([stepper.chosen(step) for stepper in steppers])
+        gradients = kit.backend.gradients(theta, batches, kit.training.losses)
+        norms = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
+        bounds = norms.new_tensor([stepper.decision.bound for stepper in steppers])
+        factors = (bounds / (norms + SLACK)).clamp(max=1.0)  # Eq. (4)
+        clipped = gradients * factors.to(gradients.dtype)[:, None]
+        return _release(steppers, step, clipped, list(norms[:, None]))  # Eq. (8)

@@ -1,0 +1,134 @@
+"""Public features under a federation: a backbone before records are divided, a geometry after.
+
+Both come from public records alone. What a client's records become depends on each of them and on nothing private
+besides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from modicum.data.arrays import Arrays, Dataset, FederatedData
+from modicum.data.federate import fit_to
+from modicum.data.geometry import Geometry, load_geometry
+from modicum.errors import UserError
+from modicum.privacy.calibration import calibrate_noise
+from modicum.privacy.events import NoSampling
+from modicum.privacy.spec import PrivacySpec, Unit
+from modicum.public.geometry import KIND, Public, fit_geometry
+
+AUTO = "auto"
+Weights = str | Path
+Proxy = bool | float | Dataset
+
+
+def behind(
+    weights: Weights | None, cache: Path, task: Dataset, proxy: Proxy, source: Dataset | None
+) -> tuple[Dataset, Proxy, Dataset | None]:
+    """The task's and public datasets with a backbone's features in place of images; None: as they are.
+
+    Public images are brought to the task's shape first, so that whatever does not fit is said before anything is
+    computed. Only their training records are used.
+    """
+
+    def alike(public: Dataset) -> Dataset:
+        fitted = fit_to(public.train, task.train.shape, public.name)
+        return replace(public, train=fitted, test=Arrays.empty(fitted))
+
+    proxy = alike(proxy) if isinstance(proxy, Dataset) else proxy
+    source = None if source is None else alike(source)
+    if weights is None:
+        return task, proxy, source
+    from modicum.models.features import featured, from_backbone
+
+    extractor = from_backbone(weights)
+    task = featured(task, extractor, cache)
+    proxy = featured(proxy, extractor, cache) if isinstance(proxy, Dataset) else proxy
+    return task, proxy, None if source is None else featured(source, extractor, cache)
+
+
+def stand_on(
+    data: FederatedData,
+    features: str | None,
+    budgets: Sequence[float],
+    spec: Callable[[], PrivacySpec],
+    source: Dataset | None = None,
+    weights: Weights | None = None,
+) -> FederatedData:
+    """The federation on public features: `discriminant:384`, `discriminant:auto`, or a geometry's own file.
+
+    They are fitted to `source`, or else to the proxy without the records that are kept for choosing settings.
+    """
+    if features is None and source is None:
+        return data
+    if features is None or (is_file(features) and source is not None):
+        raise UserError(f'features_from says what features are fitted to: set features = "{KIND}:{AUTO}" with it')
+    name = _backbone_name(weights)
+    if is_file(features):
+        return _kept(features, name).over(data)
+    size = parse(features)
+    noise = class_noise(spec(), budgets, data.sizes, data.classes) if size is None else None
+    return fit_geometry(_public(data, source, name), size, noise).over(data)
+
+
+def is_file(features: str) -> bool:
+    """Whether `features` names a file of a fitted geometry rather than a way to fit one."""
+    return features.endswith(".npz")
+
+
+def parse(features: str) -> int | None:
+    """The dimensions that are asked for; None: to be found."""
+    kind, _, size = features.partition(":")
+    if kind == KIND and size == AUTO:
+        return None
+    if kind != KIND or not size.isdecimal() or int(size) < 1:
+        raise UserError(
+            f'features are written "{KIND}:64", "{KIND}:{AUTO}" or the name of an .npz file, got {features!r}'
+        )
+    return int(size)
+
+
+def class_noise(spec: PrivacySpec, budgets: Sequence[float], sizes: Sequence[int], classes: int) -> float:
+    """Variance that noise adds to a coordinate of a class's mean: records of length 1, everyone's whole budget.
+
+    Each client noises its sum of a class with z_i, from about n_i/K records; weighted by precision, the mean over
+    clients has the variance 1/Σ(n_i/(K·z_i))². Many noised steps cost as much as one release of all, so this is
+    the scale of the noise in training too.
+    """
+    if spec.unit is not Unit.RECORD:
+        raise UserError(f"{KIND}:{AUTO} knows the noise of records, not of whole clients: say how many dimensions")
+    if any(math.isinf(e) for e in budgets):
+        return 0.0
+    noises = {e: calibrate_noise(spec, e, NoSampling(), 1) for e in set(budgets)}
+    return 1 / sum((n / (classes * noises[e])) ** 2 for e, n in zip(budgets, sizes, strict=True))
+
+
+def _public(data: FederatedData, source: Dataset | None, backbone: str) -> Public:
+    if source is not None:
+        return Public(source.train, source.name, same_task=False, backbone=backbone)
+    if not len(data.proxy):
+        raise UserError("features are fitted to public records: set a proxy, or features_from to a dataset's name")
+    same = data.proxy_classes == data.classes
+    return Public(data.proxy, data.proxy_name, same_task=same, backbone=backbone)
+
+
+def _kept(path: str, backbone: str) -> Geometry:
+    geometry = load_geometry(path)
+    fitted = geometry.about.get("backbone", "")
+    if fitted != backbone:
+        raise UserError(
+            f"{path} was fitted behind {fitted or 'no backbone'} and data.backbone is {backbone or 'not set'}: "
+            "use the same for both"
+        )
+    return geometry
+
+
+def _backbone_name(weights: Weights | None) -> str:
+    if weights is None:
+        return ""
+    from modicum.models.features import backbone_name
+
+    return backbone_name(weights)

@@ -1,0 +1,150 @@
+"""Comparisons: cells, workers, what is paired with what, and going on after a stop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import modicum as mo
+from modicum.cli import run as command
+from modicum.cli.app import app
+from modicum.comparing import cells_of, compare, resume
+from modicum.comparing.comparison import Comparison, half_width
+from modicum.errors import UserError
+from modicum.federation.run_folder import RunFolder
+
+TEXT = """
+[data]
+name = "digits"
+clients = 4
+[privacy]
+budgets = 8.0
+[method]
+name = "dp-sgd"
+lr = 2.0
+[run]
+rounds = 1
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(TEXT)
+    return path
+
+
+def test_a_named_method_keeps_the_files_own_settings_and_others_have_their_defaults(file: Path) -> None:
+    cells = cells_of([file], methods=["dp-sgd", "aqc"], seeds=range(2))
+    assert [(c.variant, c.seed) for c in cells] == [("dp-sgd", 0), ("dp-sgd", 1), ("aqc", 0), ("aqc", 1)]
+    assert "lr = 2.0" in cells[0].config
+    assert "lr = 2.0" not in cells[2].config
+
+
+def test_an_option_for_one_method_leaves_the_others_alone(file: Path) -> None:
+    first, second = cells_of([file], methods=["dp-sgd", "aqc"], options=["aqc:method.lr=7.0"])
+    assert "lr = 7.0" in second.config
+    assert "lr = 7.0" not in first.config
+
+
+def test_a_grid_multiplies_and_names_its_points(file: Path) -> None:
+    cells = cells_of([file], grid=["privacy.budgets=[0.5, [1, 8]]", "run.rounds=1,2"])
+    assert [c.label for c in cells] == [
+        "dp-sgd budgets=0.5 rounds=1",
+        "dp-sgd budgets=0.5 rounds=2",
+        "dp-sgd budgets=[1, 8] rounds=1",
+        "dp-sgd budgets=[1, 8] rounds=2",
+    ]
+    assert len({c.folder for c in cells}) == 4
+
+
+def test_results_do_not_depend_on_the_workers_and_a_stopped_comparison_goes_on(file: Path, tmp_path: Path) -> None:
+    one = compare(file, methods=["dp-sgd", "fedavg"], seeds=1, folder=tmp_path / "one")
+    two = compare(file, methods=["dp-sgd", "fedavg"], seeds=1, folder=tmp_path / "two", workers=2)
+    assert one.to_csv() == two.to_csv()
+    cut = RunFolder(tmp_path / "two" / "fedavg-seed0")
+    kept = (tmp_path / "two" / "dp-sgd-seed0" / "report.html").stat().st_mtime_ns
+    cut.report.unlink()
+    seen: list[tuple[int, int]] = []
+    again = resume(tmp_path / "two", progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(2, 2)]
+    assert cut.report.exists()
+    assert (tmp_path / "two" / "dp-sgd-seed0" / "report.html").stat().st_mtime_ns == kept
+    assert again.to_csv() == one.to_csv()
+    assert mo.compare is compare
+    assert one.to_dict()["lines"][1]["epsilon"] is None  # FedAvg protects nothing
+
+
+def row(variant: str, seed: int, accuracy: float, budget: float = 1.0) -> dict[str, object]:
+    return {
+        "label": f"{variant} {budget}",
+        "variant": variant,
+        "point": {"privacy.budgets": budget},
+        "seed": seed,
+        "accuracy": accuracy,
+        "macro_f1": accuracy / 2,
+        "epsilon": budget,
+        "simulation": True,
+    }
+
+
+def test_differences_are_paired_by_seed_at_the_same_place_in_the_grid() -> None:
+    rows = [
+        *(row("a", seed, value) for seed, value in enumerate((0.1, 0.5, 0.9))),
+        *(row("b", seed, value) for seed, value in enumerate((0.2, 0.6, 1.0))),
+        row("a", 0, 0.3, 8.0),
+        row("b", 0, 0.7, 8.0),
+    ]
+    lines = {line.label: line for line in Comparison(Path(), tuple(rows)).lines()}
+    assert lines["b 1.0"].difference == pytest.approx(0.1)
+    assert lines["b 1.0"].interval == pytest.approx(0, abs=1e-12)  # although single runs differ by far more
+    assert lines["b 1.0"].spread == pytest.approx(0.4)
+    assert lines["b 1.0"].macro_f1 == pytest.approx(0.3)
+    assert lines["b 8.0"].difference == pytest.approx(0.4)
+    assert lines["b 8.0"].interval is None
+    assert lines["a 8.0"].difference is None
+
+
+def test_the_interval_is_students() -> None:
+    assert half_width([1.0, 2.0, 3.0]) == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give an experiment file"),
+        (["{file}", "--seeds", "0"], "at least 1 seed"),
+        (["{file}", "--methods", "nonsense"], "unknown method"),
+        (["{file}", "--methods", "aqc,aqc"], "twice"),
+        (["{file}", "--workers", "0"], "workers must be at least 1"),
+        (["{file}", "--grid", "budgets"], "--grid table.key=value"),
+        (["{file}", "--set", "aqc:method.lr=1"], "not compared here"),
+        (["{file}", "--set", "method.nonsense=1"], "nonsense"),
+        (["{file}", "--json", "--csv"], "give one of them"),
+        (["{file}", "--resume", "x"], "--resume goes on"),
+        (["--resume", "x"], "no comparison in x"),
+        (["nowhere.toml"], "cannot read nowhere.toml"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], said: str, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert command(app, ["compare", *(a.format(file=file) for a in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.glob("runs/*/*/ledger.sqlite"))
+
+
+def test_a_folder_of_another_comparison_is_refused(file: Path, tmp_path: Path) -> None:
+    compare(file, seeds=1, folder=tmp_path / "out")
+    with pytest.raises(UserError, match="holds another comparison"):
+        compare(file, seeds=1, options=["run.rounds=2"], folder=tmp_path / "out")
+    plan = json.loads((tmp_path / "out" / "compare.json").read_text())
+    (tmp_path / "out" / "compare.json").write_text(json.dumps({**plan, "format": 99}))
+    with pytest.raises(UserError, match="format 99"):
+        resume(tmp_path / "out")

@@ -1,0 +1,109 @@
+"""Following a started run from its folder: rounds, results, what went wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from modicum.cli import run
+from modicum.cli.app import app
+from modicum.deploy.flower import server_app
+from modicum.deploy.flower.follow import Started, follow, note_start, status_of
+from modicum.deploy.flower.project import LOG_FILE, STATUS, settings, write_project
+from modicum.errors import UserError
+from modicum.federation.records import MetricsFile, RoundRecord
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "server"
+    folder.mkdir()
+    return write_project(tmp_path / "app", settings(tmp_path / "experiment.toml", folder, tmp_path / "silos.toml"))
+
+
+def record(round: int) -> RoundRecord:
+    return RoundRecord(round, {"a": 1.0}, 2, {}, False, 0.5)
+
+
+def say(folder: Path, state: str, said: str = "") -> None:
+    (folder / STATUS).write_text(json.dumps({"state": state, "said": said, "pid": 1}))
+
+
+def test_rounds_are_told_as_they_come_and_the_end_is_returned(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl", 0)
+    file.append(record(0))  # of an earlier start: not told again
+    say(tmp_path, "running")
+
+    def server() -> None:
+        for i in (1, 2):
+            file.append(record(i))
+            time.sleep(0.05)
+        say(tmp_path, "failed", "two silos are gone")
+
+    seen: list[int] = []
+    thread = threading.Timer(0.1, server)
+    thread.start()
+    known = follow(tmp_path, lambda r: seen.append(r.round), poll=0.01)
+    thread.join()
+    assert seen == [1, 2]
+    assert (known["state"], known["said"]) == ("failed", "two silos are gone")
+
+
+def test_a_server_that_does_not_begin_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has not begun after 0 s"):
+        follow(tmp_path, lambda _: None, poll=0.01, begin=0.0)
+
+
+def test_a_new_start_forgets_what_an_earlier_server_said(tmp_path: Path) -> None:
+    say(tmp_path, "failed", "of old")
+    note_start(tmp_path, Started(7, "127.0.0.1:1", "ca.crt"))
+    assert status_of(tmp_path)["state"] == "waiting"
+
+
+def test_status_and_logs_tell_why_a_run_died(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The real server, which finds no keys of silos: the run's folder says so, without anybody watching."""
+    folder = project.parent / "server"
+    with pytest.raises(UserError):
+        server_app.run(None, {k: str(v) for k, v in settings(project, folder, project / "none.toml").items()})
+    assert run(app, ["flower", "status", str(project)]) == 0
+    assert "failed: cannot read" in capsys.readouterr().out
+    assert run(app, ["flower", "logs", str(project), "--lines", "1"]) == 0
+    assert "cannot read" in capsys.readouterr().out
+    assert run(app, ["flower", "status", str(project), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "failed"
+
+
+def test_a_server_that_breaks_leaves_its_reason(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = project.parent / "server"
+    monkeypatch.setattr("modicum.deploy.flower.keys.read_public_keys", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        server_app.run(None, {k: str(v) for k, v in settings(project, folder, project).items()})
+    assert status_of(folder)["state"] == "failed"
+    assert "ZeroDivisionError" in status_of(folder)["said"]
+    assert "ZeroDivisionError" in (folder / LOG_FILE).read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["status", "nowhere"], "there is no project in nowhere"),
+        (["logs", "nowhere"], "there is no project in nowhere"),
+        (["stop", "nowhere"], "there is no project in nowhere"),
+        (["logs", "{project}", "--lines", "0"], "--lines must be at least 1"),
+        (["logs", "{project}"], "the run has not begun"),
+        (["stop", "{project}"], "no run was started"),
+        (["status", "{other}"], "is not a project of"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], said: str, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'other'\n")
+    assert run(app, ["flower", *(a.format(project=project, other=tmp_path) for a in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1

@@ -1,0 +1,230 @@
+"""Public features under a federation: never fitted to a private record, kept with the run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import modicum as mo
+from modicum.config import experiment, read
+from modicum.data import Dataset, federate, load
+from modicum.data.arrays import Arrays, FederatedData
+from modicum.data.geometry import Geometry, load_geometry
+from modicum.errors import UserError
+from modicum.federation.identity import run_id
+from modicum.models.backbone import Backbone, BackboneShape, save_backbone
+from modicum.privacy.spec import PrivacySpec, Unit
+from modicum.public import features
+from modicum.public.features import behind, class_noise, parse, stand_on
+from modicum.public.geometry import Public
+
+SPEC = PrivacySpec(unit=Unit.RECORD)
+CONFIG = """
+[data]
+name = "digits:0-4"
+clients = 4
+proxy = "digits:5-9"
+features = "discriminant:4"
+
+[privacy]
+budgets = 8.0
+
+[method]
+name = "dp-sgd"
+batch = 64
+steps = 1
+
+[run]
+rounds = 2
+"""
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    save_backbone(Backbone(BackboneShape(1, (8, 16), blocks=1, groups=4)), tmp_path / "b.npz", {"proxy": "toy"})
+    return tmp_path / "b.npz"
+
+
+def write(folder: Path, text: str = CONFIG) -> Path:
+    (folder / "e.toml").write_text(text)
+    return folder / "e.toml"
+
+
+def garbage(data: FederatedData) -> FederatedData:
+    """The same sizes and public records; whatever is private is noise with other labels."""
+    rng = np.random.default_rng(99)
+
+    def noise(a: Arrays) -> Arrays:
+        return Arrays(rng.normal(size=a.x.shape) * 1e3, rng.integers(0, data.classes, len(a)))
+
+    clients = tuple(
+        replace(c, train=noise(c.train), validation=noise(c.validation), test=noise(c.test)) for c in data.clients
+    )
+    return replace(data, clients=clients, test=noise(data.test))
+
+
+def proxies() -> list[tuple[str, FederatedData]]:
+    share = federate(load("digits"), clients=4, proxy=0.2)
+    other = federate(load("digits:0-4"), clients=4, proxy=load("digits:5-9"))
+    return [("discriminant:5", share), ("discriminant:auto", share), ("discriminant:4", other)]
+
+
+def geometry(data: FederatedData, name: str) -> Geometry:
+    found = stand_on(data, name, (1.0,) * 4, lambda: SPEC).geometry
+    assert found is not None
+    return found
+
+
+def same_whatever_clients_hold() -> None:
+    """Non-interference: garbage in place of every private record, and the geometry has the same bits."""
+    for name, data in proxies():
+        one, other = geometry(data, name), geometry(garbage(data), name)
+        assert one.digest == other.digest
+        assert all(
+            np.array_equal(getattr(one, f), getattr(other, f)) for f in ("mean", "matrix", "between", "within")
+        )
+
+
+def test_no_private_record_moves_the_geometry() -> None:
+    same_whatever_clients_hold()
+
+
+def test_a_geometry_that_looks_at_clients_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin fits to the clients' records as well."""
+    honest = features._public
+
+    def peeking(data: FederatedData, source: Dataset | None, backbone: str) -> Public:
+        found = honest(data, source, backbone)
+        return replace(found, records=Arrays.concatenate([found.records, *(c.train for c in data.clients)]))
+
+    monkeypatch.setattr(features, "_public", peeking)
+    with pytest.raises(AssertionError):
+        same_whatever_clients_hold()
+
+
+def test_held_out_public_records_stay_out() -> None:
+    data = federate(load("digits"), clients=4, proxy=0.2)
+    empty = replace(data, proxy_validation=Arrays.empty(data.proxy))
+    assert geometry(data, "discriminant:5").digest == geometry(empty, "discriminant:5").digest
+
+
+def test_a_proxy_with_other_labels_passes_through_the_same_backbone(weights: Path, tmp_path: Path) -> None:
+    """What one call does for the proxy is what it does for the task's own records."""
+    text = CONFIG.replace("[privacy]", f'backbone = "{weights}"\ndir = "{tmp_path}"\n\n[privacy]')
+    data = experiment(read(write(tmp_path, text))).federation.data
+    assert data.input_shape == (4,)
+    assert data.proxy.shape == (4,)
+    assert data.geometry is not None
+    assert data.geometry.about["backbone"].startswith("b-")
+    task, proxy, _ = behind(weights, tmp_path / "features", load("digits:0-4"), load("digits:5-9"), None)
+    again = stand_on(
+        federate(task, clients=4, proxy=proxy), "discriminant:4", (8.0,) * 4, lambda: SPEC, None, weights
+    )
+    assert np.array_equal(again.proxy.x, data.proxy.x)
+    assert np.array_equal(again.clients[2].train.x, data.clients[2].train.x)
+
+
+def test_what_does_not_fit_is_said_before_anything_is_computed(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("features were computed")
+
+    monkeypatch.setattr("modicum.models.features.compute", never)
+    nine = Arrays(np.zeros((4, 1, 9, 9), np.uint8), np.arange(4) % 2)
+    large = Dataset("large", nine, nine, 2)
+    with pytest.raises(UserError, match="cannot be fitted"):
+        behind(weights, tmp_path, load("digits"), large, None)
+    with pytest.raises(UserError, match="cannot be fitted"):
+        behind(weights, tmp_path, load("digits"), False, large)
+
+
+def test_public_labels_and_another_dataset_for_features() -> None:
+    """5% of the task's own labels stay the proxy; directions come from classes that nobody trains on."""
+    task, proxy, source = behind(None, Path(), load("digits:0-4"), 0.1, load("digits:5-9"))
+    data = stand_on(federate(task, clients=4, proxy=proxy), "discriminant:30", (1.0,) * 4, lambda: SPEC, source)
+    assert data.proxy_classes == data.classes == 5
+    assert data.geometry is not None
+    assert (data.geometry.about["source"], data.geometry.about["records"]) == ("digits:5-9", len(source.train))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "text", ["discriminant", "discriminant:", "discriminant:0", "whitened:4", "discriminant:-3"]
+)
+def test_features_are_written_in_one_way(text: str) -> None:
+    with pytest.raises(UserError, match="features are written"):
+        parse(text)
+
+
+def test_features_need_public_records() -> None:
+    with pytest.raises(UserError, match="set a proxy"):
+        mo.Federation.from_dataset("digits", clients=4, features="discriminant:4")
+    with pytest.raises(UserError, match="set features"):
+        mo.Federation.from_dataset("digits:0-4", clients=4, features_from="digits:5-9")
+
+
+def test_noise_of_class_means_is_what_a_simulation_finds() -> None:
+    """Five clients with unequal budgets and sizes, one class of two, precision-weighted."""
+    budgets, sizes = (0.5, 1.0, 1.0, 8.0, 8.0), (100, 100, 300, 50, 10)
+    from modicum.privacy.calibration import calibrate_noise
+    from modicum.privacy.events import NoSampling
+
+    z = np.array([calibrate_noise(SPEC, e, NoSampling(), 1) for e in budgets])
+    k = np.array(sizes) / 2
+    weights = k / z**2 / np.sum(k**2 / z**2)  # of the sums; their weighted sum is the mean
+    noisy = np.random.default_rng(0).normal(size=(200_000, 5)) * z
+    assert class_noise(SPEC, budgets, sizes, 2) == pytest.approx(np.var(noisy @ weights), rel=0.02)
+    assert class_noise(SPEC, (1.0, np.inf), (10, 10), 2) == 0
+    with pytest.raises(UserError, match="not of whole clients"):
+        class_noise(PrivacySpec(unit=Unit.CLIENT), (1.0,), (10,), 2)
+
+
+def test_the_choice_follows_budgets_and_sizes() -> None:
+    data = federate(load("digits"), clients=4, proxy=0.3)
+
+    def size(budget: float) -> int:
+        found = stand_on(data, "discriminant:auto", (budget,) * 4, lambda: SPEC).geometry
+        assert found is not None
+        return found.size
+
+    sizes = [size(e) for e in (0.05, 0.5, 8.0)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+
+
+def test_a_run_keeps_its_geometry_and_says_so(tmp_path: Path) -> None:
+    e = experiment(read(write(tmp_path)))
+    run = mo.train(e.federation, method=e.method, rounds=2, folder=tmp_path / "run")
+    kept = load_geometry(tmp_path / "run" / "geometry.npz")
+    assert e.federation.data.geometry is not None
+    assert kept.digest == e.federation.data.geometry.digest
+    assert kept.digest in run.summary.note
+    assert kept.digest in (tmp_path / "run" / "report.html").read_text()
+    assert "of digits:5-9 (5 classes)" in json.loads((tmp_path / "run" / "summary.json").read_text())["note"]
+
+
+def test_a_kept_geometry_gives_the_same_features_and_names_the_run(tmp_path: Path) -> None:
+    fitted = experiment(read(write(tmp_path)))
+    assert fitted.federation.data.geometry is not None
+    (tmp_path / "g.npz").write_bytes(fitted.federation.data.geometry.to_bytes())
+    text = CONFIG.replace('"discriminant:4"', '"g.npz"').replace('proxy = "digits:5-9"\n', "")
+    used = experiment(read(write(tmp_path, text)))
+    assert np.array_equal(used.federation.data.clients[1].train.x, fitted.federation.data.clients[1].train.x)
+    elsewhere = {**fitted.federation.data.geometry.about, "source": "elsewhere"}
+    (tmp_path / "g.npz").write_bytes(replace(fitted.federation.data.geometry, about=elsewhere).to_bytes())
+    changed = experiment(read(write(tmp_path, text)))
+    assert run_id(changed) != run_id(used)
+
+
+def test_a_geometry_behind_another_backbone_is_refused(weights: Path, tmp_path: Path) -> None:
+    data = federate(load("digits:0-4"), clients=4, proxy=load("digits:5-9"))
+    (tmp_path / "g.npz").write_bytes(geometry(data, "discriminant:4").to_bytes())
+    text = CONFIG.replace('"discriminant:4"', f'"g.npz"\nbackbone = "{weights}"\ndir = "{tmp_path}"')
+    with pytest.raises(UserError, match=r"was fitted behind no backbone and data\.backbone is b-"):
+        experiment(read(write(tmp_path, text)))
