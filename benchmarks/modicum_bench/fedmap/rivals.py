@@ -46,7 +46,7 @@ def on_hog(dataset: Dataset, at_once: int = 5000) -> Dataset:
 
 def on_backbone(dataset: Dataset, backbone: Path, cache: Path) -> Dataset:
     """Features of a network that was trained on another, public dataset."""
-    from modicum.federation.features import behind
+    from modicum.public.features import behind
 
     return behind(backbone, cache, dataset, False, None)[0]
 
