@@ -211,7 +211,7 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "nbafl-adam": NbAfl(optimiser="adam", lr=0.05, batch=4),
     "nbafl-faithful": NbAfl(mode="faithful", batch=4),
     "rpdp-fl": RpdpFl(full_budget=2.0),
-    "fedmap": FedMap(batch=4, steps=2, lr=0.1),
+    "fedmap": FedMap(batch=4, steps=2, lr=0.1, kinds=(0.7, 1.4)),
     "fedmap-faithful": FedMap(mode="faithful", batch=4, steps=2, lr=0.1),
     "fedmap-filter": FedMap(noise="filter", kinds=(1.0, 1.4), lr=0.1, by_budget=True),
     "fedmap-mlp": FedMap(clipping="mlp", kinds=(), lr=0.1, adjacency="replace-one"),

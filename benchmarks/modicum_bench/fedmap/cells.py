@@ -47,7 +47,7 @@ TASKS = {
         {0.1: 0.4016, 0.2: 0.4813, 0.3: 0.4926},
     ),
     "digits": Task("digits", "logistic", 20, {0.5: 2.0}, {}, clients=10),
-    **{name: Task(name, "logistic", 20, {0.5: 1.0}, {}, clients=10) for name in REGIMES},
+    **{name: Task(name, "logistic", 20, {0.5: e}, {}, clients=10) for name, e in REGIMES.items()},
 }
 
 for _name, _kind in (("fashion-mnist", "hog"), ("svhn", "hog"), ("cifar-10", "features")):  # rivals
