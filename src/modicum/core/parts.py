@@ -330,7 +330,8 @@ class OnLattice(Protocol):
     """A mechanism that can draw its noise on a lattice; `integers` says whether it does."""
 
     @property
-    def integers(self) -> bool: ...
+    def integers(self) -> bool:
+        """Whether noise is drawn on the lattice now."""
 
     def on_integers(self, variant: Variant) -> Mechanism:
         """The same with integer noise; behind a sum, with what is to stand behind secure aggregation."""

@@ -73,6 +73,7 @@ class ClassSums:
 
     @property
     def integers(self) -> bool:
+        """Whether noise is drawn on the lattice, as by the steps that follow."""
         return self.after.integers
 
     def on_integers(self, variant: Variant) -> ClassSums:

@@ -152,6 +152,7 @@ def traffic_line(found: Mapping[str, float]) -> str:
 
 
 def void(records: Sequence[RoundRecord]) -> tuple[str, ...]:
+    """Rounds that opened nothing, with the reason of each."""
     return tuple(f"round {r.round + 1}: {r.void}" for r in records if r.void)
 
 

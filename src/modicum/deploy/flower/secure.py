@@ -49,6 +49,7 @@ class SecureRound:
         self.sum = Sum()
 
     def play(self) -> Sum:
+        """The sum of those who stayed, or a `VoidError` that says why there is none."""
         try:
             keys = self._keys()
             pool = self._shares(keys)
@@ -174,6 +175,7 @@ class Steps:
         self.folder, self.round = folder, round
 
     def read(self, kind: Kind) -> list[bytes] | None:
+        """What was gathered for this step before a crash; None where nothing was."""
         path = self._path(kind)
         return _unpack(path.read_bytes()) if path.exists() else None
 

@@ -60,6 +60,7 @@ class Layout:
         return self.root / "flower" / "link.db"
 
     def signing(self, name: str) -> Path:
+        """The key with which a silo signs in secure aggregation."""
         return self.keys / f"{name}.sign"
 
     def silo(self, name: str) -> Path:

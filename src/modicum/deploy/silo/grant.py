@@ -40,6 +40,7 @@ def within(plan: PrivacyPlan, grant: Grant) -> bool:
 
 
 def too_much(terms: Terms, plan: PrivacyPlan, grant: Grant) -> str:
+    """Why a plan is refused: what it costs, and what was granted."""
     cost = "no ε at all" if math.isinf(plan.budget) else f"ε = {shown(plan.budget)}"
     return (
         f"{terms.method.name} as the experiment sets it guarantees {cost}, and the grant is ε = {grant.budget:g}: "

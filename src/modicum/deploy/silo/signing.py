@@ -31,6 +31,7 @@ def make_signing_key(path: Path) -> Path:
 
 
 def read_signing_key(path: Path) -> Ed25519PrivateKey:
+    """The private Ed25519 key in a file; anything else is refused with one line."""
     serialization = _serialization()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -78,10 +79,12 @@ def raw_public(key: Ed25519PrivateKey) -> bytes:
 
 
 def public(key: Path) -> Path:
+    """Where the public half of a private key lies."""
     return key.with_name(key.name + ".pub")
 
 
 def write_pair(path: Path, key: Any, serialization: Any) -> None:
+    """Both halves in OpenSSH's format; only this user can read the private one."""
     openssh = serialization.Encoding.OpenSSH
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -91,6 +94,7 @@ def write_pair(path: Path, key: Any, serialization: Any) -> None:
 
 
 def write_secret(path: Path, content: bytes) -> None:
+    """A file that only this user can read, from its first byte on."""
     handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(content)
