@@ -27,12 +27,13 @@ class Need(StrEnum):
     STEPS = "steps"  # said by a policy of step scope
     ADAPTIVE_NOISE = "adaptive noise"
     KINDS = "kinds of noise"
+    LAYERS = "bounds by layer"  # for a policy whose decisions have `layers`
     PUBLIC_DATA = "public data"
     PUBLIC_LABELS = "public labels"
     VALIDATION = "validation records"
 
 
-OF_THE_MECHANISM = {Need.INDIVIDUALS, Need.SIGNALS, Need.STEPS, Need.ADAPTIVE_NOISE, Need.KINDS}
+OF_THE_MECHANISM = {Need.INDIVIDUALS, Need.SIGNALS, Need.STEPS, Need.ADAPTIVE_NOISE, Need.LAYERS, Need.KINDS}
 
 UNMET = {
     Need.INDIVIDUALS: (
@@ -51,6 +52,10 @@ UNMET = {
     Need.KINDS: (
         "noise of several kinds to choose from, and this mechanism has one: give it a stock (stock = Stock(…)), "
         "or use another {kind}"
+    ),
+    Need.LAYERS: (
+        "each record clipped layer by layer, which this mechanism does not do: protect records, or use another "
+        "{kind}"
     ),
     Need.PUBLIC_DATA: "public data: give the federation a proxy ([data] proxy = 0.1), or use another {kind}",
     Need.PUBLIC_LABELS: (
@@ -102,7 +107,7 @@ def check_composition(method: Method) -> None:
 def declared(method: Method) -> Iterator[tuple[str, str, Need]]:
     """(kind of part, its name, need) for all that the parts declare."""
     for kind in PARTS:
-        for part in _with_inner(getattr(method, kind)):
+        for part in with_inner(getattr(method, kind)):
             for need in _needs(kind, part):
                 yield kind, type(part).__name__, need
 
@@ -117,11 +122,12 @@ def _needs(kind: str, part: Any) -> Iterator[Need]:
         yield Need.STEPS
 
 
-def _with_inner(part: Any) -> Iterator[Any]:
+def with_inner(part: Any) -> Iterator[Any]:
+    """The part, and all that its fields hold."""
     yield part
     if is_dataclass(part):
         for field in fields(part):
-            yield from _with_inner(getattr(part, field.name))
+            yield from with_inner(getattr(part, field.name))
 
 
 def _unmet(kind: str, name: str, need: Need) -> UserError:

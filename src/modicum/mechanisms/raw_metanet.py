@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from modicum.core.clips import Flat
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened
 from modicum.core.needs import Need
 from modicum.core.optimisers import Adam
-from modicum.core.parts import ClientKit, ClipRule, Job, Opening, State
+from modicum.core.parts import ClientKit, Job, Opening, State
 from modicum.mechanisms import common
 from modicum.mechanisms.possible import around
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal
@@ -108,8 +109,8 @@ class RawMetaNet:
             job.door.reserve(event)
             batch = records.take(job.door.sample(event, step, len(records)))
             losses = kit.training.losses
-            raw, norms = kit.backend.clipped_sums(theta, [batch], losses, [UNCLIPPED], ClipRule.FLAT)
-            clipped, _ = kit.backend.clipped_sums(theta, [batch], losses, [bound], ClipRule.FLAT)
+            raw, norms = kit.backend.clipped_sums(theta, [batch], losses, [Flat(UNCLIPPED)])
+            clipped, _ = kit.backend.clipped_sums(theta, [batch], losses, [Flat(bound)])
             noised = job.door.release(event, step, {GRADIENT: clipped[0]})[GRADIENT] / batch_size
             own.see(figures(raw[0], norms[0], theta[0] - before))
             own.learn(self)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from modicum.core.parts import ClipRule, Mechanism, Method, Policy
+from modicum.core.clips import Auto, Flat
+from modicum.core.parts import Mechanism, Method, Policy
 from modicum.errors import UserError
 from modicum.mechanisms.raw_metanet import MetaNetwork, RawMetaNet
 from modicum.mechanisms.record_local import RecordLocal
@@ -84,7 +85,7 @@ class FedMap(RecordSteps, ServerStep, Promise):
             steps=self.steps,
             adjacency=Adjacency(self.adjacency),
             delta=self.delta,
-            rule=ClipRule.AUTO if self.clipping == "auto" else ClipRule.FLAT,
+            rule=Auto() if self.clipping == "auto" else Flat(),
             adaptive=self.noise == "filter",
             normalised=True,
             stock=self._stock(),
