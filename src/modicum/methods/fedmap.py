@@ -35,8 +35,8 @@ class FedMap(RecordSteps, ServerStep, Promise):
 
     advice: ClassVar[str] = (
         'A learned policy seldom pays: try clipping = "auto" and kinds = [] first. Keep the network only where\n'
-        "modicum fit-metanet shows a gain on public records of your own: where large gradients agree with one\n"
-        "another, or where the signal changes much over the rounds."
+        "modicum fit-metanet shows a clear gain on public records of your own, as it did where large gradients\n"
+        "agree with one another and small ones do not."
     )
 
     mode: Literal["sound", "faithful"] = option(
