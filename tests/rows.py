@@ -24,8 +24,7 @@ from modicum.aggregation import (
     TrimmedMean,
     Weighted,
 )
-from modicum.core.clips import Auto as AutoClip
-from modicum.core.clips import PerLayer
+from modicum.core import clips
 from modicum.core.door import DoorWatch
 from modicum.core.facts import Metric, PublicFacts
 from modicum.core.messages import Decision
@@ -146,8 +145,8 @@ MECHANISMS: dict[str, Mechanism] = {
     "clear": Clear(local=LOCAL),
     "record-whole": RecordLocal(),
     "record-poisson": RecordLocal(batch=4, steps=2),
-    "record-auto": RecordLocal(rule=AutoClip(), steps=2),
-    "record-layers": RecordLocal(rule=PerLayer({"1.weight": 2.0, "1.bias": 1.0}), steps=2),
+    "record-auto": RecordLocal(rule=clips.Auto(), steps=2),
+    "record-layers": RecordLocal(rule=clips.PerLayer({"1.weight": 2.0, "1.bias": 1.0}), steps=2),
     "record-normalised": RecordLocal(batch=4, steps=2, normalised=True),
     "record-stock": RecordLocal(batch=4, steps=2, stock=Stock((0.7, 1.4))),
     "record-replace-one": RecordLocal(adjacency=Adjacency.REPLACE_ONE),
