@@ -17,6 +17,7 @@ import torch
 
 from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision, ReleasedSum
+from modicum.core.needs import Need
 from modicum.core.parts import Observation, Place, Scope, Signal, SignalName, State
 from modicum.errors import UserError
 from modicum.policies import kinds
@@ -55,6 +56,10 @@ class MetaNet:
             raise UserError(f"two signals need a noise ratio above √2, got {self.ratio}")
         if self.body not in ("bert", "mlp"):
             raise UserError(f"MetaNet's body is bert or mlp, got {self.body!r}")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (Need.INDIVIDUALS,) if self.by_budget else ()
 
     @property
     def signals(self) -> tuple[Signal, ...]:
@@ -127,7 +132,7 @@ class MetaNet:
         """The group's history with one more round."""
         assert observed.opened
         mean, variance = mean_update(observed.opened)
-        bound = next(d.bound for name, d in observed.decisions.items() if name in state["members"][key])
+        bound = group["bound"]  # as decided: behind a sum clients are told shares of it
         gain = _gain(observed)
         square, noise = float(mean.double().square().sum()), mean.numel() * variance
         unit = bound * gain
@@ -145,7 +150,7 @@ class MetaNet:
         ]
         if not self.feedback:
             figures = [0.0] * (FIGURES - 1) + figures[FIGURES - 1 :]
-        return {**group, "bound": bound, "history": [*group["history"], figures][-SEEN:], "last": mean.clone()}
+        return {**group, "history": [*group["history"], figures][-SEEN:], "last": mean.clone()}
 
     def _decided(self, state: State, key: str, group: dict[str, Any]) -> dict[str, Any]:
         """The next bound, and the kind asked for among those that anybody of the group has left."""
