@@ -23,6 +23,12 @@ FORMED = 3.05 * 2.0**-16
 second parts, and what is beyond them, each 2⁻¹⁶ at most."""
 
 
+SEARCHED = False
+"""Whether the search for the largest movement of a sum has been through the kernel that forms gradients again.
+
+Until it has, sums of late convolutions on a GPU are products in float64, whose bound was searched.
+"""
+
 PATCHES = 1 << 23
 """Numbers of patches that are copied at once for a weighted sum; of more, some channels at a time."""
 
@@ -76,7 +82,8 @@ class ConvWeight:
         """Whether a kernel forms each example's gradient once more for the sum, in three products of bf16."""
         places = math.prod(self.g.shape[2:])
         return (
-            self._has_kernel
+            SEARCHED
+            and self._has_kernel
             and product_rounding(self.a.device, self.a.dtype) > 0
             and self.a.shape[1] % TILE == self.g.shape[1] % TILE == 0
             and places <= PLACES
