@@ -15,6 +15,7 @@ Left = dict[str, list[float]]
 
 
 def at_first(public: PublicFacts) -> Left:
+    """Everything that the plans hold, before the first round."""
     return {name: [float(n) for n in counts] for name, counts in public.stock.items()}
 
 

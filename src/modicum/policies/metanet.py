@@ -59,6 +59,7 @@ class MetaNet:
 
     @property
     def needs(self) -> tuple[Need, ...]:
+        """Bounds by budget group need clients' own signals."""
         return (Need.INDIVIDUALS,) if self.by_budget else ()
 
     @property

@@ -39,6 +39,7 @@ class Network:
 
     @property
     def inputs(self) -> int:
+        """Numbers that a decision is made from."""
         return self.figures + self.kinds
 
     def first(self, seed: int, scales: Sequence[float] = (), encoder: Weights | None = None) -> Weights:
@@ -78,6 +79,7 @@ class Network:
         return linear(x, weights["head.weight"], weights["head.bias"])
 
     def check(self, weights: Weights, where: str) -> None:
+        """Weights of another shape are refused with one line."""
         wanted = {name: tuple(value.shape) for name, value in self.first(0).items()}
         found = {name: tuple(value.shape) for name, value in weights.items()}
         if wanted != found or not all(bool(torch.isfinite(w).all()) for w in weights.values()):
@@ -94,6 +96,7 @@ def padded(history: Sequence[Sequence[float]], inputs: int) -> tuple[Tensor, Ten
 
 
 def save_network(path: str | Path, weights: Weights, network: Network, about: dict[str, Any]) -> None:
+    """Weights, shape and origin as one file of arrays."""
     head = {"format": FORMAT, "kinds": network.kinds, "body": network.body, "shape": vars(network.shape), **about}
     arrays: dict[str, Any] = {name: value.detach().cpu().numpy() for name, value in weights.items()}
     with Path(path).open("wb") as file:  # a name without .npz stays as it is
@@ -101,6 +104,7 @@ def save_network(path: str | Path, weights: Weights, network: Network, about: di
 
 
 def load_network(path: str | Path) -> tuple[Weights, Network, dict[str, Any]]:
+    """Back from `save_network`; anything else is refused with one line."""
     try:
         with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as file:
             about = json.loads(str(file["about"]))

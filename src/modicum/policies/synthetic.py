@@ -21,6 +21,7 @@ PATIENCE = 5  # epochs without a better held-out loss
 
 
 def trainable(weights: Weights) -> tuple[str, ...]:
+    """Names of the weights that training moves; the rest stay as they were drawn."""
     return tuple(name for name in weights if not name.startswith("bert."))
 
 

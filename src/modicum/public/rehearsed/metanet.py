@@ -303,6 +303,7 @@ class Batched:
 
     @classmethod
     def of(cls, runs: Sequence[Played]) -> Batched:
+        """Runs of one length side by side."""
         return cls(
             Trace.stacked([r.trace for r in runs]),
             torch.stack([r.turns for r in runs]),
