@@ -61,7 +61,8 @@ class PrivacyConfig:
     delta: float | None = setting(None, "δ of every guarantee (default: the method's)")
     adjacency: str | None = setting(None, "zero-out or replace-one: sizes are public (default: the method's)")
     noise: Literal["float", "integer"] | None = setting(
-        None, "integer: drawn on a lattice, for whole batches (default: integer if secure_aggregation needs it)"
+        None,
+        "integer: on a lattice, for whole batches (default: where masks need it, and deployed where it can be)",
     )
 
 
@@ -117,6 +118,9 @@ class RunConfig:
     )
     evaluate_every: int = setting(1, "rounds between looks at the test data (simulated ground truth)")
     device: str = setting("cpu", "cpu, cuda, cuda:1, …")
+    compile: bool = setting(
+        False, "compile clipped sums on the first batch of each size: pays on a GPU, after thousands of steps"
+    )
     simulation: bool = setting(True, "seeded noise that protects nobody; false: cryptographic noise")
     transcript: bool = setting(False, "write down what each party sees, in transcript.bin (read: load_transcript)")
     audit: Literal["one-run", "canife", "client-canaries"] | None = setting(

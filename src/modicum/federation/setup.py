@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from modicum.compute.choose import choose
+from modicum.core.clips import PerLayer
 from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
+from modicum.core.needs import with_inner
 from modicum.core.parts import Backend, ClientKit, Identity, Mechanism, Method, OnLattice, State
+from modicum.core.sockets import Explains
 from modicum.errors import UserError
 from modicum.federation.clients import Client
 from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, rounds_of
@@ -24,6 +27,7 @@ from modicum.federation.experiment import Experiment, Prepared, build_method, pr
 from modicum.federation.server import Server
 from modicum.mechanisms.common import metric_plans, training_multiplier
 from modicum.mechanisms.integers import on_lattice
+from modicum.mechanisms.record_local import RecordLocal
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.plan import Guard, PrivacyPlan
 
@@ -56,7 +60,7 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     """`prepared` may be shared by runs on the same data and model. `noise` draws a trusted server's cohorts."""
     method = build_method(experiment)
     data = prepared or prepare(experiment, method)
-    engine = choose(data.model, data.first.device)
+    engine = choose(data.model, data.first.device, compiled=experiment.compile)
     cohorts = make_cohorts(experiment, method.mechanism, noise)
     facts = make_facts(experiment, cohorts)
     plans = make_plans(experiment, method.mechanism, facts, cohorts)
@@ -65,6 +69,12 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     adaptive = any(adapts(plan) for plan in plans.values())
     kit = make_kit(experiment, method, data, engine.backend, facts, multipliers, adaptive, agreed)
     return Setup(experiment, method, data, cohorts, facts, plans, kit, engine.at_once)
+
+
+def decided(method: Method, kit: ClientKit) -> tuple[str, ...]:
+    """What the method's parts decided by themselves, in words."""
+    assert kit.public is not None
+    return tuple(method.aggregation.explain(kit.public)) if isinstance(method.aggregation, Explains) else ()
 
 
 def frozen_multipliers(plans: Mapping[str, PrivacyPlan], purpose: str) -> dict[str, float]:
@@ -84,11 +94,16 @@ def make_kit(
 ) -> ClientKit:
     """What clients and server share. Multipliers are those of the plans; where plans adapt, nobody is told any."""
     _refuse_codec_on_sums(method)
+    for rule in with_inner(method.mechanism):
+        if isinstance(rule, PerLayer):
+            rule.check(backend.layout.names)
     shared = backend.layout.where(method.wrapper.shared).to(data.first.device)
     known = {} if adaptive else dict(multipliers)
     sizes = zip(backend.layout.names, backend.layout.sizes, strict=True)
     tensors = tuple((name, size) for name, size in sizes if method.wrapper.shared(name))
-    public = PublicFacts(facts, experiment.rounds, int(shared.sum()), known, adaptive, data.features, tensors)
+    kinds = kinds_of(method.mechanism, facts)
+    size = int(shared.sum())
+    public = PublicFacts(facts, experiment.rounds, size, known, adaptive, data.features, tensors, *kinds)
     return ClientKit(backend, method.training, method.policy, shared, experiment.metrics, public, agreed)
 
 
@@ -116,7 +131,7 @@ def make_server(
 ) -> Server:
     """The server of an experiment, from public values alone."""
     assert kit.public is not None
-    first, limits = data.first[kit.shared], (experiment.average, experiment.bounds)
+    first, limits = data.first[kit.shared], (experiment.average or method.average, experiment.bounds)
     asks = public_evaluator(kit.backend, data.first, kit.shared, data.proxy)
     return Server(method, kit.public, cohorts, run, kit, first, *limits, asks)
 
@@ -130,6 +145,15 @@ def first_state(data: Prepared, kit: ClientKit) -> State:
 def adapts(plan: PrivacyPlan) -> bool:
     """Whether the plan's noise is chosen during the run, within a filter."""
     return plan.guard in (Guard.GDP_FILTER, Guard.RDP_FILTER)
+
+
+def kinds_of(
+    mechanism: Mechanism, facts: tuple[ClientFacts, ...]
+) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
+    """Multiples of each client's noise to choose from, and for how many participations (R11)."""
+    if not isinstance(mechanism, RecordLocal) or mechanism.stock is None:
+        return (), {}
+    return mechanism.stock.scales, {f.name: mechanism.kinds(f) for f in facts}
 
 
 def _refuse_codec_on_sums(method: Method) -> None:
