@@ -84,6 +84,11 @@ def on_lattice(
 def _refuse_plan(plan: PrivacyPlan) -> None:
     if plan.guard in (Guard.GDP_FILTER, Guard.RDP_FILTER):
         raise UserError('integer noise is fixed by a plan, and this method\'s noise adapts: set noise = "float"')
+    if len({(r.purpose, r.noise_multiplier) for r in plan.releases}) > len({r.purpose for r in plan.releases}):
+        raise UserError(
+            "integer noise is one for all releases of a query, and this method's changes by stages: set noise = "
+            '"float"'
+        )
     if any(not isinstance(r.sampler, NoSampling) for r in plan.releases):
         raise UserError(
             "integer noise is not offered under Poisson sampling, for which no bound is claimed: leave batch (or "
