@@ -27,6 +27,7 @@ class Need(StrEnum):
     SIGNALS = "signals"  # said by a policy's `signals`
     STEPS = "steps"  # said by a policy of step scope
     ADAPTIVE_NOISE = "adaptive noise"
+    KINDS = "kinds of noise"
     LAYERS = "bounds by layer"  # for a policy whose decisions have `layers`
     PUBLIC_DATA = "public data"
     PUBLIC_LABELS = "public labels"
@@ -40,6 +41,7 @@ OF_THE_MECHANISM = {
     Need.STEPS,
     Need.ADAPTIVE_NOISE,
     Need.LAYERS,
+    Need.KINDS,
 }
 
 UNMET = {
@@ -59,6 +61,10 @@ UNMET = {
     Need.ADAPTIVE_NOISE: (
         "noise that it may choose, and this mechanism's is fixed by the plan: use one that a filter guards "
         "(adaptive = True), or another {kind}"
+    ),
+    Need.KINDS: (
+        "noise of several kinds to choose from, and this mechanism has one: give it a stock (stock = Stock(…)), "
+        "or use another {kind}"
     ),
     Need.LAYERS: (
         "each record clipped layer by layer, which this mechanism does not do: protect records, or use another "
