@@ -28,7 +28,7 @@ from modicum.deploy.flower.silos import Courier, Silos
 from modicum.deploy.silo.terms import Join, Terms, digest
 from modicum.deploy.silo.wire import Answer, Code, Kind
 from modicum.errors import UserError
-from modicum.federation.experiment import Experiment, Federation, offer_of, prepare
+from modicum.federation.experiment import Experiment, Federation, compression_line, offer_of, prepare
 from modicum.federation.features import is_file
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.records import RoundRecord, read_records
@@ -189,7 +189,7 @@ class Coordinator:
     def _model(self, kind: Kinds) -> None:
         """The first model, the kit and the server, from public shapes alone."""
         join, method, experiment = self.join, self.terms.method, _without_data(self.config, self.terms, kind)
-        self.data = prepare(experiment, method)
+        self.data, self._compression = prepare(experiment, method), compression_line(experiment)
         self.backend = LoopBackend(self.data.model)
         self.kit = make_kit(
             experiment, method, self.data, self.backend, join.facts, join.multipliers, join.adaptive
@@ -241,7 +241,7 @@ class Coordinator:
             method=self.terms.method.name,
             model=config.model.name,
             dataset=f"{len(budgets)} silos",
-            note=" ".join(self.terms.method.notes),
+            note=" ".join(note for note in (self._compression, *self.terms.method.notes) if note),
             run=self.join.run,
             seed=config.run.seed,
             simulation=self.simulation,
