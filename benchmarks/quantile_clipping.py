@@ -13,8 +13,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import NoiseFacts, ReleasedSum
-from modicum.core.parts import Observation, PublicFacts, SignalName
+from modicum.core.parts import Observation, SignalName
 from modicum.policies import AdaptiveQuantile
 
 RATE = 0.2

@@ -24,16 +24,15 @@ from modicum.aggregation import (
     Weighted,
 )
 from modicum.core.door import DoorWatch
+from modicum.core.facts import Metric, PublicFacts
 from modicum.core.messages import Decision
 from modicum.core.parts import (
     Aggregation,
     ClipRule,
     Mechanism,
-    Metric,
     Observation,
     Place,
     Policy,
-    PublicFacts,
     Scope,
     Signal,
     SignalName,
@@ -48,7 +47,6 @@ from modicum.mechanisms.class_sums import ClassSums
 from modicum.mechanisms.clear import Clear
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.falling_noise import FallingNoise
-from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import (
     AcdpPfsd,
@@ -88,6 +86,7 @@ from modicum.policies import (
 )
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.spec import Adjacency, SecureAggregation, TrustedServer
+from modicum.training.local_steps import LocalSteps
 
 CLIENTS, RECORDS, FEATURES, CLASSES, ROUNDS = 4, 12, 5, 3, 4
 

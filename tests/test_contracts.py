@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from modicum.aggregation import Mean
+from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.messages import NoiseFacts, Opened, Released, ReleasedSum, decode, encode
-from modicum.core.parts import ClientFacts, Observation, Place, PublicFacts, State
+from modicum.core.parts import Observation, Place, State
 from modicum.core.setting import Setting
 from modicum.core.store import load_state, save_state
 from modicum.errors import UserError

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.door import ReservedDoor
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Message, encode
 from modicum.core.optimisers import Sgd
-from modicum.core.parts import Backend, Batch, ClientFacts, ClientKit, Job, Mechanism, State
+from modicum.core.parts import Backend, Batch, ClientKit, Job, Mechanism, State
 from modicum.policies.fixed import Fixed
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import SimulatedNoise

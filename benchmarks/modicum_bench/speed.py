@@ -30,9 +30,9 @@ from modicum.core.parts import Backend, Batch, ClipRule
 from modicum.core.stack import Pool
 from modicum.errors import UserError
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.models import build
+from modicum.training.local_steps import LocalSteps
 from modicum_bench.cohort import Cohort, records
 from modicum_bench.rounds import Round, peer_rounds
 from modicum_bench.steps import Step, disagreement, our_ways, ours, peers, plain_ways

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from modicum import methods, models
     from modicum.comparing import Comparison, compare
-    from modicum.core.parts import Metric
+    from modicum.core.facts import Metric
     from modicum.data import (
         Dirichlet,
         Iid,

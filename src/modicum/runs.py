@@ -39,7 +39,7 @@ from modicum.report.table import frame, percent, spread
 from modicum.report.write import curve_of, write_report
 
 if TYPE_CHECKING:
-    from modicum.core.parts import Metric
+    from modicum.core.facts import Metric
 
 Watch = Callable[[Simulation, RoundRecord], None]
 

@@ -9,8 +9,9 @@ import torch
 from modicum.aggregation import Lookahead, Mean, NoiseAware, Thresholded, Weighted
 from modicum.aggregation.denoised import Denoised, james_stein
 from modicum.aggregation.noise_of import step_variance
+from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.messages import NoiseFacts, Released, ReleasedSum
-from modicum.core.parts import Aggregation, ClientFacts, PublicFacts
+from modicum.core.parts import Aggregation
 from modicum.errors import UserError
 from modicum.methods import DpSgd
 from tests.rows import simulate

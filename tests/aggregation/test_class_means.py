@@ -10,8 +10,9 @@ from torch import Tensor
 
 from modicum.aggregation import Mean
 from modicum.aggregation.class_means import ClassMeans
+from modicum.core.facts import ClientFacts, FeatureFacts, PublicFacts
 from modicum.core.messages import NoiseFacts, Released, ReleasedSum
-from modicum.core.parts import CLASS_COUNTS, ClientFacts, FeatureFacts, PublicFacts
+from modicum.core.parts import CLASS_COUNTS
 from modicum.errors import UserError
 from modicum.mechanisms.class_sums import class_sums
 

@@ -12,8 +12,9 @@ from scipy.optimize import minimize
 
 from modicum.aggregation import ConstraintAware, Mean
 from modicum.aggregation.constraint_aware import within
+from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.messages import NoiseFacts, Released
-from modicum.core.parts import ClientFacts, PublicFacts, State
+from modicum.core.parts import State
 from modicum.errors import UserError
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.methods import Composed

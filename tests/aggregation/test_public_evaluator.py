@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from modicum.aggregation import LineSearch, Mean
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Opened
 from modicum.core.needs import Need
-from modicum.core.parts import PublicFacts, State
+from modicum.core.parts import State
 from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 from modicum.federation.evaluation import evaluate

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modicum.aggregation import Mean, Median, Momentum, NormBounded, TrimmedMean
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import NoiseFacts, Released
-from modicum.core.parts import PublicFacts
 from modicum.core.setting import Setting
 from modicum.errors import UserError
 from modicum.methods import METHODS, method

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from modicum.aggregation import Mean, Momentum, NoiseAware, Weighted
+from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.messages import NoiseFacts, Released, ReleasedSum
-from modicum.core.parts import ClientFacts, PublicFacts, State
+from modicum.core.parts import State
 from modicum.errors import UserError
 from modicum.methods import Composed
 from modicum.policies import Fixed

@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from modicum.attacks.ceilings import NOTHING, by_epsilon, by_mu, ceiling_of, weakest
 from modicum.attacks.one_run import audit_scores, lower_bound, most_provable, p_value
-from modicum.core.parts import ClientFacts
+from modicum.core.facts import ClientFacts
 from modicum.errors import UserError
 from modicum.mechanisms.clear import Clear
 from modicum.mechanisms.record_local import RecordLocal

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import norm
@@ -10,6 +12,8 @@ from modicum.attacks.bounds import largest_rate, least_rate, lower_bounds
 from modicum.attacks.canary import Audit, audit
 from modicum.core.parts import Mechanism
 from modicum.errors import UserError
+from modicum.mechanisms.record_local import RecordLocal
+from modicum.policies.median import MedianNorm
 from tests.audits.worlds import SOUND
 
 BUDGET = 10.0
@@ -37,6 +41,14 @@ def test_the_audit_comes_close_to_the_claim(name: str) -> None:
     """Unsampled Gaussians are attacked at their worst case, so most of μ is found: the check has teeth."""
     verdict = audit(Audit(mechanism=SOUND[name], budget=BUDGET, rounds=3, trials=4000, seed=8))
     assert verdict.epsilon > 0.6 * verdict.claimed, verdict.sentence()
+
+
+def test_a_policy_that_learns_is_refused() -> None:
+    """It would hear of all trials, which then were one: their counts are no longer binomial."""
+    what = Audit(mechanism=RecordLocal(), trials=4, rounds=2)
+    audit(what)
+    with pytest.raises(UserError, match="not independent"):
+        audit(replace(what, policy=MedianNorm(1.0)))
 
 
 def test_rates_are_exact_binomial_limits() -> None:

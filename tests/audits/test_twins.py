@@ -15,8 +15,9 @@ from torch import nn
 from modicum.attacks.canary import Audit, audit
 from modicum.attacks.probe import ProbeBackend, ProbeTraining
 from modicum.core.door import ReservedDoor
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision
-from modicum.core.parts import Batch, ClientFacts, ClientKit, Job
+from modicum.core.parts import Batch, ClientKit, Job
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms.record_local import RecordLocal, _Stepper
 from modicum.methods import DpFedAvg, DpSgd

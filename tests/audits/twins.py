@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.door import Door, ReleaseRequest, SumDoor
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision
-from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, State
+from modicum.core.parts import Observation, Place, Scope, Signal, State
 from modicum.mechanisms import record_local
 from modicum.privacy.events import Release
 from modicum.privacy.noise import NoiseKey, SimulatedNoise

@@ -14,10 +14,10 @@ from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.interference import difference
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import DpFedAvg, DpSgd
 from modicum.privacy.spec import Adjacency, SecureAggregation, ServerSeesMessages, TrustedServer
+from modicum.training.local_steps import LocalSteps
 
 ONE_STEP = LocalSteps(batch=1, steps=1)
 ZO, AR, RO = Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE

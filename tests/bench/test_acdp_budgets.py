@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modicum.core.parts import ClientFacts
+from modicum.core.facts import ClientFacts
 from modicum.core.setting import Setting
 from modicum.methods import METHODS, method
 from modicum.privacy.budgets import plan_guarantee

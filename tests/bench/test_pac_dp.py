@@ -15,7 +15,7 @@ from modicum.cli.progress import counting
 from modicum.errors import UserError
 from modicum.methods import DpSgd
 from modicum.models.backbone import BackboneShape, load_backbone
-from modicum.models.pretrain import Pretraining
+from modicum.public.pretrain import Pretraining
 from modicum_bench.pac_dp import cells, methods, scratch
 from modicum_bench.pac_dp.backbones import RECIPES, Recipe, ensure
 from modicum_bench.pac_dp.cells import Cell, Workspace, judged, runner

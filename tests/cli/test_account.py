@@ -90,7 +90,7 @@ BAD = [
     ("epsilon", {"--adjacency": "neighbouring"}, "zero-out"),
     ("epsilon", {"--unit": "house"}, "record"),
     ("epsilon", {"--view": "nobody"}, "trusted-server"),
-    ("epsilon", {"--view": "secure-aggregation"}, "R8"),
+    ("epsilon", {"--view": "secure-aggregation", "--unit": "client", "--adjacency": "replace-one"}, "R8"),
     ("noise", {"--sideways": "1"}, "--sideways"),
 ]
 

@@ -12,6 +12,7 @@ from modicum.cli import run
 from modicum.cli.app import app
 from modicum.deploy.flower import keys, link
 from modicum.deploy.flower.project import PACKAGE
+from modicum.deploy.silo import signing
 from modicum.errors import UserError
 from tests.deploy.silo.helpers import EXPERIMENT, write_silo
 
@@ -45,7 +46,7 @@ def test_secure_aggregation_is_not_pretended(tmp_path: Path, capsys: pytest.Capt
     path = tmp_path / "e.toml"
     path.write_text(EXPERIMENT.replace('name = "dp-sgd"', 'name = "dp-fedavg"'))
     said = _fails(capsys, "flower", "up", str(path), "--out", str(tmp_path / "out"))
-    assert "secure aggregation is only simulated so far" in said
+    assert 'set secure_aggregation = "protocol" under [run]' in said
 
 
 def test_a_trusted_server_is_not_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +76,7 @@ def test_secret_keys_are_private(tmp_path: Path) -> None:
     for path in (
         tmp_path / "server.key",
         keys.make_node_key(tmp_path / "n"),
-        keys.make_signing_key(tmp_path / "b"),
+        signing.make_signing_key(tmp_path / "b"),
     ):
         assert path.stat().st_mode & 0o077 == 0
 
@@ -113,8 +114,8 @@ def test_a_signature_is_that_of_the_bundle(tmp_path: Path) -> None:
     from flwr.supercore.fab import Fab
     from flwr.supernode.start_client_internal import _verify_fab
 
-    key, other = keys.make_signing_key(tmp_path / "k"), keys.make_signing_key(tmp_path / "o")
-    trusted = {link.KEY_ID: keys.public(key).read_text()}
+    key, other = signing.make_signing_key(tmp_path / "k"), signing.make_signing_key(tmp_path / "o")
+    trusted = {link.KEY_ID: signing.public(key).read_text()}
     signed = link.signatures(b"bundle", key)
     assert _verify_fab(Fab("", b"bundle", signed), trusted)
     assert not _verify_fab(Fab("", b"bundlf", signed), trusted)

@@ -19,6 +19,7 @@ from modicum.cli.app import app
 from modicum.config import read, to_toml
 from modicum.federation.records import read_records
 from modicum.methods import METHODS
+from modicum.privacy.certificate import Certificate
 from modicum.privacy.verify import verify
 
 SMALL = """\
@@ -92,12 +93,12 @@ def test_a_run_leaves_everything_in_its_folder(call: Call) -> None:
 def test_the_report_stands_alone_and_says_what_is_simulated(call: Call) -> None:
     call("run", small(), "--out", "r", "--json")
     page = Path("r/report.html").read_text()
-    certificate = json.loads(Path("r/certificate.json").read_text())
+    certificate = Certificate.read("r/certificate.json")
     assert "Simulated ground truth" in page
     assert "data:image/png;base64," in page
     assert 'src="http' not in page
     assert "href=" not in page
-    assert escape(certificate["clients"]["client-00"]["meaning"]) in page
+    assert escape(certificate.clients["client-00"].meaning) in page
     assert "this run protects nobody" in page
     assert "What was paid" in page
 

@@ -18,12 +18,14 @@ from modicum.aggregation import Mean
 from modicum.config import Config, experiment_over, federation, read
 from modicum.config.schema import SiloTerms
 from modicum.core.door import ReservedSumDoor
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Noised
-from modicum.core.parts import ClientFacts, Identity, Method
+from modicum.core.parts import Identity, Method
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import ClientData
 from modicum.deploy.flower import coordinator
 from modicum.deploy.flower.coordinator import Coordinator, Patience
+from modicum.deploy.silo.signing import make_signing_key, public_text
 from modicum.deploy.silo.silo import Silo
 from modicum.deploy.silo.spec import AccountConfig, Grant, SiloSpec
 from modicum.deploy.silo.terms import Terms
@@ -38,6 +40,7 @@ from modicum.methods import DpFedAvg, DpSgd
 from modicum.policies import Fixed
 from modicum.privacy.budgets import NoGuard
 from modicum.privacy.noise import SimulatedNoise
+from modicum.privacy.views import Shows
 from tests.rows import LOCAL, METHOD_ROWS, Composed
 
 Change = Callable[[Rehearsal], None]
@@ -123,12 +126,19 @@ def config(folder: Path, method: MethodSpec) -> Config:
     made = replace(read(folder / "experiment.toml"), method=method)
     budget = BUDGET if claims(made) else math.inf
     made = replace(made, privacy=replace(made.privacy, budgets=budget))
-    silos = {c.name: agreed(c, budget) for c in federation(made).data.clients}
+    if summed(made) and math.isfinite(budget):  # a sum of floats, which only a simulation has, is no deployment
+        made = replace(made, run=replace(made.run, secure_aggregation="protocol"))
+    silos = {c.name: agreed(c, budget, folder) for c in federation(made).data.clients}
     return replace(made, run=replace(made.run, silos=silos))
 
 
-def agreed(c: ClientData, budget: float) -> SiloTerms:
-    return SiloTerms(records=len(c.train), budget=budget, validation=len(c.validation))
+def agreed(c: ClientData, budget: float, folder: Path) -> SiloTerms:
+    key = public_text(make_signing_key(folder / "keys" / c.name))
+    return SiloTerms(records=len(c.train), budget=budget, validation=len(c.validation), key=key)
+
+
+def summed(made: Config) -> bool:
+    return made.method.build(Setting(len(NAMES), len(NAMES), 2)).mechanism.spec.view.shows is Shows.SUM
 
 
 def claims(made: Config) -> bool:
@@ -188,6 +198,7 @@ def silo(folder: Path, made: Config, name: str) -> Silo:
             folder=folder / f"silo-{name}",
             socket=folder / "none.sock",
             run="first",
+            key=folder / "keys" / name,
             simulation=True,
             timeout=1.0,
             grant=grant,

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.messages import Broadcast, Decision, Message, Noised, Sealed, encode
-from modicum.core.parts import ClientFacts, Observation, Place, PublicFacts, Scope, State
+from modicum.core.parts import Observation, Place, Scope, State
 from modicum.errors import UnsoundError, UserError
 from modicum.federation.keep import Keep
 from modicum.federation.server import Asked

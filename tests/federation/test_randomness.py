@@ -20,10 +20,10 @@ from modicum.federation.experiment import Experiment
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import Remember
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import Aqc, DpFedAvg, DpSgd, FedAvg
 from modicum.privacy.noise import CryptoNoise, SimulatedNoise
+from modicum.training.local_steps import LocalSteps
 from tests.audits.worlds import experiment
 from tests.mechanisms.stage import Stage, double_model, records
 

@@ -16,7 +16,6 @@ from modicum.core.messages import Message
 from modicum.core.parts import PERSONALISED, ClientKit, Job, Method, State
 from modicum.core.setting import MethodSpec, Setting
 from modicum.errors import UserError
-from modicum.federation.pretraining import pretrain
 from modicum.federation.rehearsal import Rehearsal, RehearsedNoise, rehearse
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import Remember
@@ -24,6 +23,7 @@ from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.raw_metrics import RAW
 from modicum.methods import AcdpPfsd, DpPfsd, DpSgd, FedPer, Pfsd
 from modicum.privacy.noise import SimulatedNoise
+from modicum.public.rehearsed.agent import pretrain
 from tests.mechanisms.stage import Silent
 from tests.rows import experiment, federation
 

@@ -22,12 +22,12 @@ from modicum.federation.server import OpenedOnce
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import Remember
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import Composed
 from modicum.policies import Fixed
 from modicum.privacy.noise import CryptoNoise
 from modicum.privacy.spec import SecureAggregation
+from modicum.training.local_steps import LocalSteps
 from modicum.training.plain import Supervised
 from tests.rows import CLIENTS, experiment, simulate
 

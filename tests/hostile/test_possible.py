@@ -15,18 +15,19 @@ import pytest
 import torch
 from scipy.stats import chi2
 
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Expected, Noised
 from modicum.core.optimisers import Adam, Optimiser, Sgd
-from modicum.core.parts import Batch, ClientFacts, Signal, SignalName
+from modicum.core.parts import Batch, Signal, SignalName
 from modicum.mechanisms import record_local
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.possible import DOUBT, most_drawn, noise_norm, objection, spread
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.mechanisms.sampled_by_budget import SampledByBudget
 from modicum.policies import Fixed
 from modicum.privacy.events import KnownTo, NoSampling, Poisson
 from modicum.privacy.noise import SimulatedNoise
+from modicum.training.local_steps import LocalSteps
 from modicum.training.plain import Supervised
 from tests.mechanisms.stage import Stage, double_model, loop, records
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from modicum.compute.loop import LoopBackend
 from modicum.core.door import ReservedDoor
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Message
 from modicum.core.optimisers import Sgd
-from modicum.core.parts import Backend, Batch, ClientFacts, ClientKit, Job, Mechanism, Policy, State
+from modicum.core.parts import Backend, Batch, ClientKit, Job, Mechanism, Policy, State
 from modicum.policies import Fixed
 from modicum.privacy.events import Release
 from modicum.privacy.noise import NoiseSource, SimulatedNoise

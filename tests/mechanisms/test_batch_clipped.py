@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from modicum.core.parts import Batch, ClientFacts
+from modicum.core.facts import ClientFacts
+from modicum.core.parts import Batch
 from modicum.errors import UserError
 from modicum.federation.rehearsal import RehearsedNoise
 from modicum.mechanisms.as_published import AsPublished

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision
-from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS, ClientFacts
+from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS
 from modicum.errors import UserError
 from modicum.mechanisms.class_sums import ClassSums, LinearHead, class_sums
 from modicum.mechanisms.possible import objection

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from modicum.core.parts import ClientFacts
+from modicum.core.facts import ClientFacts
 from modicum.errors import UserError
 from modicum.mechanisms.falling_noise import FallingNoise
 from modicum.methods import DpAcdn

@@ -14,13 +14,13 @@ from modicum.core.door import ReservedSumDoor
 from modicum.core.messages import Noised, ReleasedSum
 from modicum.core.parts import Batch, Mechanism, Opening, Signal, SignalName
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.policies import Fixed
 from modicum.privacy.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, ServerSeesMessages, TrustedServer
+from modicum.training.local_steps import LocalSteps
 from tests.mechanisms.stage import Silent, Stage, has_std, loop, records
 
 SIGNALS = (Signal(SignalName.CLIP_BIT), Signal(SignalName.SQUARE_NORM, 5.0))

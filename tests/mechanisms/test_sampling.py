@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy.stats import binom, chi2, norm
 
 from modicum.attacks.probe import ProbeBackend
-from modicum.core.parts import Batch, ClientFacts
+from modicum.core.facts import ClientFacts
+from modicum.core.parts import Batch
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.privacy.events import NoSampling, Poisson
 from modicum.privacy.noise import SimulatedNoise

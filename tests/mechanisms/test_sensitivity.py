@@ -13,10 +13,10 @@ from torch import Tensor
 from modicum.core.parts import Batch, ClipRule, Signal, SignalName
 from modicum.mechanisms.client_level import ClientLevel, _clip
 from modicum.mechanisms.common import contributions
-from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.policies import Fixed
 from modicum.privacy.events import Release
+from modicum.training.local_steps import LocalSteps
 from tests.mechanisms.stage import OpenDoor, Silent, Stage, double_model, loop, records
 
 SIGNALS = (Signal(SignalName.CLIP_BIT), Signal(SignalName.SQUARE_NORM, 5.0))

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from modicum.attacks.probe import ProbeBackend
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Decision, Message, Noised, ReleasedSum, Sealed, Share
-from modicum.core.parts import Batch, ClientFacts, Opening, Signal, SignalName
+from modicum.core.optimisers import Sgd
+from modicum.core.parts import Batch, Mechanism, Opening, Signal, SignalName
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
+from modicum.mechanisms.record_sums import RecordSums
 from modicum.policies import Fixed
 from modicum.privacy.accounting import epsilon
 from modicum.privacy.events import Release
@@ -30,6 +32,7 @@ from modicum.privacy.spec import (
     Unit,
     View,
 )
+from modicum.training.local_steps import LocalSteps
 from tests.mechanisms.stage import Silent, Stage
 
 ONE = LocalSteps(batch=1, steps=1)
@@ -193,6 +196,7 @@ VIEWS: tuple[View, ...] = (ServerSeesMessages(), SecureAggregation(4, 1), Truste
 ALLOWED = {
     (Unit.RECORD, ServerSeesMessages): set(Adjacency),
     (Unit.CLIENT, ServerSeesMessages): {Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE},
+    (Unit.RECORD, SecureAggregation): {Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE},
     (Unit.CLIENT, SecureAggregation): {Adjacency.ZERO_OUT},
     (Unit.CLIENT, TrustedServer): set(Adjacency),
 }
@@ -206,15 +210,15 @@ def test_every_claim_is_either_sound_or_refused(unit: Unit, view: View, adjacenc
             PrivacySpec(unit=unit, view=view, adjacency=adjacency)
         return
     facts = ClientFacts("c", 50, 2.0, 3)
-    mechanism = (
-        RecordLocal(batch=10, steps=2, adjacency=adjacency)
-        if unit is Unit.RECORD
-        else ClientLevel(local=ONE, view=view, adjacency=adjacency)
-    )
+    mechanism: Mechanism = ClientLevel(local=ONE, view=view, adjacency=adjacency)
+    if unit is Unit.RECORD:
+        mechanism = RecordLocal(batch=10, steps=2, adjacency=adjacency)
+        if isinstance(view, SecureAggregation):
+            mechanism = RecordSums(view=view, optimiser=Sgd(1.0), adjacency=adjacency)
     plan = mechanism.plan(facts, ())
     spent = epsilon(plan.releases, plan.spec).epsilon
     assert 0.99 * 2.0 < spent <= 2.0
-    assert plan.releases[0].count == (6 if unit is Unit.RECORD else 3)
+    assert plan.releases[0].count == (6 if isinstance(mechanism, RecordLocal) else 3)
 
 
 def test_noise_by_adjacency_and_view() -> None:

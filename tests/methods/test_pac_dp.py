@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.messages import NoiseFacts, Released
-from modicum.core.parts import ClientFacts, PublicFacts
 from modicum.core.setting import Setting
 from modicum.errors import UserError
 from modicum.mechanisms.sampled_by_budget import SampledByBudget

@@ -13,7 +13,6 @@ from modicum.core.layout import Layout
 from modicum.data.arrays import Arrays, Dataset
 from modicum.errors import UserError
 from modicum.models import check_model, fixed_features
-from modicum.models.augment import Augmentation, _rotation, random_view
 from modicum.models.backbone import (
     Backbone,
     BackboneShape,
@@ -31,7 +30,8 @@ from modicum.models.frozen import (
     unit_linear,
     whitened_linear,
 )
-from modicum.models.pretrain import Pretraining, nt_xent, pretrain
+from modicum.public.augment import Augmentation, _rotation, random_view
+from modicum.public.pretrain import Pretraining, nt_xent, pretrain
 
 SHAPE = BackboneShape(1, (8, 16, 16), blocks=1, groups=4)
 

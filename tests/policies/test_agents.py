@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import NoiseFacts, Released, ReleasedSum
-from modicum.core.parts import Observation, Policy, PublicFacts, State
+from modicum.core.parts import Observation, Policy, State
 from modicum.core.store import load_state, save_state
 from modicum.errors import UserError
 from modicum.policies import Bandit, Ppo

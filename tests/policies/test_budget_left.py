@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from modicum.core.door import ReservedDoor
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision
 from modicum.core.needs import Need
-from modicum.core.parts import Mechanism, Observation, Place, PublicFacts, Scope, State
+from modicum.core.parts import Mechanism, Observation, Place, Scope, State
 from modicum.federation.rehearsal import Rehearsal
 from modicum.federation.simulation import Simulation
 from modicum.mechanisms.record_local import RecordLocal

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modicum.core.parts import ClientFacts, PublicFacts
+from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.errors import UserError
 from modicum.methods.pac_dp import PublishedQuadratic
 from modicum.policies.curve import BudgetCurve, ClampedBudgetWarning, Curve, ScaleFreeCurve, quietness, read_curve

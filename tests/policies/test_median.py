@@ -9,8 +9,9 @@ from itertools import pairwise
 import pytest
 import torch
 
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import NoiseFacts, Opened, Released, ReleasedSum
-from modicum.core.parts import Observation, Policy, PublicFacts, State
+from modicum.core.parts import Observation, Policy, State
 from modicum.errors import UserError
 from modicum.policies import MedianNorm, NaiveMedianNorm
 from modicum.policies.median import _releases, _square

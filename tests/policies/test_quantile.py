@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from modicum.aggregation import Mean
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import NoiseFacts, ReleasedSum
-from modicum.core.parts import Observation, PublicFacts, SignalName
+from modicum.core.parts import Observation, SignalName
 from modicum.errors import UserError
 from modicum.mechanisms.common import query
 from modicum.mechanisms.record_local import RecordLocal

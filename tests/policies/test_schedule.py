@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision
-from modicum.core.parts import PublicFacts, State
+from modicum.core.parts import State
 from modicum.errors import UserError
 from modicum.policies import AdaptiveQuantile, Fixed, PlateauCosine
 

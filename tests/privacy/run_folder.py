@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from modicum.privacy.certificate import Certificate
+from modicum.privacy.accounting.choose import shown
+from modicum.privacy.certificate import SCHEMA, Certificate
 from modicum.privacy.events import Block, NoSampling, Poisson, Release, Sampler
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import CryptoNoise, NoiseSource
@@ -60,3 +64,34 @@ def make_run(folder: Path, noise: NoiseSource | None = None) -> Path:
             ledger.settle(token, b"message")
         Certificate.from_ledger(ledger).write(folder / "certificate.json")
     return folder
+
+
+def in_full(value: dict[str, Any]) -> dict[str, Any]:
+    """Every client with all that is said of it, as earlier formats have it."""
+    if value["schema"] != SCHEMA:
+        return value
+    terms, lines = value.pop("terms"), {}
+    for name, own in value["clients"].items():
+        said = json.loads(json.dumps(terms[own.pop("terms")]))
+        epsilon = "" if own["epsilon"] is None else shown(own["epsilon"])
+        lines[name] = {**said, **own, "meaning": said["meaning"].replace("(ε, ", f"({epsilon}, ", 1)}
+    return {**value, "clients": lines}
+
+
+def shared_once(value: dict[str, Any]) -> dict[str, Any]:
+    """Back again: every line with terms of its own, as lines of these clients differ."""
+    terms, clients = [], {}
+    for name, line in value["clients"].items():
+        own = {k: line.pop(k) for k in ("budget", "epsilon", "releases_made") if k in line}
+        figure = f"({shown(math.inf if own.get('epsilon') is None else float(own['epsilon']))}, "
+        line["meaning"] = line["meaning"].replace(figure, "(ε, ", 1)
+        clients[name] = {"terms": len(terms), **own}
+        terms.append(line)
+    return {**value, "terms": terms, "clients": clients}
+
+
+def edit(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = run / "certificate.json"
+    value = in_full(json.loads(path.read_text()))
+    change(value)
+    path.write_text(json.dumps(shared_once(value) if value["schema"] == SCHEMA else value))

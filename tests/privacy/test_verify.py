@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Any
 
 import forger
 import pytest
-from run_folder import CHARGES, PLANS, RECORD, SECRET, make_run, one
+from run_folder import CHARGES, PLANS, RECORD, SECRET, edit, make_run, one
 
 from modicum.errors import MissingExtraError, UserError
 from modicum.privacy import second_opinion
@@ -32,13 +31,6 @@ def run(tmp_path: Path) -> Path:
 
 def wrong(outcome: Verification) -> dict[str, str]:
     return {c.client: "; ".join(c.problems) for c in outcome.clients if not c.matches}
-
-
-def edit(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    path = run / "certificate.json"
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
 
 
 def rewrite(run: Path, change: Callable[[int, str], str], keep: int = 1000) -> None:
@@ -292,54 +284,3 @@ def test_the_claim_is_told_with_the_figures(tmp_path: Path) -> None:
     behind = by_name["behind"]
     assert (behind["unit"], behind["adjacency"], behind["delta"]) == ("client", "zero-out", 1e-5)
     assert "only the sum of each round" in behind["adversary"]
-
-
-# A certificate says what it must and nothing else.
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda c: c.update(note="audited"), "'note' is not known"),
-        (lambda c: c["clients"]["gdp"].update(true_epsilon=0.1), "'clients.gdp.true_epsilon' is not known"),
-        (lambda c: c["clients"]["gdp"]["view"].update(x=1), "'clients.gdp.view.x' is not known"),
-        (lambda c: c["ledger"].update(checked=True), "'ledger.checked' is not known"),
-        (lambda c: c["noise"].update(quality="good"), "'noise.quality' is not known"),
-        (lambda c: c["noise"].update(simulation=0), "'noise.simulation' cannot be 0"),
-        (lambda c: c["clients"]["gdp"].pop("budget"), "no 'budget'"),
-        (lambda c: c["noise"].pop("sentence"), "'noise.sentence' is missing"),
-        (lambda c: c.update(schema="modicum-certificate/3"), "this version reads 'modicum-certificate/2'"),
-        (lambda c: c["clients"]["gdp"].update(epsilon="2.0"), "'clients.gdp.epsilon' cannot be '2.0'"),
-    ],
-)
-def test_a_certificate_is_read_exactly(run: Path, change: Callable[[dict[str, Any]], None], words: str) -> None:
-    edit(run, change)
-    with pytest.raises(UserError, match=r"certificate\.json: not a certificate") as caught:
-        verify(run)
-    assert words in str(caught.value)
-
-
-def test_a_certificate_from_before_accounts_keeps_none(run: Path) -> None:
-    edit(run, lambda c: c.update(schema="modicum-certificate/1") or c.pop("account"))
-    assert verify(run).matches
-    assert not Certificate.read(run / "certificate.json").account["kept"]
-    edit(run, lambda c: c.update(account={"kept": True, "sentence": "ε = 0.1 for life"}))
-    with pytest.raises(UserError, match="its schema is 'modicum-certificate/1'"):
-        verify(run)
-
-
-def test_a_certificate_says_nothing_twice(run: Path) -> None:
-    path = run / "certificate.json"
-    path.write_text(path.read_text().replace('"epsilon": 2.0', '"epsilon": 0.1, "epsilon": 2.0'))
-    with pytest.raises(UserError, match="'epsilon' is there twice"):
-        verify(run)
-
-
-def test_a_reader_that_takes_what_it_knows_misses_them(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin of the two tests above."""
-    from modicum.privacy import certificate
-
-    monkeypatch.setattr(certificate, "unlike", lambda *_: None)
-    monkeypatch.setattr(certificate, "parse", json.loads)
-    edit(run, lambda c: c["clients"]["gdp"].update(true_epsilon=0.1))
-    assert verify(run).matches

@@ -89,7 +89,7 @@ def test_a_view_of_another_version_is_refused() -> None:
     ("unit", "adjacency", "view"),
     [
         (Unit.CLIENT, Adjacency.ADD_REMOVE, ServerSeesMessages()),
-        (Unit.RECORD, Adjacency.ZERO_OUT, SecureAggregation(10)),
+        (Unit.RECORD, Adjacency.ADD_REMOVE, SecureAggregation(10)),
         (Unit.CLIENT, Adjacency.REPLACE_ONE, SecureAggregation(10)),
         (Unit.RECORD, Adjacency.ZERO_OUT, TrustedServer()),
     ],

@@ -14,9 +14,9 @@ from modicum.core.optimisers import Sgd
 from modicum.core.parts import Backend, Batch, Mechanism, State
 from modicum.errors import UserError
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import Composed, DpFedAvg, FedProx
+from modicum.training.local_steps import LocalSteps
 from modicum.training.plain import Supervised
 from modicum.training.proximal import Proximal
 from tests.mechanisms.stage import OpenDoor, Silent, Stage, double_model, loop, records

@@ -18,10 +18,10 @@ from modicum.core.optimisers import Sgd
 from modicum.data import Arrays, Dataset, FederatedData, Shards, federate, load
 from modicum.federation.evaluation import accuracy_by_client, own_model
 from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
-from modicum.federation.fine_tuning import fine_tune
 from modicum.federation.rehearsal import Rehearsal, Rehearsed
 from modicum.privacy.budgets import plan_guarantee
 from modicum.privacy.plan import Guard
+from modicum.training.fine_tuning import fine_tune
 from modicum_bench.acdp_pfsd.cells import BUDGET, CLEAR, TASKS, Cell, Choice, spec_of
 from modicum_bench.acdp_pfsd.small import with_components, with_features
 from modicum_bench.acdp_pfsd.together import rounds_together

@@ -63,9 +63,9 @@ def stacks(items: Sequence[Item], device: str) -> list[Work]:
 def perform(bench: Bench, work: Work) -> list[Result]:
     if not work.path:
         return list(bench.play_together(work.items))
-    from modicum.federation.pretraining import pretrain
     from modicum.policies.agents import save_agent
     from modicum.policies.ppo import Ppo
+    from modicum.public.rehearsed.agent import pretrain
     from modicum_bench.acdp_pfsd.public import episodes
 
     begun = time.monotonic()

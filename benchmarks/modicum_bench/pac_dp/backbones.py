@@ -9,7 +9,7 @@ from pathlib import Path
 from modicum.data import load
 from modicum.data.arrays import Arrays
 from modicum.models.backbone import BackboneShape, save_backbone
-from modicum.models.pretrain import Pretraining, default_shape, pretrain
+from modicum.public.pretrain import Pretraining, default_shape, pretrain
 
 Say = Callable[[str], None]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from modicum.data import assign_budgets, federate, load
 from modicum.data.arrays import Arrays, Dataset, FederatedData
 from modicum.models.frozen import FixedFeatures, UnitNorm, fit_discriminant, fit_whitening
-from modicum.models.public_head import cross_validate, public_head
+from modicum.public.head import cross_validate, public_head
 from modicum_bench.pac_dp.settings import Case, Task
 
 SCATTERING = "scattering"  # in place of a backbone: features that were not learned

@@ -12,8 +12,8 @@ from modicum.data import assign_budgets, federate, load
 from modicum.data.arrays import Arrays, ClientData, Dataset, FederatedData
 from modicum.data.fetch import data_folder
 from modicum.federation.experiment import Federation
-from modicum.federation.features import behind, stand_on
 from modicum.privacy.spec import PrivacySpec, Unit
+from modicum.public.features import behind, stand_on
 
 SPEC = PrivacySpec(unit=Unit.RECORD)
 STAND_IN_CLASSES = 10

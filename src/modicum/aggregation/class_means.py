@@ -11,12 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from modicum.core.messages import Opened, Released, ReleasedSum
-from modicum.core.parts import CLASS_COUNTS, Aggregation, FeatureFacts, PublicFacts, State
+from modicum.core.facts import FeatureFacts, PublicFacts
+from modicum.core.messages import NoiseFacts, Opened, Released, ReleasedSum
+from modicum.core.parts import CLASS_COUNTS, Aggregation, State
 from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 
 FACTOR = 4.0
+PUBLIC, EVERYONE = "(public)", "(everyone)"  # no client's names: public records, and all clients' behind a sum
 SMALLEST = 0.05  # of an even share: fewer records than this are not believed of any class
 
 
@@ -27,7 +29,10 @@ class ClassMeans:
     rounds: int
     after: Aggregation
 
-    needs_individuals = True
+    @property
+    def needs_individuals(self) -> bool:
+        """The sums do not: a sum of them is as good. What comes after may."""
+        return self.after.needs_individuals
 
     def init(self, public: PublicFacts) -> State:
         features = public.features
@@ -52,15 +57,31 @@ class ClassMeans:
     def combine(
         self, state: State, model: Tensor, opened: Opened, evaluate: PublicEvaluator | None = None
     ) -> tuple[Tensor, State]:
-        if isinstance(opened, ReleasedSum):
-            raise UserError("class means need each client's sums: use the view server-sees-messages")
-        if not opened:
+        if not isinstance(opened, ReleasedSum) and not opened:
             return model, state
-        if opened[0].round >= self.rounds:
+        if (opened.round if isinstance(opened, ReleasedSum) else opened[0].round) >= self.rounds:
             moved, after = self.after.combine(state["after"], model, opened, evaluate)
             return moved, {**state, "after": after}
+        if isinstance(opened, ReleasedSum):
+            return self._from_sum(state, model, opened)
         for released in sorted(opened, key=lambda r: r.client):
             state = _add(state, released)
+        return head(state).to(model), state
+
+    def _from_sum(self, state: State, model: Tensor, opened: ReleasedSum) -> tuple[Tensor, State]:
+        """The sum over all clients is the release of one client that holds all their records."""
+        if CLASS_COUNTS not in opened.facts.signal_variance:
+            raise UserError(
+                "class means need sums by class: use the view server-sees-messages or secure-aggregation"
+            )
+        n = sum(count for name, count in state["records"].items() if name not in (PUBLIC, EVERYONE))
+        facts = NoiseFacts(
+            opened.facts.variance * n**2,
+            1.0,
+            {CLASS_COUNTS: opened.facts.signal_variance[CLASS_COUNTS] * n**2},
+        )
+        state = {**state, "records": {**state["records"], EVERYONE: n}}
+        state = _add(state, Released(EVERYONE, opened.round, opened.update.double() * n, {}, facts))
         return head(state).to(model), state
 
 
@@ -69,7 +90,7 @@ def _with_public(state: State, features: FeatureFacts) -> State:
     if features.sums is None or features.counts is None:
         return state
     weight = 1 / state["within"].mean().item()
-    name = "(public)"
+    name = PUBLIC
     return {
         **state,
         "sums": weight * features.sums.double(),

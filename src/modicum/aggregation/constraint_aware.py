@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from modicum.aggregation.d_norm import d_norm, d_norm_slope, project
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Opened, Released, ReleasedSum
 from modicum.core.needs import Need
-from modicum.core.parts import PublicFacts, State
+from modicum.core.parts import State
 from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 

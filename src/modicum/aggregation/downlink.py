@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Opened
-from modicum.core.parts import Aggregation, PublicFacts, State
+from modicum.core.parts import Aggregation, State
 from modicum.core.sockets import PublicEvaluator
 
 

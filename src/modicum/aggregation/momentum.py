@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from modicum.aggregation.mean import Mean
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Opened
-from modicum.core.parts import Aggregation, PublicFacts, State
+from modicum.core.parts import Aggregation, State
 from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from modicum.aggregation.weighted import weighted_mean
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Opened, Released, ReleasedSum
-from modicum.core.parts import PublicFacts, State
+from modicum.core.parts import State
 from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 
@@ -53,6 +54,7 @@ class NoiseAware:
         return model + self.lr * step, self._learn(state, weights, opened, step)
 
     def weights(self, state: State, released: tuple[Released, ...]) -> dict[str, float]:
+        """1/(τ² + d·σ_i²) for each client that answered, not normalised; τ² is that of earlier rounds."""
         noise = {r.client: r.update.numel() * r.facts.variance for r in released}
         # Before anything is known: as much as the least noise.
         tau2 = max(state["tau2"] / state["mass"], 0.0) if state["mass"] else min(noise.values())

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Opened, ReleasedSum
-from modicum.core.parts import PublicFacts, State
+from modicum.core.parts import State
 from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 

@@ -49,9 +49,11 @@ class Found:
         return not self.estimate and self.claimed is not None and self.epsilon_lower > self.claimed
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON and for the certificate."""
         return {**asdict(self), "broken": self.broken}
 
     def sentence(self) -> str:
+        """What was measured beside what is claimed, in one line; an estimate says that it is one."""
         claim = "nothing is claimed" if self.claimed is None else f"claimed ε = {shown(self.claimed, 3)}"
         if self.estimate:
             return (

@@ -1,39 +1,40 @@
 """Canary audit: plant one unit, run the real code many times with and without it, and try to tell which it was.
 
-A trial is one client (or one cohort) with its own plan in a real ledger. Nothing of the mechanism is replaced: its
-plan, its reservations, its door, its messages and its opening are those of a run. The adversary sends models and
-reads what its view lets it read. If the lower bound on ε that its success proves is above the ε that the ledger
-reports, the mechanism or its accounting is broken.
+A trial is one client (or one cohort) with its own plan in a real ledger. Nothing of a run is replaced: its loop,
+plan, reservations, door, messages and opening are those of any other. The adversary is the server: it chooses the
+models that it sends (`Turning`) and reads what its view lets it read (`TrialCarrier`). If the lower bound on ε
+that its success proves is above the ε that the ledger reports, the mechanism or its accounting is broken.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from modicum.aggregation.mean import Mean
 from modicum.attacks.bounds import FloatArray, LowerBounds, lower_bounds
-from modicum.attacks.probe import ProbeBackend, ProbeTraining
+from modicum.attacks.probe import ProbeBackend, ProbeTraining, Turning
+from modicum.attacks.trials import TrialCarrier, TrialCohorts, TrialNoise
 from modicum.core.door import DoorWatch
-from modicum.core.messages import Broadcast, Decision, Message, ReleasedSum
-from modicum.core.parts import Backend, Batch, ClientFacts, ClientKit, Mechanism, Method, Opening, Policy
+from modicum.core.facts import ClientFacts, PublicFacts
+from modicum.core.parts import Backend, Batch, ClientKit, Mechanism, Method, Policy
 from modicum.errors import UserError
 from modicum.federation.clients import Client, Clients
-from modicum.federation.cohort import SecretPoisson
-from modicum.federation.server import TrustedLedger
+from modicum.federation.rounds import Rounds
+from modicum.federation.server import Server
+from modicum.federation.setup import frozen_multipliers
 from modicum.policies.fixed import Fixed
 from modicum.privacy.accounting.choose import shown
-from modicum.privacy.budgets import Refusal
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
-from modicum.privacy.views import Adjacency, SecureAggregation, Shows, Unit
+from modicum.privacy.views import Adjacency, Unit
 
+RUN = "audit"
 CONFIDENCE = 1 - 1e-6
 
 
@@ -65,13 +66,16 @@ class Verdict:
 
     @property
     def epsilon(self) -> float:
+        """The largest ε that the audit proved to be exceeded, at its confidence."""
         return self.proved.epsilon_from_mu if self.gaussian else self.proved.epsilon
 
     @property
     def broken(self) -> bool:
+        """Whether more was proved than is claimed."""
         return self.epsilon > self.claimed
 
     def sentence(self) -> str:
+        """Both figures and the verdict in one line."""
         verdict = "BROKEN: more than claimed" if self.broken else "within the claim"
         claimed = shown(self.claimed, 3)
         return f"ε ≥ {self.epsilon:.3g} proved at {self.proved.confidence:.6%}, claimed {claimed}: {verdict}"
@@ -86,13 +90,13 @@ def audit(
 ) -> Verdict:
     """Run both worlds. The keyword arguments put another part in place, for instance a broken one."""
     source = noise or SimulatedNoise(what.seed)
-    frame_backend = backend or ProbeBackend(what.dimension)
+    backend = backend or ProbeBackend(what.dimension)
     worlds = []
     for present in (True, False):
         with tempfile.TemporaryDirectory() as folder:
-            stage = _Stage(what, present, Path(folder), source, frame_backend, watch)
-            worlds.append((stage.scores(), stage.claimed))
-            stage.ledger.close()
+            world = _World(what, present, Path(folder), source, backend, watch)
+            worlds.append((world.scores(), world.claimed))
+            world.ledger.close()
     (yes, claimed), (no, _) = worlds
     delta = what.mechanism.spec.delta
     proved = lower_bounds(yes, no, delta, what.confidence)
@@ -105,8 +109,8 @@ def _is_gaussian(what: Audit) -> bool:
     return bool(releases) and all(r.sampler.to_dict()["kind"] == "none" for r in releases)
 
 
-class _Stage:
-    """All trials of one world: their clients in one ledger, and the adversary's scores."""
+class _World:
+    """All trials of one world: their clients in one ledger, played by the one loop, and the adversary's scores."""
 
     def __init__(
         self,
@@ -117,25 +121,27 @@ class _Stage:
         backend: Backend,
         watch: DoorWatch | None,
     ) -> None:
-        self.what, self.present, self.noise = what, present, noise
-        self.dimension = backend.layout.dimension
-        size = backend.layout.sizes[0]
+        self.what, self.present, self.dimension = what, present, backend.layout.dimension
         self.direction = torch.zeros(self.dimension, dtype=torch.float64)
-        self.direction[0 if what.layer == 0 else size] = 1.0
-        self.kit = ClientKit(backend, ProbeTraining(), what.policy, torch.ones(self.dimension, dtype=torch.bool))
+        self.direction[0 if what.layer == 0 else backend.layout.sizes[0]] = 1.0
         members = self._members()
-        self.ledger = Ledger.create(folder / "ledger.sqlite", "audit", noise)
+        self.ledger = Ledger.create(folder / "ledger.sqlite", RUN, noise)
         self.ledger.declare(c.plan for c in members)
         self.claimed = self.ledger.reported(members[0].facts.name)
         method = Method(
-            name="audit",
-            training=ProbeTraining(),
-            policy=what.policy,
-            mechanism=what.mechanism,
-            aggregation=Mean(),
+            name=RUN, training=ProbeTraining(), policy=what.policy, mechanism=what.mechanism, aggregation=Turning()
         )
-        self.clients = Clients(method, self.kit, members, self.ledger, noise, at_once=len(members), watch=watch)
-        self.trusted = TrustedLedger(self.ledger, noise, watch)
+        multipliers = frozen_multipliers({c.facts.name: c.plan for c in members}, what.mechanism.purpose)
+        public = PublicFacts(tuple(c.facts for c in members), what.rounds, self.dimension, multipliers)
+        shared = torch.ones(self.dimension, dtype=torch.bool)
+        kit = ClientKit(backend, method.training, method.policy, shared, public=public)
+        own = [self._noise_of(trial, noise) for trial in range(what.trials)]
+        cohorts = TrialCohorts(self._of_a_trial, what.rounds, tuple(own), what.mechanism.cohort_rate)
+        first = torch.ones(self.dimension, dtype=torch.float64)
+        self.server = Server(method, public, cohorts, RUN, kit, first)
+        clients = Clients(method, kit, members, self.ledger, noise, at_once=len(members), watch=watch)
+        names = [self._names(trial) for trial in range(what.trials)]
+        self.carrier = TrialCarrier(self.server, clients, self.ledger, names, own, noise, watch)
 
     @property
     def _of_a_trial(self) -> int:
@@ -144,6 +150,10 @@ class _Stage:
     def _names(self, trial: int) -> list[str]:
         world = "with" if self.present else "without"
         return [f"{world}-{trial}-{i}" for i in range(self._of_a_trial)]
+
+    def _noise_of(self, trial: int, noise: NoiseSource) -> TrialNoise:
+        at = trial if self.present else self.what.trials + trial
+        return TrialNoise(noise, at * self.what.rounds)
 
     def _members(self) -> list[Client]:
         what, nothing = self.what, Batch(torch.zeros(0, self.dimension, dtype=torch.float64), {})
@@ -170,81 +180,14 @@ class _Stage:
 
     def scores(self) -> FloatArray:
         """Σ over rounds of what is seen along the canary; the model's sign alternates, and the score's with it."""
-        total = np.zeros(self.what.trials)
-        for round in range(self.what.rounds):
-            sign = 1.0 if round % 2 == 0 else -1.0
-            model = torch.full((self.dimension,), sign, dtype=torch.float64)
-            seen = self._round(round, model)
+        total, sign, begun = np.zeros(self.what.trials), 1.0, self.server.state.policy
+        for _ in Rounds(self.server, self.carrier):
             # A step goes against the gradient.
-            total += np.array([-sign * float(update @ self.direction) for update in seen])
+            total += np.array([-sign * float(update @ self.direction) for update in self.carrier.seen])
+            sign = -sign
+        if self.server.state.policy != begun:
+            raise UserError("the audit's policy learns from releases, so that its trials are not independent")
         return total
-
-    def _round(self, round: int, model: Tensor) -> list[Tensor]:
-        cohorts = [self._names(trial) for trial in range(self.what.trials)]
-        view = self.what.mechanism.spec.view
-        if view.shows is Shows.MODEL:
-            return self._opened_by_servers(round, cohorts, model)
-        broadcasts = [self._broadcast(round, name, model) for names in cohorts for name in names]
-        messages = self._ask(broadcasts)
-        if view.shows is Shows.SUM:
-            return [self._sum_of_shares(round, [messages[n] for n in names], model) for names in cohorts]
-        return [messages[names[0]].update for names in cohorts]
-
-    def _broadcast(self, round: int, name: str, model: Tensor) -> Broadcast:
-        chosen: dict[str, Decision] = self.what.policy.decide({}, round, [name])
-        return Broadcast("audit", round, name, chosen[name], model)
-
-    def _ask(self, broadcasts: Sequence[Broadcast]) -> dict[str, Message]:
-        messages: dict[str, Message] = {}
-        for name, answer in self.clients.answer(broadcasts).items():
-            if isinstance(answer, Refusal):
-                raise UserError(
-                    f"the audit's client {name!r} refused: give it a budget for {self.what.rounds} rounds"
-                )
-            messages[name] = answer
-        return messages
-
-    def _opening(self, round: int, names: Sequence[str], model: Tensor) -> Opening:
-        events = {n: self.clients.events(self._broadcast(round, n, model)) for n in names}
-        return Opening(round, tuple(names), events, model, denominator=1.0)
-
-    def _sum_of_shares(self, round: int, shares: Sequence[Message], model: Tensor) -> Tensor:
-        """The last clients of the cohort collude, so their shares are taken out; those before them drop out."""
-        view = self.what.mechanism.spec.view
-        assert isinstance(view, SecureAggregation)
-        context = self._opening(round, [m.client for m in shares], model)
-        colluding = shares[view.noise_shares + view.dropouts :]
-        opened = self.what.mechanism.open([*shares[: view.noise_shares], *colluding], context)
-        assert isinstance(opened, ReleasedSum)
-        known = [m.update for m in colluding]
-        return opened.update - torch.stack(known).sum(0) if known else opened.update
-
-    def _opened_by_servers(self, round: int, cohorts: Sequence[list[str]], model: Tensor) -> list[Tensor]:
-        """A server's noise and its secret cohort are keyed by the round, so each trial has rounds of its own."""
-        first = 0 if self.present else self.what.rounds * self.what.trials
-        at = [first + trial * self.what.rounds + round for trial in range(len(cohorts))]
-        asked = [
-            self._broadcast(t, name, model)
-            for t, names in zip(at, cohorts, strict=True)
-            for name in self._drawn(t, names)
-        ]
-        messages = self._ask(asked)
-        openings = [self._opening(t, names, model) for t, names in zip(at, cohorts, strict=True)]
-        tokens = iter(self.trusted.reserve({n: es for o in openings for n, es in o.events.items()}))
-        seen = []
-        for opening in openings:
-            own = [next(tokens) for es in opening.events.values() for _ in es]
-            answers = [messages[n] for n in opening.invited if n in messages]
-            opened = self.what.mechanism.open(answers, replace(opening, door=self.trusted.door(own)))
-            assert isinstance(opened, ReleasedSum)
-            seen.append(opened.update)
-        return seen
-
-    def _drawn(self, round: int, names: Sequence[str]) -> list[str]:
-        rate = self.what.mechanism.cohort_rate
-        if rate is None:
-            return list(names)
-        return [names[i] for i in SecretPoisson(len(names), round + 1, rate, self.noise).invited(round)]
 
 
 def _batch(rows: Sequence[Tensor]) -> Batch:

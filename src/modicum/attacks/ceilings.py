@@ -50,6 +50,7 @@ class Ceiling:
 
     @property
     def none(self) -> bool:
+        """Whether no ε is known at any δ, so that nothing is ruled out."""
         return all(math.isinf(e) for e, _ in self.points)
 
     def tpr(self, fpr: ArrayLike) -> FloatArray:

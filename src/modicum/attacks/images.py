@@ -46,6 +46,7 @@ def likeness(guess: Tensor, truth: Tensor) -> list[Likeness]:
 
 
 def psnr(mse: float) -> float:
+    """Peak signal-to-noise ratio in dB of a mean squared error, for values in [0, 1]."""
     return float(-10 * np.log10(max(mse, 1e-12)))
 
 

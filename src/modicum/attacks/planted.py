@@ -74,6 +74,7 @@ class Directions:
         row[where] += (scale / (where.stop - where.start) ** 0.5) * self.signs[where].to(row)
 
     def along(self, row: Tensor, j: int) -> float:
+        """The part of an update along direction j, which has length 1."""
         where = slice(int(self.first[j]), int(self.last[j]))
         found = float(row[where].double() @ self.signs[where].double())
         return found / math.sqrt(where.stop - where.start)
@@ -125,6 +126,7 @@ def _plain(batch: Batch) -> Batch:
 
 
 def marked(batch: Batch, marks: Tensor) -> Batch:
+    """The batch with a mark for each record, which the planted gradients read."""
     return Batch(batch.x, {**batch.targets, MARK: marks.to(batch.x.device)})
 
 

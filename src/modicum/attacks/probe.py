@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from modicum.core.facts import PublicFacts
 from modicum.core.layout import Layout
+from modicum.core.messages import Opened
 from modicum.core.optimisers import Optimiser, Sgd
 from modicum.core.parts import Backend as AnyBackend
 from modicum.core.parts import Batch, ClipRule, Losses, State
+from modicum.core.sockets import PublicEvaluator
 
 LAYERS = ("first", "second")
 
@@ -70,3 +73,22 @@ class ProbeTraining:
 
     def finish(self, records: Batch, state: State, trained: Tensor, backend: AnyBackend) -> State:  # noqa: ARG002
         return state
+
+
+@dataclass(frozen=True)
+class Turning:
+    """The adversary's aggregation: whatever comes, the next model points the other way."""
+
+    needs_individuals = False
+
+    def init(self, public: PublicFacts) -> State:  # noqa: ARG002
+        return {}
+
+    def combine(
+        self,
+        state: State,
+        model: Tensor,
+        opened: Opened,  # noqa: ARG002
+        evaluate: PublicEvaluator | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, State]:
+        return -model, state

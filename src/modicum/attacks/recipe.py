@@ -11,11 +11,13 @@ from modicum.core.optimisers import Sgd
 from modicum.core.parts import ClipRule
 from modicum.errors import UserError
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
 from modicum.mechanisms.record_local import RecordLocal
+from modicum.training.local_steps import LocalSteps
 
 
 class Clip(StrEnum):
+    """What is clipped on the way to a message."""
+
     NOTHING = "nothing"
     RECORDS = "records"  # each record's gradient, in each step
     UPDATE = "update"  # the whole update, once

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.door import SERVER
+from modicum.core.facts import ClientFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import (
     Broadcast,
@@ -28,7 +29,7 @@ from modicum.core.messages import (
     Share,
     decode,
 )
-from modicum.core.parts import Batch, ClientFacts, Method
+from modicum.core.parts import Batch, Method
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation, offer_of
@@ -51,6 +52,7 @@ class Public:
 
     @property
     def method(self) -> Method:
+        """The run's method."""
         return self.setup.method
 
     @property
@@ -60,14 +62,17 @@ class Public:
 
     @property
     def layout(self) -> Layout:
+        """How parameters lie in the flat vector."""
         return self.setup.kit.backend.layout
 
     @property
     def view(self) -> View:
+        """Who looks on."""
         return self.method.mechanism.spec.view
 
     @property
     def classes(self) -> int:
+        """Number of classes."""
         return self.setup.experiment.federation.data.classes
 
     @property
@@ -77,6 +82,7 @@ class Public:
 
     @property
     def clients(self) -> dict[str, ClientFacts]:
+        """What everyone may know of each client, by name."""
         return {facts.name: facts for facts in self.setup.facts}
 
 
@@ -95,6 +101,7 @@ class Observed:
 
     @property
     def sender(self) -> str:
+        """The client, or how many clients a sum is of."""
         return self.senders[0] if len(self.senders) == 1 else f"{len(self.senders)} clients"
 
 
@@ -112,9 +119,11 @@ class Wire:
         return self.party == SERVER
 
     def of(self, sender: str) -> tuple[Observed, ...]:
+        """What was seen of one client alone."""
         return tuple(o for o in self.observed if o.senders == (sender,))
 
     def sentence(self) -> str:
+        """Who saw what, and how much of it."""
         what = "each client's message" if any(len(o.senders) == 1 for o in self.observed) else "sums of a cohort"
         return f"{self.party} saw {what}: {len(self.observed)} in {len({o.round for o in self.observed})} rounds"
 

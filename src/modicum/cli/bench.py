@@ -16,6 +16,8 @@ app = typer.Typer(help="Measure this machine.", no_args_is_help=True, rich_marku
 
 
 class Device(StrEnum):
+    """Where a benchmark computes."""
+
     CPU = "cpu"
     CUDA = "cuda"
 
@@ -47,6 +49,8 @@ def speed(
 
 
 class Preset(StrEnum):
+    """How much of a benchmark is run: minutes, or what the paper's tables need."""
+
     QUICK = "quick"
     PAPER = "paper"
 

@@ -13,7 +13,7 @@ from modicum.errors import UserError
 
 if TYPE_CHECKING:
     from modicum.config import Config
-    from modicum.fitting import Fit, Grid
+    from modicum.public.rehearsed import Fit, Grid
 
 KEYS = {"budgets", "bounds", "seeds", "scale_free"}
 
@@ -35,7 +35,7 @@ def fit_clipping(
     curve_file = out or file.with_suffix(".curve.json")
     from modicum.cli.progress import counting
     from modicum.config import experiment
-    from modicum.fitting import fit_curve, simulate
+    from modicum.public.rehearsed import fit_curve, simulate
 
     cells = cache or curve_file.with_suffix(".cells")
     built = experiment(config)
@@ -51,7 +51,7 @@ def fit_clipping(
 def _read(file: Path, options: list[str]) -> tuple[Config, Grid, bool]:
     from modicum.config.read import check
     from modicum.config.source import read_source, with_option
-    from modicum.fitting import Grid
+    from modicum.public.rehearsed import Grid
 
     source = read_source(file)
     for option in options:
@@ -79,7 +79,7 @@ def _read(file: Path, options: list[str]) -> tuple[Config, Grid, bool]:
 
 def _picture(matrix: Any, fit: Fit, curve_file: Path) -> Path | None:
     from modicum.errors import MissingExtraError
-    from modicum.fitting.pictures import draw_fit
+    from modicum.public.rehearsed.pictures import draw_fit
 
     path = curve_file.with_suffix(".png")
     try:

@@ -63,6 +63,7 @@ def _tell_results(deployment: Deployment, as_json: bool) -> None:
     from modicum.federation.run_folder import RunFolder
     from modicum.privacy.accounting.choose import shown
     from modicum.privacy.certificate import Certificate
+    from modicum.report.summary import traffic, traffic_line, void
 
     at = deployment.at
     certificates = {n: Certificate.read(at.state(n) / "certificate.json") for n in deployment.budgets}
@@ -74,12 +75,17 @@ def _tell_results(deployment: Deployment, as_json: bool) -> None:
         "simulation": deployment.simulation,
         "simulated": dict(records[-1].simulated) if records else {},
         "epsilon": {name: c.epsilon(name) for name, c in certificates.items()},
+        "traffic": traffic(records),
+        "void": void(records),
     }
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False, indent=2))
         return
     for name, certificate in certificates.items():
         typer.echo(f"{name:<16} ε = {shown(certificate.epsilon(name))} of {deployment.budgets[name]:g}")
+    for text in (traffic_line(traffic(records)), *void(records)):
+        if text:
+            typer.echo(f"{'rounds':<16} {text}")
     typer.echo(f"server           modicum verify {at.server}")
     typer.echo(f"one silo         modicum verify {at.state(next(iter(deployment.budgets)))}")
 
@@ -109,11 +115,12 @@ def keys(
 ) -> None:
     """Make a TLS certificate for the server, a key pair for each node, and a key that signs the app."""
     from modicum.deploy.flower import keys as make
+    from modicum.deploy.silo.signing import make_signing_key
 
     make.check_tls(make.make_tls(folder, hosts))
     for name in node:
         make.make_node_key(folder / name)
-    make.make_signing_key(folder / "bundle")
+    make_signing_key(folder / "bundle")
     typer.echo(f"keys in {folder}: keep those without .crt or .pub to yourself")
 
 

@@ -58,6 +58,8 @@ def line(title: str, run: Simulation, record: RoundRecord) -> str:
     pairs |= {f"public_{name}": f"{value:.4f}" for name, value in record.public.items()}
     pairs |= {f"released_{name}": f"{value:.4f}" for name, value in record.released.items()}
     pairs |= {"bound": f"{record.bound:.4g}", "answered": record.answered, "reserved": f"{record.reserved:.4f}"}
+    pairs |= {name: f"{value:.4g}" for name, value in record.traffic.items()}
+    pairs |= {"void": repr(record.void)} if record.void else {}
     return " ".join(f"{key}={value}" for key, value in pairs.items())
 
 

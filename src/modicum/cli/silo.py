@@ -62,6 +62,14 @@ def check(
             silo.close()
 
 
+@app.command("key")
+def key(file: Path = typer.Argument(help="Where to keep the key; made if it is not there.")) -> None:
+    """This silo's own key for secure aggregation; prints the public half for everybody's experiment file."""
+    from modicum.deploy.silo.signing import make_signing_key, public_text
+
+    typer.echo(f'key = "{public_text(make_signing_key(file))}"')
+
+
 def _suggestions(data: DataConfig) -> Iterator[str]:
     """Lines for the experiment file. They tell of private records: only the owner may decide to give them away."""
     from modicum.config.write import toml_value

@@ -53,9 +53,11 @@ class Auto:
 
     @property
     def bound(self) -> float:
+        """The largest norm that a clipped gradient can have: C."""
         return self.C
 
     def factors(self, names: Sequence[str], squares: Tensor) -> Tensor:
+        """C/(‖g‖ + γ), the same for all parameters of an example; one row an example."""
         norm = squares.sum(1, keepdim=True).sqrt()
         return _shrink(self.C / (norm + self.gamma)).expand(-1, len(names))
 
@@ -78,9 +80,11 @@ class PerLayer:
 
     @property
     def bound(self) -> float:
+        """The largest norm of all clipped groups together: √ΣC²."""
         return math.sqrt(math.fsum(C * C for C in self.bounds.values()))
 
     def factors(self, names: Sequence[str], squares: Tensor) -> Tensor:
+        """min(1, C/‖g‖) of each group, for every parameter in it; one row an example."""
         factors = torch.empty_like(squares)
         groups: dict[str, list[int]] = {}
         for i, name in enumerate(names):

@@ -14,7 +14,10 @@ from modicum.compute.sums import longest_run, weighted_outer, weighted_rows
 
 @runtime_checkable
 class SumsByClient(Protocol):
-    def client_sums(self, weights: Tensor | None, clients: int) -> Tensor: ...
+    """A kept piece whose examples lie client by client."""
+
+    def client_sums(self, weights: Tensor | None, clients: int) -> Tensor:
+        """Weighted sums of gradients, one a client; without weights every example counts once."""
 
 
 def write_client_sums(out: Tensor, kept: Kept, weights: Tensor | None, size: int) -> None:

@@ -26,6 +26,7 @@ Sums = Callable[[Tensor, StackedPass, Tensor | None], Tensor]
 
 
 def use_graphs(theta: Tensor) -> bool:
+    """Whether passes of one shape are captured and replayed: on a GPU alone."""
     return theta.is_cuda
 
 
@@ -142,6 +143,7 @@ class FixedShapeSteps:
 
 
 def backward(values: Tensor, run: StackedPass, seeds: Tensor) -> None:
+    """The backward pass from these seeds, one a row; recorded layers measure their gradients on the way."""
     if values.requires_grad:
         torch.autograd.grad(values, run.anchor, seeds, allow_unused=True)
 

@@ -47,6 +47,7 @@ def applies(way: Way, device: str) -> bool:
 
 
 def takes(problem: Problem, way: Way) -> bool:
+    """Whether a problem goes this way: its device can, its model is small enough, its batch can be filled up."""
     small = way is Way.COMPILED or not problem.large
     return applies(way, problem.device.type) and small and problem.fits
 
@@ -72,10 +73,12 @@ class Problem:
 
     @property
     def device(self) -> torch.device:
+        """Where the trained parameters are."""
         return next(iter(self.trained.values())).device
 
     @property
     def large(self) -> bool:
+        """Whether the trained parameters are too many for this way to gain anything."""
         return sum(p.numel() for p in self.trained.values()) > LARGE
 
     @property
@@ -95,10 +98,12 @@ class Problem:
 
     @cached_property
     def batch(self) -> tuple[list[Any], TreeSpec]:
+        """Inputs and labels as a flat list of tensors, and the tree to put them back with."""
         leaves, tree = tree_flatten((self.x, self.y))
         return leaves, tree
 
     def inputs(self, size: int) -> list[Tensor]:
+        """All that the captured work reads, filled up to `size` rows whose weights are zero."""
         first = next(iter(self.trained.values()))
         real = (torch.arange(size, device=first.device) < self.examples).to(sum_dtype(first))
         if self.weights is not None:
@@ -117,6 +122,7 @@ class Problem:
         return replace(self, x=x, y=y, weights=ones.to(finite.device) * finite)
 
     def work(self, size: int) -> Work:
+        """The clipped sum as a function of tensors alone, for batches of this size."""
         names, tree = list(self.state), self.batch[1]
 
         def clipped(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -197,4 +203,5 @@ def _channels_last(t: Tensor) -> Tensor:
 
 
 def fuse(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    """The graph with its operations joined into fewer kernels."""
     return torch.compile(graph, fullgraph=True, dynamic=False)

@@ -21,6 +21,7 @@ def square_norms(  # type: ignore[no-untyped-def]
     one_tap: tl.constexpr, precision: tl.constexpr,
     OUT: tl.constexpr, INNER: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
+    """Square norms of each example's gradient of a convolution's weight, tap by tap, without storing it."""
     example = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(inner, INNER)
     o = (tl.program_id(0) // tiles) * OUT + tl.arange(0, OUT)

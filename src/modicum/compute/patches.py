@@ -51,9 +51,11 @@ class PatchConvolution:
 
     @staticmethod
     def fits(layer: Any) -> bool:
+        """Whether a layer is a convolution that patches can stand for: ungrouped, with padding in numbers."""
         return isinstance(layer, nn.Conv2d) and layer.groups == 1 and not isinstance(layer.padding, str)
 
     def forward(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Each client's patches times its own weights, as images again."""
         matrix = self._matrix(weight)
         if bias is None:
             flat = torch.bmm(self.patches, matrix)
@@ -122,6 +124,7 @@ class PatchWeight:
         return self.convolution.as_weight(self._flat())
 
     def client_sums(self, weights: Tensor | None, clients: int) -> Tensor:
+        """One product a client where all examples count alike; else of weighted factors."""
         if weights is None:
             return self.convolution.as_weight(torch.bmm(self.g.transpose(1, 2), self.a))
         whole = self._factors()
@@ -148,6 +151,7 @@ class PatchGradients:
     gradients: Tensor
 
     def client_sums(self, weights: Tensor | None, clients: int) -> Tensor:
+        """Sums over the rows of each client, as weights of the convolution."""
         flat = self.gradients.view(clients, -1, self.gradients[0].numel())
         total = flat.sum(1) if weights is None else weighted_rows(weights, [flat])
         return self.convolution.as_weight(total.view(clients, *self.gradients.shape[1:]))
@@ -160,6 +164,7 @@ class PatchGradients:
 
 
 def patch_pieces(convolution: PatchConvolution, gradient: Tensor, bias: bool) -> dict[str, Any]:
+    """Per-example gradients of weight and bias, by the names of the layer's parameters."""
     weight = PatchWeight(convolution, gradient)
     if not bias:
         return {"weight": weight}

@@ -48,6 +48,7 @@ def trained_parameters(model: nn.Module, names: Iterable[str] | None) -> dict[st
 
 
 def batch_size(x: Any) -> int:
+    """Rows of the first tensor in whatever the inputs are made of."""
     for leaf in torch.utils._pytree.tree_leaves(x):
         if isinstance(leaf, Tensor):
             return leaf.shape[0]
@@ -66,6 +67,7 @@ bits depend on how many rows there are. With multiples of this they were found n
 
 
 def enough_rows(examples: int) -> int:
+    """The next multiple of the rows that products are made of, so that sums do not depend on the batch."""
     return -(-examples // ROWS) * ROWS
 
 
@@ -89,6 +91,7 @@ def stand_ins(finite: Tensor) -> Tensor:
 
 
 def check_losses(losses: Tensor, examples: int) -> Tensor:
+    """The losses, if there is one for each example."""
     if tuple(losses.shape) != (examples,):
         raise UserError(
             f"the loss must give one value per example, shape ({examples},), got {tuple(losses.shape)}: "
@@ -98,6 +101,7 @@ def check_losses(losses: Tensor, examples: int) -> Tensor:
 
 
 def check_weights(weights: Tensor | None, examples: int) -> None:
+    """Refuse weights of another length, or outside [0, 1], where the bound would not hold."""
     if weights is None:
         return
     if tuple(weights.shape) != (examples,):
@@ -136,6 +140,7 @@ def sum_dtype(p: Tensor) -> torch.dtype:
 
 
 def zero_like(p: Tensor) -> Tensor:
+    """A sum over no examples, in the precision of sums."""
     return torch.zeros_like(p, dtype=sum_dtype(p), requires_grad=False)
 
 

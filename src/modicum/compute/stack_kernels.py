@@ -12,6 +12,7 @@ def fold(  # type: ignore[no-untyped-def]
     kernel_y: tl.constexpr, kernel_x: tl.constexpr, down: tl.constexpr, right: tl.constexpr,
     top: tl.constexpr, left: tl.constexpr, dilate_y: tl.constexpr, dilate_x: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
+    """Columns of patches added back into images: each pixel gathers the taps that cover it."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     c = at % channels
     pixel = at // channels

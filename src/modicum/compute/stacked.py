@@ -81,6 +81,8 @@ class StackedEngine:
         return run, check_losses(values, sum(stack.sizes))
 
     def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
+        """As `Backend.gradients`: of all clients in one pass, which a client whose row is not finite does over
+        alone."""
         if fixed_shape.fits(batches, theta):
             found, fine = self._fixed.gradients(theta, fixed_shape.Stack.of(batches, theta), losses)
             for i in (~fine).nonzero().flatten().tolist():  # a filled-up row may hold 0 · ∞
@@ -118,6 +120,7 @@ class StackedEngine:
     def clipped_sums(
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
     ) -> tuple[Tensor, list[Tensor]]:
+        """As `Backend.clipped_sums`: of all clients in one pass."""
         clips = [Flat(bound) for bound in bounds]  # refuses bounds that are not positive and finite
         column = torch.tensor([clip.C for clip in clips], dtype=sum_dtype(theta), device=theta.device)[:, None]
         if fixed_shape.fits(batches, theta):

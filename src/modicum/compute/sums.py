@@ -47,6 +47,7 @@ def sum_type(batch: int, dtype: torch.dtype) -> torch.dtype:
 
 
 def as_released(total: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
+    """A sum in the precision that it is released in."""
     return total.to(sum_type(batch, dtype))
 
 

@@ -41,9 +41,11 @@ class StackedPass:
 
     @property
     def rows(self) -> int:
+        """Rows of all clients together."""
         return self.clients * self.size
 
     def receive(self, names: dict[str, str], found: dict[str, Any]) -> None:
+        """Measure what a layer's backward pass found, or keep it; `names` are the parameters that count."""
         for local, piece in found.items():
             name = names.get(local)
             if name is None:
@@ -105,6 +107,7 @@ class StackedLayer(nn.Module):
 
     @property
     def layer(self) -> Any:
+        """The layer whose place this one takes."""
         return self.original[0]
 
     def own(self, local: str, run: StackedPass) -> Tensor | None:
@@ -115,6 +118,7 @@ class StackedLayer(nn.Module):
         return None if frozen is None else frozen.detach().expand(run.clients, *frozen.shape)
 
     def forward(self, x: Tensor) -> Tensor:
+        """All clients' rows at once, each client's with its own weights."""
         run = self.run
         assert run is not None
         if x.shape[0] != run.rows:
@@ -133,10 +137,13 @@ class StackedLayer(nn.Module):
         raise NotImplementedError
 
     def pieces(self, x: Tensor, gradient: Tensor, extra: Any) -> dict[str, Any]:  # noqa: ARG002
+        """Per-example gradients by the names of the layer's parameters."""
         return dict(pieces(self.layer, x, gradient))
 
 
 class StackedLinear(StackedLayer):
+    """A linear layer as one batched product."""
+
     def compute(self, x: Tensor, run: StackedPass) -> tuple[Tensor, Any]:
         weight, bias = self.own("weight", run), self.own("bias", run)
         assert weight is not None
@@ -152,6 +159,7 @@ class StackedLinear(StackedLayer):
 
 
 def use_patches(x: Tensor) -> bool:
+    """Whether convolutions are computed as products of patches: on a GPU alone."""
     return x.is_cuda
 
 
@@ -225,6 +233,8 @@ class StackedNorm(StackedLayer):
 
 
 class StackedEmbedding(StackedLayer):
+    """An embedding: one lookup in all clients' tables."""
+
     def compute(self, x: Tensor, run: StackedPass) -> tuple[Tensor, Any]:
         weight = self.own("weight", run)
         assert weight is not None
@@ -256,6 +266,7 @@ class Twin:
         return self.original.training, frozen
 
     def outputs(self, x: Tensor, run: StackedPass) -> Tensor:
+        """Outputs of all clients' rows, recorded in `run`."""
         if self.model.training != self.original.training:
             self.model.train(self.original.training)
         for layer in self.layers:

@@ -23,12 +23,14 @@ class VmapEngine:
         self.model, self.layout = model, layout
 
     def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
+        """As `Backend.gradients`, from the gradient of each example."""
         found = [flat.mean(0) if len(flat) else row for flat, row in self._examples(theta, batches, losses)]
         return torch.stack(found)
 
     def clipped_sums(
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
     ) -> tuple[Tensor, list[Tensor]]:
+        """As `Backend.clipped_sums`, from the gradient of each example; one that is not finite counts as zero."""
         sums, norms = [], []
         examples = self._examples(theta, batches, losses, enough=True)
         for (flat, zero), bound in zip(examples, bounds, strict=True):

@@ -13,8 +13,8 @@ from modicum.errors import UserError
 
 if TYPE_CHECKING:
     from modicum.federation.experiment import Experiment, Federation
-    from modicum.federation.features import Proxy
     from modicum.privacy.spec import PrivacySpec
+    from modicum.public.features import Proxy
 
 DEFAULT_CLIENTS = 20
 
@@ -22,7 +22,7 @@ DEFAULT_CLIENTS = 20
 def federation(config: Config, alone: str | None = None) -> Federation:
     """Clients with their data and budgets, checked; `alone` owns a table that has no column of clients."""
     from modicum.federation.experiment import Federation
-    from modicum.federation.features import stand_on
+    from modicum.public.features import stand_on
 
     data = config.data
     seed = config.run.seed if data.seed is None else data.seed
@@ -60,7 +60,7 @@ def experiment(config: Config) -> Experiment:
 
 def experiment_over(config: Config, federation: Federation) -> Experiment:
     """The experiment of a file over these clients: its own, or in a deployment those that one party knows."""
-    from modicum.core.parts import Metric
+    from modicum.core.facts import Metric
     from modicum.federation.experiment import Experiment
 
     run = config.run
@@ -93,7 +93,7 @@ def _spec(config: Config, clients: int) -> PrivacySpec:
 def _datasets(config: Config, alone: str | None) -> tuple[Dataset, Proxy, Dataset | None]:
     """The records, the proxy, and what features are fitted to; all behind the backbone, if there is one."""
     from modicum.data.fetch import data_folder
-    from modicum.federation.features import behind
+    from modicum.public.features import behind
 
     data = config.data
     proxy = load(data.proxy, data.dir) if isinstance(data.proxy, str) else data.proxy

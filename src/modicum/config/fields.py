@@ -16,6 +16,8 @@ def setting(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True)
 class FieldInfo:
+    """One setting of a method or table: what a reader may write, and its help."""
+
     name: str
     type: str
     default: Any  # MISSING where a value must be given
@@ -23,6 +25,7 @@ class FieldInfo:
 
     @property
     def required(self) -> bool:
+        """Whether a value must be given."""
         return self.default is MISSING
 
 

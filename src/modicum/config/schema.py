@@ -93,6 +93,7 @@ class SiloTerms:
     records: int = setting(0, "it trains on")
     budget: float = setting(0.0, "ε that it grants (inf for no privacy)")
     validation: int = setting(0, "records that it holds out for declared metrics")
+    key: str = setting("", "its public key for secure aggregation, as `modicum silo key` prints it")
 
     def __post_init__(self) -> None:
         if self.records < 1 or self.validation < 0 or not self.budget > 0:

@@ -37,6 +37,7 @@ class Source:
         return self.name
 
     def error(self, message: str, *place: str) -> UserError:
+        """The message with the place to blame in front."""
         return UserError(f"{self.where(*place)}: {message}")
 
     @contextmanager
@@ -49,6 +50,7 @@ class Source:
 
 
 def read_source(path: Path) -> Source:
+    """The tables of a TOML file, with the line of each key."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -59,6 +61,7 @@ def read_source(path: Path) -> Source:
 
 
 def parse(text: str, name: str) -> Source:
+    """The tables of a text; `name` stands for it in messages."""
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

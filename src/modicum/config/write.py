@@ -120,6 +120,7 @@ def _plain(value: Any) -> Any:
 
 
 def toml_value(value: Any) -> str:
+    """A value as TOML writes it."""
     match value:
         case bool():
             return "true" if value else "false"

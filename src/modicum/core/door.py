@@ -253,9 +253,11 @@ class ReservedSumDoor:
 class DoorWatch(Protocol):
     """Puts something around every door of a run, such as a recorder for attacks, audits and replays."""
 
-    def client(self, door: Door) -> Door: ...
+    def client(self, door: Door) -> Door:
+        """What a client gets in place of its own door."""
 
-    def server(self, door: SumDoor) -> SumDoor: ...
+    def server(self, door: SumDoor) -> SumDoor:
+        """What a trusted server gets in place of its door for sums."""
 
 
 def add_noise(source: NoiseSource, key: NoiseKey, values: Tensor, std: float) -> Tensor:

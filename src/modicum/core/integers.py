@@ -33,8 +33,10 @@ class Agreed:
     """
 
     clients: Mapping[str, Mapping[str, IntegerNoise]]
+    units: Mapping[str, Mapping[str, float]]  # of norm 1 in each client's part of a query: itself, or its records
 
     def of(self, client: str, purpose: str) -> IntegerNoise:
+        """The lattice and noise that this client's releases of a purpose have."""
         return self.clients[client][purpose]
 
     def terms(self, purpose: str) -> IntegerTerms:
@@ -59,16 +61,19 @@ def noised(release: Release, step: int, sums: Mapping[str, Tensor], source: Nois
 
 
 def on_lattice(release: Release) -> IntegerNoise:
+    """The integer noise that was reserved; a release with noise of floats is refused."""
     if release.integers is None:
         raise UserError(f"client {release.client!r}: {query_name(release)!r} is reserved with noise of floats")
     return release.integers
 
 
 def query_name(release: Release) -> str:
+    """The blocks of a release in one word, as error messages and keys name them."""
     return "+".join(b.name for b in release.blocks)
 
 
 def rotation(round: int, step: int, names: str) -> bytes:
+    """The public seed by which all clients of one sum turn their vectors alike."""
     return f"{round}/{step}/{names}".encode()
 
 

@@ -20,18 +20,22 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module) -> Layout:
+        """Of a model's trainable parameters, in the order of its definition."""
         named = [(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
         return cls(tuple(n for n, _ in named), tuple(s for _, s in named))
 
     @property
     def sizes(self) -> tuple[int, ...]:
+        """Numbers in each parameter."""
         return tuple(prod(shape) for shape in self.shapes)
 
     @property
     def dimension(self) -> int:
+        """Numbers in all parameters together: the length of the flat vector."""
         return sum(self.sizes)
 
     def slices(self) -> dict[str, slice]:
+        """Where each parameter lies in the flat vector."""
         ends = list(accumulate(self.sizes))
         return {name: slice(end - size, end) for name, size, end in zip(self.names, self.sizes, ends, strict=True)}
 
@@ -45,9 +49,11 @@ class Layout:
         }
 
     def flatten(self, named: Mapping[str, Tensor]) -> Tensor:
+        """One flat vector of parameters given by name."""
         return torch.cat([named[name].reshape(-1) for name in self.names])
 
     def read(self, model: nn.Module) -> Tensor:
+        """A model's trainable parameters as one flat vector, detached."""
         return self.flatten({name: p.detach() for name, p in model.named_parameters()})
 
     def load(self, model: nn.Module, flat: Tensor) -> None:

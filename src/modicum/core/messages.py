@@ -31,6 +31,7 @@ class Decision:
     signal_multiplier: float | None = None  # at least this noise on signals, where clients' signals are summed
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return {
             "bound": self.bound,
             "noise_multiplier": self.noise_multiplier,
@@ -39,6 +40,7 @@ class Decision:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Decision:
+        """Back from `to_dict`; a missing signal multiplier is None."""
         z, shared = d["noise_multiplier"], d.get("signal_multiplier")
         return cls(float(d["bound"]), None if z is None else float(z), None if shared is None else float(shared))
 
@@ -290,4 +292,5 @@ def _build(meta: dict[str, Any], tensor: Tensor) -> Anything:
 
 
 def finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds neither infinities nor NaN."""
     return bool(torch.isfinite(tensor).all())

@@ -67,6 +67,7 @@ class Offer:
     validation: bool | None = None
 
     def lacks(self, need: Need) -> bool:
+        """Whether a carrier is known not to have what is needed; what it cannot tell is not lacking."""
         given = {
             Need.PUBLIC_DATA: self.public_data,
             Need.PUBLIC_LABELS: self.public_labels,

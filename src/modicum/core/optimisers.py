@@ -16,9 +16,11 @@ class Optimiser(Protocol):
     """`slots` buffers of the parameters' shape; `step` changes `theta` and the buffers in place."""
 
     @property
-    def slots(self) -> int: ...
+    def slots(self) -> int:
+        """How many buffers of a model's size it keeps for each client."""
 
-    def step(self, theta: Tensor, gradient: Tensor, buffers: list[Tensor], step: int) -> None: ...
+    def step(self, theta: Tensor, gradient: Tensor, buffers: list[Tensor], step: int) -> None:
+        """Take step `step`, counted from 0, in place: one row a client in `theta`, `gradient` and each buffer."""
 
     def gains(self, steps: int) -> tuple[float, float]:
         """How a constant gradient g and noise of variance v in every step reach the update: (|Δ|/|g|, Var Δ/v)."""

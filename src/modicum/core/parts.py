@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 
 from modicum.core.door import Door, SumDoor
+from modicum.core.facts import ClientFacts, FeatureFacts, Metric, PublicFacts
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, Opened, ReleasedSum
@@ -27,6 +27,7 @@ from modicum.privacy.events import Release
 from modicum.privacy.lattice import Integers
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, Unit
+from modicum.privacy.views import Variant
 
 if TYPE_CHECKING:
     from modicum.core.optimisers import Optimiser
@@ -35,57 +36,6 @@ State = dict[str, Any]
 
 PERSONALISED = "personalised"
 """Where a client's state keeps its own whole model, if its training makes one; it never leaves the client."""
-
-
-@dataclass(frozen=True)
-class ClientFacts:
-    """What everyone may know of a client before the run."""
-
-    name: str
-    records: int  # public under zero-out and replace-one, a declared constant under add-remove (R4)
-    budget: float
-    participations: int
-    validation: int = 0  # records it holds out for paid metrics; public or declared like `records`
-
-    def __post_init__(self) -> None:
-        # A client's name is a folder's name and a key of its noise; the server's own key is "(server)".
-        if not self.name or self.name != self.name.strip(" .") or set(self.name) & set("/\\()\0"):
-            raise UserError(
-                f"rename client {self.name!r}: a name is not empty, holds none of / \\ ( ) and does not begin or "
-                "end with a dot or a space"
-            )
-
-
-@dataclass(frozen=True, eq=False)
-class FeatureFacts:
-    """What is public of classes and features, from public records alone; None where there are none."""
-
-    classes: int
-    between: Tensor | None = None  # of a public geometry: variance of class means along each feature
-    within: Tensor | None = None  # and of records about their class's mean
-    sums: Tensor | None = None  # of public records with the task's own labels, by class
-    counts: Tensor | None = None
-
-    def between_of(self, size: int) -> Tensor:
-        """Of so many features; all alike where nothing is known."""
-        return torch.ones(size, dtype=torch.double) if self.between is None else self.between.double()
-
-    def within_of(self, size: int) -> Tensor:
-        """Of so many features; where nothing is known, of records of length 1 spread evenly."""
-        return torch.full((size,), 1 / size).double() if self.within is None else self.within.double()
-
-
-@dataclass(frozen=True)
-class PublicFacts:
-    """What a policy and an aggregation may know before the run."""
-
-    clients: tuple[ClientFacts, ...]
-    rounds: int
-    dimension: int
-    multipliers: Mapping[str, float]  # frozen noise multiplier of each client's plan; empty where it adapts
-    adaptive_noise: bool = False
-    features: FeatureFacts | None = None
-    tensors: tuple[tuple[str, int], ...] = ()  # names and sizes of the shared parameters, in their order
 
 
 @dataclass(frozen=True)
@@ -116,11 +66,15 @@ class Observation:
 
 
 class Scope(StrEnum):
+    """How often a policy decides: once a round, or anew before each local step."""
+
     ROUND = "round"
     STEP = "step"
 
 
 class Place(StrEnum):
+    """Where a policy decides: at the server, or at each client from its own releases."""
+
     SERVER = "server"
     CLIENT = "client"
 
@@ -149,17 +103,25 @@ class Policy(Protocol):
     """Chooses public numbers from public and released values only."""
 
     @property
-    def scope(self) -> Scope: ...
+    def scope(self) -> Scope:
+        """How often it decides."""
+
     @property
-    def place(self) -> Place: ...
+    def place(self) -> Place:
+        """Where it decides."""
+
     @property
-    def signals(self) -> tuple[Signal, ...]: ...
+    def signals(self) -> tuple[Signal, ...]:
+        """What it buys beside the gradient or update, in the same query."""
 
-    def init(self, public: PublicFacts) -> State: ...
+    def init(self, public: PublicFacts) -> State:
+        """Its state before the first round."""
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]: ...
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
+        """A bound, and maybe a noise multiplier, for each of these clients in this round."""
 
-    def observe(self, state: State, observed: Observation) -> State: ...
+    def observe(self, state: State, observed: Observation) -> State:
+        """The state after a round (or a local step); the given state is not changed."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +135,7 @@ class Batch:
         return self.x.shape[0]
 
     def take(self, index: Tensor) -> Batch:
+        """The rows of these numbers, on the batch's own device."""
         index = index.to(self.x.device)
         return Batch(
             self.x.index_select(0, index), {name: t.index_select(0, index) for name, t in self.targets.items()}
@@ -189,7 +152,8 @@ class Backend(Protocol):
     """Computes with stacked parameters: row i of `theta` is client i's model. Loop and fused agree."""
 
     @property
-    def layout(self) -> Layout: ...
+    def layout(self) -> Layout:
+        """How parameters lie in a row of `theta`."""
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         """Outputs of one model (a flat vector) on records, without gradients."""
@@ -212,6 +176,8 @@ class Descends(Protocol):
 
 
 class ClipRule(StrEnum):
+    """What a gradient g with bound C becomes before it is added; its norm is at most C either way."""
+
     FLAT = "flat"  # g · min(1, C/‖g‖)
     AUTO = "auto"  # g · C/(‖g‖ + γ): AUTO-S, Bu et al. 2023
 
@@ -220,7 +186,8 @@ class LocalTraining(Protocol):
     """What a client optimises. It never sends anything."""
 
     @property
-    def optimiser(self) -> Optimiser: ...
+    def optimiser(self) -> Optimiser:
+        """What turns gradients into local steps."""
 
     @property
     def by_record(self) -> bool:
@@ -229,40 +196,21 @@ class LocalTraining(Protocol):
     def targets(self, records: Batch, state: State, backend: Backend) -> dict[str, Tensor]:
         """Per-record targets for this round: labels, and for instance a teacher's outputs."""
 
-    def losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor: ...
+    def losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        """Loss of each record, one number a row; it must not mix records."""
 
     def finish(self, records: Batch, state: State, trained: Tensor, backend: Backend) -> State:
         """The client's own state after the round; `trained` is its full local model: copy what is kept."""
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A count over a client's own validation records that it releases with noise every `every` rounds."""
-
-    name: str  # "accuracy"
-    every: int
-    noise_multiplier: float  # in what the adversary sees
-
-    def __post_init__(self) -> None:
-        if self.name != "accuracy":
-            raise UserError(f"unknown metric {self.name!r}: clients can release 'accuracy'")
-        if self.every < 1 or not 0 < self.noise_multiplier < float("inf"):
-            raise UserError(
-                "a metric needs a number of rounds of at least 1 and a positive finite noise multiplier, got "
-                f"{self.every} and {self.noise_multiplier}"
-            )
-
-    @property
-    def block(self) -> str:
-        return f"metric:{self.name}"
-
-
 class ModelWrapper(Protocol):
     """May add or compress layers, and says which parameters travel; the rest never leave the client."""
 
-    def wrap(self, model: nn.Module) -> nn.Module: ...
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model that is trained in place of the given one."""
 
-    def shared(self, name: str) -> bool: ...
+    def shared(self, name: str) -> bool:
+        """Whether the parameter of this name travels."""
 
 
 @dataclass(frozen=True)
@@ -319,13 +267,15 @@ class Opening:
     expected: Mapping[str, Expected] = field(default_factory=dict)  # of each client that was asked
     decisions: Mapping[str, Decision] = field(default_factory=dict)  # of every client
     integers: Agreed | None = None  # the terms of integer noise, where messages are on a lattice
+    features: FeatureFacts | None = None  # what is public of classes and features
 
 
 class Mechanism(Protocol):
     """Where clipping and noise happen, hence what is charged to whom."""
 
     @property
-    def spec(self) -> PrivacySpec: ...
+    def spec(self) -> PrivacySpec:
+        """Unit, adjacency, view and δ of what it claims."""
 
     @property
     def purpose(self) -> str:
@@ -369,19 +319,31 @@ class Mechanism(Protocol):
 class OpensIntegers(Protocol):
     """A mechanism whose messages can be integers with a share of noise."""
 
-    integers: bool
-
     def open_integers(self, total: Integers, survivors: Sequence[str], context: Opening) -> ReleasedSum | None:
         """The server half, given the modular sum of the survivors' integers. None when the round is void."""
+
+
+@runtime_checkable
+class OnLattice(Protocol):
+    """A mechanism that can draw its noise on a lattice; `integers` says whether it does."""
+
+    @property
+    def integers(self) -> bool:
+        """Whether noise is drawn on the lattice now."""
+
+    def on_integers(self, variant: Variant) -> Mechanism:
+        """The same with integer noise; behind a sum, with what is to stand behind secure aggregation."""
 
 
 class Aggregation(Protocol):
     """Post-processing of releases into the next model (R7)."""
 
     @property
-    def needs_individuals(self) -> bool: ...
+    def needs_individuals(self) -> bool:
+        """Whether it can do nothing with a sum alone."""
 
-    def init(self, public: PublicFacts) -> State: ...
+    def init(self, public: PublicFacts) -> State:
+        """Its state before the first round."""
 
     def combine(
         self, state: State, model: Tensor, opened: Opened, evaluate: PublicEvaluator | None = None
@@ -392,11 +354,14 @@ class Aggregation(Protocol):
 class Codec(Protocol):
     """A map after the door, such as thresholding or compression: post-processing, so it is free."""
 
-    def apply(self, noised: Noised) -> Noised: ...
+    def apply(self, noised: Noised) -> Noised:
+        """The message as it is sent; shape and precision of the update stay."""
 
 
 @dataclass(frozen=True)
 class Identity:
+    """No codec: messages are sent as they were released."""
+
     def apply(self, noised: Noised) -> Noised:
         return noised
 

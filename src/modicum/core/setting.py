@@ -21,4 +21,5 @@ class Setting:
 class MethodSpec(Protocol):
     """A method's settings, by its users' names; `build` composes the parts."""
 
-    def build(self, setting: Setting) -> Method: ...
+    def build(self, setting: Setting) -> Method:
+        """The method for a federation of this size; settings that do not fit are refused with a line."""

@@ -42,7 +42,8 @@ class Transform(Protocol):
     The bound is enforced on what comes out of it, so that it may do anything that keeps shape and precision.
     """
 
-    def apply(self, update: Tensor) -> Tensor: ...
+    def apply(self, update: Tensor) -> Tensor:
+        """One client's update, flat, as it is to be clipped; same shape and precision."""
 
 
 @runtime_checkable

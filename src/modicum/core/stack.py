@@ -35,6 +35,7 @@ class Pool:
 
     @property
     def joined(self) -> Batch:
+        """All clients' records in one batch, made when first asked for."""
         if self._joined is None:
             x = torch.cat([batch.x for batch in self.records])
             targets = {n: torch.cat([b.targets[n] for b in self.records]) for n in self.records[0].targets}

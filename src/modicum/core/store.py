@@ -35,6 +35,7 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_state(path: Path) -> dict[str, Any]:
+    """What `save_state` wrote; only plain values and tensors are read."""
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True)
     except Exception:

@@ -44,6 +44,7 @@ class Arrays:
         return len(self.y)
 
     def take(self, indices: Array | slice) -> Arrays:
+        """These rows of records and labels."""
         return Arrays(self.x[indices], self.y[indices])
 
     def scaled(self) -> npt.NDArray[np.float32]:
@@ -60,10 +61,12 @@ class Arrays:
 
     @staticmethod
     def empty(like: Arrays) -> Arrays:
+        """No records, of the shape and type of others."""
         return like.take(slice(0, 0))
 
     @staticmethod
     def concatenate(parts: Sequence[Arrays]) -> Arrays:
+        """Records of several, one after another."""
         return Arrays(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))
 
 
@@ -130,10 +133,12 @@ class FederatedData:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
+        """Shape of one record."""
         return self.clients[0].train.shape
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Names of all clients, in order."""
         return tuple(c.name for c in self.clients)
 
     @property

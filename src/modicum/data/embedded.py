@@ -43,6 +43,7 @@ def fixed_split(arrays: Arrays, strata: Array, fraction: float = 0.2) -> tuple[A
 
 
 def fixed_test_rows(strata: Array, fraction: float = 0.2) -> Array:
+    """Which records are for testing, the same whenever it is asked; each stratum in proportion."""
     from modicum.data.federate import stratified_rows
 
     held = np.zeros(len(strata), bool)

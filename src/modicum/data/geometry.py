@@ -1,6 +1,6 @@
 """Public geometry: a linear map that was fitted to public records, and the length 1 that every record is cut to.
 
-It is fitted by `modicum.models.geometry` and kept with its origin. Applying it looks at one record at a time, so
+It is fitted by `modicum.public.geometry` and kept with its origin. Applying it looks at one record at a time, so
 that a record still moves nothing but itself.
 """
 
@@ -44,6 +44,7 @@ class Geometry:
 
     @property
     def size(self) -> int:
+        """Dimensions after the map."""
         return int(self.matrix.shape[1])
 
     @cached_property
@@ -104,6 +105,7 @@ class Geometry:
 
 
 def load_geometry(path: str | Path) -> Geometry:
+    """The geometry of a file; another format, or values that are not finite, are refused with a line."""
     try:
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(str(file["header"]))
@@ -122,7 +124,7 @@ def load_geometry(path: str | Path) -> Geometry:
         return Geometry(**parts, about=dict(header["about"]))
     except FileNotFoundError:
         raise UserError(
-            f"no geometry at {path}: fit one with python -m modicum.models.geometry --proxy NAME --out FILE"
+            f"no geometry at {path}: fit one with python -m modicum.public.geometry --proxy NAME --out FILE"
         ) from None
     except (ValueError, KeyError, OSError, TypeError, IndexError, EOFError) as error:
         raise UserError(f"{path} is not a geometry of this version ({error}): fit it again") from None

@@ -19,7 +19,8 @@ MAX_DRAWS = 1000
 class Partition(Protocol):
     """Divides the rows 0 … len(labels)−1 among clients; the same generator state gives the same division."""
 
-    def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[Rows]: ...
+    def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[Rows]:
+        """The rows of each client, ascending; every row has one owner, every client at least one row."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,7 @@ class Natural:
 
 
 def check_counts(records: int, clients: int, least: int = 1) -> None:
+    """Refuse more clients than there are records for, `least` for each."""
     if clients < 1:
         raise UserError(f"the number of clients must be at least 1, got {clients}")
     if records < clients * least:

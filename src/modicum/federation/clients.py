@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 
 from modicum.core.door import Door, DoorWatch, ReservedDoor
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Expected, Message, Noised, Sealed, Share, Summand, decode, finite
-from modicum.core.parts import Batch, ClientFacts, ClientKit, Job, Method, State
+from modicum.core.parts import Batch, ClientKit, Job, Method, State
 from modicum.core.store import load_state, save_state
 from modicum.federation.keep import Charges, Keep, settle
 from modicum.privacy.budgets import Reason, Refusal, Refused
@@ -132,6 +133,7 @@ class Clients:
         return replace(message, update=message.update.to(b.model.device))
 
     def events(self, broadcast: Broadcast) -> tuple[Release, ...]:
+        """What the client would release if it followed this proposal."""
         client = self.clients[broadcast.client]
         return self.method.mechanism.events(
             client.facts, client.plan, self.kit, broadcast, self._participation(client, broadcast.round)

@@ -25,7 +25,8 @@ class Cohorts(Protocol):
     def participations(self, client: int) -> int:
         """In how many rounds a client takes part at most: what its noise is calibrated for (R5)."""
 
-    def invited(self, round: int) -> tuple[int, ...]: ...
+    def invited(self, round: int) -> tuple[int, ...]:
+        """Numbers of the clients that this round's cohort has, ascending."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Balanced:
         return self._table[round]
 
     def rounds_of(self, client: int) -> tuple[int, ...]:
+        """Rounds in which a client is invited."""
         return tuple(t for t, cohort in enumerate(self._table) if _holds(cohort, client))
 
     def participations(self, client: int) -> int:

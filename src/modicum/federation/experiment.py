@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 from modicum.core.device import device_named
+from modicum.core.facts import FeatureFacts, Metric
 from modicum.core.layout import Layout
 from modicum.core.needs import Offer, check_data
-from modicum.core.parts import Batch, FeatureFacts, Method, Metric, OpensIntegers
+from modicum.core.parts import Batch, Method, OnLattice
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check
 from modicum.errors import UserError
-from modicum.federation.features import behind, stand_on
-from modicum.federation.hot_start import hot_start
 from modicum.mechanisms.class_sums import class_sums
 from modicum.models import build, check_model, fixed_features
-from modicum.privacy.spec import PrivacySpec, SecureAggregation, TrustedServer, Unit
+from modicum.privacy.spec import PrivacySpec, Unit
 from modicum.privacy.views import Variant
+from modicum.public.features import behind, stand_on
+from modicum.public.hot_start import hot_start
 from modicum.training.compressed import from_options
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ class Experiment:
 
     @property
     def setting(self) -> Setting:
+        """Clients, clients a round and rounds, as a method is built for."""
         clients = len(self.federation.budgets)
         return Setting(clients, self.per_round or clients, self.rounds)
 
@@ -159,25 +161,11 @@ def build_method(experiment: Experiment) -> Method:
 
 def with_integers(method: Method, variant: Variant) -> Method:
     """The method with noise on a lattice, and behind a sum with what is to stand behind secure aggregation."""
-    mechanism = method.mechanism
-    if not isinstance(mechanism, OpensIntegers) or not is_dataclass(mechanism):
+    if not isinstance(method.mechanism, OnLattice):
         raise UserError(
             f'{method.name} draws no integer noise: set noise = "float" and secure_aggregation = "ideal"'
         )
-    changes: dict[str, Any] = {"integers": True}
-    view = mechanism.spec.view
-    if isinstance(view, TrustedServer):
-        raise UserError(
-            'integer noise is for what clients send, and a trusted server adds its own: set noise = "float"'
-        )
-    if isinstance(view, SecureAggregation):
-        changes["view"] = replace(view, variant=variant)
-    elif variant is not Variant.IDEAL:
-        raise UserError(
-            f"secure_aggregation is for the view secure-aggregation, and {method.name} has "
-            f"{view.to_dict()['kind']}: set view, or leave it out"
-        )
-    return replace(method, mechanism=replace(mechanism, **changes))
+    return replace(method, mechanism=method.mechanism.on_integers(variant))
 
 
 def offer_of(data: FederatedData) -> Offer:

@@ -106,7 +106,7 @@ class InProcess:
             return opening()
         return self._once.open(begun.proposal.round, self.server.state.model.device, opening)
 
-    def _released(self, begun: Begun, messages: Iterator[Message]) -> ReleasedSum | None:
+    def _released(self, begun: Begun, messages: Iterator[Message]) -> Opened | None:
         """A trusted server's sum: that released before a crash, else a new one, settled before it is used."""
         assert self.trusted is not None
         if begun.stored is not None:

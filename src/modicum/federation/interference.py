@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.door import DoorWatch
+from modicum.core.facts import Metric
 from modicum.core.messages import Opened, encode
-from modicum.core.parts import Metric
 from modicum.core.setting import MethodSpec
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation
@@ -65,6 +65,7 @@ class Checked:
 
     @property
     def holds(self) -> bool:
+        """Whether nothing visible depended on the data but through releases."""
         return self.difference is None
 
     def __str__(self) -> str:
@@ -74,6 +75,7 @@ class Checked:
         return f"{self.method}: nothing changed in {self.rounds} rounds on other records ({tried})"
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return {
             "method": self.method,
             "holds": self.holds,

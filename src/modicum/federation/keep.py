@@ -26,6 +26,7 @@ class Keep(StrEnum):
 
     @property
     def redoes(self) -> bool:
+        """Whether a round after a crash is computed again and must come out the same."""
         return self is Keep.DIGESTS
 
 
@@ -34,23 +35,32 @@ class Charges(Protocol):
 
     run_id: str
 
-    def reserve(self, releases: Iterable[Release], *, redo: bool = False) -> list[Token]: ...
+    def reserve(self, releases: Iterable[Release], *, redo: bool = False) -> list[Token]:
+        """A token for each release, all or none; with `redo` those of an earlier attempt are given again."""
 
-    def settle_many(self, settled: Iterable[tuple[Token, bytes]], *, store: bool = True) -> None: ...
+    def settle_many(self, settled: Iterable[tuple[Token, bytes]], *, store: bool = True) -> None:
+        """The messages under these tokens exist; with `store` they are kept, else their digests alone."""
 
-    def message(self, token: Token) -> bytes: ...
+    def message(self, token: Token) -> bytes:
+        """The kept message of a settled token."""
 
-    def outbox(self) -> list[Token]: ...
+    def outbox(self) -> list[Token]:
+        """Tokens whose messages are kept."""
 
-    def unsettled(self) -> list[Token]: ...
+    def unsettled(self) -> list[Token]:
+        """Tokens that are charged and have no message."""
 
-    def prune_before(self, round: int) -> None: ...
+    def prune_before(self, round: int) -> None:
+        """Forget messages of earlier rounds; charges stay."""
 
-    def spent(self, client: str) -> list[Release]: ...
+    def spent(self, client: str) -> list[Release]:
+        """All that is charged to a client, in order."""
 
-    def share_reserved(self) -> float: ...
+    def share_reserved(self) -> float:
+        """Share of the planned releases that is charged, in the mean over clients (R3)."""
 
-    def left(self) -> dict[str, float]: ...
+    def left(self) -> dict[str, float]:
+        """Share of each client's plan or filter that may still be reserved."""
 
 
 def settle(ledger: Charges, keep: Keep, sent: Iterable[tuple[Sequence[Token], Message | ReleasedSum]]) -> None:

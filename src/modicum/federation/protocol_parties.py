@@ -24,6 +24,7 @@ class Parties:
         self.terms(tuple(names)[: view.participants], 1)  # refuses impossible ones before the run
 
     def terms(self, cohort: Sequence[str], dimension: int) -> secure.Terms:
+        """What all parties of one cohort's sum agree on: keys, thresholds, length and range."""
         public = [self._keys[n].public_key().public_bytes(Encoding.Raw, PublicFormat.Raw) for n in cohort]
         view = self._view
         return secure.Terms(

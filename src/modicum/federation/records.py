@@ -29,12 +29,16 @@ class RoundRecord:
     released: Mapping[str, float] = field(default_factory=dict)  # metrics that clients' budgets cover
     simulated: Mapping[str, float] = field(default_factory=dict)
     impossible: Mapping[str, str] = field(default_factory=dict)  # whose answers no honest client can have sent
+    void: str = ""  # why secure aggregation gave no sum; what it cost stays charged
+    traffic: Mapping[str, float] = field(default_factory=dict)  # deployed: seconds, most bytes_up and bytes_down
 
     def to_dict(self) -> dict[str, Any]:
+        """One line of `metrics.jsonl`."""
         return asdict(self)
 
     @property
     def bound(self) -> float:
+        """Median of the asked clients' clipping bounds; NaN where nobody was asked."""
         return statistics.median(self.bounds.values()) if self.bounds else float("nan")
 
 

@@ -146,10 +146,12 @@ class Rehearsal:
         self._rounds = Rounds(self.server, self.carrier, self.evaluation)
 
     def rounds(self) -> Iterator[Rehearsed]:
+        """Play what is left, round by round."""
         while not self.server.finished:
             yield self.step()
 
     def step(self) -> Rehearsed:
+        """One round."""
         begun = self.begin()
         return self._conclude(begun, self.clients.compute(begun.jobs))
 

@@ -33,12 +33,15 @@ class Exchange:
     refused: Mapping[str, str]  # who refused, and why
     retired: Mapping[str, str]  # those of them who refuse every later round as well
     impossible: Mapping[str, str] = field(default_factory=dict)
+    void: str = ""  # why secure aggregation gave no sum
+    traffic: Mapping[str, float] = field(default_factory=dict)  # seconds and bytes, where messages travel
 
 
 class Carrier(Protocol):
     """Takes proposals to clients, wherever they are, and brings back what the mechanism's view lets be seen."""
 
-    def exchange(self, proposal: Proposal) -> Exchange: ...
+    def exchange(self, proposal: Proposal) -> Exchange:
+        """Ask the round's cohort, and open what comes back as far as the view allows."""
 
     def acknowledge(self, round: int) -> None:
         """Everything before this round is in the server's durable state: messages of it may be forgotten."""
@@ -76,6 +79,7 @@ class Evaluation:
         return self.server.full_model(self.data.first)
 
     def public(self) -> dict[str, float]:
+        """Accuracy and loss on public records with the task's labels; empty where there are none."""
         return {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy)
 
     def by_client(self, held_out: tuple[Batch, ...]) -> dict[str, float]:
@@ -119,15 +123,21 @@ class Folder:
         self.metrics = MetricsFile(files.metrics, server.state.round)
 
     def keep(self, record: RoundRecord, server: Server) -> None:
+        """The round's line first, then the checkpoint: see `MetricsFile`."""
         self.metrics.append(record)
         save_state(self.checkpoint, server.state.to_dict())
 
 
 class Rounds:
-    """Plays the rounds of a server over a carrier. Without a folder nothing is kept."""
+    """Plays the rounds of a server over a carrier. Without an evaluation nothing is measured, without a folder
+    nothing is kept."""
 
     def __init__(
-        self, server: Server, carrier: Carrier, evaluation: Evaluation, folder: Folder | None = None
+        self,
+        server: Server,
+        carrier: Carrier,
+        evaluation: Evaluation | None = None,
+        folder: Folder | None = None,
     ) -> None:
         self.server, self.carrier, self.evaluation, self.folder = server, carrier, evaluation, folder
 
@@ -145,7 +155,7 @@ class Rounds:
         """The server's half of a round, once the answers are in."""
         server, opened = self.server, done.opened
         moved = server.advance(opened, done.retired)
-        public = self.evaluation.public()
+        public = {} if self.evaluation is None else self.evaluation.public()
         server.observe(proposal, opened, public, self.carrier.left())
         secret = server.method.mechanism.cohort_rate is not None  # who was drawn, and how many, stays untold (R5)
         names = proposal.decisions if secret else proposal.asked
@@ -158,8 +168,10 @@ class Rounds:
             reserved=self.carrier.reserved(),
             public=public,
             released=mean_metrics(opened),
-            simulated=self.evaluation.simulated(proposal.round),
+            simulated={} if self.evaluation is None else self.evaluation.simulated(proposal.round),
             impossible={} if secret else done.impossible,
+            void=done.void,
+            traffic=done.traffic,
         )
         if self.folder is not None:
             self.folder.keep(record, server)

@@ -25,54 +25,67 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
+        """The experiment as it was run."""
         return self.path / "config.toml"
 
     @property
     def metrics(self) -> Path:
+        """A line for each round."""
         return self.path / "metrics.jsonl"
 
     @property
     def ledger(self) -> Path:
+        """What was planned and charged."""
         return self.path / "ledger.sqlite"
 
     @property
     def certificate(self) -> Path:
+        """What holds for each client."""
         return self.path / "certificate.json"
 
     @property
     def model(self) -> Path:
+        """The final model's parameters by name."""
         return self.path / "model.safetensors"
 
     @property
     def geometry(self) -> Path:
+        """The public geometry that records stood on, where there was one."""
         return self.path / "geometry.npz"
 
     @property
     def summary(self) -> Path:
+        """The run's figures, for programs."""
         return self.path / "summary.json"
 
     @property
     def report(self) -> Path:
+        """The run's figures, for people."""
         return self.path / "report.html"
 
     @property
     def picture(self) -> Path:
+        """Accuracy and bound by rounds."""
         return self.path / "report.png"
 
     @property
     def checkpoint(self) -> Path:
+        """The server's state after the last round."""
         return self.path / "checkpoint.pt"
 
     @property
     def opened(self) -> Path:
+        """The one sum of a round behind secure aggregation, before it is used (R8)."""
         return self.path / "opened.safetensors"
 
     @property
     def transcript(self) -> Path:
+        """What each party saw, where that is recorded."""
         return self.path / "transcript.bin"
 
     @property
     def clients(self) -> Path:
+        """What clients keep for themselves."""
         return self.path / "clients"
 
     @property
@@ -108,6 +121,7 @@ class RunFolder:
         return UserError(f"cannot write to {self.path} ({error.strerror}): choose another folder")
 
     def write(self, path: Path, content: bytes) -> None:
+        """Replace a file in one step; it is on disk on return."""
         try:
             write_durably(path, content)
         except OSError as error:

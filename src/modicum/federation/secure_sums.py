@@ -29,7 +29,8 @@ class Adder(Protocol):
 
     def add(
         self, round: int, cohort: Sequence[str], messages: Iterable[Message]
-    ) -> tuple[Integers, tuple[str, ...]] | None: ...
+    ) -> tuple[Integers, tuple[str, ...]] | None:
+        """The sum of a cohort's integers and who is in it; None where too few answered or the round is void."""
 
 
 def make_adder(setup: Setup, run: str) -> Adder | None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from modicum.core.door import DoorWatch, ReservedSumDoor, SumDoor
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import (
     Broadcast,
     Decision,
@@ -27,7 +28,7 @@ from modicum.core.messages import (
     encode,
     finite,
 )
-from modicum.core.parts import ClientKit, Method, Observation, Opening, OpensIntegers, PublicFacts, State
+from modicum.core.parts import ClientKit, Method, Observation, Opening, OpensIntegers, State
 from modicum.core.sockets import PublicEvaluator, Reports
 from modicum.core.store import write_durably
 from modicum.errors import UnsoundError, UserError
@@ -54,6 +55,7 @@ class Proposal:
 
     @property
     def asked(self) -> tuple[str, ...]:
+        """Whom the proposal goes to."""
         return tuple(b.client for b in self.broadcasts)
 
 
@@ -80,6 +82,7 @@ class ServerState:
     averaged: int = 0  # how many they were
 
     def to_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds; `Server.restore` takes it back."""
         return {
             "round": self.round,
             "model": self.model,
@@ -113,6 +116,7 @@ class Server:
         self.state = ServerState(0, first, method.policy.init(public), method.aggregation.init(public))
 
     def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
         self.state = ServerState(**saved)
 
     @property
@@ -141,6 +145,7 @@ class Server:
 
     @property
     def finished(self) -> bool:
+        """Whether all rounds are played, or nobody is left to ask."""
         return self.state.round >= self.public.rounds or len(self.state.retired) == len(self.names)
 
     def propose(self) -> Proposal:
@@ -195,12 +200,23 @@ class Server:
             return "it sent something else than an answer"
         if (message.client, message.round) != (name, proposal.round):
             return "its answer is another client's or another round's"
+        if not isinstance(message, self._kind):
+            return "its answer is of a kind that this run does not have"
         if isinstance(message, Summand):  # nobody looks into one: their sum is checked
-            return message if self.kit.integers is not None else "it sent something else than an answer"
+            return message
         model, update = self.state.model, message.update
         if (update.shape, update.dtype) != (model.shape, model.dtype):
             return "its update has another shape or precision than the model"
         return objection(message, expected[name]) or message
+
+    @property
+    def _kind(self) -> type[Message]:
+        """The only kind of message that the view and the noise of this run have."""
+        if self.method.mechanism.individuals:
+            return Noised
+        if not self.method.mechanism.spec.view.senders_add_noise:
+            return Sealed
+        return Share if self.kit.integers is None else Summand
 
     def open(
         self, proposal: Proposal, messages: Iterable[Message], asked: Asked, door: SumDoor | None = None
@@ -239,6 +255,7 @@ class Server:
             asked.expected,
             proposal.decisions,
             self.kit.integers,
+            self.public.features,
         )
 
     def advance(self, opened: Opened | None, refused: Mapping[str, str]) -> bool:
@@ -314,10 +331,12 @@ class TrustedLedger:
         return self.ledger.reserve([e for es in events.values() for e in es], redo=self._keep.redoes)
 
     def door(self, tokens: Sequence[Token]) -> SumDoor:
+        """The server's door for one sum, open for what these tokens reserve."""
         door = self._make_door(tokens)
         return door if self._watch is None else self._watch.server(door)
 
     def settle(self, tokens: Sequence[Token], opened: ReleasedSum) -> None:
+        """The sum exists: settled under its tokens before anybody uses it."""
         settle(self.ledger, self._keep, [(tokens, opened)])
         if self._keep is Keep.MESSAGES:
             self._sent[opened.round] = tokens[0]

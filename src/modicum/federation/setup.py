@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from modicum.compute.choose import choose
+from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
-from modicum.core.parts import Backend, ClientFacts, ClientKit, Identity, Mechanism, Method, PublicFacts, State
+from modicum.core.parts import Backend, ClientKit, Identity, Mechanism, Method, OnLattice, State
 from modicum.errors import UserError
 from modicum.federation.clients import Client
 from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, rounds_of
@@ -41,9 +42,11 @@ class Setup:
     at_once: int  # clients that the engine takes together
 
     def server(self, run: str) -> Server:
+        """The server before its first round; `run` is the run's name."""
         return make_server(self.experiment, self.method, self.cohorts, self.kit, self.data, run)
 
     def clients(self) -> list[Client]:
+        """All clients before their first round, with plans and records."""
         first = first_state(self.data, self.kit)
         records = zip(self.facts, self.data.records, self.data.validation, strict=True)
         return [Client(f, self.plans[f.name], own, held_out, dict(first)) for f, own, held_out in records]
@@ -58,10 +61,15 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     facts = make_facts(experiment, cohorts)
     plans = make_plans(experiment, method.mechanism, facts, cohorts)
     plans, agreed = put_on_lattice(experiment, method, plans, facts, data)
-    multipliers = {name: training_multiplier(plan, method.mechanism.purpose) for name, plan in plans.items()}
+    multipliers = frozen_multipliers(plans, method.mechanism.purpose)
     adaptive = any(adapts(plan) for plan in plans.values())
     kit = make_kit(experiment, method, data, engine.backend, facts, multipliers, adaptive, agreed)
     return Setup(experiment, method, data, cohorts, facts, plans, kit, engine.at_once)
+
+
+def frozen_multipliers(plans: Mapping[str, PrivacyPlan], purpose: str) -> dict[str, float]:
+    """The noise multiplier of each client's training releases, as its plan has it (R1)."""
+    return {name: training_multiplier(plan, purpose) for name, plan in plans.items()}
 
 
 def make_kit(
@@ -95,8 +103,10 @@ def put_on_lattice(
 
     `plans` are all clients': behind a sum the smallest multiplier among them calibrates the noise.
     """
-    if not experiment.integers:
+    if not (isinstance(method.mechanism, OnLattice) and method.mechanism.integers):
         return dict(plans), None
+    if experiment.noise == "float":
+        raise UserError(f"{method.name} adds up integers in this view: leave noise out, or set it to integer")
     shared = Layout.of(data.model).where(method.wrapper.shared)
     return on_lattice(plans, facts, int(shared.sum()) + len(method.policy.signals))
 
@@ -104,6 +114,7 @@ def put_on_lattice(
 def make_server(
     experiment: Experiment, method: Method, cohorts: Cohorts, kit: ClientKit, data: Prepared, run: str
 ) -> Server:
+    """The server of an experiment, from public values alone."""
     assert kit.public is not None
     first, limits = data.first[kit.shared], (experiment.average, experiment.bounds)
     asks = public_evaluator(kit.backend, data.first, kit.shared, data.proxy)
@@ -132,6 +143,7 @@ def _refuse_codec_on_sums(method: Method) -> None:
 
 
 def make_cohorts(experiment: Experiment, mechanism: Mechanism, noise: NoiseSource) -> Cohorts:
+    """Who is invited when: a trusted server's secret coins, or a public schedule."""
     s = experiment.setting
     if mechanism.cohort_rate is not None:
         return SecretPoisson(s.clients, s.rounds, mechanism.cohort_rate, noise)
@@ -139,6 +151,7 @@ def make_cohorts(experiment: Experiment, mechanism: Mechanism, noise: NoiseSourc
 
 
 def make_facts(experiment: Experiment, cohorts: Cohorts) -> tuple[ClientFacts, ...]:
+    """What everyone may know of each client, with how often it takes part at most (R5)."""
     data, budgets = experiment.federation.data, experiment.federation.budgets
     return tuple(
         ClientFacts(name, size, budget, max(1, cohorts.participations(i)), len(data.clients[i].validation))
@@ -149,6 +162,7 @@ def make_facts(experiment: Experiment, cohorts: Cohorts) -> tuple[ClientFacts, .
 def make_plans(
     experiment: Experiment, mechanism: Mechanism, facts: tuple[ClientFacts, ...], cohorts: Cohorts
 ) -> dict[str, PrivacyPlan]:
+    """What each client agrees to release; declared metrics need validation records."""
     mechanism.spec.refuse_true_sizes()
     for facts_i, client in zip(facts, experiment.federation.data.clients, strict=True):
         if experiment.metrics and not len(client.validation):

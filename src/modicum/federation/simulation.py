@@ -89,6 +89,7 @@ class Simulation:
         self._rounds = Rounds(self.server, self.carrier, self.evaluation, kept)
 
     def close(self) -> None:
+        """Close the ledger."""
         self.ledger.close()
 
     def rounds(self) -> Iterator[RoundRecord]:

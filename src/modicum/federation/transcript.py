@@ -28,9 +28,11 @@ class Seen:
 class Transcript(Protocol):
     """Takes down what is seen. `flush` is called before a checkpoint or a sum relies on it."""
 
-    def record(self, seen: Seen) -> None: ...
+    def record(self, seen: Seen) -> None:
+        """Note one thing that a party saw."""
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """What was recorded so far is safe on return."""
 
 
 class Forget:
@@ -56,6 +58,7 @@ class Remember:
         pass
 
     def of(self, kind: Kind, *, party: str | None = None, sender: str | None = None) -> list[Seen]:
+        """What was seen of one kind, by a party and from a sender where these are given."""
         return [s for s in self.seen if s.kind == kind and party in (None, s.party) and sender in (None, s.sender)]
 
 

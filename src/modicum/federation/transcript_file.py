@@ -50,6 +50,7 @@ class FileTranscript:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
+        """Write what is left, and close the file."""
         if self._file is not None:
             self.flush()
             self._file.close()

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Opened
 from modicum.core.needs import Need
-from modicum.core.parts import ClientFacts, ClientKit, Job, Opening, State
+from modicum.core.parts import ClientKit, Job, Opening, State
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.privacy.accounting.choose import epsilon
@@ -41,6 +42,7 @@ class AsPublished:
 
     @property
     def offers(self) -> tuple[Need, ...]:
+        """What the inner mechanism offers."""
         return self.inner.offers
 
     @property

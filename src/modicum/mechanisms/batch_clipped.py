@@ -10,9 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Range
 from modicum.core.needs import Need
-from modicum.core.parts import ClientFacts, ClientKit
+from modicum.core.parts import ClientKit
 from modicum.core.stack import Pool
 from modicum.errors import UserError
 from modicum.mechanisms import common

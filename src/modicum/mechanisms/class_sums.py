@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from modicum.core.door import ReleaseRequest
+from modicum.core.facts import ClientFacts
 from modicum.core.layout import Layout
-from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened
+from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened, ReleasedSum
 from modicum.core.needs import Need
-from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS, ClientFacts, ClientKit, Job, Opening, State
+from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS, ClientKit, Job, Opening, State
 from modicum.errors import UserError
-from modicum.mechanisms import common
+from modicum.mechanisms import common, integers
 from modicum.mechanisms.possible import DOUBT, ROUNDING, noise_norm
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal
+from modicum.mechanisms.record_sums import RecordSums
 from modicum.privacy.calibration import calibrate_noise
 from modicum.privacy.events import Block, NoSampling, Release
+from modicum.privacy.lattice import Integers
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, Unit
+from modicum.privacy.views import Variant
 
 LENGTH = 1.0  # records that are longer are cut to it
 
@@ -42,9 +47,8 @@ class ClassSums:
     total: int  # rounds of the run
     counts: float = 0.3  # κ
     share: float = 0.2  # of μ², where gradient steps follow
-    after: RecordLocal = field(default_factory=lambda: RecordLocal(steps=1))
+    after: RecordLocal | RecordSums = field(default_factory=lambda: RecordLocal(steps=1))
 
-    individuals = True
     purpose = CLASS_SUMS
     offers: ClassVar[tuple[Need, ...]] = ()
     cohort_rate = None
@@ -56,12 +60,24 @@ class ClassSums:
             raise UserError(
                 f"counts need a weight above 0 and sums a share between 0 and 1, got {self.counts}, {self.share}"
             )
-        if self.after.batch is not None or self.after.adaptive:
+        if isinstance(self.after, RecordLocal) and (self.after.batch is not None or self.after.adaptive):
             raise UserError("after class sums come whole-batch steps with the plan's own noise: leave batch out")
 
     @property
     def spec(self) -> PrivacySpec:
         return self.after.spec
+
+    @property
+    def individuals(self) -> bool:
+        return self.after.individuals
+
+    @property
+    def integers(self) -> bool:
+        """Whether noise is drawn on the lattice, as by the steps that follow."""
+        return self.after.integers
+
+    def on_integers(self, variant: Variant) -> ClassSums:
+        return replace(self, after=self.after.on_integers(variant))
 
     def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
         """With whole participation exactly what is released; of a cohort's members some may release less."""
@@ -69,12 +85,13 @@ class ClassSums:
             return PrivacyPlan(client=facts.name, spec=self.spec, budget=math.inf, guard=Guard.NONE)
         first = min(facts.participations, self.rounds)
         later = min(facts.participations, self.total - self.rounds)
-        z = calibrate_noise(self.spec, facts.budget, NoSampling(), first, also=metrics)
+        exact = integers.priced(self.spec, integers=self.integers)
+        z = calibrate_noise(exact, facts.budget, NoSampling(), first, also=metrics)
         releases = [PlannedRelease(CLASS_SUMS, z, NoSampling(), first), *metrics]
         if later:
             releases[0] = PlannedRelease(CLASS_SUMS, z / math.sqrt(self.share), NoSampling(), first)
-            steps = later * (self.after.steps or 1)
-            z = calibrate_noise(self.spec, facts.budget, NoSampling(), steps, also=tuple(releases))
+            steps = later * (self.after.steps or 1) if isinstance(self.after, RecordLocal) else later
+            z = calibrate_noise(exact, facts.budget, NoSampling(), steps, also=tuple(releases))
             releases.append(PlannedRelease(GRADIENT, z, NoSampling(), steps))
         return PrivacyPlan(client=facts.name, spec=self.spec, budget=facts.budget, releases=tuple(releases))
 
@@ -88,7 +105,12 @@ class ClassSums:
         z = common.training_multiplier(plan, CLASS_SUMS) * math.sqrt(1 + self.counts**2) * (1 + 1e-14)
         blocks = (Block(CLASS_SUMS, LENGTH, z), Block(CLASS_COUNTS, 1.0, z / self.counts))
         return Release(
-            client=facts.name, round=broadcast.round, spec=self.spec, blocks=blocks, sampler=NoSampling()
+            client=facts.name,
+            round=broadcast.round,
+            spec=self.spec,
+            blocks=blocks,
+            sampler=NoSampling(),
+            integers=integers.planned(plan, CLASS_SUMS),
         )
 
     def events(
@@ -105,7 +127,10 @@ class ClassSums:
         """n records in one class reach n·√(1+1) with their count; noise adds its own norm."""
         if not self._sums_now(broadcast):
             return self.after.expected(facts, plan, kit, broadcast, participation)
-        sums, counts = self._event(facts, plan, broadcast).blocks
+        event = self._event(facts, plan, broadcast)
+        if not self.individuals:
+            return integers.nothing_seen(event)
+        sums, counts = event.blocks
         metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
         doubt = DOUBT / (1 + len(metrics))
         noise = max(sums.noise_std, counts.noise_std) * noise_norm(broadcast.model.numel(), doubt)
@@ -123,13 +148,32 @@ class ClassSums:
         event = self._event(job.facts, job.plan, job.broadcast)
         model = job.broadcast.model
         sums, counts = class_sums(job.records.x, job.records.targets["y"], kit.backend.layout.shapes[0])
-        noised = job.door.release(event, 0, {CLASS_SUMS: sums, CLASS_COUNTS: counts})
+        blocks = {CLASS_SUMS: sums, CLASS_COUNTS: counts}
+        if not self.individuals:
+            requests = [ReleaseRequest(job.door, event, 0, blocks), *common.metric_requests(job, kit, self.spec)]
+            return integers.summand(requests), job.state
+        noised = job.door.release(event, 0, blocks)
         update = torch.cat([noised[CLASS_SUMS].flatten(), noised[CLASS_COUNTS]]).to(model)
         metrics = common.released_metrics(job, kit, self.spec)
         return Noised(job.facts.name, job.broadcast.round, update, {}, metrics), job.state
 
     def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
-        return common.opened(messages, context)
+        return self.after.open(messages, context)
+
+    def open_integers(self, total: Integers, survivors: Sequence[str], context: Opening) -> ReleasedSum | None:
+        """Sums and counts of all clients' records, each divided by how many records there are."""
+        assert isinstance(self.after, RecordSums)
+        if context.round >= self.rounds:
+            return self.after.open_integers(total, survivors, context)
+        if not self.spec.view.enough(len(survivors), len(context.invited)):
+            return None
+        classes = self._classes(context)
+        sizes = {CLASS_SUMS: context.model.numel() - classes, CLASS_COUNTS: classes}
+        return integers.open_sum(total, survivors, context, Unit.RECORD, sizes)
+
+    def _classes(self, context: Opening) -> int:
+        assert context.features is not None
+        return context.features.classes
 
 
 def class_sums(x: Tensor, y: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:

@@ -7,16 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened
 from modicum.core.needs import Need
-from modicum.core.parts import ClientFacts, ClientKit, Job, Opening, State
+from modicum.core.parts import ClientKit, Job, Opening, State
 from modicum.core.sockets import Transform
 from modicum.mechanisms import common
-from modicum.mechanisms.local_steps import LocalSteps, train_locally
 from modicum.mechanisms.possible import DOUBT
 from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, ServerSeesMessages, Unit
+from modicum.training.local_steps import LocalSteps, train_locally
 
 UPDATE = "update"
 
@@ -34,6 +35,7 @@ class Clear:
 
     @property
     def spec(self) -> PrivacySpec:
+        """The view is that of messages; no ε is claimed for it."""
         return PrivacySpec(unit=Unit.CLIENT, view=ServerSeesMessages())
 
     def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:  # noqa: ARG002

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from modicum.core.door import ReleaseRequest, release_together
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import (
     Broadcast,
     Decision,
@@ -31,18 +32,18 @@ from modicum.core.messages import (
     Share,
 )
 from modicum.core.needs import Need
-from modicum.core.parts import SIGNAL_BOUND, ClientFacts, ClientKit, Job, Opening, State
+from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Opening, State
 from modicum.core.sockets import Transform
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms import common, integers
-from modicum.mechanisms.local_steps import LocalSteps, train_locally
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, noise_norm, spread
 from modicum.privacy.calibration import calibrate_noise, largest_steps
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.lattice import Integers
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
-from modicum.privacy.views import Adjacency, KnownTo, ServerSeesMessages, Shows, Unit, View
+from modicum.privacy.views import Adjacency, KnownTo, ServerSeesMessages, Shows, Unit, Variant, View
+from modicum.training.local_steps import LocalSteps, train_locally
 
 UPDATE = "update"
 DOUBLES = 1 << 18  # numbers in double precision at a time: they stay in the cache
@@ -85,6 +86,7 @@ class ClientLevel:
 
     @property
     def sampler(self) -> Sampler:
+        """Poisson cohorts that a trusted server keeps secret, or none."""
         return NoSampling() if self.rate is None else Poisson(self.rate, KnownTo.SERVER)
 
     def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
@@ -173,7 +175,7 @@ class ClientLevel:
         states = [common.keep_personal(job, kit, last) for job, last in zip(jobs, trained, strict=True)]
         updates = common.transformed(common.shared_part(trained.sub_(first), jobs[0], kit), self.transform)
         requests = self._requests(jobs, kit, updates)
-        metrics = [self._metric_requests(job, kit) for job in jobs]
+        metrics = [common.metric_requests(job, kit, self.spec) for job in jobs]
         if not self.view.senders_add_noise:
             sealed = [_sealed([request, *more]) for request, more in zip(requests, metrics, strict=True)]
             return list(zip(sealed, states, strict=True))
@@ -206,12 +208,6 @@ class ClientLevel:
             for job, update, norm, bound in zip(jobs, updates.unbind(), norms, bounds, strict=True)
         ]
 
-    def _metric_requests(self, job: Job, kit: ClientKit) -> list[ReleaseRequest]:
-        return [
-            ReleaseRequest(job.door, event, 0, {event.blocks[0].name: common.metric_value(job, kit, Unit.CLIENT)})
-            for event in common.metric_events(self.spec, job.broadcast, kit.metrics, job.plan)
-        ]
-
     def _message(self, event: Release, update: Tensor, scalars: Mapping[str, float]) -> Message:
         if not self.individuals:
             return Share(event.client, event.round, update, scalars)
@@ -222,7 +218,10 @@ class ClientLevel:
         """The server half where secure aggregation gave the sum of the survivors' summands."""
         if not self.view.enough(len(survivors), len(context.invited)):
             return None
-        return integers.open_sum(total, survivors, context, UPDATE, dict.fromkeys(context.invited, 1.0))
+        return integers.open_sum(total, survivors, context, Unit.CLIENT)
+
+    def on_integers(self, variant: Variant) -> ClientLevel:
+        return replace(self, integers=True, view=integers.behind(self.view, variant))
 
     def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
         if self.individuals:

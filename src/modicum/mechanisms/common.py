@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from modicum.core.door import ReleaseRequest
+from modicum.core.facts import Metric
 from modicum.core.messages import Broadcast, Message, Noised, Range, Released
-from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Metric, Opening, Signal, SignalName
+from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Opening, Signal, SignalName
 from modicum.core.sockets import Transform
 from modicum.errors import UserError
 from modicum.mechanisms.possible import around, spread
@@ -145,6 +147,14 @@ def metric_events(
     )
 
 
+def metric_requests(job: Job, kit: ClientKit, spec: PrivacySpec) -> list[ReleaseRequest]:
+    """The metrics that are due, not to be seen before they have passed the door."""
+    return [
+        ReleaseRequest(job.door, event, 0, {event.blocks[0].name: metric_value(job, kit, spec.unit)})
+        for event in metric_events(spec, job.broadcast, kit.metrics, job.plan)
+    ]
+
+
 def expected_metrics(events: Sequence[Release], unit: Unit, records: int, doubt: float) -> dict[str, Range]:
     """What released metrics can be: a rate of 0 to 1 and its noise, on the scale of `metric_rate`."""
     over = max(1, records) if unit is Unit.RECORD else 1
@@ -167,6 +177,7 @@ def metric_value(job: Job, kit: ClientKit, unit: Unit) -> Tensor:
 
 
 def metric_rate(noised: float, unit: Unit, records: int) -> float:
+    """A released count as a share of the records, back on the scale from 0 to 1."""
     return noised / max(1, records) if unit is Unit.RECORD else noised + SIGNAL_BOUND
 
 

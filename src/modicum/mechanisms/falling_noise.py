@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision
-from modicum.core.parts import ClientFacts, ClientKit
+from modicum.core.parts import ClientKit
 from modicum.errors import UserError
 from modicum.mechanisms.as_published import SLACK
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from modicum.core.door import ReleaseRequest
+from modicum.core.facts import ClientFacts
 from modicum.core.integers import Agreed, split
 from modicum.core.messages import Expected, NoiseFacts, ReleasedSum, Summand
-from modicum.core.parts import SIGNAL_BOUND, ClientFacts, Opening
+from modicum.core.parts import SIGNAL_BOUND, Opening
 from modicum.errors import UnsoundError, UserError
 from modicum.privacy.events import NoSampling, Release
 from modicum.privacy.integer_noise import IntegerNoise, Rounding
@@ -22,17 +23,34 @@ from modicum.privacy.integer_terms import IntegerTerms, agree
 from modicum.privacy.lattice import Integers
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.sampler_charge import SHARE
-from modicum.privacy.spec import PrivacySpec
-from modicum.privacy.views import Shows, Unit
+from modicum.privacy.spec import PrivacySpec, SecureAggregation, TrustedServer
+from modicum.privacy.views import Shows, Unit, Variant, View
 
 LOG = logging.getLogger("modicum.server")
 METRIC = "metric:"
+TOLD = ("update", "gradient")  # blocks whose bound the server tells; the others' are fixed
 _ROOM = 1e-12  # relative: a multiplier goes through a square root on its way to what is seen, and back
 
 
 def priced(spec: PrivacySpec, *, integers: bool) -> PrivacySpec:
     """The spec at whose δ exact noise is calibrated: integer noise leaves a part of δ for its sampler."""
     return replace(spec, delta=spec.delta * (1 - SHARE)) if integers else spec
+
+
+def behind(view: View, variant: Variant) -> View:
+    """The view with what is to stand behind secure aggregation; others have no use for integers, or no variant."""
+    if isinstance(view, SecureAggregation):
+        return replace(view, variant=variant)
+    if isinstance(view, TrustedServer):
+        raise UserError(
+            'integer noise is for what clients send, and a trusted server adds its own: set noise = "float"'
+        )
+    if variant is not Variant.IDEAL:
+        raise UserError(
+            f'secure_aggregation = "protocol" is for the view secure-aggregation, and this method has '
+            f"{view.to_dict()['kind']}: set view, or leave it out"
+        )
+    return view
 
 
 def on_lattice(
@@ -59,7 +77,8 @@ def on_lattice(
         for name, noise in _terms_for(purpose, asked, private, known, size).items():
             agreed[name][purpose] = noise
     put = {name: _put(plan, agreed.get(name, {})) for name, plan in plans.items()}
-    return put, Agreed(agreed)
+    units = {name: {p: _units_of(p, private[name].spec, known[name]) for p in own} for name, own in agreed.items()}
+    return put, Agreed(agreed, units)
 
 
 def _refuse_plan(plan: PrivacyPlan) -> None:
@@ -115,8 +134,13 @@ def _units(purpose: str, spec: PrivacySpec, facts: Sequence[ClientFacts]) -> int
     senders = spec.view.senders
     if spec.unit is Unit.CLIENT:
         return senders
-    sizes = (max(1, f.validation) if purpose.startswith(METRIC) else f.records for f in facts)
-    return sum(sorted(sizes, reverse=True)[:senders])
+    return int(sum(sorted((_units_of(purpose, spec, f) for f in facts), reverse=True)[:senders]))
+
+
+def _units_of(purpose: str, spec: PrivacySpec, facts: ClientFacts) -> float:
+    if spec.unit is Unit.CLIENT:
+        return 1.0
+    return float(max(1, facts.validation) if purpose.startswith(METRIC) else facts.records)
 
 
 def _put(plan: PrivacyPlan, agreed: Mapping[str, IntegerNoise]) -> PrivacyPlan:
@@ -129,6 +153,7 @@ def _put(plan: PrivacyPlan, agreed: Mapping[str, IntegerNoise]) -> PrivacyPlan:
 
 
 def planned(plan: PrivacyPlan, purpose: str) -> IntegerNoise | None:
+    """The integer noise of a plan's releases of this purpose; None where it is of floats."""
     return next((r.integers for r in plan.releases if r.purpose == purpose), None)
 
 
@@ -144,15 +169,21 @@ def nothing_seen(event: Release) -> Expected:
 
 
 def open_sum(
-    total: Integers, survivors: Sequence[str], context: Opening, purpose: str, units: Mapping[str, float]
+    total: Integers,
+    survivors: Sequence[str],
+    context: Opening,
+    unit: Unit,
+    sizes: Mapping[str, int] | None = None,
 ) -> ReleasedSum | None:
     """The mean over the fixed public cohort, and what is known of its noise; None where no honest clients made it.
 
     Client i's values were divided by its bound b_i and multiplied by its scale s_i, so the sum is Σ (s_i/b_i)·v_i,
-    and the mean divides by Σ (s_i/b_i)·n_i over all who were invited, whoever answered (R7). n_i is `units`.
+    and the mean divides by Σ (s_i/b_i)·n_i over all who were invited, whoever answered (R7). n_i counts its units.
+    Blocks that `sizes` lists are learned from, one after another; the others are single numbers.
     """
     assert context.integers is not None
     events = next(iter(context.events.values()))
+    learned = tuple(sizes) if sizes else (events[0].blocks[0].name,)
     found: dict[str, Tensor] = {}
     variances: dict[str, float] = {}
     start = 0
@@ -166,35 +197,37 @@ def open_sum(
         except UserError as error:
             LOG.warning("round %d: %s", context.round, error)
             return None
-        of = units if main == purpose else dict.fromkeys(units, 1.0)
-        values, spread = _means(part, event, len(survivors), context, of)
+        values, spread = _means(part, event, len(survivors), context, sizes or {})
         found |= values
         variances |= spread
-    scalars = {n: v.item() + SIGNAL_BOUND for n, v in found.items() if n != purpose}
-    signals = {n: v for n, v in scalars.items() if not n.startswith(METRIC)}
-    metrics = {n.removeprefix(METRIC): v for n, v in scalars.items() if n.startswith(METRIC)}
-    facts = NoiseFacts(variances[purpose], 1.0, {n: variances[n] for n in signals})
-    return ReleasedSum(
-        context.round, found[purpose].to(context.model), signals, facts, context.denominator, metrics
-    )
+    scalars = {n: v.item() for n, v in found.items() if n not in learned}
+    signals = {n: v + SIGNAL_BOUND for n, v in scalars.items() if not n.startswith(METRIC)}
+    middle = SIGNAL_BOUND if unit is Unit.CLIENT else 0.0  # a client's rate is centred, a count of records is not
+    metrics = {n.removeprefix(METRIC): v + middle for n, v in scalars.items() if n.startswith(METRIC)}
+    known = {n: variances[n] for n in (*signals, *learned[1:])}
+    update = torch.cat([found[n] for n in learned]).to(context.model)
+    facts = NoiseFacts(variances[learned[0]], 1.0, known)
+    return ReleasedSum(context.round, update, signals, facts, context.denominator, metrics)
 
 
 def _means(
-    total: Integers, event: Release, survivors: int, context: Opening, units: Mapping[str, float]
+    total: Integers, event: Release, survivors: int, context: Opening, given: Mapping[str, int]
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Each block's mean over the cohort and the variance of a coordinate's noise in it."""
     agreed, main = context.integers, event.blocks[0]
     assert agreed is not None
     terms = agreed.terms(main.name)
-    sizes = {b.name: 1 for b in event.blocks[1:]}
-    sizes[main.name] = terms.lattice.dimension - len(sizes)
+    sizes = {b.name: given.get(b.name, 1) for b in event.blocks[1:]}
+    sizes[main.name] = terms.lattice.dimension - sum(sizes.values())
     parts = split(total, event, 0, sizes)
     noise = math.sqrt(survivors * terms.share) / terms.lattice.steps
     means, variances = {}, {}
     for block in event.blocks:
-        fixed = block is not main or main.name.startswith(METRIC)  # its bound is the same for all, and not told
+        told = block is main and main.name in TOLD
         over = math.fsum(
-            units[name] * agreed.scale(name, main.name) / (block.bound if fixed else context.decisions[name].bound)
+            agreed.units[name][main.name]
+            * agreed.scale(name, main.name)
+            / (context.decisions[name].bound if told else block.bound)
             for name in context.invited
         )
         means[block.name] = torch.from_numpy(np.asarray(parts[block.name] / over))

@@ -43,6 +43,7 @@ def most_drawn(records: int, sampler: Sampler, doubt: float) -> int:
 
 
 def around(middle: float, reach: float) -> Range:
+    """The range of this reach about its middle, widened by what rounding may add."""
     reach *= 1 + ROUNDING
     return middle - reach, middle + reach
 

@@ -10,9 +10,10 @@ from typing import Literal
 from torch import Tensor, tensor
 from torch.nn.functional import cross_entropy
 
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, Opened
 from modicum.core.needs import Need
-from modicum.core.parts import PERSONALISED, ClientFacts, ClientKit, Job, Opening, State
+from modicum.core.parts import PERSONALISED, ClientKit, Job, Opening, State
 from modicum.mechanisms.client_level import UPDATE, ClientLevel
 from modicum.mechanisms.possible import around
 from modicum.privacy.events import Block, NoSampling, Release
@@ -42,6 +43,7 @@ class RawMetrics:
 
     @property
     def offers(self) -> tuple[Need, ...]:
+        """What the inner mechanism offers."""
         return self.inner.offers
 
     @property

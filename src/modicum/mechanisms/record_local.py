@@ -8,37 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from modicum.core.door import ReleaseRequest, release_together
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened, Range
 from modicum.core.needs import Need
-from modicum.core.parts import (
-    Batch,
-    ClientFacts,
-    ClientKit,
-    ClipRule,
-    Job,
-    Observation,
-    Opening,
-    Place,
-    Scope,
-    State,
-)
+from modicum.core.parts import Batch, ClientKit, ClipRule, Job, Observation, Opening, Place, Scope, State
 from modicum.core.sockets import Climbs, Pulls
 from modicum.core.stack import Pool
 from modicum.errors import UserError
-from modicum.mechanisms import common
+from modicum.mechanisms import common, integers
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, most_drawn, noise_norm, rounded_away, spread
 from modicum.privacy.accounting.rdp import best_order
 from modicum.privacy.calibration import calibrate_noise, largest_steps
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, ServerSeesMessages, Unit
-from modicum.privacy.views import KnownTo
+from modicum.privacy.views import KnownTo, Variant
+from modicum.training.descent import Descent
 
 GRADIENT = "gradient"
 
@@ -55,6 +46,7 @@ class RecordLocal:
     rule: ClipRule = ClipRule.FLAT
     noise_multiplier: float | None = None  # None: calibrated to each client's budget
     adaptive: bool = False  # the policy chooses the noise of each step, and a filter guards the budget (R2)
+    integers: bool = False  # noise is drawn on a lattice: whole batches, and noise that the plan fixes (R12)
 
     individuals = True
     purpose = GRADIENT
@@ -70,13 +62,19 @@ class RecordLocal:
 
     @property
     def offers(self) -> tuple[Need, ...]:
+        """Clipping signals, steps, and noise that adapts where it is asked to."""
         return (Need.SIGNALS, Need.STEPS, *((Need.ADAPTIVE_NOISE,) if self.adaptive else ()))
 
     @property
     def spec(self) -> PrivacySpec:
         return PrivacySpec(unit=Unit.RECORD, adjacency=self.adjacency, view=ServerSeesMessages(), delta=self.delta)
 
+    def on_integers(self, variant: Variant) -> RecordLocal:
+        integers.behind(self.spec.view, variant)
+        return replace(self, integers=True)
+
     def sampler(self, facts: ClientFacts) -> Sampler:
+        """Poisson sampling at rate batch/records, or all records in each step; a batch above them is refused."""
         if self.batch is None or self.batch == facts.records:
             return NoSampling()
         if self.batch > facts.records:
@@ -87,6 +85,7 @@ class RecordLocal:
         return Poisson(self.batch / facts.records, KnownTo.CLIENT)
 
     def expected_batch(self, facts: ClientFacts) -> float:
+        """What sums of gradients are divided by: the public batch size, never the drawn one (R4)."""
         return float(self.batch or facts.records)
 
     def total_steps(self, facts: ClientFacts) -> int:
@@ -107,11 +106,12 @@ class RecordLocal:
         sampler, count = self.sampler(facts), self.total_steps(facts)
         if self.adaptive:
             return self._filter_plan(facts, sampler, count, metrics)
+        exact = integers.priced(self.spec, integers=self.integers)
         if self.noise_multiplier is None:
-            z = calibrate_noise(self.spec, facts.budget, sampler, count, also=metrics)
+            z = calibrate_noise(exact, facts.budget, sampler, count, also=metrics)
         else:
             z = self.noise_multiplier
-            count = min(count, largest_steps(self.spec, facts.budget, sampler, z, also=metrics))
+            count = min(count, largest_steps(exact, facts.budget, sampler, z, also=metrics))
         releases = (PlannedRelease(GRADIENT, z, sampler, count), *metrics)
         return PrivacyPlan(client=facts.name, spec=self.spec, budget=facts.budget, releases=releases)
 
@@ -153,9 +153,9 @@ class RecordLocal:
         step: int,
         count: int,
     ) -> Release:
-        planned = common.training_multiplier(plan, GRADIENT)
-        adaptive = decision.noise_multiplier is not None
-        z = decision.noise_multiplier if decision.noise_multiplier is not None else planned
+        on_lattice = integers.planned(plan, GRADIENT)
+        chosen = decision.noise_multiplier if on_lattice is None else None  # on a lattice the plan fixes it
+        z = common.training_multiplier(plan, GRADIENT) if chosen is None else chosen
         return Release(
             client=facts.name,
             round=broadcast.round,
@@ -165,7 +165,8 @@ class RecordLocal:
             blocks=common.query(GRADIENT, decision.bound, z, kit.policy.signals),
             sampler=self.sampler(facts),
             bound_origin=Origin.RELEASED,
-            noise_origin=Origin.RELEASED if adaptive else Origin.PRESET,
+            noise_origin=Origin.PRESET if chosen is None else Origin.RELEASED,
+            integers=on_lattice,
         )
 
     def expected(
@@ -226,20 +227,18 @@ class RecordLocal:
         first = common.starts(jobs, kit)
         steppers = [_Stepper(self, job, kit) for job in jobs]
         pool = Pool([stepper.records for stepper in steppers])
-        theta, optimiser = first.clone(memory_format=torch.contiguous_format), kit.training.optimiser
-        buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
+        descent = Descent(first, kit.training.optimiser, kit.training)  # its pull comes after the noise
+        theta = descent.theta
         released = torch.zeros_like(theta)[: len(theta) if isinstance(kit.training, Climbs) else 0]
         for step in range(steppers[0].steps):
             active = [stepper for stepper in steppers if step < stepper.steps]
-            rows = slice(0, len(active))
             for stepper, row in zip(active, theta, strict=False):
                 stepper.decide(step, row)
-            gradient = self._noised_gradients(active, pool, _uphill(theta[rows], released, kit), kit, step)
+            where = _uphill(theta[: len(active)], released, kit)
+            gradient = self._noised_gradients(active, pool, where, kit, step)
             if isinstance(kit.training, Climbs):
-                released[rows] = gradient
-            if isinstance(kit.training, Pulls):  # after the noise: a function of releases
-                gradient = gradient + kit.training.pull(theta[rows], first[rows])
-            optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
+                released[: len(active)] = gradient
+            descent.step(step, gradient)
         return [
             stepper.result(initial, last) for stepper, initial, last in zip(steppers, first, theta, strict=True)
         ]

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.optimize import brentq
 
-from modicum.core.parts import ClientFacts
+from modicum.core.facts import ClientFacts
 from modicum.errors import UserError
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.privacy.accounting import rdp
@@ -44,6 +44,7 @@ class SampledByBudget(RecordLocal):
             )
 
     def sampler(self, facts: ClientFacts) -> Sampler:
+        """Poisson sampling at the largest rate that the client's budget allows; none at the full budget."""
         if facts.budget >= self.full_budget:
             return NoSampling()
         count = self.total_steps(facts)
@@ -54,6 +55,7 @@ class SampledByBudget(RecordLocal):
         return Poisson(rate, KnownTo.CLIENT)
 
     def expected_batch(self, facts: ClientFacts) -> float:
+        """Records times the rate: public, like both of them (R4)."""
         sampler = self.sampler(facts)
         return facts.records * (sampler.rate if isinstance(sampler, Poisson) else 1.0)
 

@@ -11,8 +11,8 @@ from modicum.core.parts import Method
 from modicum.errors import UserError
 from modicum.mechanisms.class_sums import ClassSums, LinearHead
 from modicum.mechanisms.record_local import RecordLocal
-from modicum.methods.groups import Promise, ServerStep
-from modicum.methods.options import option
+from modicum.methods.groups import Promise, SeenBy, ServerStep
+from modicum.methods.options import AggregationName, option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
 from modicum.training.plain import Supervised
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassMeans(ServerStep, Promise):
+class ClassMeans(ServerStep, SeenBy, Promise):
     """Record-level sums of features by class, solved as a linear discriminant; gradient steps may follow."""
 
     steps: int = option(0, "whole-batch gradient steps after the sums, one a round of the last so many; 0: none")
@@ -42,7 +42,12 @@ class ClassMeans(ServerStep, Promise):
                 "them are: set steps, or leave aggregation out"
             )
         rounds = setting.rounds - self.steps
-        after = RecordLocal(steps=1, adjacency=Adjacency(self.adjacency), delta=self.delta)
+        promise = {"adjacency": Adjacency(self.adjacency), "delta": self.delta}
+        sums = self.sums_of_records(setting, Sgd(self.lr), **promise)
+        after = (
+            RecordLocal(steps=1, adjacency=Adjacency(self.adjacency), delta=self.delta) if sums is None else sums
+        )
+        join: AggregationName = "noise-aware" if sums is None else "mean"
         return Method(
             name="class-means",
             training=Supervised(Sgd(self.lr)),
@@ -50,6 +55,6 @@ class ClassMeans(ServerStep, Promise):
             mechanism=ClassSums(
                 rounds=rounds, total=setting.rounds, counts=self.counts, share=self.share, after=after
             ),
-            aggregation=Discriminant(rounds, self.server_step(self.aggregation or "noise-aware")),
+            aggregation=Discriminant(rounds, self.server_step(self.aggregation or join)),
             wrapper=LinearHead(),
         )

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from modicum.core.parts import ClipRule, Method
-from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods.groups import Aggregated, Guarantee, RecordSteps
 from modicum.methods.options import RuleName, one_of, option
 from modicum.policies import Fixed
@@ -24,12 +23,10 @@ class DpSgd(RecordSteps, Aggregated, Guarantee):
     clip: float = option(1.0, "clipping bound C of one record's gradient")
     rule: RuleName = option("flat", "flat: g·min(1, C/‖g‖); auto: every gradient is scaled to about C (AUTO-S)")
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+    def build(self, setting: Setting) -> Method:
         one_of("clipping rule", self.rule, ("flat", "auto"))
-        mechanism = RecordLocal(
-            batch=self.batch,
-            epochs=self.epochs,
-            steps=self.steps,
+        mechanism = self.record_level(
+            setting,
             adjacency=Adjacency(self.adjacency),
             delta=self.delta,
             rule=ClipRule(self.rule),

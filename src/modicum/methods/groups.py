@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from modicum.core.optimisers import Adam, Optimiser, Sgd
 from modicum.core.parts import Aggregation, Mechanism
+from modicum.errors import UserError
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
+from modicum.mechanisms.record_local import RecordLocal
+from modicum.mechanisms.record_sums import RecordSums
 from modicum.methods.options import (
     AdjacencyName,
     AggregationName,
@@ -20,7 +22,9 @@ from modicum.methods.options import (
     option,
 )
 from modicum.privacy.spec import Adjacency, View
+from modicum.privacy.views import Shows
 from modicum.training.distilled import Distilled
+from modicum.training.local_steps import LocalSteps
 
 if TYPE_CHECKING:
     from modicum.core.setting import Setting
@@ -42,6 +46,7 @@ class ServerStep:
     )
 
     def server_step(self, name: AggregationName | None = None) -> Aggregation:
+        """The aggregation of this name, with the server's rate and momentum and the threshold after noise."""
         chosen = name or self.aggregation or "mean"
         return build_aggregation(chosen, self.server_lr, self.server_momentum, self.threshold)
 
@@ -57,6 +62,7 @@ class Aggregated(ServerStep):
     )
 
     def aggregated(self, mechanism: Mechanism) -> Aggregation:
+        """The chosen aggregation; else noise-aware weights where messages are seen, the mean of sums."""
         return self.server_step(self.aggregation or ("noise-aware" if mechanism.individuals else "mean"))
 
 
@@ -89,17 +95,56 @@ class Optimised:
     optimiser: OptimiserName = option("sgd", "of the clients, begun anew in every round: sgd or adam")
 
     def local_optimiser(self) -> Optimiser:
+        """The clients' optimiser with their learning rate."""
         one_of("optimiser", self.optimiser, ("sgd", "adam"))
         return Adam(self.lr) if self.optimiser == "adam" else Sgd(self.lr)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordSteps(Optimised):
-    """Local steps on secret Poisson batches, each released."""
+class SeenBy:
+    """Who must not learn about a record."""
+
+    view: ViewName = option(
+        "server-sees-messages",
+        "who must not learn: server-sees-messages, or secure-aggregation (only sums over all clients are seen)",
+    )
+    colluding: int = option(1, "clients that may collude with the server behind secure aggregation")
+    dropouts: int = option(0, "clients that may be missing from a round behind secure aggregation, beside those")
+
+    def sums_of_records(self, setting: Setting, optimiser: Optimiser, **settings: Any) -> RecordSums | None:
+        """One step a round on the sum over all clients; None where each message is seen."""
+        view = build_view(self.view, setting.per_round, self.colluding, self.dropouts)
+        return None if view.shows is Shows.MESSAGES else RecordSums(view=view, optimiser=optimiser, **settings)
+
+
+def one_step(batch: int | None, steps: int | None, epochs: float) -> None:
+    """Refuses what a sum over all clients cannot be made of: Poisson batches, and steps between two sums."""
+    if batch is not None:
+        raise UserError(
+            "behind secure aggregation whole batches are summed, and no bound is claimed for secret Poisson ones: "
+            "leave batch out"
+        )
+    if (steps or 1) != 1 or epochs != 1:
+        raise UserError(
+            "behind secure aggregation each round is one step on the sum of all clients' gradients: leave steps "
+            "and epochs out, and take more rounds"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordSteps(Optimised, SeenBy):
+    """Local steps on secret Poisson batches, each released; or, behind a sum, one on all records a round."""
 
     batch: int | None = option(None, "expected size of a client's secret Poisson batches; none: all records")
     epochs: float = option(1.0, "passes over its records that a client makes in a round")
     steps: int | None = option(None, "local steps a round; overrides epochs")
+
+    def record_level(self, setting: Setting, **settings: Any) -> RecordLocal | RecordSums:
+        """DP-SGD at each client, or on the sum over all of them; `settings` are what both have."""
+        if (sums := self.sums_of_records(setting, self.local_optimiser(), **settings)) is not None:
+            one_step(self.batch, self.steps, self.epochs)
+            return sums
+        return RecordLocal(batch=self.batch, epochs=self.epochs, steps=self.steps, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +157,7 @@ class Minibatches:
     steps: int | None = option(None, "minibatches a client takes in a round; overrides epochs")
 
     def local_steps(self) -> LocalSteps:
+        """How long a client trains in one round."""
         return LocalSteps(self.batch, self.steps, self.epochs)
 
 
@@ -126,6 +172,7 @@ class PersonalTraining:
     local_epochs: float = option(1.0, "passes over a client's records in a round, where steps is none")
 
     def local_steps(self, ascent: float = 0.0) -> LocalSteps:
+        """How long a client trains in one round; `ascent` is the radius of sharpness-aware steps."""
         return LocalSteps(self.batch, self.steps, self.local_epochs, ascent)
 
 
@@ -140,6 +187,7 @@ class Distillation(PersonalTraining):
     prior: float = option(0.0, PRIOR)
 
     def distilled(self) -> Distilled:
+        """Local training with a client's own last model as its teacher."""
         optimiser = Sgd(self.lr, self.momentum)
         return Distilled(optimiser, self.alpha, self.temperature, self.non_target, self.target, self.prior)
 
@@ -157,6 +205,7 @@ class Hidden:
     rate: float | None = option(None, "rate of a trusted server's secret Poisson cohort; none: public cohorts")
 
     def build_view(self, setting: Setting) -> View:
+        """Who looks on, for cohorts of this size."""
         return build_view(self.view, setting.per_round, self.colluding, self.dropouts)
 
 
@@ -176,6 +225,7 @@ class HiddenClients(PersonalTraining, Hidden):
     )
 
     def client_level(self, setting: Setting, ascent: float = 0.0) -> ClientLevel:
+        """The mechanism that clips and hides whole updates, with these settings."""
         return ClientLevel(
             view=self.build_view(setting),
             local=self.local_steps(ascent),

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Literal
 
 from modicum.core.parts import Mechanism
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.local_steps import LocalSteps
-from modicum.mechanisms.record_local import RecordLocal
-from modicum.methods.groups import Guarantee, Optimised
-from modicum.methods.options import ViewName, build_view, one_of, option
+from modicum.methods.groups import Guarantee, RecordSteps
+from modicum.methods.options import build_view, one_of, option
 from modicum.privacy.spec import Adjacency
+from modicum.training.local_steps import LocalSteps
 
 if TYPE_CHECKING:
     from modicum.core.setting import Setting
@@ -21,21 +20,17 @@ DEFAULT_BATCH = 32  # of ordinary local training, where a client's whole update 
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordOrClient(Optimised, Guarantee):
+class RecordOrClient(RecordSteps, Guarantee):
     """The settings that decide such a mechanism."""
 
     level: Level = option("record", "what is protected and clipped: each record, or each client as a whole")
-    view: ViewName = option("server-sees-messages", "who must not learn, at client level")
-    colluding: int = option(1, "clients that may collude with the server behind secure aggregation")
-    dropouts: int = option(0, "clients that may be missing from a round behind secure aggregation, beside those")
     lr: float = option(0.5, "learning rate of the clients")
     batch: int | None = option(
         None, "record level: expected Poisson batch (none: all records); client level: minibatch (none: 32)"
     )
-    epochs: float = option(1.0, "passes over its records that a client makes in a round")
-    steps: int | None = option(None, "local steps a round; overrides epochs")
 
     def mechanism(self, setting: Setting) -> Mechanism:
+        """Record-level or client-level privacy, as `level` says."""
         one_of("level", self.level, ("record", "client"))
         adjacency = Adjacency(self.adjacency)
         if self.level == "client":
@@ -46,11 +41,6 @@ class RecordOrClient(Optimised, Guarantee):
                 delta=self.delta,
                 noise_multiplier=self.noise_multiplier,
             )
-        return RecordLocal(
-            batch=self.batch,
-            epochs=self.epochs,
-            steps=self.steps,
-            adjacency=adjacency,
-            delta=self.delta,
-            noise_multiplier=self.noise_multiplier,
+        return self.record_level(
+            setting, adjacency=adjacency, delta=self.delta, noise_multiplier=self.noise_multiplier
         )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from modicum.aggregation.downlink import DownlinkNoise
-from modicum.core.parts import Aggregation, ClientFacts, Mechanism, Method, PublicFacts
+from modicum.core.facts import ClientFacts, PublicFacts
+from modicum.core.parts import Aggregation, Mechanism, Method
 from modicum.mechanisms.as_published import AsPublished
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.methods.groups import Aggregated, Minibatches, Optimised

@@ -33,6 +33,7 @@ def option(default: Any, help: str) -> Any:
 
 
 def help_of(setting: Field[Any]) -> str:
+    """The help text of a setting."""
     return str(setting.metadata.get("help", ""))
 
 
@@ -68,5 +69,6 @@ def build_aggregation(name: AggregationName, lr: float, momentum: float, thresho
 
 
 def one_of(what: str, value: str, known: tuple[str, ...]) -> None:
+    """Refuse a word that is not among those known."""
     if value not in known:
         raise UserError(f"unknown {what} {value!r}: use {' or '.join(known)}")

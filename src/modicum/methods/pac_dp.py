@@ -7,19 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.messages import Decision
-from modicum.core.parts import (
-    ClientFacts,
-    Mechanism,
-    Method,
-    Observation,
-    Place,
-    Policy,
-    PublicFacts,
-    Scope,
-    Signal,
-    State,
-)
+from modicum.core.parts import Mechanism, Method, Observation, Place, Policy, Scope, Signal, State
 from modicum.errors import UserError
 from modicum.mechanisms.as_published import AsPublished
 from modicum.mechanisms.record_local import RecordLocal
@@ -54,6 +44,7 @@ class PublishedQuadratic:
     signals: tuple[Signal, ...] = ()
 
     def bound(self, budget: float) -> float:
+        """C = aε² + bε + c with the paper's numbers; what is no bound is refused."""
         a, b, c = PUBLISHED[self.name]
         value = (a * budget + b) * budget + c
         if not 0 < value < math.inf:
@@ -87,18 +78,20 @@ class PacDp(RecordSteps, Aggregated, Guarantee):
     floor: float = option(0.1, "λ_min: the bounds end near this share of their first value")
     epochs: float = option(1.0, "passes over its records that a client makes in a round (the paper: 5)")
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+    def build(self, setting: Setting) -> Method:
         one_of("mode", self.mode, ("sound", "faithful"))
         faithful = self.mode == "faithful"
-        inner = RecordLocal(
-            batch=self.batch,
-            epochs=self.epochs,
-            steps=self.steps,
+        inner = self.record_level(
+            setting,
             adjacency=Adjacency.REPLACE_ONE if faithful else Adjacency(self.adjacency),
             delta=self.delta,
             noise_multiplier=None if faithful else self.noise_multiplier,
         )
-        mechanism: Mechanism = AsPublished(inner, self._printed) if faithful else inner
+        mechanism: Mechanism = inner
+        if faithful:
+            if not isinstance(inner, RecordLocal):
+                raise UserError("faithful mode has the published messages: use the view server-sees-messages")
+            mechanism = AsPublished(inner, self._printed)
         published_weights = faithful and self.aggregation is None
         return Method(
             name="pac-dp",

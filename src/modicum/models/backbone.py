@@ -37,6 +37,7 @@ class BackboneShape:
 
     @property
     def features(self) -> int:
+        """How many features come out: the widths of the last stages that are tapped."""
         return sum(self.widths[-self.taps :])
 
 
@@ -44,6 +45,7 @@ class StandardisedConv(nn.Conv2d):
     """A convolution whose filters have mean 0 and variance 1/fan-in."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """A convolution whose kernels are brought to mean 0 and variance 1/fan-in."""
         w = self.weight.float()
         w = (w - w.mean((1, 2, 3), keepdim=True)) / (w.std((1, 2, 3), keepdim=True) * w[0].numel() ** 0.5 + 1e-6)
         return functional.conv2d(x, w.to(x.dtype), None, self.stride, self.padding)
@@ -58,6 +60,7 @@ class Affine(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
+        """A scale and a shift for each channel."""
         return x * self.weight[:, None, None] + self.bias[:, None, None]
 
 
@@ -84,6 +87,7 @@ class PreActBlock(nn.Module):
         self.scale = nn.Parameter(torch.full((), 0.3))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Two convolutions beside a short cut."""
         y = functional.relu(self.norm1(x))
         short = x if isinstance(self.shortcut, nn.Identity) else self.shortcut(y)
         y = self.conv1(y)
@@ -111,6 +115,7 @@ class Backbone(nn.Module):
         self.norms = nn.ModuleList(_norm(shape, w) for w in shape.widths[-shape.taps :])
 
     def forward(self, x: Tensor) -> Tensor:
+        """Features, in evaluation the mean of those of the image and its mirror image where that is asked for."""
         if self.shape.mirror and not self.training:
             return (self._once(x) + self._once(x.flip(-1))) / 2
         return self._once(x)
@@ -167,6 +172,7 @@ def save_backbone(model: Backbone, path: str | Path, about: dict[str, Any]) -> N
 
 
 def load_backbone(path: str | Path) -> TrainedBackbone:
+    """The backbone of a file, with its statistics; another format is refused with a line."""
     try:
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(str(file["header"]))
@@ -180,7 +186,7 @@ def load_backbone(path: str | Path) -> TrainedBackbone:
         model.load_state_dict(state)
     except FileNotFoundError:
         raise UserError(
-            f"no backbone at {path}: train one with python -m modicum.models.pretrain --proxy NAME --out FILE"
+            f"no backbone at {path}: train one with python -m modicum.public.pretrain --proxy NAME --out FILE"
         ) from None
     except (ValueError, KeyError, OSError, TypeError, RuntimeError) as error:
         raise UserError(f"{path} is not a backbone of this version ({error}): train it again") from None

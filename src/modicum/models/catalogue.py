@@ -54,6 +54,7 @@ CATALOGUE: dict[str, Entry] = {
 
 
 def names() -> tuple[str, ...]:
+    """Names of the models that a file can ask for."""
     return tuple(CATALOGUE)
 
 

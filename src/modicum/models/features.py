@@ -44,6 +44,7 @@ def from_backbone(weights: str | Path) -> Extractor:
 
 
 def backbone_name(weights: str | Path) -> str:
+    """A name for weights in the cache: the file's own, and a digest of its contents."""
     return f"{Path(weights).stem}-{_digest(Path(weights).read_bytes())}"
 
 
@@ -106,8 +107,9 @@ def compute(extractor: Extractor, arrays: Arrays, device: str = "cpu") -> np.nda
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """The command line: features of a dataset into the cache."""
     parser = argparse.ArgumentParser(prog="python -m modicum.models.features", description="Compute features.")
-    parser.add_argument("--backbone", required=True, help="weights from python -m modicum.models.pretrain")
+    parser.add_argument("--backbone", required=True, help="weights from python -m modicum.public.pretrain")
     parser.add_argument("--data", required=True, help="a dataset's name")
     parser.add_argument("--cache", required=True, help="the folder for the features")
     parser.add_argument("--data-dir", default=None, help="the data folder (default: MODICUM_DATA)")

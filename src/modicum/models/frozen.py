@@ -33,6 +33,7 @@ class Whitened(nn.Module):
         self.register_buffer("matrix", matrix)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Centred, mapped, and brought to length 1."""
         return functional.normalize((x.flatten(1) - self.mean) @ self.matrix, dim=1)
 
 
@@ -40,6 +41,7 @@ class UnitNorm(nn.Module):
     """Features cut to length 1: what `Whitened` does where there are no public records to fit it to."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Records brought to length 1."""
         return functional.normalize(x.flatten(1), dim=1)
 
 
@@ -56,6 +58,7 @@ class FixedFeatures(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits of the head on the fixed features."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
@@ -111,6 +114,7 @@ class Discriminant:
     between: Tensor  # variance of class means along each
 
     def cut(self, size: int) -> Whitened:
+        """The map onto the first `size` directions."""
         return Whitened(self.mean.float(), self.matrix[:, :size].float())
 
 

@@ -28,6 +28,7 @@ class Block(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Two convolutions beside a short cut."""
         y = torch.relu(self.norm1(self.conv1(x)))
         y = self.norm2(self.conv2(y))
         return torch.relu(y + self.shortcut(x))

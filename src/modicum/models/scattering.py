@@ -57,6 +57,7 @@ class Scattering(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
+        """Scattering coefficients, averaged to a small grid, normalised by groups and centred."""
         maps = functional.adaptive_avg_pool2d(self.maps(x).flatten(1, 2), self.side)
         return functional.group_norm(maps, GROUPS).flatten(1) - self.centre
 
@@ -102,6 +103,7 @@ class ScatteringLinear(nn.Module):
         self.head = nn.Linear(self.features.size, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits of the head on the scattering features."""
         logits: Tensor = self.head(self.features(x))
         return logits
 

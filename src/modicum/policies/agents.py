@@ -18,6 +18,7 @@ FORMAT = "modicum-agent-1"
 
 
 def save_agent(path: str | Path, theta: Tensor, networks: Networks, about: dict[str, Any]) -> None:
+    """Write weights and network shape as JSON; `about` says how the agent was taught."""
     value = {
         "format": FORMAT,
         "about": about,
@@ -29,6 +30,7 @@ def save_agent(path: str | Path, theta: Tensor, networks: Networks, about: dict[
 
 
 def load_agent(path: str | Path, networks: Networks) -> Tensor:
+    """The weights of a file, float64 and flat; another format or shape of network is refused."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
         if value["format"] != FORMAT:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision
 from modicum.core.needs import Need
-from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, State
+from modicum.core.parts import Observation, Place, Scope, Signal, State
 from modicum.errors import UserError
 from modicum.policies.outcome import Outcome, OutcomeSource, needs_of, outcome
 
@@ -43,6 +44,7 @@ class Bandit:
 
     @property
     def needs(self) -> tuple[Need, ...]:
+        """Public data with the task's labels, where its reward is measured there."""
         return needs_of(self.source)
 
     def init(self, public: PublicFacts) -> State:  # noqa: ARG002
@@ -50,6 +52,7 @@ class Bandit:
         return {"count": zeros, "sum": zeros, "square": 0.0, "seen": 0.0, "before": None}
 
     def bound(self, arm: int) -> float:
+        """The bound of an arm: arms are evenly spaced in log C about the first bound."""
         return float(self.initial * RANGE ** (2 * arm / (self.arms - 1) - 1))
 
     def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:

@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision
 from modicum.core.needs import Need
-from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, State
+from modicum.core.parts import Observation, Place, Scope, Signal, State
 from modicum.errors import UserError
 
 FORMAT = "modicum-clipping-curve-1"
@@ -62,11 +63,13 @@ class Curve:
         return not self.inputs[0] <= value <= self.inputs[-1]
 
     def write(self, path: str | Path) -> None:
+        """Write the curve as a JSON file, which `read_curve` reads."""
         text = json.dumps({"format": FORMAT, **asdict(self)}, ensure_ascii=False, indent=1, allow_nan=False)
         Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 def read_curve(path: str | Path) -> Curve:
+    """The curve of a file; anything else is refused with a line."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

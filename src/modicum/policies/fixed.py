@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision
-from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, State
+from modicum.core.parts import Observation, Place, Scope, Signal, State
 from modicum.errors import UserError
 
 

@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision, Released, ReleasedSum
-from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, State
+from modicum.core.parts import Observation, Place, Scope, Signal, State
 from modicum.errors import UserError
 
 MEDIAN_LOSS = math.sqrt(math.pi / 2)  # standard error of a median over that of a mean, for normal errors

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision
 from modicum.core.needs import Need
 from modicum.core.optimisers import Adam
-from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, SignalName, State
+from modicum.core.parts import Observation, Place, Scope, Signal, SignalName, State
 from modicum.errors import UserError
 from modicum.policies.outcome import Outcome, OutcomeSource, needs_of, outcome
 
@@ -35,6 +36,7 @@ class Networks:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of all weights in the order of the flat vector: actor, critic, log standard deviation."""
         one = [(self.hidden, self.inputs), (self.hidden,), (self.hidden, self.hidden), (self.hidden,)]
         return [*one, (1, self.hidden), (1,), *one, (1, self.hidden), (1,), (1,)]
 
@@ -108,6 +110,7 @@ class Ppo:
 
     @property
     def needs(self) -> tuple[Need, ...]:
+        """Public data with the task's labels, where its reward is measured there."""
         return needs_of(self.source)
 
     @property
@@ -116,6 +119,7 @@ class Ppo:
 
     @property
     def networks(self) -> Networks:
+        """Actor and critic for as many inputs as this agent's source and bits give."""
         inputs = 2 if self.source == "raw" else 5 + self.clip_bits
         return Networks(inputs, self.hidden)
 

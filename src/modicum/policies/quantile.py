@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision
-from modicum.core.parts import Observation, Place, PublicFacts, Scope, Signal, SignalName, State
+from modicum.core.parts import Observation, Place, Scope, Signal, SignalName, State
 from modicum.errors import UserError
 
 BIT_VARIANCE = 1 / 12  # what a share of unclipped units varies by when nothing is known about it

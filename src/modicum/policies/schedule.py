@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision
-from modicum.core.parts import Observation, Place, Policy, PublicFacts, Scope, Signal, State
+from modicum.core.parts import Observation, Place, Policy, Scope, Signal, State
 from modicum.errors import UserError
 from modicum.policies.fixed import Fixed
 

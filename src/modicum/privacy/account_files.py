@@ -56,6 +56,7 @@ def finish_key(folder: Path) -> None:
 
 
 def read_key(folder: Path) -> bytes:
+    """The key by which an account recognises records; a lost or damaged one is refused, never replaced."""
     try:
         key = (folder / KEY).read_bytes()
     except OSError as error:

@@ -60,10 +60,12 @@ class Refused(UserError):  # noqa: N818
 
     @property
     def client(self) -> str:
+        """The first client that was refused."""
         return self.refusals[0].client
 
     @property
     def reason(self) -> Reason:
+        """Why that one was."""
         return self.refusals[0].reason
 
 

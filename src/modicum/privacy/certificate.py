@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.errors import UserError
+from modicum.privacy import sampler_charge
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.budgets import plan_guarantee
 from modicum.privacy.events import Poisson, Sampler, sampler_from_dict
@@ -26,8 +27,10 @@ from modicum.privacy.plan import Guard, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, view_from_dict
 from modicum.privacy.views import KnownTo
 
-SCHEMA = "modicum-certificate/2"
+SCHEMA = "modicum-certificate/3"
+EVERY_LINE_IN_FULL = "modicum-certificate/2"
 BEFORE_ACCOUNTS = "modicum-certificate/1"
+OWN = ("budget", "epsilon", "releases_made")  # of each client; the rest is said once for all who share it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +48,10 @@ class ClientGuarantee:
     releases_made: int
     releases_planned: int | None  # a filter has no plan
     meaning: str
+    integers: dict[str, Any] | None = None  # the terms of integer noise; None: noise of floating-point numbers
 
     def to_dict(self) -> dict[str, Any]:
+        """Every field, for JSON; null stands for ε = ∞. The client's name is the key above it."""
         return {
             **self.spec.to_dict(),
             "guard": str(self.guard),
@@ -58,10 +63,12 @@ class ClientGuarantee:
             "releases_made": self.releases_made,
             "releases_planned": self.releases_planned,
             "meaning": self.meaning,
+            **({} if self.integers is None else {"integers": self.integers}),
         }
 
     @classmethod
     def from_dict(cls, client: str, d: dict[str, Any]) -> ClientGuarantee:
+        """Back from `to_dict`, with the client's name."""
         return cls(
             client=client,
             spec=PrivacySpec(
@@ -76,6 +83,7 @@ class ClientGuarantee:
             releases_made=int(d["releases_made"]),
             releases_planned=None if d["releases_planned"] is None else int(d["releases_planned"]),
             meaning=str(d["meaning"]),
+            integers=dict(d["integers"]) if "integers" in d else None,
         )
 
 
@@ -117,48 +125,58 @@ class Certificate:
             raise UserError(f"no client {client!r} in this certificate: it has {_some(self.clients)}")
         return self.clients[client].epsilon
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
+    def to_dict(self, schema: str = SCHEMA) -> dict[str, Any]:
+        """Plain values, in the newest format or in an earlier one."""
+        value = {
+            "schema": schema,
             "run": self.run,
             "ledger": {"head": self.head, "entries": self.entries},
             "noise": self.noise,
-            "clients": {client: line.to_dict() for client, line in self.clients.items()},
             "assumptions": list(self.assumptions),
-            "account": self.account,
-            **({} if self.audit is None else {"audit": self.audit}),
         }
+        if schema != BEFORE_ACCOUNTS:
+            value["account"] = self.account
+        if self.audit is not None:
+            value["audit"] = self.audit
+        lines = {client: line.to_dict() for client, line in self.clients.items()}
+        return {**value, **(_shared_once(lines) if schema == SCHEMA else {"clients": lines})}
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        """The file's text: a client is one line."""
+        value = self.to_dict()
+        clients = [f"    {_text(name)}: {_text(line)}" for name, line in value.pop("clients").items()]
+        rest = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).removesuffix("\n}")
+        return rest + ',\n  "clients": {\n' + ",\n".join(clients) + "\n  }\n}\n"
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
-        """Reads exactly what this version writes: an unknown, missing or repeated field is refused."""
+        """Reads exactly what this version or an earlier one writes: an unknown, missing or repeated field is
+        refused."""
         try:
             value = parse(text)
-            if value["schema"] == BEFORE_ACCOUNTS and "account" not in value:
-                value = {**value, "schema": SCHEMA, "account": _no_account(value["noise"])}
-            if value["schema"] != SCHEMA:
-                raise UserError(f"its schema is {value['schema']!r} and this version reads {SCHEMA!r}")
+            schema = str(value["schema"])
+            if schema not in (SCHEMA, EVERY_LINE_IN_FULL, BEFORE_ACCOUNTS):
+                raise UserError(f"its schema is {schema!r} and this version reads {SCHEMA!r} and earlier ones")
+            lines = _in_full(value) if schema == SCHEMA else value["clients"]
+            account = _no_account(value["noise"]) if schema == BEFORE_ACCOUNTS else value["account"]
             found = cls(
                 run=str(value["run"]),
                 head=str(value["ledger"]["head"]),
                 entries=int(value["ledger"]["entries"]),
                 noise=dict(value["noise"]),
-                clients={str(c): ClientGuarantee.from_dict(c, d) for c, d in value["clients"].items()},
+                clients={str(c): ClientGuarantee.from_dict(c, d) for c, d in lines.items()},
                 assumptions=tuple(str(a) for a in value["assumptions"]),
-                account=dict(value["account"]),
+                account=dict(account),
                 audit=_audit(value.get("audit")),
             )
             check_noise_fields(found.noise)
-            problem = unlike(value, found.to_dict())
+            problem = unlike(value, found.to_dict(schema))
         except KeyError as error:
             raise UserError(f"not a certificate: it has no {error.args[0]!r}") from None
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise UserError(f"not a certificate: {error}") from None
         if problem is not None:
-            raise UserError(f"not a certificate of schema {SCHEMA!r}: {problem}")
+            raise UserError(f"not a certificate of schema {schema!r}: {problem}")
         return found
 
     def write(self, path: str | PathLike[str]) -> None:
@@ -173,6 +191,7 @@ class Certificate:
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> Certificate:
+        """The certificate of a file; what cannot be read exactly is refused with a line that names the file."""
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
@@ -181,6 +200,44 @@ class Certificate:
             raise UserError(f"{path}: {error}") from None
         except UnicodeDecodeError:
             raise UserError(f"{path}: not a certificate: it is not text") from None
+
+
+def _shared_once(lines: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """`terms`: what clients' lines have in common, in the order of first use; `clients`: what is their own.
+
+    The sentence of the terms has the letter ε where each client's own figure belongs.
+    """
+    numbers: dict[str, int] = {}
+    terms: list[dict[str, Any]] = []
+    clients = {}
+    for client, line in lines.items():
+        common = {name: value for name, value in line.items() if name not in OWN}
+        figure = f"({shown(_or_infinite(line['epsilon']))}, "
+        if common["meaning"].startswith(figure):
+            common["meaning"] = "(ε, " + common["meaning"].removeprefix(figure)
+        number = numbers.setdefault(_text(common), len(terms))
+        if number == len(terms):
+            terms.append(common)
+        clients[client] = {"terms": number, **{name: line[name] for name in OWN}}
+    return {"terms": terms, "clients": clients}
+
+
+def _in_full(value: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each client's line with what it shares with others."""
+    lines = {}
+    for client, own in value["clients"].items():
+        number, terms = own["terms"], value["terms"]
+        if type(number) is not int or not 0 <= number < len(terms):
+            raise UserError(f"client {client!r} has the terms {number!r}, and there are {len(terms)}")
+        line = {**terms[number], **{name: own[name] for name in OWN}}
+        if str(line["meaning"]).startswith("(ε, "):
+            line["meaning"] = f"({shown(_or_infinite(line['epsilon']))}, " + line["meaning"].removeprefix("(ε, ")
+        lines[client] = line
+    return lines
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def _guarantee(plan: PrivacyPlan, used: dict[Sampler, None], bare: dict[str, None], made: int) -> ClientGuarantee:
@@ -204,7 +261,16 @@ def _guarantee(plan: PrivacyPlan, used: dict[Sampler, None], bare: dict[str, Non
         releases_made=made,
         releases_planned=planned,
         meaning=_meaning(plan, epsilon, tuple(bare)),
+        integers=_integers(plan, epsilon),
     )
+
+
+def _integers(plan: PrivacyPlan, epsilon: float) -> dict[str, Any] | None:
+    """Lattice, modulus and noise of every query on a lattice, and what draws and rounding take of δ (R12)."""
+    queries = {r.purpose: r.integers.to_dict() for r in plan.releases if r.integers is not None}
+    if not queries:
+        return None
+    return {"queries": queries, "delta_charge": sampler_charge.charge(plan.releases, epsilon)}
 
 
 def _meaning(plan: PrivacyPlan, epsilon: float, bare: tuple[str, ...] = ()) -> str:
@@ -238,7 +304,7 @@ def _assumptions(
         str(noise["sentence"]),
         "Everything that left a client on account of its data passed through the ledger; model code, sizes, round "
         "numbers and noise levels are public.",
-        "Samples are floating-point numbers: attacks on their low bits are out of scope.",
+        *_about_numbers(clients),
         "The clock is not hidden: how long a step takes can depend on the data.",
         "Whoever can roll back ledger and certificate together can hide releases: keep the head hash elsewhere.",
     ]
@@ -255,6 +321,19 @@ def _assumptions(
     if any(line.guard is Guard.NONE for line in clients.values()):
         said.append("For clients with guard 'none' nothing is promised.")
     return tuple(said)
+
+
+def _about_numbers(clients: dict[str, ClientGuarantee]) -> list[str]:
+    """What noise is made of: floats have low bits, integers a sampler for which δ pays."""
+    said = []
+    if any(line.integers is None for line in clients.values()):
+        said.append("Samples are floating-point numbers: attacks on their low bits are out of scope.")
+    if any(line.integers is not None for line in clients.values()):
+        said.append(
+            "Integer noise is drawn from a table within 2^-100 of Skellam's distribution a draw; δ includes what "
+            "that costs."
+        )
+    return said
 
 
 AUDIT = {

@@ -97,6 +97,7 @@ class DatasetAccount:
         return account
 
     def close(self) -> None:
+        """Close the file; what was drawn stays drawn."""
         self._journal.close()
 
     def __enter__(self) -> Self:
@@ -107,10 +108,12 @@ class DatasetAccount:
 
     @property
     def entries(self) -> int:
+        """How many entries the journal has."""
         return self._journal.number
 
     @property
     def head(self) -> str:
+        """Hash of the journal's last entry."""
         return self._journal.head
 
     def holds(self, number: int, hash: str) -> bool:
@@ -119,6 +122,7 @@ class DatasetAccount:
         return entry is not None and entry.hash == hash
 
     def secret(self) -> bytes:
+        """The key of the records' digests; refused where it is lost."""
         if self.key is None:
             raise UserError(
                 f"{self.folder / KEY} is missing: without it records cannot be recognised; put it back"

@@ -35,6 +35,7 @@ class NoSampling:
     """Every unit contributes."""
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for the journal."""
         return {"kind": "none"}
 
 
@@ -51,6 +52,7 @@ class Poisson:
             raise UserError(f"a sampling rate must lie in (0, 1], got {self.rate}")
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for the journal."""
         return {"kind": "poisson", "rate": self.rate, "known_to": str(self.known_to)}
 
 
@@ -65,6 +67,7 @@ class Shuffled:
             raise UserError(f"a shuffled pass has at least 1 batch, got {self.batches}")
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for the journal."""
         return {"kind": "shuffled"} if self.batches == 1 else {"kind": "shuffled", "batches": self.batches}
 
 
@@ -77,10 +80,12 @@ def integers_to_dict(integers: IntegerNoise | None) -> dict[str, Any]:
 
 
 def integers_from_dict(d: dict[str, Any]) -> IntegerNoise | None:
+    """Back from `integers_to_dict`; None where the noise is of floats."""
     return IntegerNoise.from_dict(d["integers"]) if "integers" in d else None
 
 
 def sampler_from_dict(d: dict[str, Any]) -> Sampler:
+    """Back from a sampler's `to_dict`; an unknown kind is refused."""
     match d:
         case {"kind": "none"}:
             return NoSampling()
@@ -110,9 +115,11 @@ class Block:
 
     @property
     def noise_std(self) -> float:
+        """C · z: the noise's standard deviation in each coordinate, in the client's own message."""
         return self.bound * self.noise_multiplier
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for the journal."""
         return {"name": self.name, "bound": self.bound, "noise_multiplier": self.noise_multiplier}
 
 
@@ -160,6 +167,7 @@ class Release:
         return joint_multiplier(self.blocks)
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for the journal: every field, so that the charge can be recomputed from it."""
         return {
             "version": self.version,
             "client": self.client,
@@ -176,6 +184,7 @@ class Release:
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> Release:
+        """Back from `to_dict`."""
         return cls(
             version=int(d["version"]),
             client=str(d["client"]),

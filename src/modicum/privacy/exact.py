@@ -28,7 +28,10 @@ def unlike(said: Any, understood: Any, where: str = "") -> str | None:
             if name not in said:
                 return f"field {where + name!r} is missing"
         pairs = [(said[name], understood[name], f"{where}{name}") for name in understood]
-    elif isinstance(said, list) and isinstance(understood, list) and len(said) == len(understood):
+    elif isinstance(said, list) and isinstance(understood, list):
+        if len(said) != len(understood):
+            where = where.removesuffix(".")
+            return f"field {where!r} has {len(said)} entries and ought to have {len(understood)}"
         both = enumerate(zip(said, understood, strict=True))
         pairs = [(a, b, f"{where.removesuffix('.')}[{i}]") for i, (a, b) in both]
     else:

@@ -40,11 +40,13 @@ class RunEntry:
         check_noise(self.noise)
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for the journal, as the entry's own format has them."""
         said = {} if self.format == 1 else {"format": self.format, "foreign_parts": list(self.foreign_parts)}
         return {**said, "run": self.run, "noise": self.noise}
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> RunEntry:
+        """Back from `to_dict`, of either format."""
         format = int(d.get("format", 1))
         parts = () if format == 1 else tuple(str(part) for part in d["foreign_parts"])
         return cls(str(d["run"]), dict(d["noise"]), format, parts)
@@ -62,10 +64,12 @@ class Settlement:
             raise UserError("a settlement names a SHA-256 and a size")
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for the journal."""
         return {"digest": self.digest, "size": self.size}
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> Settlement:
+        """Back from `to_dict`."""
         return cls(str(d["digest"]), int(d["size"]))
 
 
@@ -96,10 +100,12 @@ def check_noise(noise: dict[str, Any]) -> None:
 
 
 def plan_key(client: str) -> str:
+    """The key of a client's plan: one for each client."""
     return canonical([client])
 
 
 def reservation_key(release: Release) -> str:
+    """The key of a reservation: client, round, step and query, hence once for each."""
     query = "+".join(block.name for block in release.blocks)
     return canonical([release.client, release.round, release.step, query])
 

@@ -46,9 +46,11 @@ class IntegerNoise:
         return 1 << (self.dimension - 1).bit_length()
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for the journal."""
         return {f.name: getattr(self, f.name) for f in fields(self)} | {"rounding": str(self.rounding)}
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> IntegerNoise:
+        """Back from `to_dict`."""
         given = {f.name: int(d[f.name]) for f in fields(cls) if f.name not in ("rounding", "share")}
         return cls(**given, rounding=Rounding(d["rounding"]), share=float(d["share"]))

@@ -41,6 +41,7 @@ class IntegerTerms:
 
     @property
     def table(self) -> SkellamTable:
+        """The sampler of one client's share of noise."""
         return skellam_table(self.share)
 
     def square(self, multiplier: float) -> int:

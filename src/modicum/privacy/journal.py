@@ -74,6 +74,7 @@ class Entry:
 
     @property
     def value(self) -> dict[str, Any]:
+        """The body as an object; anything else is an error."""
         value = json.loads(self.body)
         if not isinstance(value, dict):
             raise ValueError("an entry's body is an object")
@@ -95,6 +96,7 @@ def canonical(value: Any) -> str:
 
 
 def entry_hash(before: str, number: int, kind: str, key: str | None, refers: int | None, body: str) -> str:
+    """SHA-256 over the hash before it and the entry's own fields: the chain's link."""
     return hashlib.sha256((before + canonical([number, kind, key, refers, body])).encode()).hexdigest()
 
 
@@ -113,6 +115,7 @@ class Journal:
 
     @classmethod
     def create(cls, path: Path) -> Journal:
+        """A new file, readable by its owner alone; one that exists is refused."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -130,6 +133,7 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Journal:
+        """An existing file of a format that is known here; `read_only` never adds to it."""
         if not path.is_file():
             raise UserError(f"no ledger at {path}: give the path of a run folder or of its ledger.sqlite")
         uri = path.absolute().as_uri()
@@ -150,6 +154,7 @@ class Journal:
         return cls(connection, path, version)
 
     def close(self) -> None:
+        """Close the connection."""
         self._db.close()
 
     def __enter__(self) -> Self:
@@ -212,12 +217,15 @@ class Journal:
                 self.number, self.head = entry.number, entry.hash
 
     def by_key(self, key: str) -> Entry | None:
+        """The one entry with this key, or None."""
         return self._one("SELECT * FROM journal WHERE key = ?", key)
 
     def referring_to(self, number: int) -> Entry | None:
+        """The one entry that refers to another, such as a reservation's settlement, or None."""
         return self._one("SELECT * FROM journal WHERE refers = ?", number)
 
     def entry(self, number: int) -> Entry | None:
+        """The entry of this number, counted from 1, or None."""
         return self._one("SELECT * FROM journal WHERE number = ?", number)
 
     def with_hash(self, digits: str) -> Entry | None:
@@ -228,6 +236,7 @@ class Journal:
         return None if row is None else Entry(*row)
 
     def of_kind(self, kind: str) -> Iterator[Entry]:
+        """All entries of one kind, in order."""
         with self.readable():
             for row in self._db.execute("SELECT * FROM journal WHERE kind = ? ORDER BY number", (kind,)):
                 yield Entry(*row)
@@ -249,21 +258,26 @@ class Journal:
             return [Entry(*row) for row in self._db.execute(query, (kind,))]
 
     def put_message(self, entry: int, round: int, message: bytes) -> None:
+        """Keep a message in the outbox, under its reservation's number and round."""
         self._db.execute("INSERT INTO outbox VALUES (?, ?, ?)", (entry, round, message))
 
     def message(self, entry: int) -> bytes | None:
+        """The kept message of a reservation, or None."""
         with self.readable():
             row = self._db.execute("SELECT message FROM outbox WHERE entry = ?", (entry,)).fetchone()
         return None if row is None else bytes(row[0])
 
     def kept_messages(self) -> list[int]:
+        """Numbers of the reservations whose messages are in the outbox."""
         with self.readable():
             return [int(n) for (n,) in self._db.execute("SELECT entry FROM outbox ORDER BY entry")]
 
     def drop_messages(self, entries: list[int]) -> None:
+        """Forget the messages of these reservations; the entries stay."""
         self._db.executemany("DELETE FROM outbox WHERE entry = ?", [(n,) for n in entries])
 
     def drop_messages_before(self, round: int) -> None:
+        """Forget the messages of all earlier rounds; the entries stay."""
         self._db.execute("DELETE FROM outbox WHERE round < ?", (round,))
 
     def check_indexes(self) -> None:

@@ -5,9 +5,12 @@ steps, rotated by public random signs and a Walsh–Hadamard transform, and roun
 squared norm is at most `square`. That bound is checked on the integers themselves: sensitivity holds exactly,
 whatever floats did before. The rotation spreads a vector over all coordinates; it is public and protects nobody.
 
-A sum over many units may also be rounded as a whole. For fixed random words rounding is monotone and commutes with
-whole numbers, so a unit that moves a coordinate by g moves its rounding by less than |g| + 1, and all of them by
-less than ‖g‖ + √d: the words are independent of the data, and telling them only helps a test.
+A sum over many units may also be rounded as a whole. For fixed random words rounding is monotone and commutes
+with whole numbers, so a unit that moves a coordinate by g moves its rounding to one of g's two neighbours, to the
+upper one for a share of words that makes g the mean: whatever the sum of the others is, the shift is a random
+rounding of g, coordinate by coordinate. It is within ‖g‖ + √d always, and within the bound below but for a
+probability of `DOUBT` over the words, which is charged to δ. Words are independent of the data: telling them only
+helps a test.
 """
 
 from __future__ import annotations
@@ -29,9 +32,9 @@ from modicum.privacy.skellam_noise import Bits
 KAPPA = 1.0  # √(2·ln 1/β) with β = e^−½: a rounding is accepted with probability 1 − β or more
 _TRIES = 200  # β^200 < 10^−43; then towards zero, which always fits
 _LARGEST = 2.0**62
-SLACK = (
-    1.1e-3  # relative: what rounding of floats may add to a unit's share of a sum (R10: 1e-3), and the rotation
-)
+DOUBT = 2.0**-60  # of a release whose sum is rounded as a whole: that one unit moves it by more than `square`
+_KAPPA_OF_SUM = math.sqrt(-2 * math.log(DOUBT))
+SLACK = 1.1e-3  # relative: what floats may add to a unit's share of a sum, R10's 1e-3 and the rotation's rounding
 _WIDEST = 64  # Hadamard matrices are multiplied in factors of at most this size
 
 Floats = NDArray[np.floating[Any]]
@@ -59,20 +62,26 @@ class Lattice:
         """S: the squared norm that rounding keeps to, for a vector of this norm (both in lattice steps).
 
         min{(n + √d)², n² + d/4 + κ(n + √d/2)} (Kairouz, Liu & Steinke 2021): the second by conditional rounding.
-        Of a sum that is rounded as a whole, what a unit of this norm moves it by: (n + √d)², and the slack.
+        κ = √(2·ln 1/β), β the probability of what is drawn again. Of a sum that is rounded as a whole, what a unit
+        of this norm moves it by: nothing is drawn again, so β is tiny; and the slack.
         """
-        root = math.sqrt(self.padded)
-        if self.rounding is Rounding.SUM:
-            return math.ceil((norm * (1 + SLACK) + root) ** 2)
-        return math.floor(min((norm + root) ** 2, norm**2 + self.padded / 4 + KAPPA * (norm + root / 2)))
+        root, kappa = math.sqrt(self.padded), self._kappa
+        norm *= self._longer
+        return math.floor(min((norm + root) ** 2, norm**2 + self.padded / 4 + kappa * (norm + root / 2)))
+
+    @property
+    def _kappa(self) -> float:
+        return _KAPPA_OF_SUM if self.rounding is Rounding.SUM else KAPPA
+
+    @property
+    def _longer(self) -> float:
+        return 1 + SLACK if self.rounding is Rounding.SUM else 1.0
 
     def norm(self, square: float) -> float:
         """The largest norm whose rounding keeps to `square`; 0 if there is none."""
-        root = math.sqrt(self.padded)
-        if self.rounding is Rounding.SUM:
-            return max(0.0, (math.sqrt(square) * (1 - 1e-15) - root) / (1 + SLACK))
-        room = square - self.padded / 4 - KAPPA * root / 2 + KAPPA**2 / 4
-        return max(0.0, math.sqrt(square) - root, math.sqrt(max(0.0, room)) - KAPPA / 2)
+        root, kappa = math.sqrt(self.padded), self._kappa
+        room = square - self.padded / 4 - kappa * root / 2 + kappa**2 / 4
+        return max(0.0, math.sqrt(square) - root, math.sqrt(max(0.0, room)) - kappa / 2) / self._longer
 
     def scale(self, square: int) -> float:
         """Lattice steps to the unit for somebody who keeps to `square`."""

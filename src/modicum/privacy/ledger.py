@@ -9,9 +9,8 @@ reservation never left and is redone under the same entry, or stays charged.
 from __future__ import annotations
 
 import hashlib
-import statistics
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -23,7 +22,7 @@ from modicum.privacy.events import Release
 from modicum.privacy.grammar import KIND_OF, KINDS, Grammar, RunEntry, Said, Settlement, reservation_key
 from modicum.privacy.journal import FORMAT, Entry, Journal, LedgerDamaged, canonical
 from modicum.privacy.noise import NoiseSource
-from modicum.privacy.plan import PrivacyPlan
+from modicum.privacy.plan import PrivacyPlan, share_reserved
 from modicum.privacy.token import MINT, Token
 
 
@@ -78,6 +77,7 @@ class Ledger:
         return ledger
 
     def close(self) -> None:
+        """Close the file; other processes that hold it open are not disturbed."""
         self._journal.close()
 
     def __enter__(self) -> Self:
@@ -88,6 +88,7 @@ class Ledger:
 
     @property
     def path(self) -> Path:
+        """The file."""
         return self._journal.path
 
     def head(self) -> str:
@@ -381,13 +382,6 @@ class Ledger:
         entry = self._journal.entry(token.entry)
         if entry is None or entry.kind != "reserve" or entry.hash != token.hash:
             raise UserError(f"the token of entry {token.entry} was not issued by the ledger {self.path}")
-
-
-def share_reserved(plans: Iterable[PrivacyPlan], made: Mapping[str, int]) -> float:
-    """Releases made of those planned, in the mean over clients who planned something."""
-    planned = {plan.client: sum(r.count for r in plan.releases) for plan in plans}
-    shares = [made.get(name, 0) / count for name, count in planned.items() if count]
-    return statistics.fmean(shares) if shares else 0.0
 
 
 def _conflict(entry: Entry, release: Release) -> Refusal | None:

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from modicum.errors import UserError
+from modicum.privacy import sampler_charge
 from modicum.privacy.accounting import gdp, rdp
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.accounting.gaussians import normal_form
@@ -128,7 +129,7 @@ class Lifetime:
                 return math.inf
             case Guard.PLAN:
                 try:
-                    return self._planned(plan)
+                    return self._planned(plan) + self._draws(plan)
                 except ArithmeticError:  # the square of such noise is no number
                     return math.inf
             case Guard.GDP_FILTER:
@@ -152,6 +153,43 @@ class Lifetime:
         return math.fsum(
             g.count * rdp.rdp_sampled_gaussian(g.rate, g.noise_multiplier / shift, self.order) for g in groups
         )
+
+    def _draws(self, plan: PrivacyPlan) -> float:
+        """What integer noise pays for draws that are not exact (R12), in the filter's currency.
+
+        They add τ·(1 + e^ε) to δ, or a doubt of their own. δ grows with the filter's spend, ever faster up to the
+        cap (for μ² while t·(ε/μ + μ/2) ≥ 1, t = ε/μ − μ/2; for ρ exponentially), so a spend that ends x under the
+        cap leaves at least x times the slope at 0.999 of the cap, as long as all these x are under 0.001 of it:
+        each is under a millionth of that.
+        """
+        if all(r.integers is None for r in plan.releases) or self.budget is None or self.delta is None:
+            return 0.0
+        if math.isinf(self.budget):  # nothing is promised
+            return 0.0
+        if self.budget > sampler_charge.largest_epsilon(plan.releases, self.delta):
+            raise self._too_coarse()
+        added = sampler_charge.charge(plan.releases, self.budget)
+        cost = max(added / self._slope(), 1e-12 * self.cap)  # what is smaller would be lost in a sum of floats
+        if not cost <= 1e-9 * self.cap:
+            raise self._too_coarse()
+        return cost
+
+    def _too_coarse(self) -> DrawRefused:
+        return DrawRefused(
+            f"integer noise is drawn too coarsely for a lifetime grant of ε = {self.budget:g} at δ = "
+            f"{self.delta:g}: grant less, or more δ"
+        )
+
+    def _slope(self) -> float:
+        """How fast δ grows with the spend just under the cap; 0 where it does not grow ever faster."""
+        assert self.budget is not None and self.delta is not None  # noqa: PT018
+        if self.order is not None:
+            return (self.order - 1) * self.delta * math.exp(-(self.order - 1) * 1e-3 * self.cap)
+        mu = math.sqrt(0.999 * self.cap)
+        t = self.budget / mu - mu / 2
+        if t * (self.budget / mu + mu / 2) < 1:
+            return 0.0
+        return math.exp(-t * t / 2) / math.sqrt(2 * math.pi) / (2 * mu)
 
     def _filtered(self, plan: PrivacyPlan) -> float:
         """Rényi divergence grows with the order, so a run's own filter bounds every order under its own."""
@@ -181,6 +219,7 @@ class Lifetime:
         )
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for the account's journal; "inf" stands for a grant without limit."""
         unbounded = self.budget is not None and math.isinf(self.budget)
         return {
             "unit": str(self.unit),
@@ -193,6 +232,7 @@ class Lifetime:
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> Lifetime:
+        """Back from `to_dict`."""
         return cls(
             unit=Unit(d["unit"]),
             adjacency=Adjacency(d["adjacency"]),

@@ -8,8 +8,7 @@ from modicum.errors import UserError
 from modicum.privacy.budgets import BudgetGuard, Reason, Refusal, Refused, check_plan, guard_for
 from modicum.privacy.events import Release
 from modicum.privacy.journal import Entry
-from modicum.privacy.ledger import share_reserved
-from modicum.privacy.plan import PrivacyPlan
+from modicum.privacy.plan import PrivacyPlan, share_reserved
 from modicum.privacy.token import MINT, Token
 
 

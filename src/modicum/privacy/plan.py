@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -40,6 +42,7 @@ class PlannedRelease:
             )
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for the journal."""
         return {
             "purpose": self.purpose,
             "noise_multiplier": self.noise_multiplier,
@@ -50,6 +53,7 @@ class PlannedRelease:
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> PlannedRelease:
+        """Back from `to_dict`."""
         return cls(
             str(d["purpose"]),
             float(d["noise_multiplier"]),
@@ -80,6 +84,7 @@ class PrivacyPlan:
             raise UserError(f"client {self.client!r}: the RDP filter, and nothing else, needs an order α*")
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for the journal; null stands for a budget of ∞."""
         return {
             "client": self.client,
             "spec": self.spec.to_dict(),
@@ -91,6 +96,7 @@ class PrivacyPlan:
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> PrivacyPlan:
+        """Back from `to_dict`."""
         return cls(
             client=str(d["client"]),
             spec=PrivacySpec.from_dict(d["spec"]),
@@ -99,3 +105,10 @@ class PrivacyPlan:
             releases=tuple(PlannedRelease.from_dict(r) for r in d["releases"]),
             order=None if d["order"] is None else float(d["order"]),
         )
+
+
+def share_reserved(plans: Iterable[PrivacyPlan], made: Mapping[str, int]) -> float:
+    """Releases made of those planned, in the mean over clients who planned something."""
+    planned = {plan.client: sum(r.count for r in plan.releases) for plan in plans}
+    shares = [made.get(name, 0) / count for name, count in planned.items() if count]
+    return statistics.fmean(shares) if shares else 0.0

@@ -1,8 +1,9 @@
-"""What inexact draws of integer noise cost in δ (R12), and the part of δ that is kept for them.
+"""What inexact draws of integer noise, and roundings that go too far, cost in δ (R12): a part of δ is kept for it.
 
 A table of Skellam's distribution is within a known total variation distance τ of it. Releases whose draws are
-together within τ of exact ones, which would be (ε, δ′)-private, are (ε, δ′ + (1 + e^ε)·τ)-private. So exact noise
-is priced at δ·(1 − `SHARE`), and what the draws add must fit into the rest.
+together within τ of exact ones, which would be (ε, δ′)-private, are (ε, δ′ + (1 + e^ε)·τ)-private. A sum that is
+rounded as a whole moves further than its bound with probability `lattice.DOUBT` a release, which δ pays as well.
+So exact noise is priced at δ·(1 − `SHARE`), and all of this must fit into the rest.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Iterable
 
 from modicum.errors import UnsoundError
 from modicum.privacy.events import Release
+from modicum.privacy.integer_noise import Rounding
+from modicum.privacy.lattice import DOUBT
 from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.skellam_noise import delta_charge, distance
 
@@ -27,10 +30,16 @@ def draws_distance(releases: Iterable[Release | PlannedRelease]) -> float:
     )
 
 
+def rounding_doubt(releases: Iterable[Release | PlannedRelease]) -> float:
+    """The chance that rounding takes one unit further than its bound, in all releases together."""
+    return DOUBT * sum(r.count for r in releases if r.integers is not None and r.integers.rounding is Rounding.SUM)
+
+
 def charge(releases: Iterable[Release | PlannedRelease], epsilon: float) -> float:
-    """What the draws add to δ at this ε."""
+    """What draws and rounding add to δ at this ε."""
+    releases = tuple(releases)
     tau = draws_distance(releases)
-    return delta_charge(tau, 1, 1, 1, epsilon) if tau else 0.0
+    return (delta_charge(tau, 1, 1, 1, epsilon) if tau else 0.0) + rounding_doubt(releases)
 
 
 def exact_delta(releases: Iterable[Release | PlannedRelease], delta: float) -> float:
@@ -39,9 +48,10 @@ def exact_delta(releases: Iterable[Release | PlannedRelease], delta: float) -> f
 
 
 def largest_epsilon(releases: Iterable[Release | PlannedRelease], delta: float) -> float:
-    """The ε at which what the draws add fills the part of δ that is kept for them."""
+    """The ε at which the charge fills the part of δ that is kept for it."""
+    releases = tuple(releases)
     tau = draws_distance(releases)
-    return math.log(max(1.0, SHARE * delta / tau - 1)) if tau else math.inf
+    return math.log(max(1.0, (SHARE * delta - rounding_doubt(releases)) / tau - 1)) if tau else math.inf
 
 
 def refuse_uncertain(releases: Iterable[Release | PlannedRelease], epsilon: float, delta: float) -> None:

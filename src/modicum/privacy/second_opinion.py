@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from modicum.errors import MissingExtraError
+from modicum.privacy import skellam_second_opinion as skellam
 from modicum.privacy.budgets import NO_NOISE
 from modicum.privacy.events import Poisson, Sampler
-from modicum.privacy.plan import PrivacyPlan
+from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, SecureAggregation, TrustedServer
 from modicum.privacy.views import KnownTo
 
@@ -40,10 +41,20 @@ def plan_epsilon(plan: PrivacyPlan) -> float:
     )
     accountant = dp.pld.PLDAccountant(neighbours)
     for planned in plan.releases:
-        accountant.compose(
-            _event(dp, _seen(planned.noise_multiplier, plan.spec), planned.sampler, plan.spec), planned.count
-        )
-    return float(accountant.get_epsilon(plan.spec.delta))
+        accountant.compose(_event(dp, _worth(planned, plan.spec), planned.sampler, plan.spec), planned.count)
+    first = float(accountant.get_epsilon(plan.spec.delta))
+    taken = skellam.delta_taken([(r.integers, r.count) for r in plan.releases if r.integers is not None], first)
+    if not taken:
+        return first
+    return float(accountant.get_epsilon(plan.spec.delta - taken)) if taken < plan.spec.delta else math.inf
+
+
+def _worth(planned: PlannedRelease, spec: PrivacySpec) -> float:
+    """The multiplier in what the adversary sees; of integer noise, from its own numbers alone."""
+    noise = planned.integers
+    if noise is None:
+        return _seen(planned.noise_multiplier, spec)
+    return skellam.worth(noise.share * _seen(1.0, spec) ** 2, noise.square)
 
 
 def filter_epsilon(plan: PrivacyPlan, spent: Mapping[tuple[float, Sampler], int]) -> float:

@@ -51,6 +51,7 @@ class SkellamTable:
     low: NDArray[np.uint64]
 
     def draw(self, size: int, bits: Bits = os.urandom) -> NDArray[np.int64]:
+        """`size` independent draws; the sign takes a bit of its own, magnitudes 64 bits and, rarely, more."""
         out = np.empty(size, dtype=np.int64)
         for start in range(0, size, _CHUNK):
             part = out[start : start + _CHUNK]
@@ -87,7 +88,7 @@ def chernoff(variance: float, x: float) -> float:
     return -variance * (u * math.asinh(u) - u * u / (1 + math.sqrt(1 + u * u)))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def skellam_table(variance: float) -> SkellamTable:
     """The table for one variance (seconds for the largest, then remembered)."""
     if positive("the variance of integer noise", variance) > LARGEST_VARIANCE:

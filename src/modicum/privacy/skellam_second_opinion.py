@@ -8,17 +8,41 @@ units, with its own conversion. Both take variance and square in lattice steps s
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import ive, log_ndtr, ndtri_exp
 
 from modicum.errors import UserError
+from modicum.privacy.integer_noise import IntegerNoise
 
+DISTANCE = 2.0**-100  # promised of one draw, in total variation
+TOO_FAR = 2.0**-60  # promised of one sum that is rounded as a whole
+_MEASURED = 1 << 21  # points within which a step is measured: beyond, Skellam and Gaussian differ by under 1e-9
 _REACH = 12.0  # standard deviations that are looked at; beyond, steps only shrink
 _MOST = 1 << 24  # points
 ROUNDING = 1e-6  # relative: scipy's Bessel functions and the sums behind a step
 
 
+def worth(variance: float, square: int) -> float:
+    """The multiplier of a Gaussian that this noise is worth, from the measured step."""
+    if _REACH * math.sqrt(variance) > _MEASURED:
+        return math.sqrt(variance / square) * (1 - 1e-9)
+    return 1 / (measured_step(variance) * (1 + ROUNDING) * math.sqrt(square))
+
+
+def delta_taken(noises: Iterable[tuple[IntegerNoise, int]], epsilon: float) -> float:
+    """What (noise, count) releases take of δ: draws that are not exact, and sums that rounding moves too far."""
+    taken = 0.0
+    for noise, count in noises:
+        draws = count * noise.honest * (1 << (noise.dimension - 1).bit_length())
+        taken += draws * DISTANCE * (1 + math.exp(min(epsilon, 700.0)))
+        taken += count * TOO_FAR if noise.rounding == "sum" else 0.0
+    return taken
+
+
+@lru_cache(maxsize=256)
 def measured_step(variance: float) -> float:
     """The largest step of the normal score between neighbouring integers, by looking at all within 12 σ."""
     reach = math.ceil(_REACH * math.sqrt(variance)) + 20

@@ -79,6 +79,7 @@ class PrivacySpec:
         return f"Hides {what} from {self.view.sentence()}."
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for journal and certificate."""
         return {
             "unit": str(self.unit),
             "adjacency": str(self.adjacency),
@@ -88,6 +89,7 @@ class PrivacySpec:
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> PrivacySpec:
+        """Back from `to_dict`."""
         return cls(
             unit=Unit(d["unit"]),
             adjacency=Adjacency(d["adjacency"]),

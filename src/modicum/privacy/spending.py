@@ -37,6 +37,7 @@ def _digests(key: bytes, parts: Iterable[bytes], kind: Identity) -> Digests:
 
 
 def by_id(key: bytes, ids: Sequence[str]) -> Digests:
+    """A keyed digest for each record, of the identifier that its owner gives."""
     return _digests(key, (_plain(value).encode() for value in ids), Identity.ID)
 
 
@@ -67,6 +68,7 @@ def _rows(blocks: Iterable[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 
 
 def whole_client() -> Digests:
+    """The digests of an account that protects its client as one unit: a single one, always the same."""
     return np.zeros(1, dtype=np.uint64)
 
 
@@ -90,6 +92,7 @@ class Spending:
 
     @classmethod
     def nothing(cls) -> Spending:
+        """Of an account that nobody has drawn on."""
         return cls(np.empty(0, np.uint64), np.empty(0), np.empty(0, np.bool_))
 
     def of(self, table: Digests, identity: Identity) -> Spends:
@@ -146,6 +149,7 @@ class Spending:
 
     @classmethod
     def unpack(cls, blob: bytes) -> Spending:
+        """Back from `pack`."""
         count, levels, pooled = HEAD.unpack_from(blob)
         spends = np.frombuffer(blob, "<f8", levels, HEAD.size)
         at = HEAD.size + spends.nbytes

@@ -12,6 +12,7 @@ from typing import Any
 
 from modicum.errors import UserError
 from modicum.privacy import second_opinion
+from modicum.privacy.budgets import integer_problems
 from modicum.privacy.certificate import Certificate, ClientGuarantee
 from modicum.privacy.events import Sampler
 from modicum.privacy.journal import LedgerDamaged
@@ -40,6 +41,7 @@ class ClientCheck:
 
     @property
     def matches(self) -> bool:
+        """Whether nothing is wrong with this client's line."""
         return not self.problems
 
     @property
@@ -48,6 +50,7 @@ class ClientCheck:
         return self.guard is not Guard.NONE
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; null where a figure is infinite or not there."""
         return {
             "client": self.client,
             "private": self.private,
@@ -70,6 +73,7 @@ class KeptHead:
     entry: int | None  # None: the ledger does not contain that state
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return {"digits": self.digits, "entry": self.entry}
 
 
@@ -90,6 +94,7 @@ class Verification:
 
     @property
     def matches(self) -> bool:
+        """Whether neither the file nor any client's line has a problem."""
         return not self.problems and all(check.matches for check in self.clients)
 
     @property
@@ -98,6 +103,7 @@ class Verification:
         return self.noise.get("simulation")
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return {
             "run": self.run,
             "simulation": self.simulation,
@@ -162,6 +168,7 @@ def _verify(ledger: Ledger, certificate: Certificate | None, kept: KeptHead | No
         second = opinions.of(plan)
         certified = None if certificate is None else certificate.clients.get(client)
         problems = [*outside.get(client, []), *_budget_problems(plan, line), *_opinion_problems(line, second)]
+        problems += integer_problems(plan)
         if certificate is not None:
             problems += _differences(certified, line)
         checks.append(
@@ -247,12 +254,13 @@ def _differences(certified: ClientGuarantee | None, own: ClientGuarantee) -> lis
         return ["it is in the ledger and not in the certificate"]
     said, found = certified.to_dict(), own.to_dict()
     problems = []
-    for name, value in found.items():
+    for name in dict.fromkeys((*found, *said)):
+        value = found.get(name)
         if name == "epsilon":
             if not _same(certified.epsilon, own.epsilon):
                 problems.append(f"certified ε={certified.epsilon:.9g}, recomputed {own.epsilon:.9g}")
-        elif name != "meaning" and said[name] != value:
-            problems.append(f"certified {name} {said[name]}, the ledger has {value}")
+        elif name != "meaning" and said.get(name) != value:
+            problems.append(f"certified {name} {said.get(name)}, the ledger has {value}")
     if not problems and certified.meaning != own.meaning:
         problems.append("the certificate's words are not those of its figures")
     return problems

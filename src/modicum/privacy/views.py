@@ -105,7 +105,8 @@ class View(ABC):
         """The adversary, for people."""
 
     @abstractmethod
-    def to_dict(self) -> dict[str, Any]: ...
+    def to_dict(self) -> dict[str, Any]:
+        """Kind and numbers, for journal and certificate."""
 
 
 @dataclass(frozen=True)
@@ -195,12 +196,9 @@ class SecureAggregation(View):
         return invited - answered <= self.dropouts
 
     def refuse(self, unit: Unit, adjacency: Adjacency) -> None:
-        if unit is not Unit.CLIENT:
-            raise UnsoundError(
-                "secure aggregation protects whole clients here (R8): use unit 'client', or the view "
-                "server-sees-messages for records"
-            )
-        if adjacency is not Adjacency.ZERO_OUT:
+        # Whatever becomes of one record, its client stays and adds its share of noise.
+        allowed = {Adjacency.ZERO_OUT} if unit is Unit.CLIENT else {Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE}
+        if adjacency not in allowed:
             raise UnsoundError(
                 f"secure aggregation with {adjacency} breaks rule R8 (the victim's own noise share "
                 "must stay in the sum): use zero-out"

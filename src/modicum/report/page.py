@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from modicum.report.summary import Summary
+from modicum.report.summary import Summary, traffic_line
 from modicum.report.table import HEAD, number, percent, rows
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def run_page(
             "<h2>What is guaranteed</h2>" + _guarantees(certificate),
             _audit(certificate),
             "<h2>What was paid</h2>" + _paid(summary, records),
+            _travelled(summary),
             _impossible(records),
             f"<details><summary>Settings</summary><pre>{escape(config)}</pre></details>",
         ],
@@ -130,6 +131,15 @@ def _guarantees(certificate: Certificate) -> str:
         f"<p class='quiet'>Ledger head {escape(certificate.head)}, {certificate.entries} entries. "
         "Recompute it with <code>modicum verify</code> on this folder.</p>"
     )
+
+
+def _travelled(summary: Summary) -> str:
+    """Seconds and bytes of a round, and the rounds that had no sum."""
+    line = traffic_line(summary.traffic)
+    told = f"<p>{escape(line.capitalize())} (medians; the largest silo's bytes).</p>" if line else ""
+    lines = "".join(f"<li>{escape(text)}</li>" for text in summary.void)
+    none = f"<p>Void rounds, which stay charged:</p><ul>{lines}</ul>" if lines else ""
+    return f"<h2>What travelled</h2>{told}{none}" if told or none else ""
 
 
 def _audit(certificate: Certificate) -> str:

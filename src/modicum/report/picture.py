@@ -78,12 +78,14 @@ def _finished(figure: Any, accuracy: Any, bound: Any, runs: int) -> Any:
 
 
 def png(figure: Any) -> bytes:
+    """A figure as the bytes of a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     return buffer.getvalue()
 
 
 def save(figure: Any, path: Path) -> None:
+    """Write a figure; the file's ending says in which format."""
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:

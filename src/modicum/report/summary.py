@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from modicum.federation.experiment import compression_line
 from modicum.privacy.plan import Guard
+from modicum.privacy.views import Shows
 
 if TYPE_CHECKING:
     from modicum.federation.records import RoundRecord
@@ -27,6 +28,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
+        """Smallest, middle and largest of some values."""
         ordered = sorted(values)
         return cls(ordered[0], statistics.median(ordered), ordered[-1])
 
@@ -66,6 +68,8 @@ class Summary:
     public: dict[str, float]  # the last model on public proxy data
     released: dict[str, float]  # the last values that clients released and paid for
     groups: tuple[Group, ...]
+    traffic: dict[str, float] = field(default_factory=dict)  # deployed: of a round, in the middle of all rounds
+    void: tuple[str, ...] = ()  # rounds without a sum behind secure aggregation, and why
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, which has no infinity: null stands for ε = ∞ and for what is not known."""
@@ -84,17 +88,20 @@ class Summary:
 
     @property
     def bound(self) -> float | None:
+        """Median of the groups' last clipping bounds; None where nothing is clipped."""
         known = [g.bound for g in self.groups if g.bound is not None]
         return statistics.median(known) if known else None
 
 
 def summarise(run: Simulation, certificate: Certificate, records: Sequence[RoundRecord]) -> Summary:
+    """The figures of a finished run, from its certificate and its rounds."""
     e = run.experiment
     budgets = dict(zip(e.federation.data.names, e.federation.budgets, strict=True))
     simulated = last(record.simulated for record in records)
     data = e.federation.data
     features = "" if data.geometry is None else data.geometry.line
-    notes = (data.note, features, compression_line(e), *getattr(run.method, "notes", ()))
+    own = (*getattr(run.method, "notes", ()), noise_line(certificate))
+    notes = (data.note, features, compression_line(e), *own)
     return Summary(
         method=run.method.name,
         model=e.model if isinstance(e.model, str) else type(e.model).__name__,
@@ -113,7 +120,40 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
         public=last(record.public for record in records),
         released=last(record.released for record in records),
         groups=tuple(groups(budgets, certificate, records, run.client_accuracies())),
+        void=void(records),
     )
+
+
+def noise_line(certificate: Certificate) -> str:
+    """Integer noise in a sentence; nothing where noise is made of floats."""
+    for line in certificate.clients.values():
+        for purpose, q in (line.integers or {"queries": {}})["queries"].items():
+            behind = line.spec.view.to_dict().get("variant", "ideal")
+            sums = f" Secure aggregation: {behind}." if line.spec.view.shows is Shows.SUM else ""
+            return (
+                f"Integer noise on {purpose}: {q['steps']} lattice steps, each client's share has variance "
+                f"{q['share']:.4g}, {q['honest']} of {q['clients']} are counted, modulo 2^{q['bits']}.{sums}"
+            )
+    return ""
+
+
+def traffic(records: Sequence[RoundRecord]) -> dict[str, float]:
+    """Seconds of a round, and the most bytes that one silo sent and was sent in it: medians over rounds."""
+    names = {name for record in records for name in record.traffic}
+    return {n: statistics.median(r.traffic[n] for r in records if n in r.traffic) for n in sorted(names)}
+
+
+def traffic_line(found: Mapping[str, float]) -> str:
+    """For people; empty where nothing travelled."""
+    if not found:
+        return ""
+    up, down = found["bytes_up"] / 1e6, found["bytes_down"] / 1e6
+    return f"a round took {found['seconds']:.1f} s; a silo sent {up:.3g} MB and was sent {down:.3g} MB"
+
+
+def void(records: Sequence[RoundRecord]) -> tuple[str, ...]:
+    """Rounds that opened nothing, with the reason of each."""
+    return tuple(f"round {r.round + 1}: {r.void}" for r in records if r.void)
 
 
 def groups(

@@ -14,12 +14,14 @@ FOOT = "* simulated ground truth: on the test data, and by budget group on the c
 
 
 def number(value: float | None, digits: int = 3) -> str:
+    """A value to so many significant digits, "∞", or "–" where there is none."""
     if value is None or math.isnan(value):
         return "–"
     return "∞" if math.isinf(value) else f"{value:.{digits}g}"
 
 
 def percent(value: float | None) -> str:
+    """A share from 0 to 1 in per cent, or "–" where there is none."""
     return "–" if value is None or math.isnan(value) else f"{value:.1%}"
 
 

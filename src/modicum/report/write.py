@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def curve_of(summary: Summary, records: Sequence[RoundRecord]) -> Curve:
+    """The run as one curve of a picture."""
     return Curve(summary.method, records, clipped=summary.bound is not None)
 
 

@@ -21,6 +21,7 @@ from modicum.secure_aggregation.server import (
     gather_consents,
     gather_keys,
     gather_shares,
+    masked_sum,
     open_sum,
 )
 from modicum.secure_aggregation.store import Entry, MemoryStore, SqliteStore, Store
@@ -45,6 +46,7 @@ __all__ = [
     "gather_consents",
     "gather_keys",
     "gather_shares",
+    "masked_sum",
     "open_sum",
     "signed",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,16 +34,20 @@ class Secrets:
 
     @classmethod
     def fresh(cls) -> Secrets:
+        """New secrets from the operating system's generator."""
         return cls(masks.new_key(), masks.new_key(), os.urandom(32))
 
     def public(self) -> bytes:
+        """What others learn of them: two public keys and a commitment to the seed."""
         return masks.public_key(self.mask) + masks.public_key(self.share) + masks.commitment(self.seed)
 
     def encode(self) -> bytes:
+        """The bytes that a client stores for itself."""
         return self.mask + self.share + self.seed
 
     @classmethod
     def decode(cls, state: bytes) -> Secrets:
+        """Back from `encode`."""
         return cls(state[:32], state[32:64], state[64:96])
 
 
@@ -103,8 +107,13 @@ class Client:
         state = mask[self.index] + seed[self.index] + body
         return self._say(round, Step.SHARES, request, wire.view_of(body) + sealed, state)
 
-    def masked(self, round: int, request: bytes, vector: NDArray[np.integer]) -> bytes:
-        """The input plus its own mask plus or minus one mask for each peer, modulo 2^bits."""
+    def masked(
+        self, round: int, request: bytes, vector: NDArray[np.integer] | Callable[[], NDArray[np.integer]]
+    ) -> bytes:
+        """The input plus its own mask plus or minus one mask for each peer, modulo 2^bits.
+
+        An input that is still to be computed is asked for once the request has been found in order.
+        """
         if (said := self._repeat(round, Step.MASKED, request)) is not None:
             return said
         terms, secrets = self.terms, Secrets.decode(self._before(round, Step.KEYS).state)
@@ -124,7 +133,7 @@ class Client:
             held[peer] = masks.open_shares(
                 secrets.share, _share_key(public[peer]), terms, round, peer, self.index, sealed
             )
-        total = _words(vector, terms)
+        total = _words(vector() if callable(vector) else vector, terms)
         masks.add_stream(total, masks.self_key(secrets.seed, terms, round, self.index), 1)
         for peer in peers:
             key = masks.pair_key(secrets.mask, terms, round, self.index, peer, _mask_key(public[peer]))

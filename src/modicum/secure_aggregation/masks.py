@@ -39,6 +39,7 @@ def new_key() -> bytes:
 
 
 def public_key(private: bytes) -> bytes:
+    """The X25519 public key of a private one, 32 bytes."""
     key = X25519PrivateKey.from_private_bytes(private).public_key()
     return key.public_bytes(Encoding.Raw, PublicFormat.Raw)
 
@@ -63,6 +64,7 @@ def _agree(private: bytes, public: bytes) -> bytes:
 
 
 def self_key(seed: bytes, terms: Terms, round: int, client: int) -> bytes:
+    """The key of a client's own mask in a round, from the seed that it shares out."""
     return _derive(b"self mask", seed, terms, round, struct.pack(">H", client))
 
 
@@ -84,6 +86,7 @@ def _share_cipher(
 def seal_shares(
     private: bytes, public: bytes, terms: Terms, round: int, sender: int, receiver: int, shares: bytes
 ) -> bytes:
+    """One client's shares for another, encrypted so that only that one reads them."""
     cipher, name = _share_cipher(private, public, terms, round, sender, receiver)
     return cipher.encrypt(bytes(12), shares, name)
 

@@ -29,6 +29,7 @@ class Keys:
 
     @property
     def members(self) -> tuple[int, ...]:
+        """Clients whose keys are in, by number."""
         return tuple(self.messages)
 
 
@@ -58,10 +59,12 @@ class Masked:
 
     @property
     def dropped(self) -> tuple[int, ...]:
+        """Members who sent no masked input: their pairwise masks have to be reconstructed."""
         return tuple(i for i in self.pool.members if i not in self.survivors)
 
 
 def gather_keys(terms: Terms, round: int, messages: Iterable[bytes]) -> Keys:
+    """The first step: signed keys of all who answer; fewer than the threshold end the round."""
     kept, refused = _valid(terms, round, Step.KEYS, messages, range(terms.clients), wire.KEYS)
     _enough(terms, kept, "signed keys")
     body = wire.bundle(kept.values())
@@ -70,6 +73,7 @@ def gather_keys(terms: Terms, round: int, messages: Iterable[bytes]) -> Keys:
 
 
 def gather_shares(terms: Terms, keys: Keys, messages: Iterable[bytes]) -> Pool:
+    """The second step: sealed shares, passed on to those whom they are for."""
     length = wire.DIGEST + masks.SEALED * (len(keys.members) - 1)
     kept, refused = _valid(terms, keys.round, Step.SHARES, messages, keys.members, length, keys.view)
     members = tuple(sorted(kept))
@@ -104,6 +108,13 @@ def add_masked(terms: Terms, pool: Pool, messages: Iterable[bytes]) -> Masked:
                 continue
             total += np.frombuffer(message.body, dtype=terms.dtype, offset=wire.DIGEST)
             survivors.add(sender)
+    return masked_sum(terms, pool, survivors, total, refused)
+
+
+def masked_sum(
+    terms: Terms, pool: Pool, survivors: Iterable[int], total: masks.Words, refused: Iterable[str] = ()
+) -> Masked:
+    """Masked inputs that are added up already, such as those that a server wrote down before it died."""
     chosen = tuple(sorted(survivors))
     _enough(terms, chosen, "survivors")
     step = Step.CONSENT if terms.variant is Variant.SIGNED_SURVIVORS else Step.REVEAL
@@ -135,7 +146,9 @@ def open_sum(terms: Terms, masked: Masked, messages: Iterable[bytes]) -> masks.W
         start = len(same) + SHARE * k
         secret = shamir.combine({h: kept[h].body[start : start + SHARE] for h in holders}, weights)
         if secret is None:
-            raise VoidError(f"the shares of client {owner}'s secret do not belong together: the round is void")
+            raise VoidError(
+                f"the shares of client {owner}'s secret do not belong together: the round is void", owner
+            )
         if owner in masked.survivors:
             _remove_self_mask(terms, pool, owner, secret, total)
         else:
@@ -145,14 +158,14 @@ def open_sum(terms: Terms, masked: Masked, messages: Iterable[bytes]) -> masks.W
 
 def _remove_self_mask(terms: Terms, pool: Pool, owner: int, seed: bytes, total: masks.Words) -> None:
     if masks.commitment(seed) != pool.keys.messages[owner].body[2 * wire.KEY :]:
-        raise VoidError(f"client {owner}'s seed is not the one it committed to: the round is void")
+        raise VoidError(f"client {owner}'s seed is not the one it committed to: the round is void", owner)
     masks.add_stream(total, masks.self_key(seed, terms, pool.keys.round, owner), -1)
 
 
 def _remove_pair_masks(terms: Terms, masked: Masked, owner: int, private: bytes, total: masks.Words) -> None:
     keys = masked.pool.keys
     if masks.public_key(private) != keys.messages[owner].body[: wire.KEY]:
-        raise VoidError(f"client {owner}'s mask key is not the one it published: the round is void")
+        raise VoidError(f"client {owner}'s mask key is not the one it published: the round is void", owner)
     for survivor in masked.survivors:
         public = keys.messages[survivor].body[: wire.KEY]
         key = masks.pair_key(private, terms, keys.round, owner, survivor, public)
@@ -187,6 +200,7 @@ def _valid(
 
 
 def _enough(terms: Terms, members: Iterable[int], what: str) -> None:
-    count = len(tuple(members))
-    if count < terms.threshold:
-        raise VoidError(f"{count} {what} are fewer than the threshold {terms.threshold}: the round is void")
+    there = tuple(members)
+    if len(there) < terms.threshold:
+        text = f"{len(there)} {what} are fewer than the threshold {terms.threshold}: the round is void"
+        raise VoidError(text, members=there)

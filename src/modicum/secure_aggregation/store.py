@@ -131,4 +131,5 @@ class SqliteStore:
         self._db.execute("DELETE FROM said WHERE round < ?", (before,))
 
     def close(self) -> None:
+        """Close the file."""
         self._db.close()

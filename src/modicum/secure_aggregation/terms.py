@@ -24,7 +24,14 @@ class ProtocolError(UserError):
 
 
 class VoidError(ProtocolError):
-    """The round has no sum. What it cost stays charged."""
+    """The round has no sum. What it cost stays charged.
+
+    `client`: whose secret did not fit, where it is known. `members`: who counted, where they were too few.
+    """
+
+    def __init__(self, text: str, client: int | None = None, members: tuple[int, ...] | None = None) -> None:
+        super().__init__(text)
+        self.client, self.members = client, members
 
 
 class Variant(StrEnum):
@@ -67,10 +74,12 @@ class Terms:
         P, t, c, d = self.clients, self.threshold, self.colluders, self.dropouts
         if not 0 < len(self.run) <= 64 or not self.run.isprintable():
             raise UserError("secure aggregation: a run's name is a printable text of at most 64 characters")
-        if not 2 <= P <= MOST_CLIENTS:
+        if P < 2:
+            raise UserError(f"secure aggregation needs at least 2 clients a round, got {P}")
+        if P > MOST_CLIENTS:
             raise UserError(
-                f"secure aggregation runs on the complete graph with 2 to {MOST_CLIENTS} clients, got {P}: "
-                "the sparse graph for more is not offered yet"
+                f"secure aggregation runs on the complete graph with at most {MOST_CLIENTS} clients a round, got "
+                f"{P}: let cohorts of {MOST_CLIENTS} take turns (per_round = {MOST_CLIENTS})"
             )
         if any(len(key) != 32 for key in self.keys) or len(set(self.keys)) != P:
             raise UserError("secure aggregation: every client needs an Ed25519 public key of its own (32 bytes)")
@@ -105,6 +114,7 @@ class Terms:
 
     @cached_property
     def digest(self) -> bytes:
+        """SHA-256 over all terms: it stands in every message, so that parties who disagree cannot talk."""
         values = [self.run, [k.hex() for k in self.keys], self.threshold, self.colluders, self.dropouts]
         values += [self.dimension, self.bits, str(self.variant), self.context]
         return hashlib.sha256(b"modicum secure aggregation terms 1" + json.dumps(values).encode()).digest()

@@ -42,11 +42,13 @@ def check_round(round: int) -> None:
 
 
 def header(terms: Terms, round: int, step: Step, sender: int) -> bytes:
+    """Magic bytes, step, digest of the terms, round and sender: the beginning of every message."""
     check_round(round)
     return HEADER.pack(MAGIC, step, terms.digest, round, sender)
 
 
 def sign(terms: Terms, round: int, step: Step, sender: int, body: bytes, key: Ed25519PrivateKey) -> bytes:
+    """A client's message: header, body, and its signature over both."""
     # Ed25519 reads a message twice; a digest of megabytes of masked input is read once.
     text = header(terms, round, step, sender) + body
     return text + key.sign(_DOMAIN + hashlib.sha256(text).digest())
@@ -78,6 +80,7 @@ def request(terms: Terms, round: int, step: Step, body: bytes) -> bytes:
 
 
 def read_request(terms: Terms, round: int, step: Step, message: bytes) -> bytes:
+    """The body of the server's request; one for another run, round or step is refused."""
     if message[: HEADER.size] != header(terms, round, step, SERVER):
         raise ProtocolError(f"{step.name}: a request of another run, round, step or version")
     return message[HEADER.size :]
@@ -96,10 +99,12 @@ def read_bundle(terms: Terms, round: int, step: Step, body: bytes, length: int) 
 
 
 def bundle(messages: Iterable[Message]) -> bytes:
+    """Messages as one body, in the order of senders."""
     return b"".join(m.raw for m in sorted(messages, key=lambda m: m.sender))
 
 
 def set_bytes(terms: Terms) -> int:
+    """Length of a set of clients on the wire: a bit each."""
     return (terms.clients + 7) // 8
 
 
@@ -109,6 +114,7 @@ def write_set(terms: Terms, members: Collection[int]) -> bytes:
 
 
 def read_set(terms: Terms, body: bytes) -> tuple[int, ...]:
+    """The clients of a set, by number; bits beyond the run's clients are refused."""
     bits = int.from_bytes(body, "little")
     if len(body) != set_bytes(terms) or bits >> terms.clients:
         raise ProtocolError("not a set of this run's clients")

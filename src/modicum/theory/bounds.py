@@ -14,6 +14,8 @@ from modicum.errors import UserError
 
 
 class Objective(StrEnum):
+    """What is assumed of the loss."""
+
     NON_CONVEX = "non-convex"
     CONVEX = "convex"
     STRONGLY_CONVEX = "strongly convex"
@@ -49,10 +51,12 @@ class Bound:
 
     @property
     def printed(self) -> float:
+        """The rate as Table I has it."""
         return self.optimisation + self.noise_printed
 
     @property
     def complete(self) -> float:
+        """The rate with the noise's whole norm and the bias of clipping."""
         return self.optimisation + self.noise + self.bias
 
 

@@ -27,6 +27,7 @@ class Surrogate:
 
     @property
     def values(self) -> tuple[float, ...]:
+        """J at each bound: bias plus noise."""
         return tuple(b + n for b, n in zip(self.bias, self.noise, strict=True))
 
     @property

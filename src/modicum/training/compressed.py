@@ -29,6 +29,7 @@ class Projection(nn.Module):
         self.register_buffer("weight", weight)
 
     def forward(self, x: Tensor) -> Tensor:
+        """A 1×1 convolution with the fixed projection."""
         return functional.conv2d(x, self.weight)
 
 

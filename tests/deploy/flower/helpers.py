@@ -66,10 +66,12 @@ def deployment(folder: Path, text: str, **options: float) -> Deployment:
     return Deployment(read(folder / "experiment.toml"), folder / "out", wait=options.get("wait", 300))
 
 
-def in_process(folder: Path, text: str) -> tuple[dict[str, Tensor], list[float]]:
+def in_process(
+    folder: Path, text: str, faults: Callable[[int, str], bool] | None = None
+) -> tuple[dict[str, Tensor], list[float]]:
     """The same experiment in this process: its model by name, and its bounds."""
     (folder / "again.toml").write_text(text)
-    run = Simulation(experiment(read(folder / "again.toml")), folder / "in-process")
+    run = Simulation(experiment(read(folder / "again.toml")), folder / "in-process", faults=faults)
     bounds = [record.bound for record in run.rounds()]
     run.close()
     return dict(run.backend.layout.named(run.model)), bounds

@@ -210,33 +210,6 @@ def test_a_server_continues_without_a_silo_that_is_gone(tmp_path: Path) -> None:
     assert [r.answered for r in read_records(tmp_path / "server" / "metrics.jsonl")] == [2, 1]
 
 
-def test_a_sum_behind_secure_aggregation_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server dies after opening the first round; the next one has that sum, though a silo is gone by then."""
-    behind = 'view = "secure-aggregation"'
-    text = CLIENT_LEVEL.replace('level = "client"', f'level = "client"\n{behind}\ncolluding = 0\ndropouts = 1')
-
-    def gone(kind: Kind, name: str, round: int, honest: Callable[[], Answer]) -> Answer | None:  # noqa: ARG001
-        return None if (kind, name) == (Kind.ROUND, "client-01") else honest()
-
-    def killed(*_: object) -> None:
-        raise KilledError
-
-    with silos(tmp_path, text, **dict.fromkeys(NAMES, behind)) as held:
-        first = coordinator(tmp_path, Direct(held))
-        with monkeypatch.context() as patch:
-            patch.setattr(first.server, "advance", killed)
-            with pytest.raises(KilledError):
-                first.step()
-        first.close()
-        opened = (tmp_path / "server" / "opened.safetensors").read_bytes()
-        second = coordinator(tmp_path, Direct(held, gone))
-        second.step()
-        assert (tmp_path / "server" / "opened.safetensors").read_bytes() == opened
-        second.step()
-        assert (tmp_path / "server" / "opened.safetensors").read_bytes() != opened
-        second.close()
-
-
 def test_a_silo_that_refuses_retires_and_the_others_go_on(tmp_path: Path) -> None:
     text = CLIENT_LEVEL.replace("rounds = 2", "rounds = 3").replace("clip = 0.3", "clip = 0.5\nclip_lr = 1.0")
     with silos(tmp_path, text, **{"client-01": "bounds = [0.4999, 0.5001]"}) as held:

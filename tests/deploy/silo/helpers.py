@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from modicum.config import read
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Noised, decode, encode
-from modicum.core.parts import ClientFacts
 from modicum.deploy.silo.silo import Silo
 from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.terms import Join, Terms, digest

@@ -16,7 +16,7 @@ from modicum.deploy.silo.silo import Silo
 from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.terms import digest
 from modicum.errors import UserError
-from modicum.models.geometry import Public, fit_geometry
+from modicum.public.geometry import Public, fit_geometry
 from tests.deploy.silo.helpers import EXPERIMENT, own_records, write_silo
 
 

@@ -13,6 +13,7 @@ from modicum.core.parts import Method, Observation, State
 from modicum.core.setting import Setting
 from modicum.deploy.silo import grant as grant_module
 from modicum.deploy.silo import silo as silo_module
+from modicum.deploy.silo import taking_part as taking_part_module
 from modicum.deploy.silo.silo import Silo
 from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.wire import Code
@@ -62,7 +63,8 @@ def test_without_the_check_it_would_join_and_so_would_a_restart(
     method, unit = TOO_COSTLY["pac-dp"]
     path = file(tmp_path, method, f'unit = "{unit}"\nadjacency = "replace-one"')
     with monkeypatch.context() as broken:
-        broken.setattr(silo_module, "within", lambda *_: True)  # the twin
+        for module in (silo_module, taking_part_module):
+            broken.setattr(module, "within", lambda *_: True)  # the twin
         with opened(path) as server:
             assert server.join().refused is None
             assert server.propose(0).refused is None

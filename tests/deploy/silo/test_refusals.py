@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from modicum.core.messages import Decision, Noised, encode
+from modicum.deploy.silo.serve import MOST, Desk
 from modicum.deploy.silo.terms import MOST_CLIENTS
 from modicum.deploy.silo.wire import (
     HEADER,
@@ -23,6 +24,7 @@ from modicum.deploy.silo.wire import (
     Code,
     Kind,
     answer_from,
+    ask,
     read_exactly,
     read_header,
 )
@@ -257,6 +259,39 @@ def test_a_slow_sender_is_cut_off(tmp_path: Path) -> None:
             began = time.monotonic()
             assert server.card()["name"] == "client-00"
             assert time.monotonic() - began < 5
+
+
+def _answered_beside_silent(folder: Path, silent: int) -> bool:
+    """Whether a request is answered at once while so many connections say nothing."""
+    path = folder / "desk.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(64)
+        listener.settimeout(0.05)
+        desk = Desk(listener, lambda kind: 100, timeout=30.0)  # noqa: ARG005
+        links = [socket.socket(socket.AF_UNIX) for _ in range(silent)]
+        try:
+            for link in links:
+                link.connect(str(path))
+            with ThreadPoolExecutor(1) as pool:
+                asked = pool.submit(ask, path, Kind.HELLO, b"", timeout=3.0)
+                until = time.monotonic() + 4
+                while not asked.done() and time.monotonic() < until:
+                    desk.serve_next(lambda kind, body: Answer(b"here"), patience=0.05)  # noqa: ARG005
+                return asked.exception() is None and asked.result().body == b"here"
+        finally:
+            for link in links:
+                link.close()
+            desk.close()
+
+
+@pytest.mark.parametrize(("most", "answered"), [(MOST, True), (3, False)])
+def test_silent_connections_hold_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, answered: bool
+) -> None:
+    """The twin reads as few at once as are silent, so that the honest one waits for them."""
+    monkeypatch.setattr("modicum.deploy.silo.serve.MOST", most)
+    assert _answered_beside_silent(tmp_path, silent=3) is answered
 
 
 DRIPS = 40  # bytes, one at a time: ten times longer than a request may take

@@ -116,7 +116,7 @@ def test_an_operator_s_mistake_is_one_line(tmp_path: Path) -> None:
         '[silo]\nname = "a"\n[grant]\nbudget = -1\n': "must be positive",
         '[silo]\nname = "a"\n[grant]\nbudget = 1\nbounds = [2.0, 1.0]\n': "smallest first",
         '[silo]\nname = "a"\nsimulaton = true\n[grant]\nbudget = 1\n': "did you mean 'simulation'",
-        '[silo]\nname = "a"\n[grant]\nbudget = 1\nview = "secure-aggregation"\n': "only simulated so far",
+        '[silo]\nname = "a"\n[grant]\nbudget = 1\nview = "secure-aggregation"\n': "modicum silo key",
         '[silo]\nname = "a"\n[grant]\nbudget = 1\n[extra]\n': "unknown table",
         '[silo]\nname = "a"\n[grant]\nbudget = 1\n[data]\nnpz = "x"\n': "how many classes",
         f'[silo]\nname = "a"\nsocket = "{"s" * 120}"\n[grant]\nbudget = 1\n': "choose a shorter one",

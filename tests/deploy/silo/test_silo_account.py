@@ -125,7 +125,7 @@ class Stopped(BaseException):
     """A crash."""
 
 
-@pytest.mark.parametrize("where", ["write_durably", "_TakingPart"])
+@pytest.mark.parametrize("where", ["write_durably", "TakingPart"])
 def test_a_crash_on_joining_draws_once(tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*_: object) -> None:
         raise Stopped

@@ -29,6 +29,7 @@ class Gaussian:
 
     @classmethod
     def of(cls, pool: Tensor) -> Gaussian:
+        """Mean and inverse root of the covariance of public images."""
         rows = pool.flatten(1).double()
         mean = rows.mean(0)
         centred = rows - mean
@@ -38,6 +39,7 @@ class Gaussian:
         return cls(mean.view(pool.shape[1:]).to(pool), root.to(pool))
 
     def to(self, device: torch.device) -> Gaussian:
+        """The same on a device."""
         return Gaussian(self.mean.to(device), self.root.to(device))
 
     def minus_log(self, x: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ class Targets:
 
     @classmethod
     def of(cls, wire: Wire, observed: Sequence[Observed], device: str = "cpu") -> Targets:
+        """Messages that can be attacked together: single clients', all made by one recipe."""
         recipes = {recipe_of(wire.public, o) for o in observed}
         if len(recipes) != 1 or any(len(o.senders) > 1 for o in observed):
             raise UserError(
@@ -62,14 +63,17 @@ class Targets:
 
     @property
     def device(self) -> torch.device:
+        """Where the attack computes."""
         return next(self.public.model.parameters()).device
 
     @cached_property
     def theta(self) -> Tensor:
+        """The models that were sent, one row a message."""
         return torch.stack([o.model for o in self.observed]).to(self.device)
 
     @cached_property
     def update(self) -> Tensor:
+        """The updates that came back, one row a message."""
         return torch.stack([o.update for o in self.observed]).to(self.device)
 
     @cached_property
@@ -79,10 +83,12 @@ class Targets:
 
     @cached_property
     def variance(self) -> Tensor:
+        """Variance of the noise in each coordinate of an update, one a message."""
         return self.update.new_tensor([o.facts.variance for o in self.observed])
 
     @cached_property
     def bounds(self) -> Tensor:
+        """The clipping bound of each message."""
         return self.update.new_tensor([o.bound for o in self.observed])
 
     def start(self, seed: int) -> Tensor:
@@ -93,6 +99,7 @@ class Targets:
 
 
 def soft(labels: Tensor, classes: int) -> Tensor:
+    """Labels as rows of class probabilities."""
     return torch.nn.functional.one_hot(labels, classes).float()
 
 

@@ -45,6 +45,7 @@ class Rate:
         return self.high < self.false_low
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return {**asdict(self), "inverted": self.inverted}
 
 
@@ -57,6 +58,7 @@ class Auc:
     high: float
 
     def holds(self, value: float) -> bool:
+        """Whether a value lies in the interval."""
         return self.low <= value <= self.high
 
 
@@ -89,6 +91,7 @@ def rate_at(members: FloatArray, others: FloatArray, fpr: float, *, seed: int = 
 
 
 def auc(members: FloatArray, others: FloatArray) -> Auc:
+    """Area under the ROC curve of two sets of scores, with Hanley and McNeil's normal interval."""
     ranks = rankdata(np.concatenate([members, others]))
     m, n = len(members), len(others)
     area = float((ranks[:m].sum() - m * (m + 1) / 2) / (m * n))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modicum.core.parts import ClientFacts
+from modicum.core.facts import ClientFacts
 from modicum.deploy.silo.wire import Answer
 from modicum.errors import UserError
 
@@ -30,6 +30,7 @@ class Card:
 
     @classmethod
     def read(cls, name: str, answer: Answer) -> Card:
+        """The card in a silo's answer to HELLO; anything else is refused with the silo's name."""
         try:
             d = answer.json()
             budget = float("inf") if d["budget"] is None else float(d["budget"])

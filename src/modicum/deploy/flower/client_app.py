@@ -19,6 +19,8 @@ TIMEOUT = 3600.0  # seconds for a silo that computes
 
 @app.query(parcel.ACTION)  # type: ignore[untyped-decorator, unused-ignore]
 def carry(message: Any, context: Any) -> Any:
+    """One message of the server taken to the silo's socket, and the answer back; a silo out of reach is
+    unavailable."""
     kind, body = parcel.read_request(message.content)
     try:
         given = ask(str(context.node_config["silo"]), kind, body, timeout=TIMEOUT, patience=PATIENCE)

@@ -24,12 +24,13 @@ from modicum.core.needs import check_data
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.data.geometry import load_geometry
 from modicum.deploy.flower.card import Card, Kinds
+from modicum.deploy.flower.secure_silos import SecureSilos
 from modicum.deploy.flower.silos import Courier, Silos
+from modicum.deploy.silo.secure import SecureTerms, check_terms
 from modicum.deploy.silo.terms import Join, Terms, digest
 from modicum.deploy.silo.wire import Answer, Code, Kind
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation, compression_line, offer_of, prepare
-from modicum.federation.features import is_file
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.rounds import Evaluation, Folder, Rounds
@@ -37,11 +38,12 @@ from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import adapts, make_kit, make_server
 from modicum.federation.transcript_file import transcript_in
 from modicum.privacy.certificate import Certificate
-from modicum.report.summary import Summary, groups, last
+from modicum.public.features import is_file
+from modicum.report.summary import Summary, groups, last, traffic, void
 from modicum.report.write import write_report
 
 LOG = logging.getLogger("modicum.server")
-INVITATION, KINDS = "invitation.json", "kinds.json"
+INVITATION, KINDS, SECURE = "invitation.json", "kinds.json", "secure"
 
 
 @dataclass(frozen=True)
@@ -75,31 +77,30 @@ class Coordinator:
         self.transcript = transcript_in(self.files, config.run.transcript)
         self.names = tuple(sorted(names))
         self.terms = Terms(config, self.names)
-        self._continuing = self.files.checkpoint.exists()
+        self._continuing = self.files.ledger.exists()  # everybody had joined before it was made
         kind = self._kind(self._cards())
         self.simulation = kind[2]
+        self._derive(kind)
         self.join = self._invitation()
-        self.plans = {f.name: self.terms.plan(f) for f in self.join.facts}
-        self._model(kind)
+        self._model()
         self._invite()
         foreign = foreign_parts(config.method, self.terms.method)
         self.ledger = self.files.open_ledger(self.join.run, NoiseAtSilos(self.simulation), foreign_parts=foreign)
         self.ledger.declare(self.plans.values())
         kept = Folder(self.files, self.server)
-        self.silos = Silos(
-            courier,
-            self.patience.round,
-            self.server,
-            self.ledger,
-            self.join.facts,
-            self.plans,
-            self.files.opened,
-            self.transcript,
-        )
+        self.silos = self._carrier()
         self._rounds = Rounds(self.server, self.silos, self.evaluation, kept)
+
+    def _carrier(self) -> Silos:
+        common = (self.courier, self.patience.round, self.server, self.ledger, self.join.facts, self.plans)
+        if self.secure is None:
+            return Silos(*common, self.files.opened, self.transcript)
+        folder = self.files.path / SECURE
+        return SecureSilos(*common, self.files.opened, self.transcript, secure=self.secure, folder=folder)
 
     @property
     def rounds_planned(self) -> int:
+        """Rounds of the whole run."""
         return self.config.run.rounds
 
     @property
@@ -168,8 +169,7 @@ class Coordinator:
         path = self.files.path / INVITATION
         if path.exists():
             return self._kept(Join.decode(path.read_bytes()))
-        facts = self.terms.agreed()
-        plans = {f.name: self.terms.plan(f) for f in facts}
+        facts, plans = self.terms.agreed(), self.plans
         join = Join(
             run=secrets.token_hex(8),
             digest=digest(self.config),
@@ -186,14 +186,23 @@ class Coordinator:
             raise UserError(f"{self.files.path} holds another run: continue that one, or choose another folder")
         return join
 
-    def _model(self, kind: Kinds) -> None:
+    def _derive(self, kind: Kinds) -> None:
+        """Everybody's plans, and the lattice of their noise, as silos derive them too."""
+        self.experiment = _without_data(self.config, self.terms, kind)
+        self.data = prepare(self.experiment, self.terms.method)
+        self.plans, self.integers = self.terms.plans(self.terms.agreed(), self.experiment, self.data)
+
+    def _model(self) -> None:
         """The first model, the kit and the server, from public shapes alone."""
-        join, method, experiment = self.join, self.terms.method, _without_data(self.config, self.terms, kind)
-        self.data, self._compression = prepare(experiment, method), compression_line(experiment)
+        join, method, experiment = self.join, self.terms.method, self.experiment
         self.backend = LoopBackend(self.data.model)
-        self.kit = make_kit(
-            experiment, method, self.data, self.backend, join.facts, join.multipliers, join.adaptive
-        )
+        told = (join.facts, join.multipliers, join.adaptive)
+        self.kit = make_kit(experiment, method, self.data, self.backend, *told, self.integers)
+        self.secure: SecureTerms | None = None
+        if self.terms.secure:
+            assert self.integers is not None
+            self.secure = SecureTerms(join, self.terms, self.integers)
+            check_terms(self.secure)
         self.server = make_server(experiment, method, self.terms.cohorts, self.kit, self.data, join.run)
         self.evaluation = Evaluation(self.server, self.backend, self.data, experiment.evaluate_every)
 
@@ -217,6 +226,7 @@ class Coordinator:
 
     @property
     def model(self) -> Tensor:
+        """All parameters as one vector, of the model that is reported."""
         return self.evaluation.model
 
     def finish(self) -> None:
@@ -230,7 +240,7 @@ class Coordinator:
         certificate = Certificate.from_ledger(self.ledger)
         certificate.write(self.files.certificate)
         self._report(certificate)
-        self.courier.ask(Kind.FINISH, dict.fromkeys(self.names, self.join.run.encode()), self.patience.joining)
+        self.courier.ask(Kind.FINISH, dict.fromkeys(self.names, self.join.run.encode()), self.patience.continuing)
 
     def _report(self, certificate: Certificate) -> None:
         """Page and picture, of what the server knows: no client's accuracy, and its own only in simulation."""
@@ -241,7 +251,7 @@ class Coordinator:
             method=self.terms.method.name,
             model=config.model.name,
             dataset=f"{len(budgets)} silos",
-            note=" ".join(note for note in (self._compression, *self.terms.method.notes) if note),
+            note=" ".join(note for note in (compression_line(self.experiment), *self.terms.method.notes) if note),
             run=self.join.run,
             seed=config.run.seed,
             simulation=self.simulation,
@@ -255,11 +265,14 @@ class Coordinator:
             public=last(record.public for record in records),
             released=last(record.released for record in records),
             groups=tuple(groups(budgets, certificate, records, {})),
+            traffic=traffic(records),
+            void=void(records),
         )
         self.files.write(self.files.config, to_toml(config, notes=False).encode())
         write_report(self.files, summary, certificate, records)
 
     def close(self) -> None:
+        """Close transcript and ledger."""
         if self.transcript is not None:
             self.transcript.close()
         self.ledger.close()

@@ -39,6 +39,7 @@ class Crew:
     restarts: int = 0
 
     def start(self, name: str, command: Sequence[str]) -> None:
+        """Start a process that is started again when it ends."""
         self.members[name] = Member(name, command)
         self._launch(self.members[name])
 
@@ -59,6 +60,7 @@ class Crew:
                 raise UserError(f"cannot start {member.command[0]}: {error.strerror}") from None
 
     def alive(self, name: str) -> bool:
+        """Whether the process of this name is running."""
         process = self.members[name].process
         return process is not None and process.poll() is None
 

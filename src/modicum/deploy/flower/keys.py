@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from modicum.deploy.silo.signing import public, write_pair, write_secret
 from modicum.errors import MissingExtraError, UserError
 
 DAYS = 365
@@ -41,7 +41,7 @@ def make_tls(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost"), *,
     pem = serialization.Encoding.PEM
     tls.ca.write_bytes(ca.public_bytes(pem))
     tls.certificate.write_bytes(own.public_bytes(pem))
-    _write_secret(
+    write_secret(
         tls.key,
         key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
     )
@@ -71,18 +71,7 @@ def make_node_key(path: Path) -> Path:
     if not path.exists():
         _, ec, _, serialization = _cryptography()
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write_pair(path, ec.generate_private_key(ec.SECP384R1()), serialization)
-    return path
-
-
-def make_signing_key(path: Path) -> Path:
-    """An Ed25519 key pair that signs the app bundle; nodes are given `path.pub`."""
-    if not path.exists():
-        _, _, _, serialization = _cryptography()
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_pair(path, Ed25519PrivateKey.generate(), serialization)
+        write_pair(path, ec.generate_private_key(ec.SECP384R1()), serialization)
     return path
 
 
@@ -106,25 +95,6 @@ def read_public_keys(path: Path) -> dict[str, bytes]:
         raise UserError(f"{path} names no silo: add at least one")
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return {n: k.public_bytes(serialization.Encoding.PEM, form) for n, k in keys.items()}
-
-
-def public(key: Path) -> Path:
-    return key.with_name(key.name + ".pub")
-
-
-def _write_pair(path: Path, key: Any, serialization: Any) -> None:
-    openssh = serialization.Encoding.OpenSSH
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
-    public(path).write_bytes(key.public_key().public_bytes(openssh, serialization.PublicFormat.OpenSSH) + b"\n")
-    _write_secret(path, secret)
-
-
-def _write_secret(path: Path, content: bytes) -> None:
-    handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
 
 
 def _name(x509: Any, text: str) -> Any:

@@ -14,14 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from modicum.deploy.flower import keys
 from modicum.deploy.flower.project import FLWR, NAME, PUBLISHER
+from modicum.deploy.silo import signing
 from modicum.errors import MissingExtraError, UserError
 
 KEY_ID = "fpk_modicum"  # the name under which nodes know the signing key
 
 
 def check_version() -> None:
+    """Refuse another version of Flower than the one whose insides are used here."""
     try:
         from flwr.supercore.version import package_version
     except ImportError:
@@ -134,6 +135,7 @@ def _started(response: Any) -> int:
 
 
 def bundle(project: Path) -> bytes:
+    """The app as Flower's signed bundle of files, in bytes."""
     from flwr.cli.build import build_fab_from_disk
 
     return bytes(build_fab_from_disk(project))
@@ -179,7 +181,7 @@ def signatures(content: bytes, signing_key: Path) -> dict[str, str]:
 
 def write_trusted(path: Path, signing_key: Path) -> None:
     """The file for `flower-supernode --trusted-entities`."""
-    path.write_text(f"{KEY_ID}: '{keys.public(signing_key).read_text().strip()}'\n", encoding="utf-8")
+    path.write_text(f"{KEY_ID}: '{signing.public(signing_key).read_text().strip()}'\n", encoding="utf-8")
 
 
 def connection_file(home: Path, name: str, address: str, ca: Path) -> None:

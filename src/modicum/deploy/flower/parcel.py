@@ -34,14 +34,17 @@ def _body(content: Any) -> bytes:
 
 
 def request(kind: Kind, body: bytes) -> Any:
+    """What the server sends to a node: the kind of question, and its body."""
     return _content({"kind": int(kind)}, body)
 
 
 def read_request(content: Any) -> tuple[Kind, bytes]:
+    """Back from `request`."""
     return Kind(int(content["about"]["kind"])), _body(content)
 
 
 def answer(given: Answer) -> Any:
+    """What a node sends back: a body, or the code of a refusal."""
     return _content({"refused": str(given.refused or "")}, given.body)
 
 

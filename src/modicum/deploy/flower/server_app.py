@@ -21,6 +21,7 @@ LOG = logging.getLogger("modicum.flower")
 
 @app.main()  # type: ignore[untyped-decorator, unused-ignore]
 def main(grid: Any, context: Any) -> None:
+    """What Flower calls on the server: the run of its configuration."""
     run(grid, {key: str(value) for key, value in context.run_config.items()})
 
 

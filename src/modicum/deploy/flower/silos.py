@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Anything, Broadcast, Expected, Noised, Opened, Sealed, Share, decode, encode
-from modicum.core.parts import ClientFacts, ClientKit
+from modicum.core.parts import ClientKit
 from modicum.deploy.silo.wire import TRANSIENT, Answer, Code, Kind
 from modicum.errors import UserError
 from modicum.federation.rounds import Exchange
@@ -20,14 +22,17 @@ from modicum.privacy.ledger import Ledger
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.views import Shows
 
-OWN_FAULT = frozenset({Code.BAD_MODEL, Code.BOUND_OUT_OF_RANGE, Code.NOISE_TOO_SMALL, Code.MALFORMED})
+OWN_FAULT = frozenset(
+    {Code.BAD_MODEL, Code.BOUND_OUT_OF_RANGE, Code.NOISE_TOO_SMALL, Code.MALFORMED, Code.OUT_OF_STEP}
+)
 """Refusals of a proposal as such: the server's own doing, for which no silo retires."""
 
 
 class Courier(Protocol):
     """Takes one request to each named silo and waits for answers. Who does not answer in time is left out."""
 
-    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]: ...
+    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:
+        """One question to each silo of `bodies`; the answers that come within so many seconds."""
 
 
 class Silos:
@@ -62,7 +67,7 @@ class Silos:
 
     def exchange(self, proposal: Proposal) -> Exchange:
         """Note what is asked, wait for answers, and open what is possible of them."""
-        events = self._note_asked(proposal)
+        begun, events = time.monotonic(), self._note_asked(proposal)
         bodies = {b.client: encode(b) for b in proposal.broadcasts}
         note_sent(self.transcript, proposal.round, bodies)
         answers = self.courier.ask(Kind.ROUND, bodies, self.seconds)
@@ -83,7 +88,12 @@ class Silos:
         note_opened(self.transcript, proposal.round, opened)
         self.transcript.flush()
         retired = {n: c for n, c in refused.items() if c not in OWN_FAULT}
-        return Exchange(opened, asked.answered, refused, retired, asked.impossible)
+        return Exchange(opened, asked.answered, refused, retired, asked.impossible, traffic=self.traffic(begun))
+
+    def traffic(self, begun: float) -> dict[str, float]:
+        """Seconds since, and the most bytes that one silo was sent and sent itself in this round."""
+        up, down = (max(sizes.values(), default=0) for sizes in (self.bytes_up, self.bytes_down))
+        return {"seconds": time.monotonic() - begun, "bytes_up": float(up), "bytes_down": float(down)}
 
     def _decoded(self, blobs: Mapping[str, bytes]) -> list[tuple[str, Anything | None]]:
         """In the order of names. None where bytes are no message."""

@@ -11,6 +11,7 @@ import numpy as np
 from modicum.data import federate, load
 from modicum.deploy.flower import keys, link
 from modicum.deploy.flower.project import FLWR, settings, write_project
+from modicum.deploy.silo.signing import make_signing_key
 from modicum.errors import UserError
 
 EXPERIMENT = """# What everyone agrees on. Every silo keeps its own copy and refuses a server with another one.
@@ -78,6 +79,7 @@ Run `modicum silo serve` as one user and `flower-supernode` as another: see docs
 
 
 def write_template(folder: Path, names: Sequence[str], host: str, port: int) -> None:
+    """A folder with keys, and settings for a server and for each silo, to be divided among its machines."""
     if not names or len(set(names)) != len(names):
         raise UserError("give each silo a name of its own: --silos hospital-a,hospital-b,hospital-c")
     if folder.exists() and any(folder.iterdir()):
@@ -86,7 +88,7 @@ def write_template(folder: Path, names: Sequence[str], host: str, port: int) -> 
     keys.make_tls(at, tuple(dict.fromkeys((host, "127.0.0.1", "localhost"))))
     pairs = {name: keys.make_node_key(at / name) for name in names}
     keys.write_public_keys(at / "silos.toml", pairs)
-    link.write_trusted(at / "trusted.yaml", keys.make_signing_key(at / "bundle"))
+    link.write_trusted(at / "trusted.yaml", make_signing_key(at / "bundle"))
     (folder / "silos").mkdir(parents=True, exist_ok=True)
     (folder / "flower").mkdir(exist_ok=True)
     for name in names:

@@ -21,6 +21,7 @@ from modicum.deploy.flower import keys, link
 from modicum.deploy.flower.crew import Crew
 from modicum.deploy.flower.follow import BEGIN, OnRound, new_rounds, status_of
 from modicum.deploy.flower.project import STATUS, settings, write_project
+from modicum.deploy.silo.signing import make_signing_key, public_text
 from modicum.deploy.silo.terms import Terms
 from modicum.deploy.silo.wire import Kind, UnreachableError, ask
 from modicum.errors import UserError
@@ -40,29 +41,41 @@ class Layout:
 
     @property
     def experiment(self) -> Path:
+        """The experiment's file."""
         return self.root / "experiment.toml"
 
     @property
     def server(self) -> Path:
+        """The server's run folder."""
         return self.root / "server"
 
     @property
     def keys(self) -> Path:
+        """Keys and certificates of all parties."""
         return self.root / "keys"
 
     @property
     def database(self) -> Path:
+        """What the SuperLink keeps."""
         return self.root / "flower" / "link.db"
 
+    def signing(self, name: str) -> Path:
+        """The key with which a silo signs in secure aggregation."""
+        return self.keys / f"{name}.sign"
+
     def silo(self, name: str) -> Path:
+        """A silo's settings."""
         return self.root / "silos" / f"{name}.toml"
 
     def state(self, name: str) -> Path:
+        """A silo's ledger, messages and certificate."""
         return self.root / "silos" / f"state-{name}"
 
 
 @dataclass(frozen=True)
 class Ports:
+    """Where the SuperLink and each node listen, on this machine."""
+
     superlink: int
     nodes: dict[str, int]
 
@@ -76,14 +89,9 @@ class Deployment:
         self.simulation = config.source.tables.get("run", {}).get("simulation") is True  # only where it is said
         made = federation(config)
         self.budgets = dict(zip(made.data.names, made.budgets, strict=True))
-        self.config = config = replace(config, run=replace(config.run, silos=_agreed(made)))
+        self.config = config = replace(config, run=replace(config.run, silos=self._agreed(made)))
         self.terms = Terms(config, tuple(sorted(self.budgets)))
         self.spec = self.terms.spec
-        if self.terms.needs_aggregator and not self.simulation:
-            raise UserError(
-                "secure aggregation is only simulated so far: use the view server-sees-messages, or say "
-                "simulation = true under [run] to try it out"
-            )
         self.ports = _ports(port, list(self.budgets))
         self.address = f"{HOST}:{self.ports.superlink}"
         self.submissions = 0
@@ -95,6 +103,16 @@ class Deployment:
         base = {**os.environ, "PATH": path, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         self.crew = Crew(self.at.root / "logs", link.environment(home, base), MARK)
 
+    def _agreed(self, made: Federation) -> dict[str, SiloTerms]:
+        """Here one machine holds all records, so it can write down what silos would agree on."""
+        agreed = {
+            client.name: SiloTerms(records=len(client.train), budget=budget, validation=len(client.validation))
+            for client, budget in zip(made.data.clients, made.budgets, strict=True)
+        }
+        if not Terms(self.config, tuple(sorted(agreed))).secure:
+            return agreed
+        return {n: replace(a, key=public_text(make_signing_key(self.at.signing(n)))) for n, a in agreed.items()}
+
     def _write(self, wait: float) -> None:
         at = self.at
         for folder in (at.root / "silos", at.keys, at.database.parent, at.server):
@@ -104,7 +122,7 @@ class Deployment:
         keys.check_tls(self.tls)
         self.node_keys = {name: keys.make_node_key(at.keys / name) for name in self.budgets}
         keys.write_public_keys(at.keys / "silos.toml", self.node_keys)
-        self.signing_key = keys.make_signing_key(at.keys / "bundle")
+        self.signing_key = make_signing_key(at.keys / "bundle")
         link.write_trusted(at.keys / "trusted.yaml", self.signing_key)
         for name, budget in self.budgets.items():
             at.silo(name).write_text(self._silo_file(name, budget), encoding="utf-8")
@@ -112,6 +130,7 @@ class Deployment:
         self.project = write_project(at.root / "app", chosen)
 
     def socket(self, name: str) -> Path:
+        """Where a silo listens for its node."""
         return self.sockets / f"{name}.sock"
 
     def _silo_file(self, name: str, budget: float) -> str:
@@ -123,6 +142,8 @@ class Deployment:
             "socket": str(self.socket(name)),
             "simulation": self.simulation,
         }
+        if self.terms.secure:
+            silo["key"] = str(self.at.signing(name))
         grant = {
             "budget": budget,
             "delta": s.delta,
@@ -161,6 +182,7 @@ class Deployment:
         self._wait_for_silos()
 
     def superlink_command(self) -> list[str]:
+        """What starts the SuperLink, with TLS and authenticated nodes."""
         tls = self.tls
         return [
             *("flower-superlink", "--host", HOST, "--port", str(self.ports.superlink)),
@@ -170,6 +192,7 @@ class Deployment:
         ]
 
     def node_command(self, name: str) -> list[str]:
+        """What starts the node of a silo."""
         return [
             *("flower-supernode", "--superlink", self.address, "--root-certificates", str(self.tls.ca)),
             *("--auth-supernode-private-key", str(self.node_keys[name])),
@@ -227,14 +250,6 @@ class Deployment:
     def status(self) -> dict[str, Any]:
         """What the server last said of itself."""
         return status_of(self.at.server)
-
-
-def _agreed(made: Federation) -> dict[str, SiloTerms]:
-    """Here one machine holds all records, so it can write down what silos would agree on."""
-    return {
-        client.name: SiloTerms(records=len(client.train), budget=budget, validation=len(client.validation))
-        for client, budget in zip(made.data.clients, made.budgets, strict=True)
-    }
 
 
 def _exists(pid: int) -> bool:

@@ -43,7 +43,8 @@ class Account(Protocol):
     def statement(self, run: str) -> dict[str, Any]:
         """The certificate's section on the account."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close its files; what was drawn stays drawn."""
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,18 @@ releases; the grant holds for it too.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 
 from torch import Tensor
 
 from modicum.core.door import Door, SumDoor
 from modicum.deploy.silo.spec import Grant
+from modicum.deploy.silo.terms import Terms
 from modicum.deploy.silo.wire import Code
+from modicum.privacy.accounting.choose import shown
 from modicum.privacy.events import Origin, Release
+from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.token import Token
 
 LOG = logging.getLogger("modicum.silo")
@@ -28,6 +32,20 @@ def objection(grant: Grant, bound: float, noise_multiplier: float | None) -> Cod
     if noise_multiplier is not None and not grant.smallest_noise <= noise_multiplier < float("inf"):
         return Code.NOISE_TOO_SMALL
     return None
+
+
+def within(plan: PrivacyPlan, grant: Grant) -> bool:
+    """Whether all that the plan may release costs no more than was granted; a plan's budget is its true ε."""
+    return plan.budget <= grant.budget
+
+
+def too_much(terms: Terms, plan: PrivacyPlan, grant: Grant) -> str:
+    """Why a plan is refused: what it costs, and what was granted."""
+    cost = "no ε at all" if math.isinf(plan.budget) else f"ε = {shown(plan.budget)}"
+    return (
+        f"{terms.method.name} as the experiment sets it guarantees {cost}, and the grant is ε = {grant.budget:g}: "
+        "use a method in sound mode, or grant that much (inf for no privacy)"
+    )
 
 
 class GrantWatch:

@@ -7,34 +7,29 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
-import torch
-from torch import Tensor
-
-from modicum.compute.loop import LoopBackend
 from modicum.config import Config, experiment_over, federation
-from modicum.core.layout import Layout
-from modicum.core.messages import Broadcast, decode, encode, finite
+from modicum.core.facts import ClientFacts
+from modicum.core.messages import Broadcast, decode
 from modicum.core.needs import Offer, check_data
-from modicum.core.parts import Batch, ClientFacts, ClientKit, ClipRule, Losses
+from modicum.core.parts import Method
 from modicum.core.store import write_durably
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.deploy.silo.account import account_of
-from modicum.deploy.silo.grant import GrantWatch, objection
-from modicum.deploy.silo.spec import FIRST, Grant, SiloSpec
+from modicum.deploy.silo.grant import too_much, within
+from modicum.deploy.silo.secure import check_terms
+from modicum.deploy.silo.signing import raw_public, read_signing_key
+from modicum.deploy.silo.spec import FIRST, SiloSpec
+from modicum.deploy.silo.taking_part import Agreement, TakingPart, agree
 from modicum.deploy.silo.terms import Join, Terms, digest
-from modicum.deploy.silo.wire import SMALL, Answer, Code, Kind, Refuse
+from modicum.deploy.silo.wire import SECURE, SMALL, Answer, Code, Kind, Refuse, read_step
 from modicum.errors import UserError
-from modicum.federation.clients import Answer as Answered
-from modicum.federation.clients import Client, Clients
-from modicum.federation.experiment import Experiment, Federation, prepare
-from modicum.federation.foreign import foreign_parts
+from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
 from modicum.federation.run_folder import RunFolder
-from modicum.federation.setup import adapts, first_state, make_kit
-from modicum.privacy.accounting.choose import shown
-from modicum.privacy.budgets import Reason, Refusal
+from modicum.federation.setup import adapts
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.lifetime import DrawRefused
 from modicum.privacy.noise import CryptoNoise, NoiseSource, SimulatedNoise
@@ -43,20 +38,6 @@ from modicum.privacy.plan import PrivacyPlan
 LOG = logging.getLogger("modicum.silo")
 JOINED = "joined.json"
 MARGIN = 1.5  # a proposal is at most this much larger than the model it carries
-
-FROM_LEDGER = {
-    Reason.UNKNOWN_RUN: Code.UNKNOWN_RUN,
-    Reason.UNKNOWN_CLIENT: Code.UNKNOWN_CLIENT,
-    Reason.BAD_MODEL: Code.BAD_MODEL,
-    Reason.BAD_BOUND: Code.BOUND_OUT_OF_RANGE,
-    Reason.SPEC_DIFFERS: Code.SPEC_DIFFERS,
-    Reason.NOT_PLANNED: Code.NOT_PLANNED,
-    Reason.CONFLICT: Code.OUT_OF_ORDER,
-    Reason.REPLAYED: Code.REPLAYED,
-    Reason.PLAN_EXHAUSTED: Code.BUDGET,
-    Reason.BUDGET_EXCEEDED: Code.BUDGET,
-    Reason.NO_SOUND_CHARGE: Code.BUDGET,
-}
 
 
 class Silo:
@@ -70,7 +51,8 @@ class Silo:
         self._refuse_methods_without_privacy()
         self.noise: NoiseSource = SimulatedNoise(spec.experiment.run.seed) if spec.simulation else CryptoNoise()
         self.account = account_of(spec, self.experiment.federation.data.clients[0])
-        self.taking_part: _TakingPart | None = None
+        self.taking_part: TakingPart | None = None
+        self._prepared: Prepared | None = None
         saved = spec.folder / JOINED
         if saved.exists():
             self._begin(Join.decode(saved.read_bytes()))
@@ -89,7 +71,13 @@ class Silo:
             return  # it has no plan for one client alone; the plan for all of them is checked on joining
         check_data(method, self._offer)
         if math.isinf(plan.budget) and not within(plan, self.spec.grant):
-            raise UserError(_too_much(terms, plan, self.spec.grant))
+            raise UserError(too_much(terms, plan, self.spec.grant))
+
+    def prepared(self, method: Method) -> Prepared:
+        """Its records as tensors, and the model."""
+        if self._prepared is None:
+            self._prepared = prepare(self.experiment, method)
+        return self._prepared
 
     @property
     def _offer(self) -> Offer:
@@ -97,14 +85,15 @@ class Silo:
         return Offer(validation=self.facts.validation > 0)
 
     def close(self) -> None:
+        """Write the certificate of what was released so far, and close ledger and account."""
         if self.taking_part is not None:
             self.write_certificate()
-            self.taking_part.ledger.close()
+            self.taking_part.close()
         self.account.close()
 
     def limit(self, kind: int) -> int:
         """The most bytes that a request of this kind may claim."""
-        if kind == Kind.ROUND and self.taking_part is not None:
+        if kind in (Kind.ROUND, Kind.MASKED) and self.taking_part is not None:
             return int(MARGIN * self.taking_part.model_bytes) + (1 << 16)
         return SMALL
 
@@ -115,6 +104,7 @@ class Silo:
             Kind.JOIN: self._join,
             Kind.ROUND: self._round,
             Kind.FINISH: self._finish,
+            **{kind: partial(self._step, kind) for kind in SECURE},
         }
         try:
             if kind not in handlers:
@@ -169,8 +159,8 @@ class Silo:
             write_durably(self.spec.folder / JOINED, join.encode())
             self._begin(join)
         assert self.taking_part is not None
-        plan = self.taking_part.plan
-        return json.dumps({"multiplier": self.taking_part.terms.multiplier(plan)}).encode()
+        part = self.taking_part
+        return json.dumps({"multiplier": part.terms.multiplier(part.plan)}).encode()
 
     def _draw(self, join: Join, plan: PrivacyPlan) -> None:
         """The whole run's price, from the account of these records, before anything else is written."""
@@ -193,7 +183,7 @@ class Silo:
         except UserError:
             raise Refuse(Code.WEAKER_VIEW) from None
         views = {spec.view.to_dict()["kind"], join.spec.get("view", {}).get("kind")}
-        if views != {grant.view} or (terms.needs_aggregator and not self.spec.simulation):
+        if views != {grant.view}:
             raise Refuse(Code.WEAKER_VIEW)
         agreed = (str(spec.unit), str(spec.adjacency)) == (grant.unit, grant.adjacency)
         if join.spec != spec.to_dict() or not agreed or spec.delta > grant.delta:
@@ -210,42 +200,64 @@ class Silo:
             LOG.warning("%s", unmet)
             raise Refuse(Code.FACTS_DIFFER) from None
         try:
-            plan = terms.plan(own)
+            agreement = agree(self, join, terms)
         except UserError:  # the budget is too small for any plan: the operator's log says more
             LOG.exception("no plan fits the budget")
             raise Refuse(Code.BUDGET) from None
+        plan = agreement.plan
         if not within(plan, grant):
             raise Refuse(Code.BUDGET)
         if any(r.noise_multiplier < grant.smallest_noise for r in plan.releases):
             raise Refuse(Code.NOISE_TOO_SMALL)
-        if join.adaptive != adapts(plan) or (not adapts(plan) and not self._same_noise(join, terms, plan)):
+        if join.adaptive != adapts(plan) or (not adapts(plan) and not agreement.same_noise()):
             raise Refuse(Code.FACTS_DIFFER)
+        self._check_secure(agreement)
         return plan
 
-    def _same_noise(self, join: Join, terms: Terms, plan: PrivacyPlan) -> bool:
-        said = join.multipliers.get(self.spec.name, -1.0)
-        return math.isclose(said, terms.multiplier(plan), rel_tol=1e-9)
+    def _check_secure(self, agreement: Agreement) -> None:
+        """Behind secure aggregation a silo counts others' noise: it takes nothing about them from the server."""
+        terms = agreement.terms
+        if not terms.secure:
+            return
+        try:
+            if terms.agreed() != agreement.join.facts:
+                raise UserError("the server says other things of the silos than the experiment file")
+            secure = agreement.secure()
+            own = read_signing_key(self.spec.key) if self.spec.key else None
+            if own is None or raw_public(own) != secure.keys[self.spec.name]:
+                raise UserError(
+                    f"the key in {self.spec.key} is not the one that was agreed for {self.spec.name!r}"
+                )
+            check_terms(secure)
+        except UserError as odd:
+            LOG.warning("secure aggregation: %s", odd)
+            raise Refuse(Code.FACTS_DIFFER) from None
 
     def _begin(self, join: Join) -> None:
-        self.taking_part = _TakingPart(self, join)
+        self.taking_part = TakingPart(self, join)
         LOG.info("taking part in run %s as %s", join.run, self.spec.name)
 
     def _round(self, body: bytes) -> bytes:
         if self.taking_part is None:
             raise Refuse(Code.NOT_JOINED)
-        try:
-            broadcast = decode(body)
-        except UserError:
-            raise Refuse(Code.MALFORMED) from None
-        if not isinstance(broadcast, Broadcast):
+        return self.taking_part.answer(_proposal(body))
+
+    def _step(self, kind: Kind, body: bytes) -> bytes:
+        """One step of secure aggregation; the proposal comes with that in which the input leaves."""
+        if self.taking_part is None:
+            raise Refuse(Code.NOT_JOINED)
+        round, request, proposal = read_step(body)
+        if (kind is Kind.MASKED) != bool(proposal):
             raise Refuse(Code.MALFORMED)
-        return self.taking_part.answer(broadcast)
+        broadcast = _proposal(proposal) if proposal else None
+        return self.taking_part.step(kind, round, request, broadcast)
 
     def _finish(self, body: bytes) -> bytes:
         if self.taking_part is None:
             raise Refuse(Code.NOT_JOINED)
         if body != self.taking_part.join.run.encode():
             raise Refuse(Code.UNKNOWN_RUN)
+        self.taking_part.finish()
         self.write_certificate()
         return b""
 
@@ -256,107 +268,14 @@ class Silo:
         Certificate.from_ledger(ledger, self.account.statement(ledger.run_id)).write(self.files.certificate)
 
 
-def within(plan: PrivacyPlan, grant: Grant) -> bool:
-    """Whether all that the plan may release costs no more than was granted; a plan's budget is its true ε."""
-    return plan.budget <= grant.budget
-
-
-def _too_much(terms: Terms, plan: PrivacyPlan, grant: Grant) -> str:
-    cost = "no ε at all" if math.isinf(plan.budget) else f"ε = {shown(plan.budget)}"
-    return (
-        f"{terms.method.name} as the experiment sets it guarantees {cost}, and the grant is ε = {grant.budget:g}: "
-        "use a method in sound mode, or grant that much (inf for no privacy)"
-    )
-
-
-class _TakingPart:
-    """A silo inside one run: its ledger, its plan and the client side that every engine shares."""
-
-    def __init__(self, silo: Silo, join: Join) -> None:
-        self.join, self.grant, self.name = join, silo.spec.grant, silo.spec.name
-        self.terms = Terms(silo.spec.experiment, join.names)
-        facts = join.facts[join.names.index(self.name)]
-        self.plan = self.terms.plan(facts)
-        if not within(self.plan, self.grant):
-            raise UserError(_too_much(self.terms, self.plan, self.grant))
-        method = self.terms.method
-        data = prepare(silo.experiment, method)
-        backend = LoopBackend(data.model)
-        self.kit = make_kit(silo.experiment, method, data, backend, join.facts, join.multipliers, join.adaptive)
-        self.account = silo.account
-        self.account.draw(join, self.plan)
-        foreign = foreign_parts(silo.spec.experiment.method, method, data.model)
-        self.ledger = silo.files.open_ledger(join.run, silo.noise, foreign_parts=foreign)
-        self.ledger.declare([self.plan])
-        self.account.remember(self.ledger)
-        self.dtype = data.first.dtype
-        self.model_bytes = int(self.kit.shared.sum()) * data.first.element_size()
-        client = Client(facts, self.plan, data.records[0], data.validation[0], first_state(data, self.kit))
-        self.watch = GrantWatch(self.grant, method.mechanism.purpose)
-        self.clients = Clients(
-            method, self.kit, [client], self.ledger, silo.noise, silo.files.clients, watch=self.watch
-        )
-
-    def answer(self, b: Broadcast) -> bytes:
-        self._check(b)
-        try:
-            answer = self._ask(b, self.kit)
-        except Exception:  # what failed may depend on the records, so the message must not
-            LOG.exception("round %d cannot be computed: zero plus noise is sent, and charged", b.round)
-            answer = self._ask(b, replace(self.kit, backend=Zero(self.kit.backend.layout)))
-        if isinstance(answer, Refusal):
-            LOG.warning("round %d is refused: %s", b.round, self.watch.refused or answer.detail or answer.reason)
-            raise Refuse(self.watch.refused or FROM_LEDGER.get(answer.reason, Code.NOT_PLANNED))
-        self.account.remember(self.ledger)
-        # The server proposes a round only after it has stored all earlier ones.
-        self.clients.acknowledge(b.round)
-        return encode(answer)
-
-    def _ask(self, b: Broadcast, kit: ClientKit) -> Answered:
-        self.clients.kit, self.watch.refused = kit, None
-        return self.clients.answer([b])[b.client]
-
-    def _check(self, b: Broadcast) -> None:
-        """The proposal against the silo's own grant. Only the ledger's questions come after this."""
-        if b.run != self.join.run:
-            raise Refuse(Code.UNKNOWN_RUN)
-        if b.client != self.name:
-            raise Refuse(Code.UNKNOWN_CLIENT)
-        if b.round >= self.terms.config.run.rounds:
-            raise Refuse(Code.TOO_MANY_ROUNDS)
-        reserved = self.clients.clients[self.name].rounds
-        if reserved and b.round < max(reserved):
-            raise Refuse(Code.REPLAYED if b.round in reserved else Code.OUT_OF_ORDER)
-        if len(reserved | {b.round}) > self.grant.rounds:
-            raise Refuse(Code.TOO_MANY_ROUNDS)
-        if b.model.numel() != int(self.kit.shared.sum()) or b.model.dtype != self.dtype or not finite(b.model):
-            raise Refuse(Code.BAD_MODEL)
-        outside = objection(self.grant, b.decision.bound, b.decision.noise_multiplier)
-        if outside is not None:
-            raise Refuse(outside)
-
-
-class Zero:
-    """A backend that looks at nothing: its gradients are zero, so that a message is zero plus noise."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-
-    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
-        return theta.new_zeros(len(x), 1)
-
-    def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:  # noqa: ARG002
-        return torch.zeros_like(theta)
-
-    def clipped_sums(
-        self,
-        theta: Tensor,
-        batches: Sequence[Batch],
-        losses: Losses,  # noqa: ARG002
-        bounds: Sequence[float],  # noqa: ARG002
-        rule: ClipRule,  # noqa: ARG002
-    ) -> tuple[Tensor, list[Tensor]]:
-        return torch.zeros_like(theta), [theta.new_zeros(len(batch)) for batch in batches]
+def _proposal(body: bytes) -> Broadcast:
+    try:
+        broadcast = decode(body)
+    except UserError:
+        raise Refuse(Code.MALFORMED) from None
+    if not isinstance(broadcast, Broadcast):
+        raise Refuse(Code.MALFORMED)
+    return broadcast
 
 
 def own_experiment(spec: SiloSpec) -> Experiment:

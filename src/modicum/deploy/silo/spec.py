@@ -16,7 +16,7 @@ from modicum.config.source import Source, read_source
 from modicum.deploy.silo.terms import BOUNDS
 from modicum.deploy.silo.wire import check_path
 from modicum.errors import UserError
-from modicum.federation.features import is_file
+from modicum.public.features import is_file
 
 FIRST = "first"  # as `run`: whichever run asks first, and that one only
 
@@ -30,6 +30,7 @@ class SiloConfig:
     folder: str = setting("state", "ledger, stored messages, own model, certificate; nobody else may read it")
     socket: str = setting("silo.sock", "where the node's app reaches this process")
     run: str = setting(FIRST, "the run to take part in; first: whichever asks first, and only that one")
+    key: str | None = setting(None, "its own key for secure aggregation, made by `modicum silo key`")
     simulation: bool = setting(False, "seeded noise that protects nobody, for trying things out")
     timeout: float = setting(30.0, "seconds to wait for a request to arrive in full")
 
@@ -43,7 +44,7 @@ class Grant:
     unit: Literal["record", "client"] = setting("record", "whose participation is hidden")
     adjacency: Literal["zero-out", "replace-one"] = setting("zero-out", "how neighbours differ; sizes are public")
     view: Literal["server-sees-messages", "secure-aggregation"] = setting(
-        "server-sees-messages", "from whom it is hidden; secure-aggregation only with simulation = true"
+        "server-sees-messages", "from whom it is hidden; secure-aggregation needs a key of its own in [silo]"
     )
     smallest_noise: float = setting(0.1, "noise multiplier under which nothing leaves, whatever the budget allows")
     bounds: tuple[float, float] = setting(BOUNDS, "smallest and largest clipping bound")
@@ -91,6 +92,7 @@ class SiloSpec:
     folder: Path
     socket: Path
     run: str
+    key: Path | None  # signs in secure aggregation
     simulation: bool
     timeout: float
     grant: Grant
@@ -109,10 +111,10 @@ def read_spec(path: str | os.PathLike[str]) -> SiloSpec:
     silo: SiloConfig = _required(source, SiloConfig, "silo", "name")
     grant: Grant = _required(source, Grant, "grant", "budget")
     account: AccountConfig = read_table(source, AccountConfig, "account", source.tables.get("account", {}))
-    if grant.view == "secure-aggregation" and not silo.simulation:
+    if grant.view == "secure-aggregation" and silo.key is None:
         raise source.error(
-            "secure aggregation is only simulated so far, so a server would see more than it may: use "
-            'view = "server-sees-messages", or simulation = true to try it out',
+            'secure aggregation needs this silo\'s own key: run `modicum silo key FILE` and write key = "FILE" '
+            "under [silo]",
             "grant",
             "view",
         )
@@ -133,6 +135,7 @@ def read_spec(path: str | os.PathLike[str]) -> SiloSpec:
         folder=folder,
         socket=socket,
         run=silo.run,
+        key=None if silo.key is None else here / Path(silo.key).expanduser(),
         simulation=silo.simulation,
         timeout=silo.timeout,
         grant=grant,
@@ -173,7 +176,7 @@ def _data(source: Source, here: Path, agreed: DataConfig) -> DataConfig:
         )
     if data.features is not None and not is_file(data.features):
         raise source.error(
-            "all silos stand on one geometry: fit it with python -m modicum.models.geometry, give everyone its "
+            "all silos stand on one geometry: fit it with python -m modicum.public.geometry, give everyone its "
             'file and write features = "FILE.npz"',
             "data",
             "features",

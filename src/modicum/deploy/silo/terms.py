@@ -14,16 +14,20 @@ from functools import cached_property
 from typing import Any
 
 from modicum.config import Config
-from modicum.core.parts import ClientFacts, Method, Metric
+from modicum.core.facts import ClientFacts, Metric
+from modicum.core.integers import Agreed
+from modicum.core.parts import Method
 from modicum.core.setting import Setting
 from modicum.data.geometry import load_geometry
 from modicum.errors import UserError
 from modicum.federation.cohort import Cohorts, public_cohorts, rounds_of
-from modicum.federation.features import is_file
+from modicum.federation.experiment import VARIANTS, Experiment, Prepared, with_integers
+from modicum.federation.setup import put_on_lattice
 from modicum.mechanisms.common import metric_plans, training_multiplier
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Shows
+from modicum.public.features import is_file
 
 MOST_CLIENTS = 10_000  # a run's silos; an invitation that names more is refused before it is looked at
 
@@ -34,7 +38,7 @@ def digest(config: Config) -> str:
     """Names method, model, features, schedule and agreed silos. Data and folders are each party's own business."""
     run = config.run
     schedule = (run.rounds, run.per_round, run.max_participations, run.metrics)
-    agreed = (run.bounds, sorted(run.silos.items()))
+    agreed = (run.bounds, sorted(run.silos.items()), run.secure_aggregation, config.privacy.noise)
     model = (config.model.name, sorted(config.model.options.items()), _features(config.data.features))
     text = repr((config.method_name, config.method, model, schedule, agreed))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -54,38 +58,56 @@ class Terms:
 
     @property
     def setting(self) -> Setting:
+        """Clients, clients a round and rounds, as a method is built for."""
         run = self.config.run
         return Setting(len(self.names), run.per_round or len(self.names), run.rounds)
 
     @cached_property
     def method(self) -> Method:
+        """The agreed method; one whose server would have to be trusted is refused."""
         method: Method = self.config.method.build(self.setting)
+        if self.integers:
+            method = with_integers(method, VARIANTS[self.config.run.secure_aggregation])
         method.mechanism.spec.refuse_true_sizes()
         if not method.mechanism.spec.view.senders_add_noise:
             raise UserError(
                 "a trusted server is not offered to deployed silos, who trust nobody: use the view "
                 "server-sees-messages"
             )
+        if method.mechanism.spec.view.shows is Shows.SUM and self.config.run.secure_aggregation == "ideal":
+            raise UserError(
+                "deployed silos perform secure aggregation, they do not assume it: set secure_aggregation = "
+                '"protocol" under [run] in everybody\'s experiment file'
+            )
         return method
 
     @property
+    def integers(self) -> bool:
+        """Whether noise is drawn on a lattice."""
+        return self.config.privacy.noise == "integer" or self.config.run.secure_aggregation != "ideal"
+
+    @property
     def spec(self) -> PrivacySpec:
+        """Unit, adjacency, view and δ that the method claims."""
         return self.method.mechanism.spec
 
     @property
-    def needs_aggregator(self) -> bool:
-        """Whether the guarantee rests on secure aggregation, which is only simulated so far."""
+    def secure(self) -> bool:
+        """Whether the guarantee rests on secure aggregation."""
         return self.spec.view.shows is Shows.SUM
 
     @cached_property
     def metrics(self) -> tuple[Metric, ...]:
+        """The declared metrics that clients release."""
         return tuple(Metric(m.name, m.every, m.noise_multiplier) for m in self.config.run.metrics)
 
     @cached_property
     def cohorts(self) -> Cohorts:
+        """The public schedule of who takes part when."""
         return public_cohorts(self.setting, self.config.run.max_participations, self.config.run.seed)
 
     def participations(self, name: str) -> int:
+        """In how many rounds a client takes part at most, and at least 1: what its noise is for (R5)."""
         return max(1, self.cohorts.participations(self.names.index(name)))
 
     @property
@@ -107,12 +129,21 @@ class Terms:
             for n in self.names
         )
 
+    def plans(
+        self, facts: Sequence[ClientFacts], experiment: Experiment, data: Prepared
+    ) -> tuple[dict[str, PrivacyPlan], Agreed | None]:
+        """What these clients would release, and on which lattice; behind a sum that follows from all of them."""
+        made = {f.name: self.plan(f) for f in facts}
+        return put_on_lattice(experiment, self.method, made, tuple(facts), data)
+
     def plan(self, facts: ClientFacts) -> PrivacyPlan:
-        """What this client would release in the whole run: a function of public facts and its own budget."""
+        """What this client would release in the whole run, but for what a lattice adds to its noise: a function
+        of public facts and its own budget."""
         rounds = rounds_of(self.cohorts, self.names.index(facts.name), self.config.run.rounds)
         return self.method.mechanism.plan(facts, metric_plans(self.spec, self.metrics, rounds))
 
     def multiplier(self, plan: PrivacyPlan) -> float:
+        """The noise multiplier of a plan's training releases."""
         return training_multiplier(plan, self.method.mechanism.purpose)
 
 
@@ -129,9 +160,11 @@ class Join:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """All silos of the run, in order."""
         return tuple(f.name for f in self.facts)
 
     def encode(self) -> bytes:
+        """The bytes of an invitation."""
         value = {
             "run": self.run,
             "digest": self.digest,
@@ -160,11 +193,13 @@ class Join:
 
 
 def facts_to_list(facts: ClientFacts) -> list[Any]:
+    """A client's facts as plain values for JSON; null stands for a budget of ∞."""
     budget = None if math.isinf(facts.budget) else facts.budget
     return [facts.name, facts.records, budget, facts.participations, facts.validation]
 
 
 def facts_from_list(value: Sequence[Any]) -> ClientFacts:
+    """Back from `facts_to_list`; what is no such list is a ValueError."""
     name, records, budget, participations, validation = value
     if not isinstance(name, str):
         raise ValueError("a name is text")

@@ -21,6 +21,7 @@ from modicum.errors import UserError
 MAGIC = b"MODI"
 VERSION = 1
 HEADER = struct.Struct("<4sBBQ")  # magic, version, kind or status, length of what follows
+STEP = struct.Struct("<QQ")  # round, length of the protocol's request
 SMALL = 1 << 20  # bytes: everything but a model fits into this
 PATH_LIMIT = 100  # bytes of a socket's path: the kernel takes 107
 
@@ -32,6 +33,14 @@ class Kind(IntEnum):
     JOIN = 2  # take part in a run, on the silo's own terms
     ROUND = 3  # one proposal
     FINISH = 4  # the run is over: write the certificate
+    KEYS = 5  # the steps of one round of secure aggregation, in order; see docs/secure-aggregation.md
+    SHARES = 6
+    MASKED = 7  # with the proposal
+    CONSENT = 8
+    REVEAL = 9
+
+
+SECURE = (Kind.KEYS, Kind.SHARES, Kind.MASKED, Kind.CONSENT, Kind.REVEAL)
 
 
 class Status(IntEnum):
@@ -61,6 +70,7 @@ class Code(StrEnum):
     REPLAYED = "replayed"  # sent, acknowledged and no longer kept
     BUDGET = "budget"  # the ledger has nothing left for it
     NOT_PLANNED = "not-planned"  # the ledger knows no such release
+    OUT_OF_STEP = "out-of-step"  # not what an honest server sends at this point of a secure aggregation
     UNAVAILABLE = "unavailable"  # the silo cannot serve now; nothing was computed
 
 
@@ -75,6 +85,7 @@ class Answer:
     refused: Code | None = None
 
     def json(self) -> dict[str, Any]:
+        """The body as an object."""
         value: dict[str, Any] = json.loads(self.body)
         return value
 
@@ -109,7 +120,23 @@ def ask(
             time.sleep(0.2)
 
 
+def step_body(round: int, request: bytes = b"", proposal: bytes = b"") -> bytes:
+    """A step of secure aggregation: the round, what the protocol asks, and the proposal where there is one."""
+    return STEP.pack(round, len(request)) + request + proposal
+
+
+def read_step(body: bytes) -> tuple[int, bytes, bytes]:
+    """(round, request, proposal). Raises `Refuse` for anything else."""
+    if len(body) < STEP.size:
+        raise Refuse(Code.MALFORMED)
+    round, length = STEP.unpack_from(body)
+    if length > len(body) - STEP.size:
+        raise Refuse(Code.MALFORMED)
+    return round, body[STEP.size : STEP.size + length], body[STEP.size + length :]
+
+
 def answer_from(status: int, body: bytes) -> Answer:
+    """The answer of a status and a body; an unknown code reads as unavailable."""
     if status == Status.DONE:
         return Answer(body)
     try:
@@ -152,6 +179,7 @@ def _left(until: float) -> float:
 
 
 def check_path(path: Path) -> None:
+    """Refuse a socket path that the operating system would cut off."""
     if len(str(path).encode()) > PATH_LIMIT:
         raise UserError(f"the socket path {path} is longer than {PATH_LIMIT} bytes: choose a shorter one")
 

@@ -8,24 +8,28 @@ from modicum.errors import UserError
 
 
 def positive(name: str, value: float) -> float:
+    """The value as a float, if it is positive and finite; else a line that names it."""
     if not (math.isfinite(value) and value > 0):
         raise UserError(f"{name} must be a positive finite number, got {value}")
     return float(value)
 
 
 def probability(name: str, value: float) -> float:
+    """The value as a float, if it lies strictly between 0 and 1; else a line that names it."""
     if not 0 < value < 1:
         raise UserError(f"{name} must lie strictly between 0 and 1, got {value}")
     return float(value)
 
 
 def rate(value: float) -> float:
+    """A sampling rate in (0, 1]."""
     if not 0 < value <= 1:
         raise UserError(f"the sampling rate must lie in (0, 1], got {value}")
     return float(value)
 
 
 def steps(value: float) -> int:
+    """A number of steps: whole and at least 1."""
     if not (math.isfinite(value) and value >= 1 and value == int(value)):
         raise UserError(f"the number of steps must be a whole number of at least 1, got {value}")
     return int(value)

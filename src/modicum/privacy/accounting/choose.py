@@ -17,6 +17,7 @@ from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.spec import Adjacency, PrivacySpec
 
 GDP, PLD = "gdp-exact", "pld"
+SKELLAM = "skellam-gdp"  # integer noise, by the Gaussian that it is worth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +40,15 @@ class Guarantee:
 
     @property
     def delta(self) -> float:
+        """δ of the spec."""
         return self.spec.delta
 
     def sentence(self) -> str:
+        """ε, rounded up, δ, and what is protected from whom, in words."""
         return f"({shown(self.epsilon)}, {self.delta:g})-differential privacy. {self.spec.sentence()}"
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return {
             "epsilon": self.epsilon,
             **self.spec.to_dict(),
@@ -87,7 +91,7 @@ def _with_draws(
 
     value, accountant = epsilon_of(groups, sampler_charge.exact_delta(releases, spec.delta), spec.adjacency)
     sampler_charge.refuse_uncertain(releases, value, spec.delta)
-    return value, accountant
+    return value, SKELLAM if all(r.integers is not None for r in releases) else f"{accountant}+{SKELLAM}"
 
 
 def epsilon_of(groups: Sequence[Gaussians], delta: float, adjacency: Adjacency) -> tuple[float, str]:

@@ -24,12 +24,15 @@ FloatArray = NDArray[np.float64]
 
 
 class Direction(StrEnum):
+    """From which of two neighbours the loss is measured; both are looked at where they differ."""
+
     REMOVE = "remove"
     ADD = "add"
     REPLACE = "replace"
 
 
 def directions(adjacency: Adjacency) -> tuple[Direction, ...]:
+    """Those that an adjacency asks for: replace-one is symmetric, the others are not."""
     if adjacency is Adjacency.REPLACE_ONE:
         return (Direction.REPLACE,)
     return (Direction.REMOVE, Direction.ADD)
@@ -37,6 +40,8 @@ def directions(adjacency: Adjacency) -> tuple[Direction, ...]:
 
 @dataclass(frozen=True)
 class Pair:
+    """The two densities that bound one release: Gaussians of multiplier z, sampled at rate q."""
+
     direction: Direction
     z: float
     q: float

@@ -91,6 +91,7 @@ class PaperRow:
     note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return {
             "setting": self.setting,
             "noise_multiplier": self.noise,
@@ -112,6 +113,7 @@ class Paper:
     ratios: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: the paper's figures beside those recomputed."""
         return {
             "paper": self.name,
             "delta": self.delta,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from modicum.mechanisms.local_steps import Shuffle
+from modicum.training.local_steps import Shuffle
 
 
 def test_a_seeds_stream_does_not_depend_on_what_was_drawn_before() -> None:

@@ -16,6 +16,7 @@ from modicum.core.parts import Batch, ClientKit, Descends, Job
 from modicum.core.sockets import Pulls
 from modicum.core.stack import Pool, SideBySide
 from modicum.errors import UserError
+from modicum.training.descent import Descent
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class LocalSteps:
             raise UserError("local training needs a batch size, steps and epochs above 0")
 
     def count(self, records: int) -> int:
+        """Steps of a client with so many records: as told, or those of `epochs` passes, at least one."""
         if self.steps is not None:
             return self.steps
         return max(1, round(self.epochs * records / min(self.batch, records)))
@@ -52,14 +54,10 @@ def train_locally(jobs: Sequence[Job], first: Tensor, kit: ClientKit, local: Loc
             trained = kit.backend.descend(theta[:clients], list(steps), kit.training.losses, rate)
             theta = trained if clients == len(theta) else torch.cat([trained, theta[clients:]])
     else:
-        began, theta = theta, theta.clone(memory_format=torch.contiguous_format)
-        buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
+        descent = Descent(theta, optimiser, kit.training)
+        theta = descent.theta
         for step, batches in enumerate(_batches(taken)):
-            rows = slice(0, len(batches))
-            gradient = _gradients(theta[rows], batches, kit, local.ascent)
-            if isinstance(kit.training, Pulls):
-                gradient = gradient + kit.training.pull(theta[rows], began[rows])
-            optimiser.step(theta[rows], gradient, [b[rows] for b in buffers], step)
+            descent.step(step, _gradients(theta[: len(batches)], batches, kit, local.ascent))
     if in_order:
         return theta
     back = torch.empty_like(theta)
@@ -89,6 +87,7 @@ def _batches(taken: Sequence[_Taken]) -> Iterator[Sequence[Batch]]:
 
 
 def _gradients(theta: Tensor, batches: Sequence[Batch], kit: ClientKit, ascent: float) -> Tensor:
+    """At each client's model, or at `ascent` uphill of it: w + ρ·g/‖g‖ (Foret et al. 2021)."""
     gradient = kit.backend.gradients(theta, batches, kit.training.losses)
     if not ascent:
         return gradient

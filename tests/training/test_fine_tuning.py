@@ -12,7 +12,7 @@ from modicum.core.optimisers import Sgd
 from modicum.core.parts import Batch
 from modicum.errors import UserError
 from modicum.federation.evaluation import evaluate
-from modicum.federation.fine_tuning import fine_tune
+from modicum.training.fine_tuning import fine_tune
 
 
 def client(label: int, records: int = 20) -> Batch:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modicum.fitting.curves import CLASSES, fit_curve, fit_pairs
-from modicum.fitting.grid import Grid, Matrix
+from modicum.public.rehearsed.curves import CLASSES, fit_curve, fit_pairs
+from modicum.public.rehearsed.grid import Grid, Matrix
 
 X = np.geomspace(0.05, 5, 8)
 LIMITS = (1e-3, 1e3)

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from modicum.errors import UserError
-from modicum.fitting.grid import Matrix, best_bounds, per_seed_bounds
 from modicum.policies.curve import Curve
+from modicum.public.rehearsed.grid import Matrix, best_bounds, per_seed_bounds
 
 Vector = npt.NDArray[np.float64]
 Function = Callable[[Vector], Vector]

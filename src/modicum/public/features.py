@@ -15,10 +15,10 @@ from modicum.data.arrays import Arrays, Dataset, FederatedData
 from modicum.data.federate import fit_to
 from modicum.data.geometry import Geometry, load_geometry
 from modicum.errors import UserError
-from modicum.models.geometry import KIND, Public, fit_geometry
 from modicum.privacy.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.spec import PrivacySpec, Unit
+from modicum.public.geometry import KIND, Public, fit_geometry
 
 AUTO = "auto"
 Weights = str | Path
@@ -75,6 +75,7 @@ def stand_on(
 
 
 def is_file(features: str) -> bool:
+    """Whether `features` names a file of a fitted geometry rather than a way to fit one."""
     return features.endswith(".npz")
 
 

@@ -1,6 +1,6 @@
 """Train a backbone on a public feature proxy.
 
-    python -m modicum.models.pretrain --proxy cifar-100 --out cifar-100.npz --device cuda
+    python -m modicum.public.pretrain --proxy cifar-100 --out cifar-100.npz --device cuda
 
 The proxy has other labels than the private task, so its classes are only a means: beside the cross-entropy, two
 views of an image must be told apart from all other images (NT-Xent, Chen et al. 2020), which keeps what the
@@ -24,8 +24,8 @@ from torch.nn import functional
 from modicum.data.arrays import Arrays
 from modicum.data.catalogue import load
 from modicum.errors import UserError
-from modicum.models.augment import LETTER_STRONG, LETTER_WEAK, PHOTO_STRONG, PHOTO_WEAK, random_view
 from modicum.models.backbone import Backbone, BackboneShape, save_backbone, settled, with_statistics
+from modicum.public.augment import LETTER_STRONG, LETTER_WEAK, PHOTO_STRONG, PHOTO_WEAK, random_view
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,8 @@ def _on(arrays: Arrays, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m modicum.models.pretrain", description="Train a backbone.")
+    """The command line: train a backbone on public records and write it."""
+    parser = argparse.ArgumentParser(prog="python -m modicum.public.pretrain", description="Train a backbone.")
     parser.add_argument("--proxy", required=True, help="a dataset's name, e.g. cifar-100 or emnist-merge47:10-46")
     parser.add_argument("--out", required=True, help="where the weights go (.npz)")
     parser.add_argument("--device", default="cpu")

@@ -13,7 +13,7 @@ from modicum.data.arrays import Arrays
 from modicum.data.geometry import load_geometry
 from modicum.errors import UserError
 from modicum.models.backbone import Backbone, BackboneShape, save_backbone
-from modicum.models.geometry import Public, best_size, fit_geometry, main
+from modicum.public.geometry import Public, best_size, fit_geometry, main
 
 
 def classes(count: int, each: int, seed: int = 0, size: int = 12) -> Public:

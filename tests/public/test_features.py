@@ -16,12 +16,12 @@ from modicum.data import Dataset, federate, load
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.geometry import Geometry, load_geometry
 from modicum.errors import UserError
-from modicum.federation import features
-from modicum.federation.features import behind, class_noise, parse, stand_on
 from modicum.federation.identity import run_id
 from modicum.models.backbone import Backbone, BackboneShape, save_backbone
-from modicum.models.geometry import Public
 from modicum.privacy.spec import PrivacySpec, Unit
+from modicum.public import features
+from modicum.public.features import behind, class_noise, parse, stand_on
+from modicum.public.geometry import Public
 
 SPEC = PrivacySpec(unit=Unit.RECORD)
 CONFIG = """

@@ -12,8 +12,8 @@ from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.rehearsal import Rehearsal
-from modicum.fitting import Grid, bootstrap, simulate
 from modicum.methods import FedAvg, PacDp
+from modicum.public.rehearsed import Grid, bootstrap, simulate
 
 GRID = Grid((0.5, 8.0), (0.1, 1.0), (0,))
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.models.frozen import UnitNorm, fit_discriminant
-from modicum.models.public_head import DECAYS, _folds, _path, public_head
+from modicum.public.head import DECAYS, _folds, _path, public_head
 
 
 def records(n: int, *, signal: float, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from modicum.errors import MissingExtraError
-from modicum.fitting.curves import Fit
-from modicum.fitting.grid import Matrix, best_bounds
+from modicum.public.rehearsed.curves import Fit
+from modicum.public.rehearsed.grid import Matrix, best_bounds
 
 
 def draw_fit(matrix: Matrix, fit: Fit, path: str | Path) -> None:

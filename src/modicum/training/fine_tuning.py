@@ -12,6 +12,7 @@ from modicum.core.optimisers import Optimiser
 from modicum.core.parts import Backend, Batch
 from modicum.core.stack import Pool
 from modicum.errors import UserError
+from modicum.training.descent import Descent
 from modicum.training.plain import Supervised
 
 
@@ -28,13 +29,11 @@ def fine_tune(
     """Row i of `models` after `steps` minibatches of client i's own records, on the cross-entropy."""
     if steps < 1 or batch < 1:
         raise UserError(f"fine-tuning needs at least one step and one record, got {steps} and {batch}")
-    theta, pool = models.clone(), Pool(records)
-    buffers = [torch.zeros_like(theta) for _ in range(optimiser.slots)]
+    descent, pool = Descent(models, optimiser), Pool(records)
     for step in range(steps):
         chosen = [_drawn(len(own), batch, (seed, client, step)) for client, own in enumerate(records)]
-        gradient = backend.gradients(theta, pool.batches(chosen), Supervised().losses)
-        optimiser.step(theta, gradient, buffers, step)
-    return theta
+        descent.step(step, backend.gradients(descent.theta, pool.batches(chosen), Supervised().losses))
+    return descent.theta
 
 
 def _drawn(records: int, batch: int, key: tuple[int, int, int]) -> Tensor:

@@ -1,6 +1,6 @@
 """Fit a public geometry to public records and their own labels.
 
-    python -m modicum.models.geometry --proxy cifar-100 --backbone cifar-100.npz --size 384 --out geometry.npz
+    python -m modicum.public.geometry --proxy cifar-100 --backbone cifar-100.npz --size 384 --out geometry.npz
 
 Records are centred, whitened by their covariance inside classes, rotated so that classes differ most in the first
 coordinate, then less and less, cut to some dimensions, and brought to length 1 (Fisher 1936). Nothing here ever
@@ -136,11 +136,12 @@ def _digest(records: Arrays) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """The command line: fit a geometry to public records and write it."""
     parser = argparse.ArgumentParser(
-        prog="python -m modicum.models.geometry", description="Fit a public geometry."
+        prog="python -m modicum.public.geometry", description="Fit a public geometry."
     )
     parser.add_argument("--proxy", required=True, help="a public dataset's name, e.g. cifar-100")
-    parser.add_argument("--backbone", default=None, help="weights from python -m modicum.models.pretrain")
+    parser.add_argument("--backbone", default=None, help="weights from python -m modicum.public.pretrain")
     parser.add_argument("--size", type=int, required=True, help="dimensions of the features")
     parser.add_argument("--out", required=True, help="where the geometry goes (.npz)")
     parser.add_argument("--data-dir", default=None, help="the data folder (default: MODICUM_DATA)")

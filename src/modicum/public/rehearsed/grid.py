@@ -25,7 +25,7 @@ from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
 from modicum.federation.identity import records_id, run_id
 from modicum.federation.rehearsal import Rehearsal
-from modicum.fitting.proxy import bootstrap
+from modicum.public.rehearsed.proxy import bootstrap
 
 Matrices = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
@@ -112,6 +112,7 @@ def simulate(
 
 
 def with_settings(method: MethodSpec, **settings: Any) -> MethodSpec:
+    """The method with some of its settings replaced."""
     changed: MethodSpec = replace(method, **settings)  # type: ignore[type-var]
     return changed
 

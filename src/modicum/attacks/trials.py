@@ -1,0 +1,176 @@
+"""Many trials of an audit in one run: each has a cohort, a sum and a server's noise of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from modicum.core.door import DoorWatch, ReservedSumDoor, SumDoor
+from modicum.core.messages import Message, Opened, Released, ReleasedSum
+from modicum.errors import UserError
+from modicum.federation.clients import Clients
+from modicum.federation.cohort import SecretPoisson
+from modicum.federation.in_process import Begun, InProcess, Parts
+from modicum.federation.keep import Charges, Keep
+from modicum.federation.rounds import Exchange
+from modicum.federation.server import Asked, Proposal, Server, TrustedLedger
+from modicum.privacy.noise import BoolArray, DType, FloatArray, NoiseKey, NoiseSource
+from modicum.privacy.skellam_noise import Bits
+from modicum.privacy.token import Token
+from modicum.privacy.views import SecureAggregation
+
+
+@dataclass(frozen=True)
+class TrialNoise:
+    """A server's noise in one trial: its keys name rounds alone, so each trial has rounds of its own."""
+
+    inner: NoiseSource
+    first: int  # this trial's round 0
+
+    def _own(self, key: NoiseKey) -> NoiseKey:
+        return replace(key, round=self.first + key.round)
+
+    def normal(self, key: NoiseKey, size: int, std: float = 1.0, dtype: DType = "float64") -> FloatArray:
+        """N(0, std²), as everywhere."""
+        return self.inner.normal(self._own(key), size, std, dtype)
+
+    def uniform(self, key: NoiseKey, size: int) -> NDArray[np.float64]:
+        """Multiples of 2⁻⁵³ in [0, 1)."""
+        return self.inner.uniform(self._own(key), size)
+
+    def coins(self, key: NoiseKey, size: int, rate: float) -> BoolArray:
+        """True with probability `rate`."""
+        return self.inner.coins(self._own(key), size, rate)
+
+    def bits(self, key: NoiseKey) -> Bits:
+        """A stream of random bytes."""
+        return self.inner.bits(self._own(key))
+
+    def describe(self) -> dict[str, Any]:
+        """As the inner source."""
+        return self.inner.describe()
+
+
+@dataclass(frozen=True)
+class TrialCohorts:
+    """Every trial's clients in every round, or those of them that its trusted server draws."""
+
+    of_a_trial: int
+    rounds: int
+    noise: tuple[TrialNoise, ...]  # one a trial
+    rate: float | None = None
+
+    size = 1.0  # sums, not means: the adversary's own scale
+
+    def participations(self, client: int) -> int:  # noqa: ARG002
+        """All rounds count, drawn or not."""
+        return self.rounds
+
+    def invited(self, round: int) -> tuple[int, ...]:
+        """Clients by number: those of the first trial, those of the second, and so on."""
+        found: list[int] = []
+        for trial, noise in enumerate(self.noise):
+            drawn: Sequence[int] = range(self.of_a_trial)
+            if self.rate is not None:
+                drawn = SecretPoisson(self.of_a_trial, round + 1, self.rate, noise).invited(round)
+            found += [trial * self.of_a_trial + i for i in drawn]
+        return tuple(found)
+
+
+class TrialCarrier(InProcess):
+    """Carries all trials of a world at once. `seen` is what the adversary saw of each in the last round.
+
+    Where messages are seen that is the message as it was sent, whether or not an honest server would object to it.
+    Behind secure aggregation the last clients of each cohort collude, so that their shares can be taken out of the
+    sum; those before them drop out.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        clients: Clients,
+        ledger: Charges,
+        trials: Sequence[Sequence[str]],
+        noise_of: Sequence[TrialNoise],
+        noise: NoiseSource,
+        watch: DoorWatch | None,
+    ) -> None:
+        self.trials, self.seen = trials, list[Tensor]()
+        own = {name: noise_of[i] for i, names in enumerate(trials) for name in names}
+        self._messages: dict[str, Message] = {}
+        self._dropped, self._colluding = _roles(server, trials)
+
+        def door(tokens: Sequence[Token]) -> SumDoor:
+            return ReservedSumDoor(own[tokens[0].release.client], tokens)
+
+        central = not server.method.mechanism.spec.view.senders_add_noise
+        trusted = TrustedLedger(ledger, noise, watch, Keep.NOTHING, door) if central else None
+        super().__init__(
+            server, clients, ledger, trusted=trusted, faults=lambda _, client: client in self._dropped
+        )
+
+    def exchange(self, proposal: Proposal) -> Exchange:
+        """A round of every trial. A client that refuses leaves its trial without an outcome, which is an error."""
+        self._messages, self.seen = {}, []
+        done = super().exchange(proposal)
+        for name in done.refused:
+            raise UserError(f"the audit's client {name!r} refused: give it a budget for all rounds")
+        if self.server.method.mechanism.individuals:
+            self.seen = [self._messages[names[0]].update for names in self.trials]
+        return done
+
+    def _received(self, begun: Begun, parts: Parts) -> Iterator[tuple[str, Message]]:
+        for name, message in super()._received(begun, parts):
+            self._messages[name] = message
+            yield name, message
+
+    def _opened_once(self, begun: Begun, messages: Iterator[Message]) -> Opened | None:
+        if self.server.method.mechanism.individuals:
+            return super()._opened_once(begun, messages)
+        return self._sums(begun, messages)
+
+    def _released(self, begun: Begun, messages: Iterator[Message]) -> Opened | None:
+        return self._sums(begun, messages)
+
+    def _sums(self, begun: Begun, messages: Iterator[Message]) -> tuple[Released, ...]:
+        """Each trial opened by itself, as a server with that cohort alone would open it."""
+        held = {message.client: message for message in messages}
+        tokens: dict[str, list[Token]] = {}
+        for token in begun.tokens:
+            tokens.setdefault(token.release.client, []).append(token)
+        released = []
+        for names in self.trials:
+            opened = self._one_sum(begun, names, held, [t for name in names for t in tokens.get(name, ())])
+            known = [self._messages[name].update for name in names if name in self._colluding]
+            self.seen.append(opened.update - torch.stack(known).sum(0) if known else opened.update)
+            released.append(Released(names[0], opened.round, opened.update, opened.signals, opened.facts))
+        return tuple(released)
+
+    def _one_sum(
+        self, begun: Begun, names: Sequence[str], held: dict[str, Message], tokens: list[Token]
+    ) -> ReleasedSum:
+        proposal = replace(begun.proposal, cohort=tuple(names))
+        events, expected = begun.asked.events, begun.asked.expected
+        asked = Asked(
+            {n: events[n] for n in names if n in events}, {n: expected[n] for n in names if n in expected}
+        )
+        door = None if self.trusted is None else self.trusted.door(tokens)
+        opened = self.server.open(proposal, [held[n] for n in names if n in held], asked, door)
+        assert isinstance(opened, ReleasedSum)
+        return opened
+
+
+def _roles(server: Server, trials: Sequence[Sequence[str]]) -> tuple[frozenset[str], frozenset[str]]:
+    """Who drops out and who colludes, as many as the view allows."""
+    view = server.method.mechanism.spec.view
+    if not isinstance(view, SecureAggregation):
+        return frozenset(), frozenset()
+    honest, there = view.noise_shares, view.noise_shares + view.dropouts
+    dropped = frozenset(name for names in trials for name in names[honest:there])
+    return dropped, frozenset(name for names in trials for name in names[there:])

@@ -1,0 +1,217 @@
+"""A silo inside one run: its ledger, its plan, and the client side that every engine shares."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from modicum.compute.loop import LoopBackend
+from modicum.core.integers import Agreed
+from modicum.core.layout import Layout
+from modicum.core.messages import Broadcast, Message, Summand, encode, finite
+from modicum.core.parts import Batch, ClientKit, ClipRule, Losses
+from modicum.deploy.silo.grant import GrantWatch, objection, too_much, within
+from modicum.deploy.silo.secure import SecureSilo, SecureTerms
+from modicum.deploy.silo.terms import Join, Terms
+from modicum.deploy.silo.wire import Code, Kind, Refuse
+from modicum.errors import UserError
+from modicum.federation.clients import Answer as Answered
+from modicum.federation.clients import Client, Clients
+from modicum.federation.experiment import Prepared
+from modicum.federation.foreign import foreign_parts
+from modicum.federation.setup import first_state, make_kit
+from modicum.privacy.budgets import Reason, Refusal
+from modicum.privacy.lattice import Integers
+from modicum.privacy.plan import PrivacyPlan
+
+if TYPE_CHECKING:
+    from modicum.deploy.silo.silo import Silo
+
+LOG = logging.getLogger("modicum.silo")
+
+FROM_LEDGER = {
+    Reason.UNKNOWN_RUN: Code.UNKNOWN_RUN,
+    Reason.UNKNOWN_CLIENT: Code.UNKNOWN_CLIENT,
+    Reason.BAD_MODEL: Code.BAD_MODEL,
+    Reason.BAD_BOUND: Code.BOUND_OUT_OF_RANGE,
+    Reason.SPEC_DIFFERS: Code.SPEC_DIFFERS,
+    Reason.NOT_PLANNED: Code.NOT_PLANNED,
+    Reason.CONFLICT: Code.OUT_OF_ORDER,
+    Reason.REPLAYED: Code.REPLAYED,
+    Reason.PLAN_EXHAUSTED: Code.BUDGET,
+    Reason.BUDGET_EXCEEDED: Code.BUDGET,
+    Reason.NO_SOUND_CHARGE: Code.BUDGET,
+}
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """An invitation in numbers: everybody's plans as this silo derives them. Not the server's word for it."""
+
+    join: Join
+    terms: Terms
+    name: str
+    data: Prepared
+    plans: Mapping[str, PrivacyPlan]  # behind a sum all silos', else its own
+    integers: Agreed | None
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """This silo's own."""
+        return self.plans[self.name]
+
+    def same_noise(self) -> bool:
+        """Whether the server told the multipliers that follow from the plans."""
+        said = self.join.multipliers
+        return all(
+            math.isclose(said.get(name, -1.0), self.terms.multiplier(plan), rel_tol=1e-9)
+            for name, plan in self.plans.items()
+        )
+
+    def secure(self) -> SecureTerms:
+        """The terms of secure aggregation that this silo agreed to."""
+        assert self.integers is not None
+        return SecureTerms(self.join, self.terms, self.integers)
+
+
+def agree(silo: Silo, join: Join, terms: Terms) -> Agreement:
+    """What follows from an invitation and the silo's own copy of the experiment."""
+    name, data = silo.spec.name, silo.prepared(terms.method)
+    known = join.facts if terms.secure else (join.facts[join.names.index(name)],)
+    plans, integers = terms.plans(known, silo.experiment, data)
+    return Agreement(join, terms, name, data, plans, integers)
+
+
+class TakingPart:
+    """A silo inside one run: its ledger, its plan and the client side that every engine shares."""
+
+    def __init__(self, silo: Silo, join: Join) -> None:
+        self.join, self.grant, self.name = join, silo.spec.grant, silo.spec.name
+        self.terms = Terms(silo.spec.experiment, join.names)
+        facts = join.facts[join.names.index(self.name)]
+        agreement = agree(silo, join, self.terms)
+        self.plan, data = agreement.plan, agreement.data
+        if not within(self.plan, self.grant):
+            raise UserError(too_much(self.terms, self.plan, self.grant))
+        method = self.terms.method
+        backend = LoopBackend(data.model)
+        self.kit = make_kit(
+            silo.experiment, method, data, backend, join.facts, join.multipliers, join.adaptive, agreement.integers
+        )
+        self.account = silo.account
+        self.account.draw(join, self.plan)
+        foreign = foreign_parts(silo.spec.experiment.method, method, data.model)
+        self.ledger = silo.files.open_ledger(join.run, silo.noise, foreign_parts=foreign)
+        self.ledger.declare([self.plan])
+        self.account.remember(self.ledger)
+        self.dtype = data.first.dtype
+        self.model_bytes = int(self.kit.shared.sum()) * data.first.element_size()
+        client = Client(facts, self.plan, data.records[0], data.validation[0], first_state(data, self.kit))
+        self.watch = GrantWatch(self.grant, method.mechanism.purpose)
+        self.clients = Clients(
+            method, self.kit, [client], self.ledger, silo.noise, silo.files.clients, watch=self.watch
+        )
+        self.secure: SecureSilo | None = None
+        if self.terms.secure:
+            self.secure = SecureSilo(agreement.secure(), silo.spec, client.rounds)
+
+    def close(self) -> None:
+        """Let go of the ledger, and of the protocol's store where there is one."""
+        self.ledger.close()
+        if self.secure is not None:
+            self.secure.close()
+
+    def finish(self) -> None:
+        """The run is over."""
+        if self.secure is not None:
+            self.secure.finish()
+
+    def answer(self, b: Broadcast) -> bytes:
+        """The message to a proposal, where anybody may see it."""
+        if self.secure is not None:
+            raise Refuse(Code.WEAKER_VIEW)  # a summand holds only its share of noise
+        self._check(b)
+        return encode(self._message(b))
+
+    def step(self, kind: Kind, round: int, request: bytes, b: Broadcast | None) -> bytes:
+        """One step of secure aggregation. An input is charged, computed and stored before it is masked."""
+        if self.secure is None:
+            raise Refuse(Code.MALFORMED)
+        if b is not None:
+            self._check(b)
+            if b.round != round or b.metrics != self.secure.terms.due(round):
+                raise Refuse(Code.MALFORMED)
+        return self.secure.answer(kind, round, request, lambda: self._integers(b))
+
+    def _integers(self, b: Broadcast | None) -> Integers:
+        message = None if b is None else self._message(b)
+        assert isinstance(message, Summand)
+        found: Integers = message.update.numpy()
+        return found
+
+    def _message(self, b: Broadcast) -> Message:
+        """Charged, computed, settled: it may leave in the way that the view allows."""
+        try:
+            answer = self._ask(b, self.kit)
+        except Exception:  # what failed may depend on the records, so the message must not
+            LOG.exception("round %d cannot be computed: zero plus noise is sent, and charged", b.round)
+            answer = self._ask(b, replace(self.kit, backend=Zero(self.kit.backend.layout)))
+        if isinstance(answer, Refusal):
+            LOG.warning("round %d is refused: %s", b.round, self.watch.refused or answer.detail or answer.reason)
+            raise Refuse(self.watch.refused or FROM_LEDGER.get(answer.reason, Code.NOT_PLANNED))
+        self.account.remember(self.ledger)
+        # The server proposes a round only after it has stored all earlier ones.
+        self.clients.acknowledge(b.round)
+        return answer
+
+    def _ask(self, b: Broadcast, kit: ClientKit) -> Answered:
+        self.clients.kit, self.watch.refused = kit, None
+        return self.clients.answer([b])[b.client]
+
+    def _check(self, b: Broadcast) -> None:
+        """The proposal against the silo's own grant. Only the ledger's questions come after this."""
+        if b.run != self.join.run:
+            raise Refuse(Code.UNKNOWN_RUN)
+        if b.client != self.name:
+            raise Refuse(Code.UNKNOWN_CLIENT)
+        if b.round >= self.terms.config.run.rounds:
+            raise Refuse(Code.TOO_MANY_ROUNDS)
+        reserved = self.clients.clients[self.name].rounds
+        if reserved and b.round < max(reserved):
+            raise Refuse(Code.REPLAYED if b.round in reserved else Code.OUT_OF_ORDER)
+        if len(reserved | {b.round}) > self.grant.rounds:
+            raise Refuse(Code.TOO_MANY_ROUNDS)
+        if b.model.numel() != int(self.kit.shared.sum()) or b.model.dtype != self.dtype or not finite(b.model):
+            raise Refuse(Code.BAD_MODEL)
+        outside = objection(self.grant, b.decision.bound, b.decision.noise_multiplier)
+        if outside is not None:
+            raise Refuse(outside)
+
+
+class Zero:
+    """A backend that looks at nothing: its gradients are zero, so that a message is zero plus noise."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
+        return theta.new_zeros(len(x), 1)
+
+    def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:  # noqa: ARG002
+        return torch.zeros_like(theta)
+
+    def clipped_sums(
+        self,
+        theta: Tensor,
+        batches: Sequence[Batch],
+        losses: Losses,  # noqa: ARG002
+        bounds: Sequence[float],  # noqa: ARG002
+        rule: ClipRule,  # noqa: ARG002
+    ) -> tuple[Tensor, list[Tensor]]:
+        return torch.zeros_like(theta), [theta.new_zeros(len(batch)) for batch in batches]

@@ -1,0 +1,146 @@
+"""Record-level privacy behind secure aggregation: one step a round on all clients' records, one noise for the sum.
+
+Each client sends the sum of its clipped gradients as integers with its share of noise. Only the sum over all of
+them is seen, so the noise is that of a server which holds all records, and not √N times as much (R12, R13). Each
+round is one step of the optimiser, taken by the server on the mean gradient: a function of what was released.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+
+from modicum.core.door import ReleaseRequest
+from modicum.core.facts import ClientFacts
+from modicum.core.messages import Broadcast, Decision, Expected, Message, NoiseFacts, Opened, ReleasedSum
+from modicum.core.needs import Need
+from modicum.core.optimisers import Optimiser
+from modicum.core.parts import Batch, ClientKit, ClipRule, Job, Opening, State
+from modicum.core.sockets import Pulls
+from modicum.errors import UserError
+from modicum.mechanisms import common, integers
+from modicum.mechanisms.record_local import GRADIENT
+from modicum.privacy.calibration import calibrate_noise, largest_steps
+from modicum.privacy.events import NoSampling, Origin, Release
+from modicum.privacy.lattice import Integers
+from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
+from modicum.privacy.spec import Adjacency, PrivacySpec, Unit
+from modicum.privacy.views import SecureAggregation, Variant, View
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordSums:
+    """The mean gradient over all clients' records, each clipped at the bound that its client was told.
+
+    A client whose budget asks for more noise than the least of them counts less: its part is scaled down (R13).
+    """
+
+    view: View
+    optimiser: Optimiser
+    adjacency: Adjacency = Adjacency.ZERO_OUT
+    delta: float = 1e-5
+    rule: ClipRule = ClipRule.FLAT
+    noise_multiplier: float | None = None  # in the sum; None: calibrated to each client's budget
+
+    individuals = False
+    integers = True
+    purpose = GRADIENT
+    offers: ClassVar[tuple[Need, ...]] = (Need.SIGNALS,)
+    cohort_rate = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.view, SecureAggregation):
+            raise UserError("sums of records need the view secure-aggregation")
+
+    @cached_property
+    def spec(self) -> PrivacySpec:
+        return PrivacySpec(unit=Unit.RECORD, adjacency=self.adjacency, view=self.view, delta=self.delta)
+
+    def on_integers(self, variant: Variant) -> RecordSums:
+        return replace(self, view=integers.behind(self.view, variant))
+
+    def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
+        spec, count = self.spec, facts.participations
+        if math.isinf(facts.budget):
+            return PrivacyPlan(client=facts.name, spec=spec, budget=math.inf, guard=Guard.NONE)
+        exact = integers.priced(spec, integers=True)
+        if self.noise_multiplier is None:
+            z = calibrate_noise(exact, facts.budget, NoSampling(), count, also=metrics)
+        else:
+            z = spec.own(self.noise_multiplier)
+            count = min(count, largest_steps(exact, facts.budget, NoSampling(), z, also=metrics))
+        releases = (PlannedRelease(GRADIENT, z, NoSampling(), count), *metrics)
+        return PrivacyPlan(client=facts.name, spec=spec, budget=facts.budget, releases=releases)
+
+    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:  # noqa: ARG002
+        return dict(chosen)
+
+    def events(
+        self,
+        facts: ClientFacts,  # noqa: ARG002
+        plan: PrivacyPlan,
+        kit: ClientKit,
+        broadcast: Broadcast,
+        participation: int,  # noqa: ARG002
+    ) -> tuple[Release, ...]:
+        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
+        return (self._event(plan, kit, broadcast), *metrics)
+
+    def _event(self, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast) -> Release:
+        z = common.training_multiplier(plan, GRADIENT)
+        return Release(
+            client=broadcast.client,
+            round=broadcast.round,
+            spec=self.spec,
+            blocks=common.query(GRADIENT, broadcast.decision.bound, z, kit.policy.signals),
+            sampler=NoSampling(),
+            bound_origin=Origin.RELEASED,
+            integers=integers.planned(plan, GRADIENT),
+        )
+
+    def expected(
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
+    ) -> Expected:
+        return integers.nothing_seen(self.events(facts, plan, kit, broadcast, participation)[0])
+
+    def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
+        if isinstance(kit.training, Pulls):
+            raise UserError(
+                "a pull towards the server's model acts between local steps, and here each round is one"
+            )
+        theta, bounds = common.starts(jobs, kit), [job.broadcast.decision.bound for job in jobs]
+        batches = [Batch(job.records.x, kit.training.targets(job.records, job.state, kit.backend)) for job in jobs]
+        sums, norms = kit.backend.clipped_sums(theta, batches, kit.training.losses, bounds, self.rule)
+        done: list[tuple[Message, State]] = []
+        for job, total, norm, start in zip(jobs, sums.unbind(), common.on_cpu(norms), theta, strict=True):
+            request = self._request(job, kit, common.shared_part(total, job, kit), norm)
+            requests = [request, *common.metric_requests(job, kit, self.spec)]
+            done.append((integers.summand(requests), common.keep_personal(job, kit, start)))
+        return done
+
+    def _request(self, job: Job, kit: ClientKit, total: torch.Tensor, norms: torch.Tensor) -> ReleaseRequest:
+        signals = common.contributions(norms, job.broadcast.decision.bound, kit.policy.signals)
+        event = self._event(job.plan, kit, job.broadcast)
+        return ReleaseRequest(job.door, event, 0, {GRADIENT: total, **signals})
+
+    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:  # noqa: ARG002
+        raise UserError("integers of a sum are opened by secure aggregation alone")
+
+    def open_integers(self, total: Integers, survivors: Sequence[str], context: Opening) -> ReleasedSum | None:
+        """The step that the mean gradient makes; what is known of its noise goes through the same step."""
+        if not self.view.enough(len(survivors), len(context.invited)):
+            return None
+        opened = integers.open_sum(total, survivors, context, Unit.RECORD)
+        if opened is None:
+            return None
+        update = torch.zeros_like(opened.update)[None]
+        buffers = [torch.zeros_like(update) for _ in range(self.optimiser.slots)]
+        self.optimiser.step(update, opened.update[None], buffers, 0)
+        gain, spread = self.optimiser.gains(1)
+        facts = NoiseFacts(opened.facts.variance * spread, gain, opened.facts.signal_variance)
+        return replace(opened, update=update[0], facts=facts)
