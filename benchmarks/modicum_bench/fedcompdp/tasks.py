@@ -112,16 +112,19 @@ def unpack(name: str, path: Path) -> Dataset:
     return Dataset(name, train, test, classes=10)
 
 
-def private(task: Task, folder: Path, power: float, seed: int, budget: float = BUDGET) -> Federation:
+def private(task: Task, folder: Path, power: float, seed: int) -> Federation:
     """The task: some training records are public, four fifths of them to learn from and one to judge by."""
-    data = federate(
+    return Federation(scaled(_divided(task, folder, seed), power), assign_budgets(BUDGET, CLIENTS))
+
+
+def _divided(task: Task, folder: Path, seed: int) -> FederatedData:
+    return federate(
         records(task.name, task.backbones, task.rotate, task.size, folder),
         clients=CLIENTS,
         partition=task.partition,
         proxy=task.proxy,
         seed=seed,
     )
-    return Federation(scaled(data, power), assign_budgets(budget, CLIENTS))
 
 
 def stand_in(task: Task, folder: Path, power: float, seed: int, releases: int) -> Federation:
@@ -129,7 +132,7 @@ def stand_in(task: Task, folder: Path, power: float, seed: int, releases: int) -
 
     There are fewer of them, so their budgets are such that a mean over all has the task's own noise.
     """
-    true = private(task, folder, 0.0, seed).data
+    true = _divided(task, folder, seed)
     rng = np.random.default_rng([seed, 0xFED])
     order = rng.permutation(len(true.proxy))
     known, theirs = (true.proxy.take(np.sort(part)) for part in np.array_split(order, 2))
