@@ -140,7 +140,7 @@ def noise_and_rounding(dimension: int) -> None:
     rounded = quantise(vector, terms.lattice, terms.square(6.0), b"seed")
     turned = time.process_time() - start
     start = time.process_time()
-    noise = table.draw(terms.lattice.padded)
+    noise = table.draw(terms.lattice.dimension)
     drawn = time.process_time() - start
     start = time.process_time()
     dequantise(rounded + noise, terms.lattice, b"seed")

@@ -1,10 +1,11 @@
 """Records behind secure aggregation against noise made by each client, at the same ε: PAC-DP's MNIST and CIFAR-10.
 
-    python benchmarks/secure_sums.py choose test table --backbones DIR --cache DIR [--data DIR] [--workers N]
+    python benchmarks/secure_sums.py page choose test table --backbones DIR --cache DIR [--data DIR] [--workers N]
 
-The tasks, proxy, budgets, rounds and stand-in federations are those of `modicum bench pac-dp`. For either view
-features, learning rate and bound are chosen by the same number of trials on stand-ins of public records, with
-everyone's budget of the task, before any test record is looked at; tests have three seeds.
+The tasks, proxy, budgets, rounds and stand-in federations are those of `modicum bench pac-dp`. `page` takes the
+features, learning rates and curves that were chosen there, on public records and for each client's own noise, for
+both views. `choose` chooses features, learning rate and bound anew for either view, by the same number of trials
+on stand-ins of public records, with everyone's budget of the task. Tests have three seeds.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from modicum_bench.pac_dp.data import Folders
 from modicum_bench.pac_dp.settings import PRESETS, TASKS, Task
 
 OUT = Path(__file__).parent / "secure-sums"
+PAGE = Path(__file__).parent / "pac-dp"
+AS_ON_PAGE = "pac-dp as on its page"
 FEATURES = {  # candidates; a cold start has seen no public label. MNIST: those that the PAC-DP page chose
     ("mnist", "hot"): ("whitened-128",),
     ("mnist", "cold"): ("whitened-64",),
@@ -35,10 +38,26 @@ BUDGETS = {"mnist": (0.05, 0.1, 0.2, 0.5, 1.0), "cifar-10": (0.1, 0.5, 1.0, 2.0,
 ROUNDS = {"mnist": 10, "cifar-10": 20}  # those that the PAC-DP page chose
 
 
-def make(row: str, view: str, lr: float, bound: float) -> MethodSpec:
+def make(row: str, view: str, lr: float, bound: float, curve: str | None = None) -> MethodSpec:
     if row == "class-means":
         return ClassMeans(view=view)  # type: ignore[arg-type]
-    return PacDp(lr=lr, clip=bound, view=view)  # type: ignore[arg-type]
+    file = None if curve is None else str(PAGE / "curves" / curve)
+    return PacDp(lr=lr, clip=bound, curve=file, view=view)  # type: ignore[arg-type]
+
+
+def page(names: list[str]) -> None:
+    """The settings of the PAC-DP page, for both views."""
+    chosen = []
+    for name in names:
+        found = json.loads((PAGE / f"{name}.json").read_text(encoding="utf-8"))
+        for start, about in found["starts"].items():
+            picked = about["methods"]["PAC-DP"]["same"]
+            for view in VIEWS.values():
+                where = {"task": name, "start": start, "row": AS_ON_PAGE, "view": view}
+                settings = {"features": about["features"], "lr": picked["lr"], "bound": 1.0}
+                chosen.append({**where, **settings, "curve": picked["curve"]})
+    path = OUT / "settings.json"
+    _write(path, [c for c in _lines(path) if c["row"] != AS_ON_PAGE or c["task"] not in names] + chosen)
 
 
 def rows(start: str) -> tuple[str, ...]:
@@ -83,7 +102,7 @@ def choose(names: list[str], run: Runner) -> None:
         public = round(statistics.fmean(by_trial[best]), 4)
         chosen.append({**about, **settings, "public_accuracy": public, "trials": len(by_trial)})
     path = OUT / "settings.json"
-    kept = [c for c in _lines(path) if c["task"] not in names]
+    kept = [c for c in _lines(path) if c["task"] not in names or c["row"] == AS_ON_PAGE]
     _write(path, kept + chosen)
 
 
@@ -92,14 +111,15 @@ def test(names: list[str], run: Runner) -> None:
     for c in _lines(OUT / "settings.json"):
         if c["task"] not in names:
             continue
-        method = make(c["row"], c["view"], c["lr"], c["bound"])
+        method = make(c["row"], c["view"], c["lr"], c["bound"], c.get("curve"))
         for case in ("personal", *BUDGETS[c["task"]]):
             for seed in range(3):
                 shape = (c["features"], c["start"] == "hot", ROUNDS[c["task"]])
                 cells.append((c, case, seed, Cell(c["task"], method, *shape, case, seed)))  # type: ignore[arg-type]
     cells.sort(key=lambda c: (c[3].task, c[3].hot, c[3].features, c[3].seed))
     path = OUT / "results.json"
-    kept = [r for r in _lines(path) if r["task"] not in names]
+    done = {(c["task"], c["row"]) for c, *_ in cells}
+    kept = [r for r in _lines(path) if (r["task"], r["row"]) not in done]
     for (c, case, seed, _), result in zip(cells, run(tested, [cell for *_, cell in cells]), strict=True):
         about = {name: c[name] for name in ("task", "start", "row", "view", "features")}
         figures = {name: result.get(name) for name in ("accuracy", "first", "epsilon", "reason")}
@@ -118,13 +138,15 @@ def table() -> str:
         ]
         lines.append("|---" * (len(cases) + 2) + "|")
         for start in ("hot", "cold"):
-            for row in rows(start):
+            for row in (AS_ON_PAGE, *rows(start)):
                 for words, view in VIEWS.items():
                     own = [
                         r
                         for r in results
                         if (r["task"], r["start"], r["row"], r["view"]) == (name, start, row, view)
                     ]
+                    if not own:
+                        continue
                     shown = [_shown([r for r in own if r["case"] == case]) for case in cases]
                     lines.append(
                         f"| {start}, {row} ({own[0]['features']}) | {words} | " + " | ".join(shown) + " |"
@@ -155,7 +177,7 @@ def _write(path: Path, records: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="+", choices=("choose", "test", "table"))
+    parser.add_argument("stages", nargs="+", choices=("page", "choose", "test", "table"))
     parser.add_argument("--tasks", nargs="+", default=["mnist", "cifar-10"], choices=list(ROUNDS))
     parser.add_argument("--backbones", type=Path, default=Path("backbones"))
     parser.add_argument("--cache", type=Path, default=Path("cache"))
@@ -163,6 +185,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     given = parser.parse_args()
     place = Workspace(Folders(given.backbones, given.cache, given.data))
+    if "page" in given.stages:
+        page(given.tasks)
     with runner(place, given.workers) as run:
         if "choose" in given.stages:
             choose(given.tasks, run)

@@ -60,7 +60,7 @@ def seen(trial: int, unit: Unit, noise: IntegerNoise, *, there: bool, told: Told
     """
     canary = torch.zeros(DIMENSION, dtype=torch.float64)
     canary[0] = 1e6  # far above any bound
-    total = np.zeros(noise.padded, dtype=np.int64)
+    total = np.zeros(noise.dimension, dtype=np.int64)
     for name in ("victim", "b", "c"):
         update = canary if name == "victim" and there else torch.zeros(DIMENSION, dtype=torch.float64)
         clipped = update * min(1.0, told(name) / max(float(update.norm()), 1e-300))

@@ -66,7 +66,7 @@ def test_what_the_draws_add_fits_into_what_is_kept_for_them() -> None:
     most = largest_epsilon(releases, 1e-5)
     assert charge(releases, most * 0.999) < SHARE * 1e-5 < charge(releases, most * 1.01)
     noise = TERMS.noise(TERMS.square(6.0))
-    assert draws_distance(releases) == pytest.approx(TERMS.table.distance * noise.padded * 16 * 100)
+    assert draws_distance(releases) == pytest.approx(TERMS.table.distance * noise.dimension * 16 * 100)
     loud = PlannedRelease("update", 0.05, NoSampling(), 100, noise)
     with pytest.raises(UserError, match="too coarsely"):
         epsilon([loud], SPEC)

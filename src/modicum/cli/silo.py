@@ -41,8 +41,9 @@ def check(
         False, "--suggest", help="Propose ranges for [data.columns] from the records here."
     ),
 ) -> None:
-    """Read data and grant as `serve` would, say what would be granted, and stop."""
+    """Read data and grant as `serve` would, say what would be granted and what the account has left, and stop."""
     from modicum.data.columns import unscaled
+    from modicum.deploy.silo.account import overview
     from modicum.deploy.silo.silo import Silo
     from modicum.deploy.silo.spec import read_spec
     from modicum.federation.run_folder import RunFolder
@@ -54,12 +55,14 @@ def check(
     spec.folder.mkdir(parents=True, exist_ok=True)
     with RunFolder(spec.folder).alone():
         silo = Silo(spec)
+        own = silo.experiment.federation.data.clients[0]
         try:
             typer.echo(_line(silo))
-            if warning := unscaled(silo.experiment.federation.data.clients[0].train.x):
+            if warning := unscaled(own.train.x):
                 typer.echo(f"warning    {warning}; `modicum silo check --suggest` proposes ranges")
         finally:
             silo.close()
+        typer.echo("account    " + "\n".join(_account_lines(overview(spec, own))))
 
 
 @app.command("key")

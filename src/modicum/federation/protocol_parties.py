@@ -14,6 +14,29 @@ from modicum.privacy.lattice import Integers
 from modicum.privacy.views import SecureAggregation
 
 
+def protocol_terms(
+    view: SecureAggregation, keys: Sequence[bytes], *, run: str, dimension: int, bits: int, context: str = ""
+) -> secure.Terms:
+    """A view in the protocol's own words. Raises `UserError` where the protocol cannot give what it promises."""
+    return secure.Terms(
+        run=run,
+        keys=tuple(keys),
+        threshold=view.threshold,
+        colluders=view.colluding,
+        dropouts=view.dropouts,
+        dimension=dimension,
+        bits=bits,
+        variant=secure.Variant(str(view.variant)),
+        context=context,
+    )
+
+
+def check_view(view: SecureAggregation) -> None:
+    """As `protocol_terms`, before anybody has keys: 2t > P + c, and at most as many clients as the graph takes."""
+    keys = [i.to_bytes(32, "big") for i in range(view.participants)]
+    protocol_terms(view, keys, run="check", dimension=1, bits=32)
+
+
 class Parties:
     """One signing key and one store for each client of a run; terms of their own for each cohort."""
 
@@ -26,17 +49,7 @@ class Parties:
     def terms(self, cohort: Sequence[str], dimension: int) -> secure.Terms:
         """What all parties of one cohort's sum agree on: keys, thresholds, length and range."""
         public = [self._keys[n].public_key().public_bytes(Encoding.Raw, PublicFormat.Raw) for n in cohort]
-        view = self._view
-        return secure.Terms(
-            run=self._run,
-            keys=tuple(public),
-            threshold=view.participants - view.dropouts,
-            colluders=view.colluding,
-            dropouts=view.dropouts,
-            dimension=dimension,
-            bits=self._bits,
-            variant=secure.Variant(str(view.variant)),
-        )
+        return protocol_terms(self._view, public, run=self._run, dimension=dimension, bits=self._bits)
 
     def play(
         self, round: int, cohort: Sequence[str], inputs: Mapping[str, NDArray[np.int64]]

@@ -190,8 +190,8 @@ def open_sum(
     for event in events:
         main = event.blocks[0].name
         terms = context.integers.terms(main)
-        part = total[start : start + terms.lattice.padded]
-        start += terms.lattice.padded
+        part = total[start : start + terms.lattice.dimension]
+        start += terms.lattice.dimension
         try:
             terms.check_sum(part)
         except UserError as error:

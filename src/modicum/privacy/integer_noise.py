@@ -24,7 +24,7 @@ class Rounding(StrEnum):
 class IntegerNoise:
     """Skellam noise in lattice steps. `honest` clients' noise counts, each with variance `share`."""
 
-    dimension: int  # coordinates before padding
+    dimension: int  # coordinates that are noised and sent
     steps: int  # lattice steps to the unit of the normalised vector
     rounding: Rounding
     share: float
@@ -39,11 +39,6 @@ class IntegerNoise:
         whole = (self.dimension, self.steps, self.honest, self.clients, self.units, self.bits, self.square)
         if any(isinstance(v, bool) or not isinstance(v, int) or v < 1 for v in whole) or not self.share > 0:
             raise UserError("integer noise is described by positive whole numbers and a positive variance")
-
-    @property
-    def padded(self) -> int:
-        """Coordinates that are noised and sent: the next power of two."""
-        return 1 << (self.dimension - 1).bit_length()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for the journal."""

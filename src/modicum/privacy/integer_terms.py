@@ -91,7 +91,7 @@ class IntegerTerms:
     @property
     def wrap(self) -> float:
         """At most this is the chance that some coordinate of a sum leaves the modulus's range."""
-        return wrap_probability(self._largest, self.lattice.padded, self.clients * self.share, self.bits)
+        return wrap_probability(self._largest, self.lattice.dimension, self.clients * self.share, self.bits)
 
     @property
     def _largest(self) -> float:
@@ -103,7 +103,11 @@ class IntegerTerms:
         All |X_j| stay under b but for half of it (Chernoff); then Bernstein for the X_j², which have mean at most
         v and second moment at most 3v² + v.
         """
-        alarm, v, d = probability("the false alarm", false_alarm), self.clients * self.share, self.lattice.padded
+        alarm, v, d = (
+            probability("the false alarm", false_alarm),
+            self.clients * self.share,
+            self.lattice.dimension,
+        )
         b2 = _tail(v, math.log(4 * d / alarm)) ** 2
         need = math.log(2 / alarm)
         excess = b2 * need / 3 + math.sqrt((b2 * need / 3) ** 2 + 2 * need * d * (3 * v * v + v))
@@ -111,8 +115,8 @@ class IntegerTerms:
 
     def check_sum(self, total: Integers, false_alarm: float = 1e-9) -> None:
         """Refuse a sum that clipping and noise cannot have made: somebody put something else into it."""
-        if total.shape != (self.lattice.padded,):
-            raise UserError(f"a sum has {self.lattice.padded} coordinates, got an array of shape {total.shape}")
+        if total.shape != (self.lattice.dimension,):
+            raise UserError(f"a sum has {self.lattice.dimension} coordinates, got an array of shape {total.shape}")
         norm = math.sqrt(float(np.sum(np.square(total, dtype=np.float64))))
         if norm > self.largest_norm(false_alarm):
             raise UserError(

@@ -1,7 +1,7 @@
 """From a clipped vector to integers and back: rotation, rounding, and the terms of integer noise (R12, R13).
 
 A unit's vector is divided by its clipping bound, so that its norm is at most 1, multiplied by a number of lattice
-steps, rotated by public random signs and a Walsh–Hadamard transform, and rounded at random to integers whose
+steps, rotated by public random signs and Walsh–Hadamard transforms, and rounded at random to integers whose
 squared norm is at most `square`. That bound is checked on the integers themselves: sensitivity holds exactly,
 whatever floats did before. The rotation spreads a vector over all coordinates; it is public and protects nobody.
 
@@ -43,7 +43,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Lattice:
-    """`dimension` coordinates before padding; `steps` lattice steps to the unit of the normalised vector."""
+    """`dimension` coordinates; `steps` lattice steps to the unit of the normalised vector."""
 
     dimension: int
     steps: int
@@ -53,11 +53,6 @@ class Lattice:
         if self.dimension < 1 or self.steps < 1:
             raise UserError(f"a lattice needs coordinates and steps, got {self.dimension} and {self.steps}")
 
-    @property
-    def padded(self) -> int:
-        """Coordinates that are rounded, noised and sent: the next power of two."""
-        return 1 << (self.dimension - 1).bit_length()
-
     def square(self, norm: float) -> int:
         """S: the squared norm that rounding keeps to, for a vector of this norm (both in lattice steps).
 
@@ -65,9 +60,9 @@ class Lattice:
         κ = √(2·ln 1/β), β the probability of what is drawn again. Of a sum that is rounded as a whole, what a unit
         of this norm moves it by: nothing is drawn again, so β is tiny; and the slack.
         """
-        root, kappa = math.sqrt(self.padded), self._kappa
+        d, root, kappa = self.dimension, math.sqrt(self.dimension), self._kappa
         norm *= self._longer
-        return math.floor(min((norm + root) ** 2, norm**2 + self.padded / 4 + kappa * (norm + root / 2)))
+        return math.floor(min((norm + root) ** 2, norm**2 + d / 4 + kappa * (norm + root / 2)))
 
     @property
     def _kappa(self) -> float:
@@ -79,8 +74,8 @@ class Lattice:
 
     def norm(self, square: float) -> float:
         """The largest norm whose rounding keeps to `square`; 0 if there is none."""
-        root, kappa = math.sqrt(self.padded), self._kappa
-        room = square - self.padded / 4 - kappa * root / 2 + kappa**2 / 4
+        root, kappa = math.sqrt(self.dimension), self._kappa
+        room = square - self.dimension / 4 - kappa * root / 2 + kappa**2 / 4
         return max(0.0, math.sqrt(square) - root, math.sqrt(max(0.0, room)) - kappa / 2) / self._longer
 
     def scale(self, square: int) -> float:
@@ -100,16 +95,16 @@ def quantise(vectors: Floats, lattice: Lattice, square: int, seed: bytes, bits: 
     scale = lattice.scale(square)
     if lattice.rounding is Rounding.SUM:
         turned = rotate(rows * scale, seed)
-        return round_rows(turned, None, bits).reshape(*np.shape(vectors)[:-1], lattice.padded)
+        return round_rows(turned, None, bits).reshape(np.shape(vectors))
     lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
     turned = rotate(rows * (scale / np.maximum(1.0, lengths))[:, None], seed)
-    return round_rows(turned, square, bits).reshape(*np.shape(vectors)[:-1], lattice.padded)
+    return round_rows(turned, square, bits).reshape(np.shape(vectors))
 
 
 def dequantise(total: Integers, lattice: Lattice, seed: bytes) -> NDArray[np.float64]:
     """A sum of rounded rows, in units of the clipping bound."""
-    spread = _signs(seed, lattice.padded) * hadamard(np.asarray(total, dtype=np.float64)[None])[0]
-    return np.asarray(spread[: lattice.dimension] / lattice.steps)
+    spread = _mixed(np.array(total, dtype=np.float64)[None], backwards=True)[0]
+    return np.asarray(_signs(seed, lattice.dimension) * spread / lattice.steps)
 
 
 def round_rows(rows: NDArray[np.float64], square: int | None, bits: Bits = os.urandom) -> Integers:
@@ -150,11 +145,22 @@ def _round(rows: NDArray[np.float64], bits: Bits) -> Integers:
 
 
 def rotate(rows: NDArray[np.float64], seed: bytes) -> NDArray[np.float64]:
-    """Pad to a power of two, flip signs by the public seed, transform; norms stay."""
-    width = 1 << (rows.shape[1] - 1).bit_length()
-    padded = np.zeros((len(rows), width))
-    padded[:, : rows.shape[1]] = rows
-    return hadamard(padded * _signs(seed, width))
+    """Flip signs by the public seed and transform; norms stay."""
+    return _mixed(rows * _signs(seed, rows.shape[1]))
+
+
+def _mixed(rows: NDArray[np.float64], *, backwards: bool = False) -> NDArray[np.float64]:
+    """Hadamard's transform of the first m coordinates and then of the last m, where `rows` stands.
+
+    m is the largest power of two that fits, so the two overlap or are one: any number of coordinates is rotated
+    without padding. Each is orthonormal and its own inverse; backwards they come in the other order.
+    """
+    size = rows.shape[1]
+    m = 1 << (size.bit_length() - 1)
+    parts = [slice(0, m), slice(size - m, size)] if m < size else [slice(0, m)]
+    for part in reversed(parts) if backwards else parts:
+        rows[:, part] = hadamard(rows[:, part])
+    return rows
 
 
 def _signs(seed: bytes, size: int) -> NDArray[np.float64]:

@@ -24,7 +24,7 @@ SHARE = 1e-3  # of δ: at ε = 1 it changes ε by less than 1e-4
 def draws_distance(releases: Iterable[Release | PlannedRelease]) -> float:
     """τ: how far all draws that count are from exact ones. Noise that is not counted may be anything."""
     return math.fsum(
-        distance(r.integers.share) * r.integers.padded * r.integers.honest * r.count
+        distance(r.integers.share) * r.integers.dimension * r.integers.honest * r.count
         for r in releases
         if r.integers is not None
     )

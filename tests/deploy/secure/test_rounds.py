@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from modicum.cli import run
 from modicum.cli.app import app
@@ -26,6 +25,7 @@ from tests.deploy.secure.helpers import (
     finish,
     in_process,
     key_of,
+    same,
     silos,
 )
 from tests.deploy.silo.helpers import charged_rounds
@@ -35,7 +35,7 @@ def test_the_same_model_as_in_process(tmp_path: Path) -> None:
     with silos(tmp_path) as held:
         carrier = Direct(held)
         deployed = finish(coordinator(tmp_path, carrier))
-    torch.testing.assert_close(deployed, in_process(tmp_path), rtol=0, atol=0)
+    assert same(deployed, in_process(tmp_path))
     assert all(len(versions) == 1 for versions in carrier.left.values())
     for folder in ("server", *(f"state-{name}" for name in NAMES)):
         assert verify(tmp_path / folder).matches
@@ -62,7 +62,7 @@ def test_variants_and_cohorts(tmp_path: Path, text: str) -> None:
     with silos(tmp_path, text) as held:
         carrier = Direct(held)
         deployed = finish(coordinator(tmp_path, carrier))
-    assert torch.equal(deployed, in_process(tmp_path, text))
+    assert same(deployed, in_process(tmp_path, text))
     curious = "honest-but-curious" in text
     assert any(kind is Kind.CONSENT for _, kind, _ in carrier.left) is not curious
     certificate = (tmp_path / "state-client-00" / "certificate.json").read_text()
@@ -100,15 +100,16 @@ def test_a_sum_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_bytes_stay_close_to_a_plain_message(tmp_path: Path) -> None:
-    """Modulo 2^32 a silo sends 4 bytes for each coordinate of the padded lattice, and a little for each peer."""
-    text = TEXT.replace("[run]", '[model]\nname = "mlp"\nhidden = 220\n[run]')  # 16,510 + 1, little padding
+    """Modulo 2^32 a silo sends 4 bytes for each coordinate, and a little for each peer: 1.1 × a plain message."""
+    text = TEXT.replace("[run]", '[model]\nname = "mlp"\nhidden = 220\n[run]')  # 16,510 coordinates and a signal
     with silos(tmp_path, text) as held:
         made = coordinator(tmp_path, Direct(held))
         record = made.step()
         made.close()
-    padded = made.secure.of(0).dimension if made.secure else 0
-    assert record.traffic["bytes_up"] <= made.secure.of(0).bits / 8 * padded + 2_000  # type: ignore[union-attr]
-    assert record.traffic["bytes_down"] <= 4.4 * made.server.state.model.numel() + 4_000
+    assert made.secure is not None
+    assert made.secure.of(0).bits == 32
+    assert record.traffic["bytes_up"] <= 1.1 * 4 * made.server.state.model.numel()
+    assert record.traffic["bytes_down"] <= 1.1 * 4 * made.server.state.model.numel()
 
 
 def test_a_lost_or_older_store_ends_the_silo_s_part_in_the_run(tmp_path: Path) -> None:

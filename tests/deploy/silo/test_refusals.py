@@ -190,6 +190,33 @@ def test_facts_that_the_silo_does_not_stand_by(waiting: Server, field: str, valu
     assert waiting.join(facts=lied).refused is Code.FACTS_DIFFER
 
 
+AGREED = """
+[run.silos]
+client-00 = { records = 480, budget = 2.0 }
+client-01 = { records = 100, budget = 1.0 }
+client-02 = { records = 100, budget = 1.0 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("agreed", "change", "joins"),
+    [
+        (AGREED, {}, True),
+        (AGREED, {"records": 5}, False),
+        (AGREED, {"budget": 100.0}, False),
+        ("", {"records": 5}, True),  # nothing is agreed on: then a silo can stand by its own facts alone
+    ],
+)
+def test_facts_of_others_are_those_that_were_agreed_on(
+    tmp_path: Path, agreed: str, change: dict[str, Any], joins: bool
+) -> None:
+    with opened(write_silo(tmp_path, experiment=EXPERIMENT + agreed)) as server:
+        own, other, *more = server.invitation().facts
+        assert own.records == 480
+        answer = server.join(facts=(own, replace(other, **change), *more))
+    assert answer.refused is (None if joins else Code.FACTS_DIFFER)
+
+
 def test_a_federation_without_it(waiting: Server) -> None:
     facts = waiting.invitation().facts
     assert waiting.join(facts=facts[1:]).refused is Code.UNKNOWN_CLIENT

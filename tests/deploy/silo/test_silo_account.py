@@ -327,6 +327,7 @@ def test_the_account_as_a_table_and_for_scripts(tmp_path: Path) -> None:
     assert "(8, 1e-05)-differentially private" in shown
     assert "run-a" in shown
     assert "left" in shown
+    assert runner.invoke(app, ["silo", "check", str(path)]).output.endswith(shown)
     found = json.loads(runner.invoke(app, ["silo", "account", str(path), "--json"]).output)
     (draw,) = found["draws"]
     assert (draw["run"], draw["records"], draw["budget"], found["epsilon"]) == ("run-a", 120, 2.0, 8.0)

@@ -20,6 +20,7 @@ from modicum.deploy.silo.spec import SiloSpec
 from modicum.deploy.silo.terms import Join, Terms
 from modicum.deploy.silo.wire import Code, Kind, Refuse
 from modicum.errors import UserError
+from modicum.federation.protocol_parties import protocol_terms
 from modicum.federation.secure_sums import modulus
 from modicum.privacy.integer_terms import IntegerTerms
 from modicum.privacy.lattice import Integers
@@ -49,15 +50,12 @@ class SecureTerms:
         """The protocol's public terms of one round."""
         view = self.terms.spec.view
         assert isinstance(view, SecureAggregation)
-        return protocol.Terms(
+        return protocol_terms(
+            view,
+            [self.keys[name] for name in self.names(round)],
             run=self.join.run,
-            keys=tuple(self.keys[name] for name in self.names(round)),
-            threshold=view.threshold,
-            colluders=view.colluding,
-            dropouts=view.dropouts,
             dimension=self._dimension(round),
             bits=modulus(self.agreed),
-            variant=protocol.Variant(str(view.variant)),
             context=self._context,
         )
 
@@ -80,13 +78,12 @@ class SecureTerms:
     def _dimension(self, round: int) -> int:
         blocks = {m.name: m.block for m in self.terms.metrics}
         purposes = (self.terms.method.mechanism.purpose, *(blocks[name] for name in self.due(round)))
-        return sum(self.agreed.terms(purpose).lattice.padded for purpose in purposes)
+        return sum(self.agreed.terms(purpose).lattice.dimension for purpose in purposes)
 
 
 def check_terms(terms: SecureTerms) -> None:
     """Raises `UserError` where no sound secure aggregation follows from what was agreed."""
-    view, first = terms.terms.spec.view, terms.of(0)  # 2t > P + c, t ≤ P − d, a key of its own for every silo
-    assert isinstance(view, SecureAggregation)
+    first = terms.of(0)  # 2t > P + c, t ≤ P − d, a key of its own for every silo
     for queries in terms.agreed.clients.values():
         for noise in queries.values():
             if (noise.honest, noise.clients) != (first.honest, first.clients):

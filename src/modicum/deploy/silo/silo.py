@@ -20,7 +20,6 @@ from modicum.core.store import write_durably
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.deploy.silo.account import account_of
 from modicum.deploy.silo.grant import too_much, within
-from modicum.deploy.silo.secure import check_terms
 from modicum.deploy.silo.signing import raw_public, read_signing_key
 from modicum.deploy.silo.spec import FIRST, SiloSpec
 from modicum.deploy.silo.taking_part import Agreement, TakingPart, agree
@@ -190,7 +189,7 @@ class Silo:
             raise Refuse(Code.SPEC_DIFFERS)
         said = join.facts[join.names.index(own.name)]
         own = replace(own, participations=terms.participations(own.name))
-        if said != own:
+        if said != own or not terms.as_agreed(join.facts):
             raise Refuse(Code.FACTS_DIFFER)
         if own.participations > grant.rounds:
             raise Refuse(Code.TOO_MANY_ROUNDS)
@@ -219,6 +218,8 @@ class Silo:
         terms = agreement.terms
         if not terms.secure:
             return
+        from modicum.deploy.silo.secure import check_terms  # needs an extra that other views do not
+
         try:
             if terms.agreed() != agreement.join.facts:
                 raise UserError("the server says other things of the silos than the experiment file")

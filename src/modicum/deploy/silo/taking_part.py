@@ -17,7 +17,6 @@ from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Message, Summand, encode, finite
 from modicum.core.parts import Batch, ClientKit, ClipRule, Losses
 from modicum.deploy.silo.grant import GrantWatch, objection, too_much, within
-from modicum.deploy.silo.secure import SecureSilo, SecureTerms
 from modicum.deploy.silo.terms import Join, Terms
 from modicum.deploy.silo.wire import Code, Kind, Refuse
 from modicum.errors import UserError
@@ -30,7 +29,8 @@ from modicum.privacy.budgets import Reason, Refusal
 from modicum.privacy.lattice import Integers
 from modicum.privacy.plan import PrivacyPlan
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what secure aggregation needs is an extra of its own
+    from modicum.deploy.silo.secure import SecureSilo, SecureTerms
     from modicum.deploy.silo.silo import Silo
 
 LOG = logging.getLogger("modicum.silo")
@@ -76,6 +76,8 @@ class Agreement:
 
     def secure(self) -> SecureTerms:
         """The terms of secure aggregation that this silo agreed to."""
+        from modicum.deploy.silo.secure import SecureTerms
+
         assert self.integers is not None
         return SecureTerms(self.join, self.terms, self.integers)
 
@@ -119,6 +121,8 @@ class TakingPart:
         )
         self.secure: SecureSilo | None = None
         if self.terms.secure:
+            from modicum.deploy.silo.secure import SecureSilo
+
             self.secure = SecureSilo(agreement.secure(), silo.spec, client.rounds)
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from modicum.federation.setup import put_on_lattice
 from modicum.mechanisms.common import metric_plans, training_multiplier
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
-from modicum.privacy.views import Shows
+from modicum.privacy.views import SecureAggregation, Shows, Variant
 from modicum.public.features import is_file
 
 MOST_CLIENTS = 10_000  # a run's silos; an invitation that names more is refused before it is looked at
@@ -74,11 +74,8 @@ class Terms:
                 "a trusted server is not offered to deployed silos, who trust nobody: use the view "
                 "server-sees-messages"
             )
-        if method.mechanism.spec.view.shows is Shows.SUM and self.config.run.secure_aggregation == "ideal":
-            raise UserError(
-                "deployed silos perform secure aggregation, they do not assume it: set secure_aggregation = "
-                '"protocol" under [run] in everybody\'s experiment file'
-            )
+        if isinstance(method.mechanism.spec.view, SecureAggregation):
+            _check_secure(method.mechanism.spec.view)
         return method
 
     @property
@@ -129,6 +126,11 @@ class Terms:
             for n in self.names
         )
 
+    def as_agreed(self, facts: tuple[ClientFacts, ...]) -> bool:
+        """Whether everyone is said to be as the experiment file has it, where it says anything of silos."""
+        silos = self.config.run.silos
+        return not silos or (set(silos) == set(self.names) and facts == self.agreed())
+
     def plans(
         self, facts: Sequence[ClientFacts], experiment: Experiment, data: Prepared
     ) -> tuple[dict[str, PrivacyPlan], Agreed | None]:
@@ -145,6 +147,17 @@ class Terms:
     def multiplier(self, plan: PrivacyPlan) -> float:
         """The noise multiplier of a plan's training releases."""
         return training_multiplier(plan, self.method.mechanism.purpose)
+
+
+def _check_secure(view: SecureAggregation) -> None:
+    if view.variant is Variant.IDEAL:
+        raise UserError(
+            "deployed silos perform secure aggregation, they do not assume it: set secure_aggregation = "
+            '"protocol" under [run] in everybody\'s experiment file'
+        )
+    from modicum.federation.protocol_parties import check_view  # needs an extra that other views do not
+
+    check_view(view)
 
 
 @dataclass(frozen=True)
