@@ -297,7 +297,17 @@ PUBLISHED_NOISE = {
     "dp-acdn-faithful",
     "fedsa-faithful",
 }
-WITHOUT_PRIVACY = {"fedavg", "pfsd", "pfedsd", "fedper", "acdp-pfsd-faithful"}
+WITHOUT_PRIVACY = {
+    "soteria",
+    "censor",
+    "censor-as-coded",
+    "fedavg",
+    "pfsd",
+    "pfedsd",
+    "fedper",
+    "acdp-pfsd-faithful",
+    "fedmap-faithful",
+}
 SETTING = Setting(clients=CLIENTS, per_round=CLIENTS, rounds=ROUNDS)
 
 

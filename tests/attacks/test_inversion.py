@@ -33,7 +33,7 @@ def targets_of(stage: Stage) -> tuple[Targets, Tensor, Tensor]:
 
 def errors(guesses: list[Guess], truth: Tensor) -> list[float]:
     """MSE of every record."""
-    return [one.mse for g, t in zip(guesses, truth, strict=True) for one in likeness(matched(g.x, t), t)]
+    return [one.mse for g, t in zip(guesses, truth, strict=True) for one in likeness(*matched(g.x, t))]
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,8 @@ def test_figures_are_for_each_image() -> None:
     x = torch.rand(3, 1, 20, 20, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(ssim(x, x), torch.ones(3).double())
     assert ssim(x, 1 - x).max() < 0
-    assert torch.equal(matched(x.flip(0), x), x)
+    assert torch.equal(matched(x.flip(0), x)[0], x)
+    assert torch.equal(matched(x[:1], x.flip(0))[1], x[:1])
     assert hit_rate([0.001] * 10)[1] == pytest.approx(0.6915, abs=1e-4)
     assert 0 < best_blind_guess(x) < 1
 
@@ -192,5 +193,5 @@ def test_what_mixes_too_many_records_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="mixes 100 records"):
         targets_of(stage)
     summed = play(DpFedAvg(batch=2), federation(2, 2, side=None, budget=2.0), tmp_path / "sum")
-    with pytest.raises(UserError, match="single clients"):
+    with pytest.raises(UserError, match="only sums"):
         Targets.of(summed.wire(), summed.wire().observed)

@@ -29,15 +29,16 @@ class Likeness:
     ssim: float | None  # None where records are no images
 
 
-def matched(guess: Tensor, truth: Tensor) -> Tensor:
-    """For each true record the guess that is assigned to it."""
-    apart = torch.cdist(guess.flatten(1).double(), truth.flatten(1).double()).square().cpu().numpy()
+def matched(guess: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """(guesses, records) in pairs. Where a message used only some of the records, each guess has its nearest."""
+    apart = torch.cdist(guess.cpu().flatten(1).double(), truth.cpu().flatten(1).double()).square().numpy()
     rows, columns = linear_sum_assignment(apart)
-    return guess[torch.as_tensor(rows[np.argsort(columns)])]
+    order = np.argsort(columns)
+    return guess[torch.as_tensor(rows[order])], truth[torch.as_tensor(columns[order])]
 
 
 def likeness(guess: Tensor, truth: Tensor) -> list[Likeness]:
-    """Of guesses that are matched already, record by record."""
+    """Of guesses and records that are matched already, pair by pair."""
     guess, truth = guess.detach().cpu().clamp(0, 1), truth.cpu().clamp(0, 1)
     errors = (guess - truth).flatten(1).square().mean(1).double().tolist()
     image = guess.ndim == 4 and min(guess.shape[-2:]) >= WINDOW

@@ -18,7 +18,7 @@ from statistics import median_low
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from modicum.attacks.bounds import FloatArray
 from modicum.attacks.recipe import recipe_of
@@ -86,6 +86,12 @@ class Planted:
 
     def __init__(self, inner: Backend, directions: Directions, amounts: FloatArray) -> None:
         self.inner, self.directions, self.amounts = inner, directions, amounts
+
+    @property
+    def model(self) -> nn.Module:
+        """The network itself, for mechanisms that look into it."""
+        model: nn.Module = self.inner.model  # type: ignore[attr-defined]
+        return model
 
     @property
     def layout(self) -> Layout:

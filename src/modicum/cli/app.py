@@ -8,6 +8,7 @@ import typer.core
 from modicum import __version__
 from modicum.cli import (
     account,
+    attack,
     audit,
     bench,
     check,
@@ -17,6 +18,7 @@ from modicum.cli import (
     doctor,
     experiment,
     fit,
+    fit_metanet,
     flower,
     methods,
     silo,
@@ -54,11 +56,13 @@ app.command("demo")(demo.demo)
 app.command("run")(experiment.run)
 app.command("compare")(compare.compare)
 app.command("fit-clipping")(fit.fit_clipping)
+app.command("fit-metanet")(fit_metanet.fit_metanet)
 app.add_typer(account.app, name="account")
 app.add_typer(datasets.app, name="datasets")
 app.command("methods")(methods.methods)
 app.command("check")(check.check)
 app.command("verify")(verify.verify)
+app.command("attack")(attack.attack)
 app.command("doctor")(doctor.doctor)
 app.command("audit")(audit.audit)
 app.add_typer(bench.app, name="bench")

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from torch import Tensor
+
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened
 from modicum.core.needs import Need
@@ -72,12 +74,17 @@ class Clear:
         results: list[tuple[Message, State]] = []
         for job, initial, last in zip(jobs, first, train_locally(jobs, first, kit, self.local), strict=True):
             event = self.events(job.facts, job.plan, kit, job.broadcast, 0)[0]
-            update = common.transformed(common.shared_part(last - initial, job, kit)[None], self.transform)[0]
+            moved = self._moved(job, kit, initial, last)
+            update = common.transformed(common.shared_part(moved, job, kit)[None], self.transform)[0]
             update = job.door.release(event, 0, {UPDATE: update})[UPDATE]
             metrics = common.released_metrics(job, kit, self.spec)
             message = Noised(job.facts.name, job.broadcast.round, update, {}, metrics)
             results.append((message, common.keep_personal(job, kit, last)))
         return results
+
+    def _moved(self, job: Job, kit: ClientKit, initial: Tensor, last: Tensor) -> Tensor:  # noqa: ARG002
+        """What is sent of the local training: all that it moved. A defence without guarantee sends less."""
+        return last - initial
 
     def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
         return common.opened(messages, context)

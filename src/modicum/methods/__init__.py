@@ -15,6 +15,7 @@ from modicum.methods.auto import Auto
 from modicum.methods.cgm_median import CgmMedian
 from modicum.methods.class_means import ClassMeans
 from modicum.methods.composed import Composed
+from modicum.methods.defences import Censor, Soteria
 from modicum.methods.dp_acdn import DpAcdn
 from modicum.methods.dp_fedavg import DpFedAvg
 from modicum.methods.dp_fedsam import DpFedSam
@@ -24,6 +25,7 @@ from modicum.methods.dp_sgd import DpSgd
 from modicum.methods.fedacg import FedAcg
 from modicum.methods.fedavg import FedAvg
 from modicum.methods.fedcompdp import FedCompDp
+from modicum.methods.fedmap import FedMap
 from modicum.methods.fedper import FedPer
 from modicum.methods.fedprox import FedProx
 from modicum.methods.fedsa import FedSa
@@ -55,11 +57,14 @@ METHODS: dict[str, type[MethodSpec]] = {
     "pfedsd": PFedSd,
     "fedper": FedPer,
     "dp-fedsam": DpFedSam,
+    "soteria": Soteria,
+    "censor": Censor,
     "fedcompdp": FedCompDp,
     "dp-fedsam-record": DpFedSamRecord,
     "dp-acdn": DpAcdn,
     "fedacg": FedAcg,
     "fedsa": FedSa,
+    "fedmap": FedMap,
 }
 
 
@@ -104,6 +109,7 @@ __all__ = [
     "AcdpPfsd",
     "Aqc",
     "Auto",
+    "Censor",
     "CgmMedian",
     "ClassMeans",
     "Composed",
@@ -116,6 +122,7 @@ __all__ = [
     "FedAcg",
     "FedAvg",
     "FedCompDp",
+    "FedMap",
     "FedPer",
     "FedProx",
     "FedSa",
@@ -124,6 +131,7 @@ __all__ = [
     "PacDp",
     "Pfsd",
     "RpdpFl",
+    "Soteria",
     "method",
     "method_names",
     "settings_of",

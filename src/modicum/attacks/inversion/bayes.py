@@ -18,6 +18,7 @@ from modicum.attacks.inversion.objective import Guess, Targets, distance, soft, 
 
 Done = Callable[[int], None]
 RIDGE = 1e-3  # variance that every direction has at least
+MOST_RECORDS = 1000  # that the law is fitted to
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,12 +31,12 @@ class Gaussian:
     @classmethod
     def of(cls, pool: Tensor) -> Gaussian:
         """Mean and inverse root of the covariance of public images."""
-        rows = pool.flatten(1).double()
+        rows = pool[:MOST_RECORDS].flatten(1).double()
         mean = rows.mean(0)
-        centred = rows - mean
-        covariance = centred.T @ centred / max(1, len(rows) - 1)
-        values, vectors = torch.linalg.eigh(covariance)
-        root = (vectors * (values.clamp(min=0) + RIDGE).rsqrt()) @ vectors.T
+        _, spread, directions = torch.linalg.svd((rows - mean) / max(1, len(rows) - 1) ** 0.5, full_matrices=False)
+        # Σ = VᵀS²V + ridge: outside the span of V all directions have the ridge alone.
+        root = torch.eye(len(mean), dtype=mean.dtype) * RIDGE**-0.5
+        root += (directions.T * ((spread**2 + RIDGE).rsqrt() - RIDGE**-0.5)) @ directions
         return cls(mean.view(pool.shape[1:]).to(pool), root.to(pool))
 
     def to(self, device: torch.device) -> Gaussian:

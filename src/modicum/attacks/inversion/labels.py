@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from modicum.attacks.inversion.objective import Targets
+from modicum.attacks.recipe import Clip
 from modicum.errors import UserError
 
 
@@ -15,7 +16,16 @@ def infer(targets: Targets) -> Tensor:
     weight, bias = _last(targets)
     if targets.recipe.used == 1 or bias is None:
         return smallest_rows(weight, targets.recipe.used)
-    return by_counts(bias, expected_probabilities(targets), targets.recipe.used)
+    expected = expected_probabilities(targets)
+    if targets.recipe.clip is not Clip.NOTHING:
+        bias = bias / _shrunk(bias, expected)
+    return by_counts(bias, expected, targets.recipe.used)
+
+
+def _shrunk(bias: Tensor, expected: Tensor) -> Tensor:
+    """By how much clipping shortened the gradient: classes without a record have b_c = s·p̄_c."""
+    free = torch.where(bias > 0, bias / expected.clamp(min=1e-12), torch.nan)
+    return free.nanmedian(1, keepdim=True).values.nan_to_num(1.0).clamp(1e-6, 1.0)
 
 
 def smallest_rows(weight: Tensor, records: int) -> Tensor:

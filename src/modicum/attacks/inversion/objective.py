@@ -46,11 +46,11 @@ class Targets:
     @classmethod
     def of(cls, wire: Wire, observed: Sequence[Observed], device: str = "cpu") -> Targets:
         """Messages that can be attacked together: single clients', all made by one recipe."""
+        if any(len(o.senders) > 1 for o in observed):
+            raise UserError("only sums of a cohort were seen, and inversions read single clients' messages")
         recipes = {recipe_of(wire.public, o) for o in observed}
-        if len(recipes) != 1 or any(len(o.senders) > 1 for o in observed):
-            raise UserError(
-                "messages that are attacked together are single clients' with one recipe: sort them first"
-            )
+        if len(recipes) != 1:
+            raise UserError("these clients differ in records or steps: attack fewer targets, of one kind")
         (recipe,) = recipes
         if recipe.used > MOST_RECORDS:
             raise UserError(

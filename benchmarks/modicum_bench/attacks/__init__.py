@@ -1,0 +1,1 @@
+"""Attacks on every method's messages: reconstructions and membership, with floors and ceilings."""

@@ -1,0 +1,169 @@
+"""modicum attack: one table, one page, goes on where it was, and says in one line what it cannot do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modicum.attacks import campaign
+from modicum.attacks.ceilings import NOTHING
+from modicum.attacks.images import Likeness
+from modicum.attacks.membership.evidence import Auc, rate_at
+from modicum.attacks.outcome import Membership, Quality, Reconstruction
+from modicum.cli import run as command
+from modicum.cli.app import app
+
+CONFIG = """
+[data]
+name = "digits"
+clients = 700
+partition = "iid"
+
+[privacy]
+budgets = {budget}
+
+[model]
+name = "{model}"
+
+[method]
+name = "dp-sgd"
+batch = 2
+steps = 1
+
+[run]
+rounds = 2
+per_round = 4
+evaluate_every = 100
+transcript = {transcript}
+"""
+
+
+def recorded(folder: Path, budget: str = "4.0", model: str = "mlp", transcript: str = "true") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "e.toml"
+    config.write_text(CONFIG.format(budget=budget, model=model, transcript=transcript))
+    assert command(app, ["run", str(config), "--out", str(folder / "run"), "--json"]) == 0
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recorded(tmp_path_factory.mktemp("private"))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    effort = campaign.Effort(dlg=8, starts=1, ig=8, gi=8, seeds=2, bayes=150, shadows=4)
+    monkeypatch.setitem(campaign.EFFORTS, "quick", effort)
+
+
+def test_a_table_a_page_and_figures(private: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert command(app, ["attack", str(private), "--attack", "bayes,ig,matched", "--targets", "2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    by = {o["attack"]: o for o in told["outcomes"]}
+    bayes = by["bayes"]
+    assert bayes["reference"]["psnr"] > bayes["floor"]["psnr"] + 10  # it works where nothing is hidden,
+    assert bayes["quality"]["psnr"] < bayes["floor"]["psnr"] + 5  # and hardly behind ε = 4
+    assert bayes["quality"]["hits_low"] <= bayes["ceiling"] < 1
+    assert by["matched"]["ceilings"][0] < 0.2
+    assert not by["matched"]["rates"][0]["supported"]
+    assert by["matched"]["members"] == 16  # of the clients that sent something
+    page = (private / "attacks" / "attacks.html").read_text()
+    assert "data:image/png;base64" in page
+    assert "this is what was tried" in page
+    assert command(app, ["attack", str(private), "--attack", "bayes,ig,matched", "--targets", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "unsupported" in text
+    assert "The attacker brings 187 records" in text
+
+
+def test_it_goes_on_where_it_was(
+    private: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order = ["attack", str(private), "--attack", "bayes,quantile", "--targets", "3", "--json", "--no-reference"]
+    assert command(app, order) == 0
+    first = capsys.readouterr().out
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("it was found before")
+
+    monkeypatch.setitem(campaign.INVERSIONS, "bayes", (never, "gaussian"))  # type: ignore[arg-type]
+    monkeypatch.setitem(campaign.MEMBERSHIP, "quantile", never)  # type: ignore[arg-type]
+    assert command(app, order) == 0
+    assert capsys.readouterr().out == first
+    with pytest.raises(AssertionError, match="found before"):
+        command(app, [*order, "--seed", "1"])
+
+
+BAD = {
+    "no config.toml": ["attack", "{there}/nothing"],
+    "unknown attack 'dgl'": ["attack", "{run}", "--attack", "dgl"],
+    "no attack is named": ["attack", "{run}", "--attack", " , "],
+    "at least 1 target": ["attack", "{run}", "--targets", "0"],
+    "unknown preset": ["attack", "{run}", "--preset", "slow"],
+    "Invalid value for '--party'": ["attack", "{run}", "--party", "client-00"],
+    "sees more than the server": ["attack", "{run}", "--party", "aggregator"],
+    "is not a valid integer": ["attack", "{run}", "--targets", "many"],
+    "device": ["attack", "{run}", "--device", "abacus"],
+    "there is no transcript": ["attack", "{bare}"],
+    "is damaged": ["attack", "{damaged}"],
+    "another model": ["attack", "{other}"],
+}
+
+
+@pytest.fixture(scope="module")
+def places(private: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    there = tmp_path_factory.mktemp("bad")
+    for name in ("bare", "damaged", "other"):
+        (there / name).mkdir()
+        text = (private / "config.toml").read_text()
+        (there / name / "config.toml").write_text(text.replace('"mlp"', '"logistic"') if name == "other" else text)
+    (there / "damaged" / "transcript.bin").write_bytes(b"nonsense\n" * 9)
+    (there / "other" / "transcript.bin").write_bytes((private / "transcript.bin").read_bytes())
+    return {"there": str(there), "run": str(private), **{n: str(there / n) for n in ("bare", "damaged", "other")}}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_is_one_line(message: str, places: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert command(app, [part.format(**places) for part in BAD[message]]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def quality(psnr: float, hits_low: float = 0.0) -> Quality:
+    return replace(Quality.of([Likeness(0.1, psnr, None)]), hits_low=hits_low)
+
+
+def test_what_may_be_said_of_an_inversion() -> None:
+    """(f) and (a): a failure means something only where the attack works, and where no search would do better."""
+    base = Reconstruction("ig", 1, 1, quality(11), 1.0, quality(11), None, quality(30), 1.0, 0.5, 0.1)
+    assert base.verdict == "at the floor: what it needs is not in the messages"
+    assert "shows nothing here" in replace(base, reference=quality(11.5)).verdict
+    assert "search failed" in replace(base, missing=0.0).verdict
+    assert "says nothing" in replace(base, reference=None).verdict
+    assert replace(base, quality=quality(20)).verdict == "leaks"
+    assert replace(base, quality=None).verdict == "not tried"
+    assert replace(base, quality=quality(20, hits_low=0.6)).over_ceiling
+    assert not base.over_ceiling
+
+
+def test_what_may_be_said_of_membership() -> None:
+    rng = np.random.default_rng(0)
+    members, others = rng.normal(2, 1, 20_000), rng.normal(0, 1, 20_000)
+    rate = rate_at(members, others, 0.01)
+    base = Membership("lira", 1, 1, Auc(0.9, 0.8, 1.0), (rate,), (1.0,), 0.0, None, Auc(0.5, 0.4, 0.6), None)
+    assert base.verdict == "leaks"
+    assert not base.over_ceiling
+    assert replace(base, ceilings=(0.02,)).over_ceiling
+    assert replace(base, claimed=1.0, epsilon_lower=1.2).over_ceiling
+    assert "not fair" in replace(base, fair=Auc(0.7, 0.6, 0.8)).verdict
+    assert "inverted" in replace(base, auc=Auc(0.3, 0.2, 0.4)).verdict
+    assert "so many records" in replace(base, auc=Auc(0.5, 0.4, 0.6)).verdict
+    assert NOTHING.hits(0.0) == 1.0
