@@ -19,16 +19,17 @@ from modicum.aggregation import (
     Momentum,
     NoiseAware,
     NormBounded,
+    Paced,
     Thresholded,
     TrimmedMean,
     Weighted,
 )
+from modicum.core import clips
 from modicum.core.door import DoorWatch
 from modicum.core.facts import Metric, PublicFacts
 from modicum.core.messages import Decision
 from modicum.core.parts import (
     Aggregation,
-    ClipRule,
     Mechanism,
     Observation,
     Place,
@@ -51,6 +52,7 @@ from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import (
     AcdpPfsd,
     Aqc,
+    Auto,
     Censor,
     CgmMedian,
     ClassMeans,
@@ -138,7 +140,8 @@ MECHANISMS: dict[str, Mechanism] = {
     "clear": Clear(local=LOCAL),
     "record-whole": RecordLocal(),
     "record-poisson": RecordLocal(batch=4, steps=2),
-    "record-auto": RecordLocal(rule=ClipRule.AUTO, steps=2),
+    "record-auto": RecordLocal(rule=clips.Auto(), steps=2),
+    "record-layers": RecordLocal(rule=clips.PerLayer({"1.weight": 2.0, "1.bias": 1.0}), steps=2),
     "record-replace-one": RecordLocal(adjacency=Adjacency.REPLACE_ONE),
     "class-sums": ClassSums(rounds=ROUNDS, total=ROUNDS),
     "class-sums-steps": ClassSums(rounds=1, total=ROUNDS),
@@ -164,6 +167,7 @@ AGGREGATIONS: dict[str, Aggregation] = {
     "momentum": Momentum(),
     "line-search": LineSearch(NoiseAware()),
     "momentum-noise-aware": Momentum(NoiseAware(), 0.5),
+    "paced": Paced(Momentum(NoiseAware(), 0.5), 1.0, 0.5),
     "thresholded": Thresholded(Mean(), 0.01),
     "lookahead": Lookahead(Weighted()),
     "constraint-aware": ConstraintAware(radius=math.inf),
@@ -173,6 +177,9 @@ AGGREGATIONS: dict[str, Aggregation] = {
 ROBUST = {"trimmed-mean", "median", "norm-bounded", "constraint-aware-cut"}  # not linear, on purpose
 
 METHOD_ROWS: dict[str, MethodSpec] = {
+    "auto": Auto(),
+    "auto-sums": Auto(view="secure-aggregation"),
+    "auto-median": Auto(aggregation="median", adjacency="replace-one"),
     "fedavg": FedAvg(batch=4),
     "dp-fedavg": DpFedAvg(batch=4),
     "dp-fedavg-local": DpFedAvg(batch=4, view="server-sees-messages"),
@@ -181,6 +188,7 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "fedprox-central": FedProx(batch=4, optimiser="adam", lr=0.05, view="trusted-server", rate=0.5),
     "dp-sgd": DpSgd(),
     "dp-sgd-auto": DpSgd(rule="auto", batch=4, aggregation="weighted"),
+    "dp-sgd-layers": DpSgd(clip={"1.weight": 0.4, "1.bias": 0.3}, batch=4),
     "aqc": Aqc(),
     "aqc-adam": Aqc(optimiser="adam", lr=0.05, batch=4),
     "aqc-client": Aqc(level="client", view="secure-aggregation", batch=4),

@@ -105,7 +105,7 @@ WRONG = [
     (("[run]", "[runs]"), "line 11: unknown table 'runs': did you mean 'run'?"),
     (("[run]\nrounds = 2", 'run = "fast"'), "line 11: unknown key 'method.run'"),
     (('name = "dp-sgd"', 'name = "dpsgd"'), "line 9: unknown method 'dpsgd': did you mean 'dp-sgd'?"),
-    (('name = "dp-sgd"', "clip = 1.0"), "line 8: the method has no name"),
+    (('name = "dp-sgd"', "clip = 1.0"), "line 9: unknown key 'method.clip'"),
     (
         ('name = "dp-sgd"', 'name = "dp-sgd"\nclips = 1.0'),
         "line 10: unknown key 'method.clips': did you mean 'clip'?",

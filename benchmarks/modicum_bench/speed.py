@@ -24,9 +24,10 @@ from modicum.compute.capture import REPEATED
 from modicum.compute.choose import choose
 from modicum.compute.fused import FusedBackend
 from modicum.compute.loop import LoopBackend
+from modicum.core.clips import Flat
 from modicum.core.device import device_named
 from modicum.core.memory import keep_pages
-from modicum.core.parts import Backend, Batch, ClipRule
+from modicum.core.parts import Backend, Batch
 from modicum.core.stack import Pool
 from modicum.errors import UserError
 from modicum.mechanisms.client_level import ClientLevel
@@ -224,9 +225,9 @@ def _agree(row: Row, cohorts: dict[str, Cohort], device: str) -> None:
         theta = cohort.first.expand(3, -1).contiguous()
         pool = Pool([cohort.data[i % len(cohort.data)] for i in range(3)])
         batches = pool.batches([torch.arange(4 + i) for i in range(3)])
-        losses, bounds = cohort.kit.training.losses, [0.5, 1.0, 2.0]
+        losses, clips = cohort.kit.training.losses, [Flat(0.5), Flat(1.0), Flat(2.0)]
         for _ in range(REPEATED + 2):  # the first call is compared with the loop, and would hide an error
-            few[name] = backend.clipped_sums(theta, batches, losses, bounds, ClipRule.FLAT)[0]
+            few[name] = backend.clipped_sums(theta, batches, losses, clips)[0]
     first, *rest = few.values()
     for other in rest:
         error = disagreement({"sum": other}, {"sum": first})

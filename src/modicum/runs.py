@@ -121,6 +121,7 @@ def train(
     bounds: tuple[float, float] | None = None,
     evaluate_every: int = 1,
     device: str = "cpu",
+    compile: bool = False,
     model_options: Mapping[str, float] | None = None,
     simulation: bool = True,
     folder: str | PathLike[str] | None = None,
@@ -135,6 +136,7 @@ def train(
     `method` is a settings object (`mo.methods.DpSgd(lr=4)`) or a name (`"dp-sgd"`: its defaults).
     `simulation=False` draws noise from the operating system's cryptographic generator instead of the seed, and
     looks at no test record.
+    `compile=True` compiles clipped sums of single models, which pays on a GPU after thousands of steps.
     `transcript=True` writes down what each party sees; `modicum.load_transcript` reads it back.
     `audit` names an audit (docs/audits.md) that plays the experiment once more with canaries when it is over.
     `resume=True` continues a run of the same experiment that was interrupted.
@@ -154,6 +156,7 @@ def train(
         bounds=bounds,
         evaluate_every=evaluate_every,
         device=device,
+        compile=compile,
         model_options=dict(model_options or {}),
     )
     if resume and folder is None:

@@ -20,8 +20,8 @@ from modicum.compute.pieces import Dense, EmbeddingWeight, LinearWeight, Sliced
 from modicum.compute.problem import example_factors
 from tests.compute.helpers import cross_entropy
 
-THRESHOLDS = [1, 2, 3, 8, 40, 90, 91, 128, 257, 600, 1025, 1400]
-"""Batches on both sides of every change of arithmetic: one run up to 90, runs up to 1024, then float64."""
+THRESHOLDS = [1, 2, 3, 8, 40, 91, 128, 129, 257, 600, 1025, 1645, 1647]
+"""Batches on both sides of every change of arithmetic: one run up to 128, runs up to 1645, then float64."""
 
 Measured = tuple[Tensor, Callable[[Tensor], Tensor]]
 """Squared norms, and the weighted sum."""

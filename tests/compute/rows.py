@@ -7,6 +7,7 @@ be told which instructions to use. Prints what changed. Batches are filled up as
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 
@@ -16,39 +17,15 @@ from torch.nn import functional
 
 from modicum.compute.pieces import Kept
 from modicum.compute.problem import enough_rows, with_zero_rows
+from modicum.compute.row_steps import RowSteps
 from modicum.compute.rules import RULES, pieces
 
-SMALL = (2, 4, 33)
-WHOLE = (
-    2,
-    3,
-    4,
-    5,
-    8,
-    9,
-    12,
-    13,
-    16,
-    17,
-    24,
-    31,
-    32,
-    33,
-    39,
-    40,
-    41,
-    64,
-    65,
-    72,
-    97,
-    128,
-    129,
-    256,
-    257,
-    385,
-    513,
-)
-MOST = 513
+SMALL = (2, 13, 33, 66)
+WHOLE = (2, 16, 17, 31, 33, 41, 64, 65, 97, 128, 129, 257, 385, 512)
+MOST = 514
+STARTS = (0, 1)
+LARGE = 1 << 22
+"""Numbers of per-example gradients beyond which they are not looked at, but for what is added of them."""
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -82,13 +59,41 @@ LAYERS: dict[str, tuple[Layer, Callable[[], Tensor]]] = {
     "softplus": (functional.softplus, numbers(3)),
     "sigmoid of images": (torch.sigmoid, numbers(8, 14, 14)),
     "softmax": (lambda x: x.log_softmax(-1), numbers(10)),
+    "linear 784→1": (nn.Linear(784, 1), numbers(784)),
+    "convolution 256→256, 3×3": (nn.Conv2d(256, 256, 3, 1, 1), numbers(256, 2, 2)),
+    "convolution 16→16, 3×3/2, two groups": (nn.Conv2d(16, 16, 3, 2, 1, groups=2), numbers(16, 9, 9)),
+    "max pooling": (lambda x: functional.max_pool2d(x, 2), numbers(3, 7, 7)),
+    "leaky ReLU": (functional.leaky_relu, numbers(3)),
+    "exponential": (torch.exp, numbers(3)),
+    "quotient": (lambda x: x / (x * x + 1).sqrt(), numbers(3)),
 }
 
 
-def found(layer: Layer, x: Tensor, seeds: Tensor, *, fill: bool) -> dict[str, Tensor]:
-    """What is computed of each row of a batch: by name, (rows, …)."""
+class Alone(nn.Module):
+    """A layer or a function as a model."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.layer, self.one = layer, nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.one
+
+
+def step_of(layer: Layer, x: Tensor) -> int:
+    """What clipped sums of a model of this layer fill up to."""
+    model = Alone(layer)
+    return RowSteps(model)(dict(model.named_parameters()), by_record, lambda: (x, x))
+
+
+def by_record(outputs: Tensor, _: Tensor) -> Tensor:
+    return outputs.flatten(1).sum(1)
+
+
+def found(layer: Layer, x: Tensor, seeds: Tensor, step: int) -> dict[str, Tensor]:
+    """What is computed of each row of a batch: by name, (rows, …). `step` 0: not filled up."""
     rows = len(x)
-    more = enough_rows(rows) - rows if fill else 0
+    more = enough_rows(rows, step) - rows if step else 0
     x, seeds = (with_zero_rows(t, more) for t in (x, seeds))
     if x.is_floating_point():
         x = x.requires_grad_()
@@ -100,38 +105,44 @@ def found(layer: Layer, x: Tensor, seeds: Tensor, *, fill: bool) -> dict[str, Te
         with torch.no_grad():
             for name, piece in pieces(layer, x.detach(), seeds).items():
                 squares, kept = piece.measure()
-                answer[f"gradients of {name}"], answer[f"norms of {name}"] = piece.dense(), squares
-                answer[f"sums of {name}"] = added(kept, rows + more, rows)
+                answer[f"norms of {name}"] = squares
+                answer[f"what is added to {name}"] = added(kept, rows + more, rows)
+                if squares.numel() * getattr(layer, name).numel() <= LARGE:
+                    answer[f"gradients of {name}"] = piece.dense()
     return {name: t[:rows] for name, t in answer.items()}
 
 
 def added(kept: Kept, rows: int, real: int) -> Tensor:
-    """What is added for the last two records, the first to be computed in other ways; zeros elsewhere."""
-    first = max(0, real - 2)
-    ones = torch.eye(rows)[first:real]
-    found = torch.stack([kept.weighted_sum(one) for one in ones])
-    return torch.cat([found.new_zeros(first, *found.shape[1:]), found])
+    """What is added for the last record, which is the first to be computed in other ways; zeros elsewhere."""
+    last = kept.weighted_sum(torch.eye(rows)[real - 1]).double()[None]
+    return torch.cat([last.new_zeros(real - 1, *last.shape[1:]), last])
 
 
 def changes(sizes: tuple[int, ...], *, fill: bool) -> Iterator[str]:
-    """Rows of which anything changes when one other record is taken away: the first, one midway or the last."""
+    """Rows of which anything is computed otherwise in one company than in another.
+
+    Companies begin at the first record or at the second. A batch with and without a record are two companies; if
+    both agree with a third, that of all records, they agree with one another. What is added is compared with that
+    of the record alone.
+    """
     for name, (layer, draw) in LAYERS.items():
         torch.manual_seed(0)
         x = draw()
         with torch.no_grad():
             seeds = torch.randn(MOST, *layer(x[:1]).shape[1:])
-        for size in sizes:
-            whole = found(layer, x[:size], seeds[:size], fill=fill)
-            for gone in sorted({0, size // 2, size - 1}):
-                left = [i for i in range(size) if i != gone]
-                rest = found(layer, x[left], seeds[left], fill=fill)
-                for what, values in rest.items():
-                    before = whole[what][left]
-                    if what.startswith("sums"):  # others were not looked at
-                        before, values = before[-1:], values[-1:]
-                    moved = (before != values).reshape(len(values), -1).any(1)
-                    if bool(moved.any()):
-                        yield f"{name}: {what} of {int(moved.sum())} rows, {size} to {size - 1}, without {gone}"
+        step = step_of(layer, x[:2]) if fill else 0
+        truth = found(layer, x, seeds, step)
+        for size, start in itertools.product(sizes, STARTS):
+            here, last = slice(start, start + size), slice(start + size - 1, start + size)
+            alone = found(layer, x[last], seeds[last], step)
+            for what, values in found(layer, x[here], seeds[here], step).items():
+                if what.startswith("what is added") or what not in truth:
+                    expected, values = alone[what], values[-1:]
+                else:
+                    expected = truth[what][here]
+                moved = (expected != values).reshape(len(values), -1).any(1)
+                if bool(moved.any()):
+                    yield f"{name}: {what} of {int(moved.sum())} rows, {size} from {start}"
 
 
 def main(threads: str, extent: str, twin: str = "") -> None:

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from modicum.compute.loop import LoopBackend
-from modicum.core.parts import Backend, Batch, ClipRule
+from modicum.core.clips import Auto, Clip, Flat, PerLayer
+from modicum.core.layout import Layout
+from modicum.core.parts import Backend, Batch
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 SIZES = (4, 1, 0, 6)
@@ -38,6 +40,16 @@ def stack(
     return first + 0.05 * first.std() * spread, batches
 
 
+def rules(layout: Layout) -> tuple[Clip, ...]:
+    """One of each kind; layer by layer with other bounds for each parameter."""
+    return Flat(), Auto(), PerLayer({name: 1.0 + i for i, name in enumerate(layout.names)})
+
+
+def clips(bounds: Sequence[float], rule: Clip | None = None) -> list[Clip]:
+    """A client each, by one rule."""
+    return [(rule or Flat()).scaled_to(bound) for bound in bounds]
+
+
 def error(found: Tensor, truth: Tensor) -> float:
     """The largest error of a client's row, relative to that row."""
     size = torch.linalg.vector_norm(truth, dim=1)
@@ -49,11 +61,12 @@ def assert_same(found: Backend, truth: Backend, theta: Tensor, batches: Sequence
     """Gradients, clipped sums and norms agree; twice, since an engine checks itself on its first batches."""
     limit = TOLERANCE[theta.dtype]
     C = BOUNDS[: len(batches)]
-    for _ in range(2):
+    flat, auto, by_layer = rules(truth.layout)
+    for some in ((flat, by_layer), (auto,)):
         assert error(found.gradients(theta, batches, losses), truth.gradients(theta, batches, losses)) <= limit
-        for rule in ClipRule:
-            sums, norms = found.clipped_sums(theta, batches, losses, C, rule)
-            expected, expected_norms = truth.clipped_sums(theta, batches, losses, C, rule)
+        for rule in some:
+            sums, norms = found.clipped_sums(theta, batches, losses, clips(C, rule))
+            expected, expected_norms = truth.clipped_sums(theta, batches, losses, clips(C, rule))
             assert error(sums, expected) <= limit
             for mine, theirs in zip(norms, expected_norms, strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=limit, atol=1e-12)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
+from modicum.compute import Way
 from modicum.compute.choose import choose
 from modicum.compute.fused import FusedBackend
 from modicum.compute.loop import LoopBackend
@@ -30,6 +31,13 @@ def test_small_models_are_stacked(name: str, device: str, fused: bool) -> None:
 def test_dropout_draws_client_by_client(p: float) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(p), nn.Linear(4, 2))
     assert isinstance(choose(model).backend, LoopBackend if p else FusedBackend)
+
+
+def test_compiled_sums_are_asked_for_and_come_client_by_client() -> None:
+    choice = choose(build("mlp", (4,), 3, seed=0), compiled=True)
+    assert isinstance(choice.backend, LoopBackend)
+    assert choice.backend.way is Way.COMPILED
+    assert choice.at_once == 1
 
 
 def test_a_stack_on_a_cpu_stays_in_the_cache() -> None:

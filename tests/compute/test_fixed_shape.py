@@ -11,11 +11,10 @@ from modicum.compute.capture import Graphs
 from modicum.compute.fixed_shape import Stack, rounded
 from modicum.compute.loop import LoopBackend
 from modicum.compute.stacked import StackedEngine
-from modicum.core.parts import ClipRule
 from modicum.core.stack import Pool
 from modicum.models import build
 from tests.compute.replays import Replayed
-from tests.compute.stacks import BOUNDS, error, losses, stack
+from tests.compute.stacks import BOUNDS, clips, error, losses, rules, stack
 
 SHAPES = {"mlp": (4,), "cnn-small": (1, 8, 8), "cnn8": (1, 8, 8)}
 OPTIONS: dict[str, dict[str, int]] = {"cnn8": {"width": 8}}
@@ -46,15 +45,14 @@ def test_replays_give_the_loops_results(name: str) -> None:
         batches = Pool(records).batches(chosen)
         bounds = [C * (1 + step) for C in BOUNDS[:3]]
         assert error(found.gradients(theta, batches, losses), loop.gradients(theta, batches, losses)) <= 1e-8
-        for rule in ClipRule:
-            sums, norms = found.clipped_sums(theta, batches, losses, bounds, rule)
-            expected, expected_norms = loop.clipped_sums(theta, batches, losses, bounds, rule)
+        for rule in rules(loop.layout):
+            sums, norms = found.clipped_sums(theta, batches, losses, clips(bounds, rule))
+            expected, expected_norms = loop.clipped_sums(theta, batches, losses, clips(bounds, rule))
             assert error(sums, expected) <= 1e-8
             for mine, theirs in zip(norms, expected_norms, strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-12)
-    assert (
-        len(found._fixed.graphs._kept) == 4
-    )  # gradients in two sizes, and both rules in rows that are enough for either
+    # gradients in two sizes, and all rules in rows that are enough for either
+    assert len(found._fixed.graphs._kept) == 5
 
 
 @pytest.mark.usefixtures("replayed")
@@ -66,8 +64,8 @@ def test_a_poisoned_record_counts_as_zero_also_as_filling() -> None:
     for chosen in ([0, 2], [1, 2, 3]):
         batches = Pool(records).batches([torch.tensor([1, 2, 4, 5]), torch.tensor(chosen), torch.tensor([1, 3])])
         for _ in range(4):
-            sums, norms = found.clipped_sums(theta, batches, losses, BOUNDS[:3], ClipRule.FLAT)
-            expected, expected_norms = loop.clipped_sums(theta, batches, losses, BOUNDS[:3], ClipRule.FLAT)
+            sums, norms = found.clipped_sums(theta, batches, losses, clips(BOUNDS[:3]))
+            expected, expected_norms = loop.clipped_sums(theta, batches, losses, clips(BOUNDS[:3]))
             assert error(sums, expected) <= 1e-8
             torch.testing.assert_close(norms[1], expected_norms[1])
 

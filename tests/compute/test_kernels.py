@@ -69,3 +69,26 @@ if find_spec("triton") is not None:
             monkeypatch.setattr(patches, "has_kernel", lambda _, kernel=kernel: kernel)
             found[kernel] = convolution.back(weight, gradient)
         torch.testing.assert_close(found[True], found[False], rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("last", [False, True])
+    @pytest.mark.parametrize(
+        ("batch", "channels", "outs", "size", "stride", "kernel"),
+        [(5, 64, 64, 4, 1, 3), (19, 64, 128, 7, 2, 3), (3, 128, 64, 9, 1, 1), (40, 64, 64, 2, 1, 3)],
+    )
+    def test_weighted_sums_are_those_of_the_gradients(
+        batch: int, channels: int, outs: int, size: int, stride: int, kernel: int, last: bool
+    ) -> None:
+        from modicum.compute.convolution import ConvWeight, Geometry
+        from modicum.compute.kernels import launch_sum
+
+        torch.manual_seed(0)
+        form = torch.channels_last if last else torch.contiguous_format
+        layer = nn.Conv2d(channels, outs, kernel, stride, kernel // 2)
+        a = torch.randn(batch, channels, size, size)
+        g, weights = torch.randn_like(layer(a)), torch.rand(batch)
+        geometry = Geometry((kernel,) * 2, (stride,) * 2, (kernel // 2,) * 2, (1, 1), 1)
+        truth = ConvWeight(a.double(), g.double(), geometry, layer.weight.shape).weighted_sum(weights.double())
+        moves = ([kernel] * 2, [stride] * 2, [kernel // 2] * 2, [1, 1])
+        a, g = (t.to(DEVICE, memory_format=form) for t in (a, g))
+        found = launch_sum(a, g, weights.to(DEVICE), *moves, 4).permute(0, 3, 1, 2).cpu()
+        assert float((found - truth).norm() / truth.norm()) <= 2e-5

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from modicum.compute import Auto, Clip, Flat, PerLayer, clipped_sum, rounding, sums, twin
-from modicum.compute.convolution import ConvWeight
+from modicum.compute.convolution import FORMED, ConvWeight
 from modicum.compute.loop import LoopBackend
 from modicum.compute.pieces import LinearWeight
 from modicum.compute.rules import pieces
 from modicum.compute.stacked import StackedEngine
-from modicum.core.parts import Batch, ClipRule
+from modicum.core.parts import Batch
 from tests.compute.helpers import cross_entropy
 
 CLIPS: tuple[Clip, ...] = (Flat(0.3), Auto(0.3), PerLayer({"0": 0.1, "2": 0.2, "4": 0.3}))
@@ -115,10 +115,28 @@ def test_stacked_clients_ask_for_full_products_too(keep: int, full: bool, monkey
     if not full:
         monkeypatch.setattr(sums, "exact_product", coarse_product)
     total, _ = StackedEngine(model, loop).clipped_sums(
-        theta, batches, lambda o, t: cross_entropy(o, t["y"]), [1e-3] * 12, ClipRule.FLAT
+        theta, batches, lambda o, t: cross_entropy(o, t["y"]), [Flat(1e-3)] * 12
     )
     largest = float(torch.linalg.vector_norm(total.double(), dim=1).max())
     assert (largest <= 1e-3) is full
+
+
+def halves(t: Tensor) -> tuple[Tensor, Tensor]:
+    """A number's first eight bits, and the next eight."""
+    high = t.bfloat16().float()
+    return high.double(), (t - high).bfloat16().double()
+
+
+@pytest.mark.parametrize("products", [3, 1])
+def test_three_products_of_halves_are_off_by_what_is_charged(products: int) -> None:
+    """What a GPU's kernel leaves out of a product, for numbers of all sizes; with one product it is far more."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = 10 ** (8 * torch.rand(2, 200_000, generator=generator) - 4)
+    a, g = torch.randn(2, 200_000, generator=generator) * sizes
+    (a_high, a_low), (g_high, g_low) = halves(a), halves(g)
+    found = a_high * g_high + (a_high * g_low + a_low * g_high if products == 3 else 0.0)
+    off = ((found - a.double() * g.double()).abs() / (a.double() * g.double()).abs()).max()
+    assert (float(off) <= FORMED) is (products == 3)
 
 
 @pytest.mark.parametrize("groups", [1, 2])

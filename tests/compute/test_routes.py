@@ -20,7 +20,8 @@ from modicum.compute.flat import Problem
 from modicum.compute.fused import FusedBackend
 from modicum.compute.pieces import EmbeddingWeight
 from modicum.compute.problem import ClippedSum
-from modicum.core.parts import Batch, ClipRule
+from modicum.compute.rules import pieces
+from modicum.core.parts import Batch
 from tests.compute.helpers import cross_entropy
 
 N = 41
@@ -110,9 +111,24 @@ def test_in_a_stack_a_record_that_is_not_finite_changes_nothing_for_the_others()
     def sums(n: int) -> Tensor:
         batches = [Batch(x[:n], {"y": y[:n]}), Batch(x[:20], {"y": y[:20]})]
         loss = lambda outputs, targets: cross_entropy(outputs, targets["y"])  # noqa: E731
-        return backend._engine.clipped_sums(theta, batches, loss, [1.0, 1.0], ClipRule.FLAT)[0]
+        return backend._engine.clipped_sums(theta, batches, loss, [Flat(), Flat()])[0]
 
     torch.testing.assert_close(sums(N), sums(N - 1), rtol=0.0, atol=1e-4)
+
+
+@pytest.mark.parametrize("by_layer", [True, False])
+def test_how_an_example_is_measured_does_not_depend_on_how_many_there_are(
+    by_layer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin keeps gradients as long as all of them together are small, and measures factors beyond that."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(128, 256, 3, 2, 1)
+    inputs, outputs = torch.randn(8, 128, 16, 16), torch.randn(8, 256, 8, 8)
+    if not by_layer:
+        monkeypatch.setattr("modicum.compute.convolution.too_large", lambda *_, **__: next(growing))
+    growing = iter((False, True))
+    few, more = (pieces(layer, inputs[:n], outputs[:n])["weight"].measure()[0][:4] for n in (4, 8))
+    assert torch.equal(few, more) is by_layer
 
 
 def test_the_fall_back_computes_parts_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +145,7 @@ def test_the_fall_back_computes_parts_of_one_shape(monkeypatch: pytest.MonkeyPat
         torch, "vmap", lambda f, **k: lambda w, x, y: (seen.append(len(x)), real(f, **k)(w, x, y))[1]
     )
     x, y = torch.randn(32, 4), torch.arange(32) % 3
-    fallback_clipped_sum(model, loss, x, y, Flat(1.0), None, trained, 32)
+    fallback_clipped_sum(Problem(model, trained, loss, x, y, Flat(1.0), None, 32))
     assert seen == [7] * 5
 
 

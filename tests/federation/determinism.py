@@ -20,13 +20,13 @@ from modicum.compute import ClippedSum, Clipper, loop
 from modicum.compute.flat import Problem
 from modicum.compute.fused import FusedBackend
 from modicum.compute.loop import LoopBackend
-from modicum.core.parts import Backend, ClipRule
+from modicum.core.parts import Backend
 from modicum.core.stack import SideBySide
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.simulation import Simulation
 from modicum.methods import DpFedAvg, DpSgd
 from modicum.models import build
-from tests.compute.stacks import BOUNDS, losses, stack
+from tests.compute.stacks import BOUNDS, clips, losses, stack
 from tests.federation.test_randomness import MECHANISMS, _jobs, _updates
 from tests.mechanisms.stage import Stage, double_model
 
@@ -104,7 +104,7 @@ def used_backends() -> Iterator[str]:
         steps = SideBySide.steps(batches, 3)
         for engine in (LoopBackend, FusedBackend):
             used, new = engine(model), engine(model)
-            used.clipped_sums(theta, batches, losses, BOUNDS[:3], ClipRule.FLAT)
+            used.clipped_sums(theta, batches, losses, clips(BOUNDS[:3]))
             used.gradients(theta, batches, losses)
             for what in ("clipped sums", "gradients", "steps"):
                 if not torch.equal(*(_computed(what, b, theta, batches, steps) for b in (used, new))):
@@ -115,7 +115,7 @@ def _computed(
     what: str, backend: LoopBackend | FusedBackend, theta: Tensor, batches: list, steps: list[SideBySide]
 ) -> Tensor:
     if what == "clipped sums":
-        return backend.clipped_sums(theta, batches, losses, BOUNDS[:3], ClipRule.FLAT)[0]
+        return backend.clipped_sums(theta, batches, losses, clips(BOUNDS[:3]))[0]
     if what == "steps" and isinstance(backend, FusedBackend):
         return backend.descend(theta, steps, losses, 0.3)
     return backend.gradients(theta, batches, losses)

@@ -100,12 +100,12 @@ def test_a_real_run_finds_the_median_norm(start: float, tmp_path: Path) -> None:
 
 def first_norms(folder: Path) -> np.ndarray:
     """The raw norms of all records at the first model, as only a test may see them."""
-    from modicum.core.parts import ClipRule
+    from modicum.core.clips import Flat
 
     sim = simulate(Composed(AdaptiveQuantile(1.0), RecordLocal(), Mean()), folder)
     theta = sim.model.expand(len(sim.data.records), -1).clone()
     losses = sim.method.training.losses
-    _, norms = sim.backend.clipped_sums(theta, sim.data.records, losses, [1.0] * len(theta), ClipRule.FLAT)
+    _, norms = sim.backend.clipped_sums(theta, sim.data.records, losses, [Flat()] * len(theta))
     sim.close()
     return torch.cat(norms).double().numpy()
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.models.frozen import UnitNorm, fit_discriminant
-from modicum.public.head import DECAYS, _folds, _path, public_head
+from modicum.public.head import DECAYS, _folds, decay_path, public_head
 
 
 def records(n: int, *, signal: float, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -32,14 +32,14 @@ def test_without_anything_to_learn_the_decay_is_large() -> None:
         return fit_discriminant(a, b, 3, shrink=0.01)
 
     features = fit(x, y)
-    norms = [float(weight.norm()) for weight, _ in _path(features(x).double(), y, 4)]
+    norms = [float(weight.norm()) for weight, _ in decay_path(features(x).double(), y, 4)]
     chosen = public_head(x, y, 4, fit).head.weight.norm()
     assert torch.isclose(chosen.double(), torch.tensor(norms[0], dtype=torch.double), rtol=1e-4)
     fooled = [  # the broken twin: features fitted once, to all records, before the folds
         sum(
             float(nn.functional.cross_entropy(features(x[h]).double() @ w.T + b, y[h], reduction="sum"))
             for h in _folds(y, 0)
-            for w, b in [_path(features(x[_rest(y, h)]).double(), y[_rest(y, h)], 4)[i]]
+            for w, b in [decay_path(features(x[_rest(y, h)]).double(), y[_rest(y, h)], 4)[i]]
         )
         for i in range(len(DECAYS))
     ]
@@ -61,6 +61,6 @@ def test_folds_hold_every_record_once_and_every_class_alike() -> None:
 
 def test_a_smaller_decay_gives_a_larger_head() -> None:
     x, y = records(100, signal=0.5)
-    norms = [float(w.norm()) for w, _ in _path(UnitNorm()(x).double(), y, 4)]
+    norms = [float(w.norm()) for w, _ in decay_path(UnitNorm()(x).double(), y, 4)]
     assert norms == sorted(norms)
     assert norms[0] < norms[-1]

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from modicum.compute.fused import FusedBackend
 from modicum.compute.twin import StackedPass, Twin
-from modicum.core.parts import Batch, ClipRule, Job, Losses, Method
+from modicum.core.clips import Clip
+from modicum.core.parts import Batch, Job, Losses, Method
 from modicum.federation.rehearsal import Rehearsal, Rehearsed
 from modicum.mechanisms.clear import Clear
 from modicum.mechanisms.client_level import ClientLevel
@@ -74,10 +75,10 @@ class DeferredOutputs:
         return self.inner.gradients(theta, batches, losses)
 
     def clipped_sums(
-        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, clips: Sequence[Clip]
     ) -> tuple[Tensor, list[Tensor]]:
         self._fill()
-        return self.inner.clipped_sums(theta, batches, losses, bounds, rule)
+        return self.inner.clipped_sums(theta, batches, losses, clips)
 
     def _fill(self) -> None:
         waiting, self._waiting = self._waiting, []

@@ -10,6 +10,7 @@ import numpy as np
 
 from modicum.data import assign_budgets, federate, load
 from modicum.data.arrays import Arrays, ClientData, Dataset, FederatedData
+from modicum.data.budgets import Budgets
 from modicum.data.fetch import data_folder
 from modicum.federation.experiment import Federation
 from modicum.privacy.spec import PrivacySpec, Unit
@@ -36,7 +37,7 @@ def datasets(task: Task) -> tuple[Dataset, Dataset]:
     return private, public
 
 
-def private(task: Task, clients: int, budget: float, features: str, hot: bool, seed: int) -> Federation:
+def private(task: Task, clients: int, budget: Budgets, features: str, hot: bool, seed: int) -> Federation:
     """The task itself; hot: with 5% of its records public, all of which may be learned from."""
     records, source = datasets(task)
     data = federate(records, clients=clients, proxy=0.05 if hot else False, proxy_validation=0.0, seed=seed)
@@ -71,7 +72,7 @@ def stand_in(task: Task, clients: int, budget: float, features: str, hot: bool, 
 
 
 def _on(
-    data: FederatedData, source: Dataset, clients: int, budget: float, features: str, task: Task
+    data: FederatedData, source: Dataset, clients: int, budget: Budgets, features: str, task: Task
 ) -> Federation:
     budgets = assign_budgets(budget, clients)
     return Federation(stand_on(data, features, budgets, lambda: SPEC, source, task.backbone), budgets)

@@ -6,6 +6,7 @@ from modicum.aggregation.lookahead import Lookahead
 from modicum.aggregation.mean import Mean
 from modicum.aggregation.momentum import Momentum
 from modicum.aggregation.noise_aware import NoiseAware
+from modicum.aggregation.paced import Paced
 from modicum.aggregation.robust import Median, NormBounded, TrimmedMean
 from modicum.aggregation.thresholded import Thresholded
 from modicum.aggregation.weighted import Weighted
@@ -19,6 +20,7 @@ __all__ = [
     "Momentum",
     "NoiseAware",
     "NormBounded",
+    "Paced",
     "Thresholded",
     "TrimmedMean",
     "Weighted",

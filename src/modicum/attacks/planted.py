@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from modicum.attacks.bounds import FloatArray
 from modicum.attacks.recipe import recipe_of
 from modicum.attacks.wire import Observed, Wire, public_of, wire_of
+from modicum.core.clips import Clip
 from modicum.core.door import DoorWatch
 from modicum.core.layout import Layout
-from modicum.core.parts import Backend, Batch, ClipRule, Losses
+from modicum.core.parts import Backend, Batch, Losses
 from modicum.data.arrays import Arrays, ClientData
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation
@@ -108,12 +109,12 @@ class Planted:
         return rows
 
     def clipped_sums(
-        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, clips: Sequence[Clip]
     ) -> tuple[Tensor, list[Tensor]]:
-        sums, norms = self.inner.clipped_sums(theta, [_plain(b) for b in batches], losses, bounds, rule)
+        sums, norms = self.inner.clipped_sums(theta, [_plain(b) for b in batches], losses, clips)
         found = []
-        for row, own, batch, bound in zip(sums, norms, batches, bounds, strict=True):
-            marks = _marks(batch).tolist()
+        for row, own, batch, clip in zip(sums, norms, batches, clips, strict=True):
+            marks, bound = _marks(batch).tolist(), clip.bound
             for j in marks:
                 self.directions.add(row, j - 1, bound * WITHIN * float(self.amounts[j - 1]))
             lengths = [2 * bound * abs(float(self.amounts[j - 1])) for j in marks]

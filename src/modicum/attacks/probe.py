@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from modicum.core.clips import Clip
 from modicum.core.facts import PublicFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import Opened
 from modicum.core.optimisers import Optimiser, Sgd
 from modicum.core.parts import Backend as AnyBackend
-from modicum.core.parts import Batch, ClipRule, Losses, State
+from modicum.core.parts import Batch, Losses, State
 from modicum.core.sockets import PublicEvaluator
 
 LAYERS = ("first", "second")
@@ -42,13 +43,12 @@ class ProbeBackend:
         theta: Tensor,
         batches: Sequence[Batch],
         losses: Losses,  # noqa: ARG002
-        bounds: Sequence[float],
-        rule: ClipRule,  # noqa: ARG002
+        clips: Sequence[Clip],
     ) -> tuple[Tensor, list[Tensor]]:
         norms = [b.x.norm(dim=1) for b in batches]
         sums = [
-            _sign(t) * (b.x * (bound / n.clamp(min=1e-300)).clamp(max=1.0)[:, None]).sum(0)
-            for t, b, n, bound in zip(theta, batches, norms, bounds, strict=True)
+            _sign(t) * (b.x * (clip.bound / n.clamp(min=1e-300)).clamp(max=1.0)[:, None]).sum(0)
+            for t, b, n, clip in zip(theta, batches, norms, clips, strict=True)
         ]
         return torch.stack(sums), norms
 

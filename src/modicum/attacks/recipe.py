@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from modicum.attacks.wire import Observed, Public
+from modicum.core.clips import Auto, Flat, PerLayer
 from modicum.core.optimisers import Sgd
-from modicum.core.parts import ClipRule
 from modicum.errors import UserError
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
@@ -33,7 +33,7 @@ class Recipe:
     lr: float
     momentum: float
     clip: Clip
-    rule: ClipRule = ClipRule.FLAT
+    rule: Flat | Auto = field(default_factory=Flat)
 
     @property
     def used(self) -> int:
@@ -57,6 +57,8 @@ def recipe_of(public: Public, observed: Observed, sender: str | None = None) -> 
         )
     rate, momentum = optimiser.lr, optimiser.momentum
     if isinstance(mechanism, RecordLocal):
+        if isinstance(mechanism.rule, PerLayer):
+            raise UserError("no attack here inverts gradients clipped layer by layer: attack another run")
         steps = max(1, mechanism.total_steps(facts) // facts.participations)
         batch = mechanism.expected_batch(facts)
         return Recipe(facts.records, steps, batch, rate, momentum, Clip.RECORDS, mechanism.rule)

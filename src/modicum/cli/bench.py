@@ -97,6 +97,23 @@ def pac_dp(
     typer.echo(text)
 
 
+@app.command()
+def leaderboard(
+    preset: Preset = typer.Option(
+        Preset.QUICK, "--preset", help="quick: digits, Heart Disease, MNIST; paper: CIFAR-10 too."
+    ),
+    backbones: Path = typer.Option(Path("backbones"), "--backbones", help="Folder of backbones' weights."),
+    out: Path = typer.Option(Path("runs/leaderboard"), "--out", help="Folder for results; what is there is kept."),
+    workers: int = typer.Option(1, "--workers", help="Processes that share the cells."),
+) -> None:
+    """Every record-level method on the same features, budgets and starts; settings chosen on public records."""
+    from modicum.cli.progress import counting
+    from modicum_bench.leaderboard.run import bench as run
+
+    with counting(quiet=False) as progress:
+        typer.echo(run(str(preset), out, backbones, workers=workers, say=typer.echo, progress=progress))
+
+
 @app.command("acdp-pfsd")
 def acdp_pfsd(
     preset: Preset = typer.Option(

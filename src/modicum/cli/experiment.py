@@ -29,6 +29,9 @@ def run(
         None, "--data-dir", help="Folder of dataset files (default: MODICUM_DATA, else the cache)."
     ),
     transcript: bool = typer.Option(False, "--transcript", help="Short for --set run.transcript=true."),
+    explain: bool = typer.Option(
+        False, "--explain", help="Say what the method decides by itself and why, and stop."
+    ),
     print_config: bool = typer.Option(False, "--print-config", help="Show every setting as TOML, and stop."),
     as_json: bool = typer.Option(False, "--json", help="Nothing but a summary in JSON at the end."),
 ) -> None:
@@ -48,6 +51,10 @@ def run(
     if print_config:
         typer.echo(to_toml(configs[0]), nl=False)
         return
+    if explain:
+        said = [line for config in configs for line in _explained(config)]
+        typer.echo(json.dumps(said, ensure_ascii=False, indent=2) if as_json else "\n".join(said))
+        return
     done = [_carry_out(config, title, out, resume, as_json) for config, title in zip(configs, titles, strict=True)]
     if as_json:
         facts = [_facts(run) for run in done]
@@ -56,6 +63,18 @@ def run(
         )
     else:
         typer.echo(_text(done))
+
+
+def _explained(config: Config) -> list[str]:
+    """Decisions from public facts; nothing is released or written."""
+    from modicum.config import experiment
+    from modicum.federation.setup import decided, set_up
+    from modicum.privacy.noise import SimulatedNoise
+
+    made = set_up(experiment(config), SimulatedNoise(config.run.seed))
+    geometry = made.experiment.federation.data.geometry
+    said = decided(made.method, made.kit) or (f"{config.method_name} takes its settings as they are written.",)
+    return [*((geometry.line,) if geometry else ()), *said]
 
 
 def _files(files: list[Path], resume: Path | None) -> list[Path]:

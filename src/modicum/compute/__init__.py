@@ -1,11 +1,11 @@
 """Per-example clipping: the sum of clipped gradients of a batch, without storing a gradient for each example."""
 
-from modicum.compute.bounds import Auto, Clip, Flat, PerLayer
 from modicum.compute.clipped_sum import Clipper, SlowClippingWarning, clipped_sum
 from modicum.compute.flat import Way
 from modicum.compute.problem import ClippedSum, Loss, Targets
 from modicum.compute.products import keep_rows_apart
 from modicum.compute.reference import reference_clipped_sum
+from modicum.core.clips import Auto, Clip, Flat, PerLayer
 
 __all__ = [
     "Auto",

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from modicum.compute import group_norm
-from modicum.compute.bounds import Clip
 from modicum.compute.pieces import Dense, Kept, Piece
 from modicum.compute.problem import (
     Loss,
@@ -32,6 +31,7 @@ from modicum.compute.problem import (
     zero_like,
 )
 from modicum.compute.rules import known, pieces
+from modicum.core.clips import Clip
 
 
 class CannotKeepBooksError(Exception):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from modicum.compute.flat import Way
 from modicum.compute.fused import FusedBackend
 from modicum.compute.loop import LoopBackend
 from modicum.core.layout import Layout
@@ -34,9 +35,11 @@ class Choice:
     reason: str
 
 
-def choose(model: nn.Module, device: torch.device | str = "cpu") -> Choice:
-    """The fastest engine for this model on this device."""
+def choose(model: nn.Module, device: torch.device | str = "cpu", *, compiled: bool = False) -> Choice:
+    """The fastest engine for this model on this device; or on request one client after another, compiled."""
     size, device = Layout.of(model).dimension, torch.device(device)
+    if compiled:
+        return Choice(LoopBackend(model, Way.COMPILED), 1, "compiled, as was asked for")
     reason = _needs_loop(model, size, device)
     if reason:
         return Choice(LoopBackend(model), 1, reason)

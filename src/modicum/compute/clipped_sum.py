@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from modicum.compute import flat
 from modicum.compute.bookkeeping import CannotKeepBooksError, PassRecorder, requiring_grad
-from modicum.compute.bounds import Clip
 from modicum.compute.fallback import fallback_clipped_sum
 from modicum.compute.flat import FlatSums, Problem, Way
 from modicum.compute.probe import Verdict, probe
@@ -25,9 +24,10 @@ from modicum.compute.problem import (
     modes,
     nothing,
     trained_parameters,
-    with_zero_rows,
     without_drawing,
 )
+from modicum.compute.row_steps import RowSteps
+from modicum.core.clips import Clip
 
 REMEMBERED = 64
 """Verdicts that are kept: a loss that is made anew for each call would otherwise fill the memory."""
@@ -46,7 +46,7 @@ class Clipper:
 
     def __init__(self, model: nn.Module, way: Way = Way.AUTO) -> None:
         self.model, self.way = model, way
-        self.flat = FlatSums()
+        self.flat, self.row_steps = FlatSums(), RowSteps(model)
         self._right: OrderedDict[Hashable | None, bool] = OrderedDict()
 
     def __call__(
@@ -65,17 +65,13 @@ class Clipper:
         check_weights(weights, examples)
         if examples == 0 or not trained:
             return nothing(trained, examples)
-        more = enough_rows(examples) - examples
-        if more:  # a row's bits may depend on how many rows there are, where these are few
-            ones = next(iter(trained.values())).new_ones(examples) if weights is None else weights
-            x, y, weights = (with_zero_rows(tree, more) for tree in (x, y, ones))
-            filled = self(loss, x, y, clip, weights=weights, parameters=list(trained))
-            return ClippedSum(filled.total, filled.norms[:examples])
-        problem = Problem(self.model, trained, loss, x, y, clip, weights, examples)
+        # A row's bits may depend on how many rows there are, where these are few.
+        rows = enough_rows(examples, self.row_steps(trained, loss, lambda: (x, y)))
+        problem = Problem(self.model, trained, loss, x, y, clip, weights, examples).filled(rows)
         found = self._by_books(problem) if self._trusts_books(problem) else None
         if found is None:
-            return fallback_clipped_sum(self.model, loss, x, y, clip, weights, trained, examples)
-        return found
+            found = fallback_clipped_sum(problem.filled(enough_rows(rows)))
+        return ClippedSum(found.total, found.norms[:examples])
 
     def _trusts_books(self, problem: Problem) -> bool:
         """Probe the batch, unless an earlier one has settled the matter."""

@@ -11,8 +11,26 @@ from torch import Tensor
 from torch.nn import functional
 
 from modicum.compute.pieces import WRITE, Kept, Sliced, gram_square_norms, too_large
+from modicum.compute.problem import few_rows
 from modicum.compute.rounding import product_rounding
-from modicum.compute.sums import weighted_products, weighted_rows
+from modicum.compute.sums import as_released, longest_run, weighted_products, weighted_rows
+
+TILE, PLACES, RUN = 64, 256, 16
+"""Of a GPU's kernel for weighted sums: channels come in multiples, places at most, examples in float32 at most."""
+
+FORMED = 3.05 * 2.0**-16
+"""What its products may be off by: of numbers in two parts of eight bits each it leaves out the product of the
+second parts, and what is beyond them, each 2⁻¹⁶ at most."""
+
+
+SEARCHED = False
+"""Whether the search for the largest movement of a sum has been through the kernel that forms gradients again.
+
+Until it has, sums of late convolutions on a GPU are products in float64, whose bound was searched.
+"""
+
+PATCHES = 1 << 23
+"""Numbers of patches that are copied at once for a weighted sum; of more, some channels at a time."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +54,7 @@ class ConvWeight:
 
     def measure(self) -> tuple[Tensor, Kept]:
         factors = self.a[0].numel() + self.g[0].numel()
-        if self._gram_is_cheaper() or too_large(len(self.a), self.shape.numel(), factors):
+        if self._gram_is_cheaper() or too_large(self.shape.numel(), factors, on_gpu=self.a.is_cuda):
             return self._gram(), self
         if self._has_kernel:
             return self._by_kernel()
@@ -46,19 +64,41 @@ class ConvWeight:
     def _has_kernel(self) -> bool:
         return has_kernel(self.a) and self.geometry.groups == 1
 
+    @property
+    def _moves(self) -> tuple[list[int], list[int], list[int], list[int]]:
+        geo = self.geometry
+        return list(geo.kernel), list(geo.stride), list(geo.padding), list(geo.dilation)
+
     def _by_kernel(self) -> tuple[Tensor, Kept]:
-        a, g, geo = self.a, self.g, self.geometry
+        a, g = self.a, self.g
         if not a.stride(1) == g.stride(1) == 1:
             a, g = a.contiguous(), g.contiguous()
         coarse = product_rounding(a.device, a.dtype) > 0
-        moves = (list(geo.kernel), list(geo.stride), list(geo.padding), list(geo.dilation))
-        squares, gradients = conv_square_norms(a, g, *moves, coarse)
+        squares, gradients = conv_square_norms(a, g, *self._moves, coarse)
         return squares, TapGradients(gradients)
 
+    @property
+    def _forms_again(self) -> bool:
+        """Whether a kernel forms each example's gradient once more for the sum, in three products of bf16."""
+        places = math.prod(self.g.shape[2:])
+        return (
+            SEARCHED
+            and self._has_kernel
+            and product_rounding(self.a.device, self.a.dtype) > 0
+            and self.a.shape[1] % TILE == self.g.shape[1] % TILE == 0
+            and places <= PLACES
+        )
+
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self._forms_again:
+            run = max(1, min(RUN, longest_run(len(weights), weights.dtype)))
+            found: Tensor = conv_weighted_sum(self.a, self.g, weights.contiguous(), *self._moves, run)
+            return as_released(found.permute(0, 3, 1, 2), len(weights), weights.dtype)
         view, batch, geo = self._patches(self.a), len(self.a), self.geometry
         view = view.view(batch, geo.groups, -1, *view.shape[2:])
         g = self.g.reshape(batch, geo.groups, self.shape[0] // geo.groups, -1)
+        if view.numel() <= PATCHES:
+            view = view.contiguous()
 
         def columns(start: int, stop: int) -> Tensor:
             return view[:, :, start:stop].reshape(batch, geo.groups, -1, g.shape[3])
@@ -106,7 +146,9 @@ class ConvWeight:
                 by_patch += by_pixel.as_strided(by_patch.shape, strides, shift * (pixels + 1))
         added = x.shape[1] * math.prod(geo.kernel) + g.shape[1]
         by_patch, by_output = by_patch.view(blocks, places, places), g.transpose(1, 2) @ g
-        norms = gram_square_norms(by_patch, by_output, added, self.g.dtype)
+        again = FORMED + 3 * places * torch.finfo(self.g.dtype).eps
+        charge = again if self._forms_again else None
+        norms = gram_square_norms(by_patch, by_output, added, self.g.dtype, charge)
         return norms.view(-1, geo.groups).sum(1)
 
     def _slices(self, a: Tensor, g: Tensor) -> tuple[Tensor, ...]:
@@ -117,7 +159,7 @@ class ConvWeight:
         by_groups = on_cpu and self.shape[1] >= 8 and spread > 1
         route = self._dense_by_groups if by_groups else self._dense_by_patches
         scratch = self.shape.numel() if by_groups else a.shape[1] * spread * math.prod(g.shape[2:])
-        step = _even_slices(len(a), (1 << 21 if on_cpu else 1 << 26) // scratch)
+        step = _slice((1 << 21 if on_cpu else 1 << 26) // scratch)
         parts = zip(torch.split(a, step), torch.split(g, step), strict=True)
         return tuple(route(part_a, part_g) for part_a, part_g in parts)
 
@@ -163,6 +205,28 @@ class ConvWeight:
         return gradient
 
 
+@torch.library.custom_op("modicum::conv_weighted_sum", mutates_args=())
+def conv_weighted_sum(
+    a: Tensor,
+    g: Tensor,
+    weights: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    run: int,
+) -> Tensor:
+    """(p, k, l, c) weighted sum in float64 of the gradients Σ_t δ_t patch_tᵀ, each formed by itself."""
+    from modicum.compute.kernels import launch_sum
+
+    return launch_sum(a, g, weights, kernel, stride, padding, dilation, run)
+
+
+@conv_weighted_sum.register_fake
+def _(a: Tensor, g: Tensor, _weights: Tensor, kernel: list[int], *_rest: object) -> Tensor:
+    return a.new_empty(g.shape[1], *kernel, a.shape[1], dtype=torch.float64)
+
+
 @dataclass(frozen=True)
 class TapGradients:
     """Gradients that exist for each example, (B, out, height, width, channels) of the kernel."""
@@ -206,11 +270,10 @@ def _(a: Tensor, g: Tensor, kernel: list[int], *_rest: object) -> tuple[Tensor, 
     return a.new_empty(len(a), dtype=torch.float64), a.new_empty(len(a), g.shape[1], *kernel, a.shape[1])
 
 
-def _even_slices(batch: int, most: int) -> int:
-    """The size of slices of about `most` examples, alike and a multiple of the threads that share them."""
-    slices = -(-batch // max(1, most))
-    threads = torch.get_num_threads()
-    return -(-batch // (slices * threads)) * threads
+def _slice(most: int) -> int:
+    """How many examples a slice of about `most` holds, whatever the batch: rows come in multiples of few."""
+    few = few_rows()
+    return max(few, most - most % few)
 
 
 def _only_what_is_seen(inputs: Tensor, outputs: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:

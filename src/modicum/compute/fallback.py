@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modicum.compute.bounds import Clip
-from modicum.compute.pieces import KEEP
+from modicum.compute.flat import Problem
 from modicum.compute.problem import (
     ROWS,
     ClippedSum,
@@ -24,17 +23,10 @@ from modicum.compute.reference import reference_clipped_sum
 from modicum.compute.sums import as_released, square_norms
 
 
-def fallback_clipped_sum(
-    model: nn.Module,
-    loss: Loss,
-    x: Any,
-    y: Any,
-    clip: Clip,
-    weights: Tensor | None,
-    trained: dict[str, nn.Parameter],
-    examples: int,
-) -> ClippedSum:
+def fallback_clipped_sum(problem: Problem) -> ClippedSum:
     """Per-example gradients by vmap, in chunks that bound the memory; one by one where vmap cannot follow."""
+    model, loss, x, y, clip = problem.model, problem.loss, problem.x, problem.y, problem.clip
+    trained, examples, weights = problem.trained, problem.examples, problem.weights
     step = _rows_at_a_time(sum(p.numel() for p in trained.values()))
     if weights is None:
         weights = next(iter(trained.values())).new_ones(examples)
@@ -58,6 +50,10 @@ def fallback_clipped_sum(
         return reference_clipped_sum(model, loss, x, y, clip, weights=weights, parameters=list(trained))
     sums = {name: as_released(t, examples, sum_dtype(trained[name])) for name, t in total.items()}
     return ClippedSum(sums, torch.cat(norms))
+
+
+KEEP = 1 << 24
+"""Numbers of per-example gradients that exist at a time, of all parameters together."""
 
 
 def _rows_at_a_time(parameters: int) -> int:

@@ -7,7 +7,7 @@ are real, and bounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from modicum.compute.capture import Graphs, rounded_up
-from modicum.compute.factors import clip_factors
-from modicum.compute.problem import check_losses, enough_rows, stand_ins, sum_dtype
-from modicum.compute.sums import in_range
+from modicum.compute.problem import check_losses, enough_rows, example_factors, stand_ins
 from modicum.compute.twin import CannotStackError, StackedPass, Twin
-from modicum.core.parts import Batch, ClipRule, Losses
+from modicum.core.clips import Clip
+from modicum.core.parts import Batch, Losses
 from modicum.core.stack import PooledBatches
 
-Sums = Callable[[Tensor, StackedPass, Tensor | None], Tensor]
+Sums = Callable[[Tensor, StackedPass, Mapping[str, Tensor] | None], Tensor]
 
 
 def use_graphs(theta: Tensor) -> bool:
@@ -90,29 +89,26 @@ class FixedShapeSteps:
         return total, fine
 
     def clipped_sums(
-        self, theta: Tensor, stack: Stack, losses: Losses, bounds: Tensor, rule: ClipRule
+        self, theta: Tensor, stack: Stack, losses: Losses, clip: Clip, bounds: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Sums of clipped gradients and (clients, size) norms."""
+        """Sums of gradients clipped by such a rule with each client's bounds; and (clients, size) norms."""
 
         def work(theta: Tensor, x: Tensor, real: Tensor, bounds: Tensor, *targets: Tensor) -> tuple[Tensor, ...]:
             run = self._pass(theta, x, real, dict(zip(stack.targets, targets, strict=True)), losses, True)
             with torch.no_grad():
-                norms = square_norms(run, theta).sqrt()
-                dtype = sum_dtype(theta)
-                factors = torch.where(real > 0, clip_factors(norms, bounds, rule, dtype), 0.0)
-                return self._sums(theta, run, factors), norms.to(dtype), torch.isfinite(norms)
+                by_name, norms, finite = factors(run, clip, bounds, real)
+                return self._sums(theta, run, by_name), norms, finite
 
-        total, norms, finite = self._run(rule, losses, work, theta, stack, stack.real, bounds)
-        norms = norms.masked_fill(~finite, 0.0)
+        total, norms, finite = self._run(clip.kind, losses, work, theta, stack, stack.real, bounds)
         if not bool(finite.any()):
             return torch.zeros_like(total), norms
         if not bool(finite.all()):  # once more by the same kernels: others would change everybody's last bits
-            total, _ = self.clipped_sums(theta, stack.without(finite), losses, bounds, rule)
+            total, _ = self.clipped_sums(theta, stack.without(finite), losses, clip, bounds)
         return total, norms
 
     def _run(
         self,
-        kind: str,
+        kind: Hashable,
         losses: Losses,
         work: Callable[..., tuple[Tensor, ...]],
         theta: Tensor,
@@ -148,8 +144,14 @@ def backward(values: Tensor, run: StackedPass, seeds: Tensor) -> None:
         torch.autograd.grad(values, run.anchor, seeds, allow_unused=True)
 
 
-def square_norms(run: StackedPass, theta: Tensor) -> Tensor:
-    """(clients, size) squared norms over all parameters, in float64."""
-    found = list(run.squares.values())
-    total = torch.stack(found).sum(0) if found else theta.new_zeros(run.rows, dtype=torch.float64)
-    return in_range(total, sum_dtype(theta)).view(run.clients, run.size)
+def factors(
+    run: StackedPass, clip: Clip, bounds: Tensor, real: Tensor
+) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """(clients, size) factors by parameter, norms, and which rows are finite; (clients, numbers) bounds."""
+    shape, names = (run.clients, run.size), list(run.squares)
+    if not names:  # the loss reaches no parameter
+        return {}, real.new_zeros(shape, dtype=bounds.dtype), real.new_ones(shape, dtype=torch.bool)
+    squares = torch.stack(list(run.squares.values()), dim=1).view(*shape, len(names))
+    own = clip.with_values(bounds[:, None, None].unbind(-1))
+    found, norms, finite = example_factors(own, names, squares, real, bounds.dtype)
+    return dict(zip(names, found.unbind(-1), strict=True)), norms, finite

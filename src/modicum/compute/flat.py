@@ -6,7 +6,6 @@ batch all come in as tensors of fixed shape. Batches are filled up with their fi
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -18,10 +17,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from modicum.compute.bookkeeping import PassRecorder
-from modicum.compute.bounds import Clip, PerLayer
 from modicum.compute.capture import Captured, Graphs, Replay, Work, agree, filled_up, rounded_up
-from modicum.compute.problem import ClippedSum, Loss, modes, nothing, rows, stand_ins, sum_dtype
+from modicum.compute.problem import (
+    ClippedSum,
+    Loss,
+    modes,
+    nothing,
+    rows,
+    stand_ins,
+    sum_dtype,
+    with_zero_rows,
+)
 from modicum.compute.rounding import product_rounding
+from modicum.core.clips import Clip
 
 LARGE = 1 << 20
 """A model of more parameters gains nothing by fewer launches, and each graph would hold a copy of it."""
@@ -65,11 +73,18 @@ class Problem:
     weights: Tensor | None
     examples: int
 
+    def filled(self, size: int) -> Problem:
+        """The same with rows of zeros at weight 0, which are nobody's, up to this size."""
+        more = size - self.examples
+        if not more:
+            return self
+        ones = next(iter(self.trained.values())).new_ones(self.examples) if self.weights is None else self.weights
+        x, y, weights = (with_zero_rows(tree, more) for tree in (self.x, self.y, ones))
+        return replace(self, x=x, y=y, weights=weights, examples=size)
+
     def key(self) -> Hashable:
         """All that the function below depends on besides its inputs and their shapes."""
-        bounds = tuple(self.clip.bounds) if isinstance(self.clip, PerLayer) else ()
-        shape = (type(self.clip), getattr(self.clip, "gamma", None), bounds)
-        return self.loss, shape, tuple(self.trained), modes(self.model), str(self.batch[1])
+        return self.loss, self.clip.kind, tuple(self.trained), modes(self.model), str(self.batch[1])
 
     @property
     def device(self) -> torch.device:
@@ -108,9 +123,7 @@ class Problem:
         real = (torch.arange(size, device=first.device) < self.examples).to(sum_dtype(first))
         if self.weights is not None:
             real[: self.examples] *= self.weights.to(real)
-        clip = self.clip
-        values = list(clip.bounds.values()) if isinstance(clip, PerLayer) else [clip.C]
-        bounds = torch.tensor(values, dtype=real.dtype).to(first.device, non_blocking=True)
+        bounds = torch.tensor(self.clip.values, dtype=real.dtype).to(first.device, non_blocking=True)
         rows = (filled_up(leaf, size) for leaf in self.batch[0])
         return [*self.state.values(), bounds, real, *rows]
 
@@ -131,20 +144,11 @@ class Problem:
             recorder = PassRecorder(self.model, self.trained, size)
             recorder.backward(recorder.forward(self.loss, x, y, dict(zip(names, state, strict=True))))
             with torch.no_grad(), torch.autocast(weights.device.type, enabled=False):
-                total, norms, finite = recorder.settle(_with_bounds(self.clip, bounds), weights, leave_out=False)
+                clip = self.clip.with_values(bounds.unbind())  # a bound that changes asks for no new graph
+                total, norms, finite = recorder.settle(clip, weights, leave_out=False)
             return (*total.values(), norms, finite)
 
         return clipped
-
-
-def _with_bounds(clip: Clip, bounds: Tensor) -> Clip:
-    """The same clip with tensors for numbers: a bound that changes must not ask for a new graph."""
-    same = copy.copy(clip)
-    if isinstance(clip, PerLayer):
-        object.__setattr__(same, "bounds", dict(zip(clip.bounds, bounds.unbind(), strict=True)))
-    else:
-        object.__setattr__(same, "C", bounds[0])
-    return same
 
 
 class FlatSums:

@@ -16,7 +16,8 @@ from modicum.compute.rounding import full_precision
 from modicum.compute.stacked import StackedEngine
 from modicum.compute.twin import CannotStackError
 from modicum.compute.vmapped import VmapEngine
-from modicum.core.parts import Batch, ClipRule, Losses
+from modicum.core.clips import Clip
+from modicum.core.parts import Batch, Losses
 from modicum.core.stack import SideBySide
 
 FEW = slice(0, 3)  # clients whose first results are compared with the loop's
@@ -81,14 +82,16 @@ class FusedBackend:
         return theta
 
     def clipped_sums(
-        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, clips: Sequence[Clip]
     ) -> tuple[Tensor, list[Tensor]]:
         def few(engine: Engine) -> Tensor:
-            return engine.clipped_sums(theta[FEW], batches[FEW], losses, bounds[FEW], rule)[0]
+            return engine.clipped_sums(theta[FEW], batches[FEW], losses, clips[FEW])[0]
 
         def all_of(engine: Engine) -> tuple[Tensor, list[Tensor]]:
-            return engine.clipped_sums(theta, batches, losses, bounds, rule)
+            return engine.clipped_sums(theta, batches, losses, clips)
 
+        if len({clip.kind for clip in clips}) > 1:  # factors of a stack are one computation
+            return all_of(self.loop)
         return self._by_either(SUMS, batches, few, all_of)
 
     def _by_either(

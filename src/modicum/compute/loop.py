@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from modicum.compute import Auto, Clipper, Flat, Way
+from modicum.compute import Clipper, Way
 from modicum.compute.capture import Graphs, filled_up, rounded_up
 from modicum.compute.flat import applies
-from modicum.compute.problem import in_mode
+from modicum.compute.problem import in_mode, trained_parameters
+from modicum.core.clips import Clip
 from modicum.core.layout import Layout
-from modicum.core.parts import Batch, ClipRule, Losses
+from modicum.core.parts import Batch, Losses
 
 EVALUATION_BATCH = 2048
 ALIGNED = 64  # bytes: where torch lets fresh memory begin, and the widest registers of a CPU
@@ -59,13 +60,20 @@ class LoopBackend:
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
 
+    def row_step(self, losses: Losses, some: Callable[[], Batch]) -> int:
+        """What the number of rows of a clipped sum is a multiple of, for this loss and records like some."""
+
+        def batch() -> tuple[Tensor, Mapping[str, Tensor]]:
+            return some().x, dict(some().targets)
+
+        return self._clipped.row_steps(trained_parameters(self.model, None), losses, batch)
+
     def clipped_sums(
-        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, clips: Sequence[Clip]
     ) -> tuple[Tensor, list[Tensor]]:
         sums, norms = [], []
-        for row, batch, bound in zip(theta, batches, bounds, strict=True):
+        for row, batch, clip in zip(theta, batches, clips, strict=True):
             self._load(row)
-            clip = Flat(bound) if rule is ClipRule.FLAT else Auto(bound)
             clipped = self._clipped(losses, aligned(batch.x), dict(batch.targets), clip)
             sums.append(self.layout.flatten(clipped.total))
             norms.append(clipped.norms)

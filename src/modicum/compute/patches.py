@@ -19,8 +19,8 @@ from modicum.compute.pieces import Dense, Kept, LinearWeight
 from modicum.compute.problem import sum_dtype
 from modicum.compute.sums import square_norms, weighted_rows
 
-KEEP = 1 << 29
-"""At most this many numbers of per-example gradients exist at a time for one parameter."""
+KEEP = 1 << 15
+"""Up to this many numbers of an example's gradient are kept for one parameter, however many examples there are."""
 
 
 class PatchConvolution:
@@ -81,7 +81,7 @@ class PatchConvolution:
         return seen.permute(0, 3, 1, 2)
 
     def _folded(self, columns: Tensor) -> Tensor:
-        from modicum.compute.stack_kernels import folded
+        from modicum.compute.kernels import folded
 
         size = (self.shape[2], self.shape[3])
         return folded(columns, size, (self.down, self.right), (self.top, self.left), self.dilation)
@@ -112,7 +112,7 @@ class PatchWeight:
         return self._factors().dense()
 
     def measure(self) -> tuple[Tensor, Kept]:
-        if self.examples * self.g.shape[2] * self.a.shape[2] <= KEEP:
+        if self.g.shape[2] * self.a.shape[2] <= KEEP:
             kept = PatchGradients(self.convolution, self._flat())
             return square_norms(kept.gradients.flatten(1)), kept
         return self._factors().measure_factors(), self

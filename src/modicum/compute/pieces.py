@@ -16,14 +16,16 @@ from modicum.compute.sums import (
     as_released,
     factor_charge,
     in_range,
+    square_lengths,
     square_norms,
     weighted_outer,
     weighted_products,
     weighted_rows,
 )
 
-KEEP = 1 << 24
-"""Up to this many numbers of per-example gradients are kept for one parameter, if that is fastest."""
+KEEP, GPU_KEEP = 1 << 19, 1 << 15
+"""Up to this many numbers of an example's gradient are kept for one parameter, if that is fastest: a matter of the
+layer alone, since one record more must not change how the others are measured. GPUs are given larger batches."""
 
 LARGER = 3
 """Beyond that, they are kept where they take at most so many times the memory of their factors."""
@@ -98,13 +100,13 @@ class LinearWeight:
         self.g = outputs.reshape(outputs.shape[0], -1, outputs.shape[-1])
 
     def measure(self) -> tuple[Tensor, Kept]:
-        batch, places, d = self.a.shape
+        places, d = self.a.shape[1:]
         p = self.g.shape[2]
         if places == 1:
-            return _square_lengths(self.a) * _square_lengths(self.g), self
+            return _lengths(self.a) * _lengths(self.g), self
         products = places * d * p
         by_gram = 4 * places**2 * (d + p) + 1.5 * products < 1.3 * products + WRITE * d * p
-        if by_gram or too_large(batch, d * p, places * (d + p)):
+        if by_gram or too_large(d * p, places * (d + p), on_gpu=self.a.is_cuda):
             return self.measure_factors(), self
         return Dense(self.dense()).measure()
 
@@ -171,27 +173,25 @@ class EmbeddingRows:
         return EmbeddingRows(self.indices[index], self.shares[index], self.size, self.dtype)
 
 
-def too_large(batch: int, gradient: int, factors: int) -> bool:
+def _lengths(vectors: Tensor) -> Tensor:
+    """‖v‖² of (B, 1, n) vectors, infinite where their precision has no such number."""
+    return in_range(square_lengths(vectors[:, 0]), vectors.dtype)
+
+
+def too_large(gradient: int, factors: int, *, on_gpu: bool) -> bool:
     """Whether gradients of so many numbers an example are better left as their factors, whatever that takes."""
-    return batch * gradient > KEEP and gradient > LARGER * factors
+    return gradient > (GPU_KEEP if on_gpu else KEEP) and gradient > LARGER * factors
 
 
-def _square_lengths(vectors: Tensor) -> Tensor:
-    """‖v‖² of each example, infinite where its precision has no such number.
-
-    In float64, where no square vanishes: a model that somebody chose for the purpose may have inputs of 1e19
-    beside output gradients whose squares would, and the gradient of a weight is then not small at all.
-    """
-    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=(1, 2), dtype=torch.float64)
-    return in_range(lengths.square(), vectors.dtype)
-
-
-def gram_square_norms(inputs: Tensor, outputs: Tensor, added: int, dtype: torch.dtype) -> Tensor:
+def gram_square_norms(
+    inputs: Tensor, outputs: Tensor, added: int, dtype: torch.dtype, charge: float | None = None
+) -> Tensor:
     """Σ_ts (a_t·a_s)(δ_t·δ_s) from the two (n, T, T) Gram matrices in float64, each entry of `added` products.
 
     The terms may cancel, and then rounding is large beside what is left. Σ|terms| ≤ s², s = Σ_t ‖a_t‖‖δ_t‖, says
-    how large; and in the weighted sum of a model in this precision terms are rounded as well. Both
-    are added, so that a norm may be overestimated, never underestimated.
+    how large; and in the weighted sum of a model in this precision terms are rounded as well, by `charge` of s
+    (None: what `weighted_products` needs). Both are added, so that a norm may be overestimated, never
+    underestimated.
     """
     places = inputs.shape[1]
     squares, square_outputs = (
@@ -200,5 +200,6 @@ def gram_square_norms(inputs: Tensor, outputs: Tensor, added: int, dtype: torch.
     spread = (squares * square_outputs).sqrt().sum(1)
     terms = (inputs * outputs).sum((1, 2)).clamp(min=0.0)
     rounding = (added + places**2) * torch.finfo(inputs.dtype).eps
-    charge = factor_charge(places, dtype, joint=inputs.is_cuda)
+    if charge is None:
+        charge = factor_charge(places, dtype, joint=inputs.is_cuda)
     return ((terms + rounding * spread.square()).sqrt() + charge * spread).square()

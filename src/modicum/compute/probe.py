@@ -44,7 +44,7 @@ def probe(
 ) -> Verdict:
     """Keep books of a batch like this one and judge them. No sum that is used comes from a probe."""
     drawn = torch.Generator().manual_seed(0)
-    x, y = (tree_map(lambda leaf: _numbers(leaf, drawn), tree) for tree in (x, y))
+    x, y = (tree_map(lambda leaf: numbers_like(leaf, drawn), tree) for tree in (x, y))
     with own_weights(model, drawn):
         return _probe(model, trained, loss, x, y, examples)
 
@@ -63,7 +63,7 @@ def own_weights(model: nn.Module, drawn: torch.Generator) -> Iterator[None]:
             p.data = data
 
 
-def _numbers(leaf: Any, drawn: torch.Generator) -> Any:
+def numbers_like(leaf: Any, drawn: torch.Generator) -> Any:
     """Between 0 and 1, in the shape and layout of these."""
     if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
         return leaf

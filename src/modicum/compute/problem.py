@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modicum.compute.bounds import Clip
+from modicum.core.clips import Clip
 from modicum.errors import UserError
 
 Targets = Tensor | tuple[Any, ...] | dict[str, Any]
@@ -61,14 +61,27 @@ def rows(tree: Any, index: Any) -> Any:
 
 
 ROWS = 32
-"""What the number of rows of a pass is a multiple of. Libraries choose kernels, and share work among threads, by
-the number of rows, and compute the last numbers of a tensor (up to 31) by other functions than the rest; so its
-bits depend on how many rows there are. With multiples of this they were found not to (docs/clipping.md)."""
+"""What the number of rows of a pass is a multiple of, if nothing is known of the model. Libraries choose kernels,
+and share work among threads, by the number of rows, and compute the last numbers of a tensor (up to 31) by other
+functions than the rest; so its bits depend on how many rows there are. With multiples of this they were found not
+to (docs/clipping.md). `row_steps` knows models for which less will do."""
+
+FEW = 4
+"""Rows that matrix libraries treat alike, with up to two threads."""
+
+FEWEST = 16
+"""Rows of a pass at least: with fewer, libraries multiply in other ways."""
 
 
-def enough_rows(examples: int) -> int:
-    """The next multiple of the rows that products are made of, so that sums do not depend on the batch."""
-    return -(-examples // ROWS) * ROWS
+def few_rows() -> int:
+    """What the number of rows is a multiple of at least. Threads share rows, and more than two were not searched:
+    it is a guess that each of them needs as many as one of two."""
+    return min(ROWS, max(FEW, FEW // 2 * torch.get_num_threads()))
+
+
+def enough_rows(examples: int, step: int = ROWS) -> int:
+    """So many rows or a few more: a multiple of `step`, and enough for libraries' usual ways; 0 for none."""
+    return max(FEWEST, -(-examples // step) * step) if examples else 0
 
 
 def with_zero_rows(tree: Any, more: int) -> Any:
@@ -151,17 +164,16 @@ def nothing(parameters: Mapping[str, Tensor], examples: int = 0) -> ClippedSum:
 
 
 def example_factors(
-    clip: Clip, names: list[str], squares: Tensor, weights: Tensor | None, dtype: torch.dtype
+    clip: Clip, names: Sequence[str], squares: Tensor, weights: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, parameters) factors with weights, (B,) norms, and (B,) which examples are usable, from float64 squares.
+    """(…, parameters) factors with weights, (…) norms, and (…) which examples are usable, from float64 squares.
 
-    One record with a NaN, an infinity or an overflow in its gradient must neither exceed the bound nor show itself
-    by poisoning the sum: it gets norm 0 and factor 0. Factors are made a few units of `dtype` too small, so that
-    rounding them to it does not lift a norm above its bound.
+    Leading axes are examples, or clients and their examples; weights have them too. One record with a NaN, an
+    infinity or an overflow in its gradient must neither exceed the bound nor show itself by poisoning the sum: it
+    gets norm 0 and factor 0.
     """
-    finite = squares.sum(1) <= torch.finfo(dtype).max  # no for a NaN
-    squares = torch.where(finite[:, None], squares, 0.0)
-    factors = torch.where(finite[:, None], clip.factors(names, squares), 0.0) * (1 - 8 * torch.finfo(dtype).eps)
-    if weights is not None:
-        factors = factors * weights.to(factors)[:, None]
-    return factors.to(dtype), squares.sum(1).sqrt().to(dtype), finite
+    finite = squares.sum(-1) <= torch.finfo(dtype).max  # no for a NaN
+    squares = torch.where(finite[..., None], squares, 0.0)
+    usable = finite if weights is None else finite * weights.to(dtype)
+    factors = clip.factors(names, squares, dtype) * usable[..., None]
+    return factors, squares.sum(-1).sqrt().to(dtype), finite

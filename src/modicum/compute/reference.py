@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modicum.compute.bounds import Clip
 from modicum.compute.problem import (
     ClippedSum,
     Loss,
@@ -23,6 +22,7 @@ from modicum.compute.problem import (
     zero_like,
 )
 from modicum.compute.sums import as_released, square_norms
+from modicum.core.clips import Clip
 
 
 def reference_clipped_sum(

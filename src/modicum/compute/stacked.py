@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from modicum.compute import Flat, fixed_shape
+from modicum.compute import fixed_shape
 from modicum.compute.client_sums import subtract_client_sums, write_client_sums
-from modicum.compute.factors import clip_factors
 from modicum.compute.loop import LoopBackend
 from modicum.compute.problem import check_losses, enough_rows, sum_dtype
 from modicum.compute.sums import sum_type
 from modicum.compute.twin import CannotStackError, StackedPass, Twin
-from modicum.core.parts import Batch, ClipRule, Losses
+from modicum.core.clips import Clip
+from modicum.core.parts import Batch, Losses
 from modicum.core.stack import Gathered, PooledBatches, SideBySide, padded, real_rows
 
 
@@ -29,19 +29,30 @@ class _Stack:
     size: int
 
     @classmethod
-    def of(cls, batches: Sequence[Batch], *, enough: bool = False) -> _Stack:
-        """`enough` rows for each client, where what is computed of one must not depend on how many there are."""
+    def of(cls, batches: Sequence[Batch], step: int = 0) -> _Stack:
+        """`step`: rows come in multiples of it, where what is computed of one must not depend on their number."""
         sizes = batches.sizes if isinstance(batches, Gathered) else [len(b) for b in batches]
         size = max(sizes, default=0)
-        if enough:
-            size = enough_rows(size)
-        if isinstance(batches, PooledBatches) or (isinstance(batches, Gathered) and not enough):
+        if step:
+            size = enough_rows(size, step)
+        if isinstance(batches, PooledBatches) or (isinstance(batches, Gathered) and not step):
             return cls(*batches.padded(size), sizes, size)
         return cls(*padded(list(batches), size), sizes, size)
 
     @property
     def full(self) -> bool:
         return min(self.sizes) == self.size
+
+    def whole(self) -> _Stack:
+        """The same with targets of zeros for rows that belong to nobody: all rows pass through the loss."""
+        if self.full:
+            return self
+        rows = real_rows(self.sizes, self.size).to(self.x.device)
+        targets = {
+            name: t.new_zeros(len(self.x), *t.shape[1:]).index_copy_(0, rows, t)
+            for name, t in self.targets.items()
+        }
+        return _Stack(self.x, targets, [self.size] * len(self.sizes), self.size)
 
     def real(self, outputs: Tensor) -> Tensor:
         """The rows of the outputs that belong to a record."""
@@ -118,32 +129,28 @@ class StackedEngine:
         return torch.cat([part.flatten(1) for part in weights.values()], dim=1)
 
     def clipped_sums(
-        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, clips: Sequence[Clip]
     ) -> tuple[Tensor, list[Tensor]]:
-        """As `Backend.clipped_sums`: of all clients in one pass."""
-        clips = [Flat(bound) for bound in bounds]  # refuses bounds that are not positive and finite
-        column = torch.tensor([clip.C for clip in clips], dtype=sum_dtype(theta), device=theta.device)[:, None]
+        """As `Backend.clipped_sums`: of all clients in one pass. All clips are of one kind; bounds may differ."""
+        dtype = sum_dtype(theta)
+        bounds = torch.tensor([clip.values for clip in clips], dtype=dtype, device=theta.device)
         if fixed_shape.fits(batches, theta):
             fixed = fixed_shape.Stack.of(batches, theta, enough=True)
-            total, norms = self._fixed.clipped_sums(theta, fixed, losses, column, rule)
+            total, norms = self._fixed.clipped_sums(theta, fixed, losses, clips[0], bounds)
             return total, [row[: len(batch)] for row, batch in zip(norms, batches.chosen, strict=True)]
-        stack = _Stack.of(batches, enough=True)
-        if not stack.size:
+        if not any(map(len, batches)):
             return torch.zeros_like(theta), [theta.new_zeros(0) for _ in batches]
-        run, values = self._forward(self.layout.named(theta.detach()), stack, losses, measure=True)
+        stack = _Stack.of(batches, self.loop.row_step(losses, lambda: next(b for b in batches if len(b))))
+        run, values = self._forward(self.layout.named(theta.detach()), stack.whole(), losses, measure=True)
         with torch.no_grad():
             fixed_shape.backward(values, run, torch.ones_like(values))
-            norms = fixed_shape.square_norms(run, theta).sqrt()
-            finite = torch.isfinite(norms)
-            norms = norms.masked_fill(~finite, 0.0)
-            factors = clip_factors(norms, column, rule, column.dtype)
-            factors = torch.where(stack.mask(norms) & finite, factors, 0.0)
+            factors, norms, finite = fixed_shape.factors(run, clips[0], bounds, stack.mask(theta))
             if not bool(finite.all()):
                 run.leave_out(finite.flatten())
             total = self._sums(theta, run, factors)
-        return total, [row[:n] for row, n in zip(norms.to(column.dtype), stack.sizes, strict=True)]
+        return total, [row[:n] for row, n in zip(norms, stack.sizes, strict=True)]
 
-    def _sums(self, theta: Tensor, run: StackedPass, factors: Tensor | None) -> Tensor:
+    def _sums(self, theta: Tensor, run: StackedPass, factors: Mapping[str, Tensor] | None) -> Tensor:
         dtype = sum_dtype(theta) if factors is None else sum_type(run.size, sum_dtype(theta))
         total = torch.empty_like(theta, dtype=dtype)
         for name, where in self._slices.items():
@@ -153,5 +160,6 @@ class StackedEngine:
                 part.zero_()
             else:
                 where_to = part.view(-1, *run.weights[name].shape[1:])
-                write_client_sums(where_to, kept, factors, run.size)
+                weights = None if factors is None else factors[name]
+                write_client_sums(where_to, kept, weights, run.size)
         return total

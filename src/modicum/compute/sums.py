@@ -13,14 +13,17 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from modicum.compute.problem import ROWS
+from modicum.compute.problem import FEWEST
 from modicum.compute.rounding import exact_product
 
-SHARE = 2.0**-11
-"""Of the bound: what rounding within runs may move a sum by, and as much again for rounding the sum itself."""
+SHARE = 1e-3 - 2.0**-16 - 2.0**-18
+"""Of the bound: what rounding while adding up may move a sum by. Norms may be off by 2⁻¹⁶; a little is left."""
 
 BLOCK = 256
 """Squares that are added up in float32; sums of these in float64."""
+
+ONCE = 1024
+"""Up to so many squares are added up in float32 at once, and what that may be off by is added."""
 
 SHORT = 8
 """Runs of fewer examples are not worth their float64 totals: all is float64 then."""
@@ -28,22 +31,31 @@ SHORT = 8
 MANY = 1024
 """Examples whose places are added up at once in float64; of a larger batch, MANY²/B at a time."""
 
-JOINT = 2 * MANY * MANY * 2.0**-53 / (SHARE / 2)
+JOINT = 2 * MANY * MANY * 2.0**-53 / 2.0**-12
 """Sums over T places of m of B examples in float64 are off by 2·B·m·T·2⁻⁵³·max w_i s_i in two worlds together.
-With κ·s_i charged to norms, w_i s_i ≤ C/κ; B·m ≤ MANY² and κ = T·(this) make that SHARE/2 of C."""
+With κ·s_i charged to norms, w_i s_i ≤ C/κ; B·m ≤ MANY² and κ = T·(this) make that 2⁻¹² of C."""
 
 TILE, GPU_TILE = 1 << 21, 1 << 26
 """Numbers that a slice of products, or of rows in float64, takes at most: in the cache, or beside activations."""
 
+COLUMNS, UNITS = 72, 8
+"""Columns of examples' products that are formed and added up at a time, and channels at least: libraries and
+caches like few, and multiples of eight."""
+
 
 def longest_run(batch: int, dtype: torch.dtype) -> int:
-    """How many of so many examples may be added up in this precision: B·m·u ≤ SHARE, with u half an epsilon."""
-    return int(2 * SHARE / torch.finfo(dtype).eps) // max(1, batch)
+    """How many of so many examples may be added up in this precision, with u half an epsilon.
+
+    All of them, if B²·u ≤ SHARE. Else m of them, whose totals are added up in float64 and rounded in the end:
+    B·m·u + 2·B·u ≤ SHARE.
+    """
+    most = int(2 * SHARE / torch.finfo(dtype).eps)
+    return batch if batch * batch <= most else max(0, most // batch - 2)
 
 
 def sum_type(batch: int, dtype: torch.dtype) -> torch.dtype:
-    """The model's precision, unless rounding a sum to it would move it by more than SHARE of the bound: 2·B·u."""
-    return torch.float64 if batch * torch.finfo(dtype).eps > SHARE else dtype
+    """The model's precision, unless rounding a sum to it would move it by more than half a SHARE: 2·B·u."""
+    return torch.float64 if batch * torch.finfo(dtype).eps > SHARE / 2 else dtype
 
 
 def as_released(total: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
@@ -53,12 +65,24 @@ def as_released(total: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
 
 def square_norms(rows: Tensor) -> Tensor:
     """(B,) squared norms of (B, n) gradients in float64, of which few squares at a time are added in less."""
-    blocks = rows.shape[1] // BLOCK
+    size, eps = rows.shape[1], torch.finfo(rows.dtype).eps
+    if size <= ONCE:
+        once: Tensor = torch.linalg.vector_norm(rows, dim=1).double().square() * (1 + (size + 4) * eps / 2)
+        return once
+    blocks = size // BLOCK
     total: Tensor = torch.linalg.vector_norm(rows[:, blocks * BLOCK :], dim=1).double().square()
-    if blocks:
-        whole = rows[:, : blocks * BLOCK].reshape(len(rows), blocks, BLOCK)
-        total = total + torch.linalg.vector_norm(whole, dim=2).double().square().sum(1)
+    whole = rows[:, : blocks * BLOCK].reshape(len(rows), blocks, BLOCK)
+    total += torch.linalg.vector_norm(whole, dim=2).double().square().sum(1)
     return total
+
+
+def square_lengths(vectors: Tensor) -> Tensor:
+    """The same for factors of gradients: never less than they are, also where squares vanish in their precision.
+
+    A model that somebody chose for the purpose may have inputs of 1e19 beside output gradients whose squares are
+    under the smallest number, and the gradient of a weight is then not small at all.
+    """
+    return square_norms(vectors) + vectors.shape[1] * torch.finfo(vectors.dtype).tiny
 
 
 def in_range(squares: Tensor, dtype: torch.dtype) -> Tensor:
@@ -110,7 +134,13 @@ def weighted_outer(weights: Tensor, g: Tensor, a: Tensor) -> Tensor:
     g = g * weights[..., None]
     if run >= batch:
         return exact_product(g.transpose(-1, -2), a)
-    return as_released(g.double().transpose(-1, -2) @ a.double(), batch, dtype)
+    if run < SHORT:
+        return as_released(g.double().transpose(-1, -2) @ a.double(), batch, dtype)
+    whole = batch - batch % run
+    runs_g, runs_a = (t[..., :whole, :].reshape(*t.shape[:-2], -1, run, t.shape[-1]) for t in (g, a))
+    total = exact_product(runs_g.transpose(-1, -2), runs_a).sum(-3, dtype=torch.float64)
+    total += exact_product(g[..., whole:, :].transpose(-1, -2), a[..., whole:, :])
+    return as_released(total, batch, dtype)
 
 
 Columns = Callable[[int, int], Tensor]
@@ -128,7 +158,7 @@ def weighted_products(weights: Tensor, g: Tensor, columns: Columns, units: int, 
         g = g.double() * weights.double()[:, None, None, None]
         step = max(1, GPU_TILE // (batch * groups * taps * places))
     else:
-        step = max(1, TILE // (ROWS * groups * taps * outs))
+        step = max(1, min(max(UNITS, COLUMNS // taps), TILE // (FEWEST * groups * taps * outs)))
     total = torch.empty(groups, outs, units * taps, dtype=sum_type(batch, weights.dtype), device=g.device)
     for start in range(0, units, step):
         stop = min(units, start + step)
@@ -144,7 +174,7 @@ def weighted_products(weights: Tensor, g: Tensor, columns: Columns, units: int, 
 def _example_products(g: Tensor, a: Tensor) -> Iterator[Tensor]:
     """Each example's product, in blocks of one shape: with other shapes a library may multiply in another order,
     and a record that is added to the batch would change the others' last bits."""
-    for one_g, one_a in zip(torch.split(g, ROWS), torch.split(a, ROWS), strict=True):
+    for one_g, one_a in zip(torch.split(g, FEWEST), torch.split(a, FEWEST), strict=True):
         each = exact_product(one_g.flatten(0, 1), one_a.flatten(0, 1).transpose(1, 2))
         yield each.view(len(one_g), -1)
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from modicum.compute.factors import clip_factors
-from modicum.compute.problem import check_losses, enough_rows
-from modicum.compute.sums import in_range, square_norms, weighted_rows
+from modicum.compute.problem import check_losses, enough_rows, example_factors
+from modicum.compute.sums import square_norms, weighted_rows
+from modicum.core.clips import Clip
 from modicum.core.layout import Layout
-from modicum.core.parts import Batch, ClipRule, Losses
+from modicum.core.parts import Batch, Losses
 from modicum.core.stack import padded, real_rows
 
 
@@ -28,24 +28,25 @@ class VmapEngine:
         return torch.stack(found)
 
     def clipped_sums(
-        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, clips: Sequence[Clip]
     ) -> tuple[Tensor, list[Tensor]]:
         """As `Backend.clipped_sums`, from the gradient of each example; one that is not finite counts as zero."""
         sums, norms = [], []
         examples = self._examples(theta, batches, losses, enough=True)
-        for (flat, zero), bound in zip(examples, bounds, strict=True):
-            finite = torch.isfinite(in_range(square_norms(flat), flat.dtype))
-            flat = torch.where(finite[:, None], flat, 0.0)
-            norm = square_norms(flat).sqrt()
-            factors = clip_factors(norm, norm.new_tensor(bound), rule, flat.dtype)
-            sums.append(weighted_rows(factors, [flat]) if len(flat) else zero)
-            norms.append(norm.to(flat.dtype))
+        for (flat, zero), clip in zip(examples, clips, strict=True):
+            parts = torch.split(flat, list(self.layout.sizes), dim=1)
+            squares = torch.stack([square_norms(part) for part in parts], dim=1)
+            factors, norm, finite = example_factors(clip, self.layout.names, squares, None, flat.dtype)
+            usable = (torch.where(finite[:, None], part, 0.0) for part in parts)
+            found = [weighted_rows(w, [part]) for w, part in zip(factors.unbind(1), usable, strict=True)]
+            sums.append(torch.cat(found) if len(flat) else zero)
+            norms.append(norm)
         return torch.stack(sums), norms
 
     def _examples(
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, *, enough: bool = False
     ) -> list[tuple[Tensor, Tensor]]:
-        """Each client's (examples, parameters) gradients, beside a row of zeros; `enough` rows as in `_Stack`."""
+        """Each client's (examples, parameters) gradients, beside a row of zeros; `enough` rows."""
         sizes = [len(batch) for batch in batches]
         size = max(sizes, default=0)
         if enough:

@@ -42,7 +42,7 @@ def federation(config: Config, alone: str | None = None) -> Federation:
         budgets = assign_budgets(_budgets(config), len(divided.clients), seed)
     with config.source.at("data"):
         spec = partial(_spec, config, len(budgets))
-        return Federation(stand_on(divided, data.features, budgets, spec, source, data.backbone), budgets)
+        return Federation(stand_on(divided, _features(config), budgets, spec, source, data.backbone), budgets)
 
 
 def experiment(config: Config) -> Experiment:
@@ -80,8 +80,17 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
         secure_aggregation=run.secure_aggregation,
         evaluate_every=run.evaluate_every,
         device=run.device,
+        compile=run.compile,
         model_options=dict(config.model.options),
     )
+
+
+def _features(config: Config) -> str | None:
+    """As written; else of a size to be found, where the method asks for them and there is a dataset to fit to."""
+    data = config.data
+    other = data.features_from is not None or isinstance(data.proxy, str)
+    wanted = data.features is None and other and getattr(config.method, "public_features", False)
+    return "discriminant:auto" if wanted else data.features
 
 
 def _spec(config: Config, clients: int) -> PrivacySpec:

@@ -15,6 +15,7 @@ from modicum.config.source import Source, read_source, with_option
 from modicum.data.columns import Column
 from modicum.errors import MissingExtraError
 
+DEFAULT_METHOD = "auto"
 TABLES = ("data", "privacy", "model", "method", "run", "fit")  # `modicum fit-clipping` reads [fit]
 
 
@@ -34,9 +35,8 @@ def check(source: Source, folder: Path = Path()) -> Config:
     for name in TABLES:
         if not isinstance(source.tables.get(name, {}), Mapping):
             raise source.error(f"{name} must be a table: write [{name}]", name)
-    for name in ("data", "method"):
-        if name not in source.tables:
-            raise source.error(f"there is no [{name}] table: add one")
+    if "data" not in source.tables:
+        raise source.error("there is no [data] table: add one")
     privacy = read_table(source, PrivacyConfig, "privacy", source.tables.get("privacy", {}))
     method_name, method = _method(source, privacy)
     return Config(
@@ -76,10 +76,8 @@ def _model(source: Source) -> ModelConfig:
 def _method(source: Source, privacy: PrivacyConfig) -> tuple[str, Any]:
     from modicum.methods import method_names, settings_of
 
-    table = dict(source.tables["method"])
-    name = table.pop("name", None)
-    if name is None:
-        raise source.error(f"the method has no name: add name = one of {', '.join(method_names())}", "method")
+    table = dict(source.tables.get("method", {}))
+    name = table.pop("name", DEFAULT_METHOD)
     with source.at("method", "name"):
         cls: type[Any] | None = settings_of(str(name))
     if cls is None:

@@ -117,6 +117,9 @@ class RunConfig:
     )
     evaluate_every: int = setting(1, "rounds between looks at the test data (simulated ground truth)")
     device: str = setting("cpu", "cpu, cuda, cuda:1, …")
+    compile: bool = setting(
+        False, "compile clipped sums on the first batch of each size: pays on a GPU, after thousands of steps"
+    )
     simulation: bool = setting(True, "seeded noise that protects nobody; false: cryptographic noise")
     transcript: bool = setting(False, "write down what each party sees, in transcript.bin (read: load_transcript)")
     audit: Literal["one-run", "canife", "client-canaries"] | None = setting(

@@ -14,7 +14,7 @@ from modicum.config.schema import Config, DataConfig, PrivacyConfig, RunConfig
 if TYPE_CHECKING:
     from modicum.federation.experiment import Experiment
 
-NOT_COMPARED = {("data", "dir"), ("run", "device")}  # where things are, not what they are
+NOT_COMPARED = {("data", "dir"), ("run", "device"), ("run", "compile")}  # where and how, not what
 ELSEWHERE = ("delta", "adjacency")  # a method's own fields that are written under [privacy]
 
 
@@ -49,6 +49,7 @@ def describe_experiment(
             "secure_aggregation": e.secure_aggregation,
             "evaluate_every": e.evaluate_every,
             "device": e.device,
+            "compile": e.compile,
             "simulation": simulation,
             "transcript": transcript,
             "audit": audit,

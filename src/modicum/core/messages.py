@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modicum.core.clips import Clip, PerLayer
 from modicum.errors import MissingExtraError, UserError
 
 
@@ -29,20 +30,29 @@ class Decision:
     bound: float
     noise_multiplier: float | None = None  # None: the frozen multiplier of the client's plan (R1)
     signal_multiplier: float | None = None  # at least this noise on signals, where clients' signals are summed
+    layers: tuple[tuple[str, float], ...] = ()  # shares of the bound by layer; none: the mechanism's own rule
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
+        found: dict[str, Any] = {
             "bound": self.bound,
             "noise_multiplier": self.noise_multiplier,
             "signal_multiplier": self.signal_multiplier,
         }
+        return found | {"layers": dict(self.layers)} if self.layers else found
+
+    def rule(self, own: Clip) -> Clip:
+        """How a record's gradient is clipped: by the mechanism's own rule, or by the layers, to the bound."""
+        return (PerLayer(dict(self.layers)) if self.layers else own).scaled_to(self.bound)
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Decision:
         """Back from `to_dict`; a missing signal multiplier is None."""
         z, shared = d["noise_multiplier"], d.get("signal_multiplier")
-        return cls(float(d["bound"]), None if z is None else float(z), None if shared is None else float(shared))
+        layers = tuple((str(name), float(share)) for name, share in dict(d.get("layers", {})).items())
+        return cls(
+            float(d["bound"]), None if z is None else float(z), None if shared is None else float(shared), layers
+        )
 
 
 @dataclass(frozen=True)

@@ -20,18 +20,19 @@ PARTS = ("policy", "aggregation", "training", "mechanism", "codec", "wrapper")
 
 
 class Need(StrEnum):
-    """The first four are met by a mechanism, the others by an experiment's data."""
+    """The first five are met by a mechanism, the others by an experiment's data."""
 
     INDIVIDUALS = "individual messages"  # also said by an aggregation's `needs_individuals`
     SIGNALS = "signals"  # said by a policy's `signals`
     STEPS = "steps"  # said by a policy of step scope
     ADAPTIVE_NOISE = "adaptive noise"
+    LAYERS = "bounds by layer"  # for a policy whose decisions have `layers`
     PUBLIC_DATA = "public data"
     PUBLIC_LABELS = "public labels"
     VALIDATION = "validation records"
 
 
-OF_THE_MECHANISM = {Need.INDIVIDUALS, Need.SIGNALS, Need.STEPS, Need.ADAPTIVE_NOISE}
+OF_THE_MECHANISM = {Need.INDIVIDUALS, Need.SIGNALS, Need.STEPS, Need.ADAPTIVE_NOISE, Need.LAYERS}
 
 UNMET = {
     Need.INDIVIDUALS: (
@@ -46,6 +47,10 @@ UNMET = {
     Need.ADAPTIVE_NOISE: (
         "noise that it may choose, and this mechanism's is fixed by the plan: use one that a filter guards "
         "(adaptive = True), or another {kind}"
+    ),
+    Need.LAYERS: (
+        "each record clipped layer by layer, which this mechanism does not do: protect records, or use another "
+        "{kind}"
     ),
     Need.PUBLIC_DATA: "public data: give the federation a proxy ([data] proxy = 0.1), or use another {kind}",
     Need.PUBLIC_LABELS: (
@@ -97,7 +102,7 @@ def check_composition(method: Method) -> None:
 def declared(method: Method) -> Iterator[tuple[str, str, Need]]:
     """(kind of part, its name, need) for all that the parts declare."""
     for kind in PARTS:
-        for part in _with_inner(getattr(method, kind)):
+        for part in with_inner(getattr(method, kind)):
             for need in _needs(kind, part):
                 yield kind, type(part).__name__, need
 
@@ -112,11 +117,12 @@ def _needs(kind: str, part: Any) -> Iterator[Need]:
         yield Need.STEPS
 
 
-def _with_inner(part: Any) -> Iterator[Any]:
+def with_inner(part: Any) -> Iterator[Any]:
+    """The part, and all that its fields hold."""
     yield part
     if is_dataclass(part):
         for field in fields(part):
-            yield from _with_inner(getattr(part, field.name))
+            yield from with_inner(getattr(part, field.name))
 
 
 def _unmet(kind: str, name: str, need: Need) -> UserError:

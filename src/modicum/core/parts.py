@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from modicum.core.clips import Clip
 from modicum.core.door import Door, SumDoor
 from modicum.core.facts import ClientFacts, FeatureFacts, Metric, PublicFacts
 from modicum.core.integers import Agreed
@@ -162,7 +163,7 @@ class Backend(Protocol):
         """Gradient of each client's mean loss, one row a client; zero for an empty batch."""
 
     def clipped_sums(
-        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, bounds: Sequence[float], rule: ClipRule
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, clips: Sequence[Clip]
     ) -> tuple[Tensor, list[Tensor]]:
         """Sum of clipped per-example gradients, one row a client, and the norms before clipping (private!)."""
 
@@ -173,13 +174,6 @@ class Descends(Protocol):
 
     def descend(self, theta: Tensor, steps: Sequence[Sequence[Batch]], losses: Losses, rate: float) -> Tensor:
         """theta − rate · gradients, for each step's batches in turn; a new tensor."""
-
-
-class ClipRule(StrEnum):
-    """What a gradient g with bound C becomes before it is added; its norm is at most C either way."""
-
-    FLAT = "flat"  # g · min(1, C/‖g‖)
-    AUTO = "auto"  # g · C/(‖g‖ + γ): AUTO-S, Bu et al. 2023
 
 
 class LocalTraining(Protocol):
@@ -377,6 +371,8 @@ class Method:
     aggregation: Aggregation
     codec: Codec = field(default_factory=Identity)
     wrapper: ModelWrapper = field(default_factory=Plain)
+    public_start: bool = False  # begins with a logistic head on public records that have the task's labels, if any
+    average: float = 0.0  # β of the average over rounds that is reported, where the run names none
     notes: tuple[str, ...] = ()  # what a reader of the results must know, such as a flaw kept in faithful mode
 
     def __post_init__(self) -> None:

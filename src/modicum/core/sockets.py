@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from modicum.core.facts import PublicFacts
 
 
 @runtime_checkable
@@ -63,3 +66,11 @@ class PublicEvaluator(Protocol):
         A client's candidate is the model before the round plus what the client released. Nothing private is looked
         at, so it may be asked as often as one likes.
         """
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A part that decides settings by itself, from public facts."""
+
+    def explain(self, public: PublicFacts) -> Iterable[str]:
+        """What it decided and why, a sentence each."""

@@ -14,11 +14,24 @@ from pathlib import Path
 
 import torch
 
+from modicum.core.clips import Flat
 from modicum.core.door import Door, DoorWatch, ReservedDoor
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Expected, Message, Noised, Sealed, Share, Summand, decode, finite
+from modicum.core.messages import (
+    Broadcast,
+    Decision,
+    Expected,
+    Message,
+    Noised,
+    Sealed,
+    Share,
+    Summand,
+    decode,
+    finite,
+)
 from modicum.core.parts import Batch, ClientKit, Job, Method, State
 from modicum.core.store import load_state, save_state
+from modicum.errors import UserError
 from modicum.federation.keep import Charges, Keep, settle
 from modicum.privacy.budgets import Reason, Refusal, Refused
 from modicum.privacy.events import Release
@@ -165,7 +178,15 @@ class Clients:
         decision = broadcast.decision
         noises = (z for z in (decision.noise_multiplier, decision.signal_multiplier) if z is not None)
         fits = BOUNDS[0] <= decision.bound <= BOUNDS[1] and all(0 <= z <= BOUNDS[1] for z in noises)
-        return None if fits else Reason.BAD_BOUND
+        return None if fits and self._covers(decision) else Reason.BAD_BOUND
+
+    def _covers(self, decision: Decision) -> bool:
+        """Whether bounds by layer are there for each parameter, and for nothing else."""
+        try:
+            decision.rule(Flat()).check(self.kit.backend.layout.names)
+        except UserError:
+            return False
+        return True
 
     def _participation(self, client: Client, round: int) -> int:
         return sum(r < round for r in client.rounds)

@@ -25,7 +25,7 @@ from modicum.models import build, check_model, fixed_features
 from modicum.privacy.spec import PrivacySpec, Unit
 from modicum.privacy.views import Variant
 from modicum.public.features import behind, stand_on
-from modicum.public.hot_start import hot_start
+from modicum.public.hot_start import hot_start, public_start
 from modicum.training.compressed import from_options
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ class Experiment:
     secure_aggregation: AggregationKind = "ideal"  # or the protocol itself, in memory
     evaluate_every: int = 1
     device: str = "cpu"
+    compile: bool = False  # clipped sums, on the first batch of each size
     model_options: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -212,6 +213,8 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
     if experiment.hot_start:
         public, held_out = batch(data.proxy), batch(data.proxy_validation)
         first = hot_start(trained, public, held_out, experiment.hot_start, experiment.seed)
+    elif wrap.public_start and offered:
+        first = public_start(trained, batch(data.proxy), data.classes)
     return Prepared(
         model=trained,
         first=first,

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from modicum.compute.choose import choose
+from modicum.core.clips import PerLayer
 from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
+from modicum.core.needs import with_inner
 from modicum.core.parts import Backend, ClientKit, Identity, Mechanism, Method, OnLattice, State
+from modicum.core.sockets import Explains
 from modicum.errors import UserError
 from modicum.federation.clients import Client
 from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, rounds_of
@@ -56,7 +59,7 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     """`prepared` may be shared by runs on the same data and model. `noise` draws a trusted server's cohorts."""
     method = build_method(experiment)
     data = prepared or prepare(experiment, method)
-    engine = choose(data.model, data.first.device)
+    engine = choose(data.model, data.first.device, compiled=experiment.compile)
     cohorts = make_cohorts(experiment, method.mechanism, noise)
     facts = make_facts(experiment, cohorts)
     plans = make_plans(experiment, method.mechanism, facts, cohorts)
@@ -65,6 +68,12 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     adaptive = any(adapts(plan) for plan in plans.values())
     kit = make_kit(experiment, method, data, engine.backend, facts, multipliers, adaptive, agreed)
     return Setup(experiment, method, data, cohorts, facts, plans, kit, engine.at_once)
+
+
+def decided(method: Method, kit: ClientKit) -> tuple[str, ...]:
+    """What the method's parts decided by themselves, in words."""
+    assert kit.public is not None
+    return tuple(method.aggregation.explain(kit.public)) if isinstance(method.aggregation, Explains) else ()
 
 
 def frozen_multipliers(plans: Mapping[str, PrivacyPlan], purpose: str) -> dict[str, float]:
@@ -84,6 +93,9 @@ def make_kit(
 ) -> ClientKit:
     """What clients and server share. Multipliers are those of the plans; where plans adapt, nobody is told any."""
     _refuse_codec_on_sums(method)
+    for rule in with_inner(method.mechanism):
+        if isinstance(rule, PerLayer):
+            rule.check(backend.layout.names)
     shared = backend.layout.where(method.wrapper.shared).to(data.first.device)
     known = {} if adaptive else dict(multipliers)
     sizes = zip(backend.layout.names, backend.layout.sizes, strict=True)
@@ -116,7 +128,7 @@ def make_server(
 ) -> Server:
     """The server of an experiment, from public values alone."""
     assert kit.public is not None
-    first, limits = data.first[kit.shared], (experiment.average, experiment.bounds)
+    first, limits = data.first[kit.shared], (experiment.average or method.average, experiment.bounds)
     asks = public_evaluator(kit.backend, data.first, kit.shared, data.proxy)
     return Server(method, kit.public, cohorts, run, kit, first, *limits, asks)
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from modicum.core.clips import Clip, Flat
 from modicum.core.door import ReleaseRequest, release_together
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened, Range
 from modicum.core.needs import Need
-from modicum.core.parts import Batch, ClientKit, ClipRule, Job, Observation, Opening, Place, Scope, State
+from modicum.core.parts import Batch, ClientKit, Job, Observation, Opening, Place, Scope, State
 from modicum.core.sockets import Climbs, Pulls
 from modicum.core.stack import Pool
 from modicum.errors import UserError
@@ -43,7 +44,7 @@ class RecordLocal:
     steps: int | None = None  # local steps a participation; overrides epochs
     adjacency: Adjacency = Adjacency.ZERO_OUT
     delta: float = 1e-5
-    rule: ClipRule = ClipRule.FLAT
+    rule: Clip = field(default_factory=Flat)  # how a record is clipped; the policy's bound scales it
     noise_multiplier: float | None = None  # None: calibrated to each client's budget
     adaptive: bool = False  # the policy chooses the noise of each step, and a filter guards the budget (R2)
     integers: bool = False  # noise is drawn on a lattice: whole batches, and noise that the plan fixes (R12)
@@ -62,8 +63,8 @@ class RecordLocal:
 
     @property
     def offers(self) -> tuple[Need, ...]:
-        """Clipping signals, steps, and noise that adapts where it is asked to."""
-        return (Need.SIGNALS, Need.STEPS, *((Need.ADAPTIVE_NOISE,) if self.adaptive else ()))
+        """Clipping signals, steps, bounds by layer, and noise that adapts where it is asked to."""
+        return (Need.SIGNALS, Need.STEPS, Need.LAYERS, *((Need.ADAPTIVE_NOISE,) if self.adaptive else ()))
 
     @property
     def spec(self) -> PrivacySpec:
@@ -250,8 +251,7 @@ class RecordLocal:
             theta,
             pool.batches([stepper.chosen(step) for stepper in steppers]),
             kit.training.losses,
-            [stepper.decision.bound for stepper in steppers],
-            self.rule,
+            [stepper.decision.rule(self.rule) for stepper in steppers],
         )
         live = [i for i, stepper in enumerate(steppers) if stepper.stopped is None]
         if len(live) == len(steppers):

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
 import torch
 
+from modicum.core.clips import Clip, Flat
 from modicum.core.door import ReleaseRequest
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, NoiseFacts, Opened, ReleasedSum
 from modicum.core.needs import Need
 from modicum.core.optimisers import Optimiser
-from modicum.core.parts import Batch, ClientKit, ClipRule, Job, Opening, State
+from modicum.core.parts import Batch, ClientKit, Job, Opening, State
 from modicum.core.sockets import Pulls
 from modicum.errors import UserError
 from modicum.mechanisms import common, integers
@@ -44,7 +45,7 @@ class RecordSums:
     optimiser: Optimiser
     adjacency: Adjacency = Adjacency.ZERO_OUT
     delta: float = 1e-5
-    rule: ClipRule = ClipRule.FLAT
+    rule: Clip = field(default_factory=Flat)  # how a record is clipped; the policy's bound scales it
     noise_multiplier: float | None = None  # in the sum; None: calibrated to each client's budget
 
     individuals = False
@@ -113,9 +114,12 @@ class RecordSums:
             raise UserError(
                 "a pull towards the server's model acts between local steps, and here each round is one"
             )
-        theta, bounds = common.starts(jobs, kit), [job.broadcast.decision.bound for job in jobs]
+        theta, clips = (
+            common.starts(jobs, kit),
+            [self.rule.scaled_to(job.broadcast.decision.bound) for job in jobs],
+        )
         batches = [Batch(job.records.x, kit.training.targets(job.records, job.state, kit.backend)) for job in jobs]
-        sums, norms = kit.backend.clipped_sums(theta, batches, kit.training.losses, bounds, self.rule)
+        sums, norms = kit.backend.clipped_sums(theta, batches, kit.training.losses, clips)
         done: list[tuple[Message, State]] = []
         for job, total, norm, start in zip(jobs, sums.unbind(), common.on_cpu(norms), theta, strict=True):
             request = self._request(job, kit, common.shared_part(total, job, kit), norm)

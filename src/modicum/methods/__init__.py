@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from modicum.errors import UserError
 from modicum.methods.acdp_pfsd import AcdpPfsd
 from modicum.methods.aqc import Aqc
+from modicum.methods.auto import Auto
 from modicum.methods.cgm_median import CgmMedian
 from modicum.methods.class_means import ClassMeans
 from modicum.methods.composed import Composed
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from modicum.core.setting import MethodSpec
 
 METHODS: dict[str, type[MethodSpec]] = {
+    "auto": Auto,
     "fedavg": FedAvg,
     "dp-fedavg": DpFedAvg,
     "fedprox": FedProx,
@@ -104,6 +106,7 @@ __all__ = [
     "METHODS",
     "AcdpPfsd",
     "Aqc",
+    "Auto",
     "Censor",
     "CgmMedian",
     "ClassMeans",

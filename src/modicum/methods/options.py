@@ -27,9 +27,9 @@ RuleName = Literal["flat", "auto"]
 OptimiserName = Literal["sgd", "adam"]
 
 
-def option(default: Any, help: str) -> Any:
-    """A field with the text that documentation, command line and reports show for it."""
-    return field(default=default, metadata={"help": help})
+def option(default: Any, help: str, *, table: bool = False) -> Any:
+    """A field with the text that documentation, command line and reports show for it; a table has no hash."""
+    return field(default=default, metadata={"help": help}, hash=False if table else None)
 
 
 def help_of(setting: Field[Any]) -> str:

@@ -18,6 +18,19 @@ STEPS = 50
 Transform = Callable[[Tensor, Tensor], nn.Module]
 
 
+def logistic_head(x: Tensor, y: Tensor, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Weights and biases on these features as they are, by the decay with the least loss in cross-validation.
+
+    With fewer records than folds nothing can be compared: the strongest decay is taken.
+    """
+
+    def as_they_are(x: Tensor, y: Tensor) -> nn.Module:  # noqa: ARG001
+        return nn.Identity()
+
+    best = int(cross_validate(x, y, classes, as_they_are, seed)[0].argmin()) if len(y) >= FOLDS else 0
+    return decay_path(x.double(), y, classes)[best]
+
+
 def public_head(x: Tensor, y: Tensor, classes: int, fit: Transform, seed: int = 0) -> FixedFeatures:
     """Features by `fit(x, y)` and a logistic head on them, both from public records.
 
@@ -25,7 +38,7 @@ def public_head(x: Tensor, y: Tensor, classes: int, fit: Transform, seed: int = 
     """
     losses, _ = cross_validate(x, y, classes, fit, seed)
     features = fit(x, y)
-    weight, bias = _path(features(x).double(), y, classes)[int(losses.argmin())]
+    weight, bias = decay_path(features(x).double(), y, classes)[int(losses.argmin())]
     model = FixedFeatures(features, weight.shape[1], classes)
     with torch.no_grad():
         model.head.weight.copy_(weight)
@@ -45,7 +58,7 @@ def cross_validate(x: Tensor, y: Tensor, classes: int, fit: Transform, seed: int
         kept[held] = False
         features = fit(x[kept], y[kept])
         inside, outside = features(x[kept]).double(), features(x[held]).double()
-        for i, (weight, bias) in enumerate(_path(inside, y[kept], classes)):
+        for i, (weight, bias) in enumerate(decay_path(inside, y[kept], classes)):
             outputs = outside @ weight.T + bias
             losses[i] += cross_entropy(outputs, y[held], reduction="sum")
             right[i] += (outputs.argmax(1) == y[held]).sum()
@@ -59,7 +72,7 @@ def _folds(y: Tensor, seed: int) -> list[Tensor]:
     return [torch.from_numpy(np.sort(ranked[i::FOLDS])) for i in range(FOLDS)]
 
 
-def _path(x: Tensor, y: Tensor, classes: int) -> list[tuple[Tensor, Tensor]]:
+def decay_path(x: Tensor, y: Tensor, classes: int) -> list[tuple[Tensor, Tensor]]:
     """Logistic heads for all decays, each started at the one before it."""
     weight = torch.zeros(classes, x.shape[1], dtype=torch.double, requires_grad=True)
     bias = torch.zeros(classes, dtype=torch.double, requires_grad=True)

@@ -11,6 +11,8 @@ from torch.nn.functional import cross_entropy
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch
 from modicum.errors import UserError
+from modicum.public.head import logistic_head
+from modicum.training.small_bias import SmallBiasHead
 
 BATCH = 256
 LEARNING_RATE = 0.02
@@ -35,6 +37,15 @@ def hot_start(model: nn.Module, public: Batch, held_out: Batch, epochs: int, see
                 best = (loss, theta)
     assert best is not None
     return best[1]
+
+
+def public_start(model: nn.Module, public: Batch, classes: int) -> Tensor:
+    """Parameters of a linear head after logistic regression on public records, its decay by cross-validation."""
+    if not isinstance(model, SmallBiasHead):
+        raise UserError("only a linear head can begin with a logistic regression: use hot_start for other models")
+    model = copy.deepcopy(model)
+    model.load(*logistic_head(public.x.cpu(), public.targets["y"].cpu(), classes))
+    return Layout.of(model).read(model).detach().to(public.x.device)
 
 
 def _epochs(

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from modicum.federation.experiment import compression_line
+from modicum.federation.setup import decided
 from modicum.privacy.plan import Guard
 from modicum.privacy.views import Shows
 
@@ -100,7 +101,7 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
     simulated = last(record.simulated for record in records)
     data = e.federation.data
     features = "" if data.geometry is None else data.geometry.line
-    own = (*getattr(run.method, "notes", ()), noise_line(certificate))
+    own = (*getattr(run.method, "notes", ()), *decided(run.method, run.kit), noise_line(certificate))
     notes = (data.note, features, compression_line(e), *own)
     return Summary(
         method=run.method.name,

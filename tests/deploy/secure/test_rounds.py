@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from modicum.cli import run
 from modicum.cli.app import app
+from modicum.config import read
+from modicum.deploy.flower.coordinator import Coordinator, Patience
 from modicum.deploy.silo.silo import Silo
 from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.wire import SECURE, Answer, Code, Kind
@@ -168,3 +170,27 @@ def test_the_command_that_makes_a_key(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "k").write_text("no key")
     assert run(app, ["silo", "key", str(tmp_path / "k")]) == 2
     assert "no Ed25519 key" in capsys.readouterr().err
+
+
+def test_a_silo_that_is_gone_is_waited_for_once(tmp_path: Path) -> None:
+    """And when it is back it takes part again."""
+    away, asked = True, list[tuple[Kind, bool, float]]()
+
+    class Slow(Direct):
+        def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:
+            asked.append((kind, "client-01" in bodies, seconds))
+            return super().ask(kind, bodies, seconds)
+
+    def trouble(kind: Kind, name: str, honest: Callable[[], Answer]) -> Answer | None:
+        return None if away and kind in SECURE and name == "client-01" else honest()
+
+    with silos(tmp_path, TEXT.replace("rounds = 2", "rounds = 3")) as held:
+        config = read(tmp_path / "experiment.toml")
+        made = Coordinator(config, NAMES, tmp_path / "server", Slow(held, trouble), Patience(1, 1, 300))
+        answered = [made.step().answered, made.step().answered]
+        away = False
+        answered.append(made.step().answered)
+        made.close()
+    assert answered == [3, 3, 4]
+    waits = [seconds for kind, lost, seconds in asked if kind is Kind.KEYS and lost]
+    assert waits == [60 + 6 * 4, 20, 20]

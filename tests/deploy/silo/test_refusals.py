@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 from modicum.core.messages import Decision, Noised, encode
 from modicum.deploy.silo.serve import MOST, Desk
+from modicum.deploy.silo.silo import own_experiment
 from modicum.deploy.silo.terms import MOST_CLIENTS
 from modicum.deploy.silo.wire import (
     HEADER,
@@ -28,6 +30,7 @@ from modicum.deploy.silo.wire import (
     read_exactly,
     read_header,
 )
+from modicum.errors import UserError
 from tests.deploy.silo.helpers import EXPERIMENT, Server, charged_rounds, ledger_of, opened, serving, write_silo
 
 
@@ -389,3 +392,10 @@ def test_the_scripted_server_sees_a_difference() -> None:
     server.sent[0] = [blob, blob + b" "]
     with pytest.raises(AssertionError, match="2 versions"):
         server.messages()
+
+
+def test_compiled_sums_are_for_simulations() -> None:
+    """Whether a compiled sum is used hangs on the first batch, which a hostile server's model could exploit."""
+    spec: Any = SimpleNamespace(experiment=SimpleNamespace(run=SimpleNamespace(compile=True)))
+    with pytest.raises(UserError, match="compile is for simulations"):
+        own_experiment(spec)

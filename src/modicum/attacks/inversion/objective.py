@@ -17,8 +17,7 @@ from torch.nn.functional import log_softmax
 
 from modicum.attacks.recipe import Clip, Recipe, recipe_of
 from modicum.attacks.wire import Observed, Public, Wire
-from modicum.compute.bounds import Auto
-from modicum.core.parts import ClipRule
+from modicum.core.clips import Auto
 from modicum.errors import UserError
 
 MOST_UNROLLED = 16  # steps; beyond, one averaged step stands for all of them
@@ -158,8 +157,8 @@ def _gradient(public: Public, recipe: Recipe, theta: Tensor, x: Tensor, y: Tenso
     each: Tensor = vmap(grad(loss), (None, 0, 0))(theta, x[:, None], y[:, None])
     norms: Tensor = torch.linalg.vector_norm(each, dim=1, keepdim=True)
     factors = (
-        bound / (norms + Auto.gamma)
-        if recipe.rule is ClipRule.AUTO
+        bound / (norms + recipe.rule.gamma)
+        if isinstance(recipe.rule, Auto)
         else (bound / norms.clamp(min=1e-12)).clamp(max=1)
     )
     clipped: Tensor = (each * factors).mean(0)

@@ -18,6 +18,7 @@ from modicum.federation.transcript import note_opened, note_received, note_sent
 
 QUICK = 60.0  # seconds for steps without a computation, and
 EACH = 6.0  # so many more for each silo: they may share a machine
+BRIEF = 20.0  # seconds for silos that were silent when they were last asked; who is back is waited for again
 
 
 class SecureSilos(Silos):
@@ -26,6 +27,7 @@ class SecureSilos(Silos):
     def __init__(self, *arguments: Any, secure: SecureTerms, folder: Path, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.secure, self.folder = secure, folder
+        self._silent: set[str] = set()
 
     def acknowledge(self, round: int) -> None:
         forget_before(self.folder, round)
@@ -65,8 +67,14 @@ class SecureSilos(Silos):
         )
 
     def _ask(self, kind: Kind, bodies: Mapping[str, bytes]) -> dict[str, Answer]:
+        """One step. A silo that is gone costs one long wait, not one in every round."""
         seconds = self.seconds if kind is Kind.MASKED else min(self.seconds, QUICK + EACH * len(bodies))
-        answers = self.courier.ask(kind, bodies, seconds)
+        lost = bodies.keys() & self._silent if kind is Kind.KEYS else set()
+        answers = self.courier.ask(kind, {n: b for n, b in bodies.items() if n not in lost}, seconds)
+        if lost:
+            again = {n: b for n, b in bodies.items() if n in lost}
+            answers |= self.courier.ask(kind, again, min(seconds, BRIEF))
+        self._silent = (self._silent | bodies.keys()) - answers.keys()
         for name, body in bodies.items():
             self.bytes_down[name] = self.bytes_down.get(name, 0) + len(body)
             given = len(answers[name].body) if name in answers else 0

@@ -282,6 +282,11 @@ def _proposal(body: bytes) -> Broadcast:
 def own_experiment(spec: SiloSpec) -> Experiment:
     """The agreed experiment over this silo's records alone, checked before anything is joined."""
     config = spec.experiment
+    if config.run.compile:
+        raise UserError(
+            "compile is for simulations: a compiled sum is used if it agrees with another on the first batch, and "
+            "a hostile server could make that hang on one record: set compile = false in everybody's file"
+        )
     data = federation(config, alone=spec.name).data
     if spec.name not in data.names:
         shown = ", ".join(data.names[:5]) + (", …" if len(data.names) > 5 else "")

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from modicum.compute.loop import LoopBackend
+from modicum.core.clips import Clip
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Message, Summand, encode, finite
-from modicum.core.parts import Batch, ClientKit, ClipRule, Losses
+from modicum.core.parts import Batch, ClientKit, Losses
 from modicum.deploy.silo.grant import GrantWatch, objection, too_much, within
 from modicum.deploy.silo.terms import Join, Terms
 from modicum.deploy.silo.wire import Code, Kind, Refuse
@@ -215,7 +216,6 @@ class Zero:
         theta: Tensor,
         batches: Sequence[Batch],
         losses: Losses,  # noqa: ARG002
-        bounds: Sequence[float],  # noqa: ARG002
-        rule: ClipRule,  # noqa: ARG002
+        clips: Sequence[Clip],  # noqa: ARG002
     ) -> tuple[Tensor, list[Tensor]]:
         return torch.zeros_like(theta), [theta.new_zeros(len(batch)) for batch in batches]

@@ -159,14 +159,14 @@ def cell_name(cell: Experiment) -> str:
 def gradient_scale(prepared: Prepared, most: int = 500) -> float:
     """The median norm of one public record's gradient at the first model."""
     from modicum.compute.loop import LoopBackend
-    from modicum.core.parts import ClipRule
+    from modicum.core.clips import Flat
     from modicum.training.plain import Supervised
 
     if prepared.proxy is None:
         raise UserError("a gradient scale needs public records: set a proxy")
     batch = prepared.proxy.take(torch.arange(min(most, len(prepared.proxy)), device=prepared.proxy.x.device))
     backend = LoopBackend(prepared.model)
-    _, norms = backend.clipped_sums(prepared.first[None], [batch], Supervised().losses, [1.0], ClipRule.FLAT)
+    _, norms = backend.clipped_sums(prepared.first[None], [batch], Supervised().losses, [Flat()])
     return float(norms[0].median())
 
 

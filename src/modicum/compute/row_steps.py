@@ -1,0 +1,99 @@
+"""How far a model's batches have to be filled up for a row's bits not to depend on the other rows.
+
+Most operations compute each number of a row in one way, wherever it stands. Others compute the last numbers of a
+tensor, which do not fill a register, by other functions than the rest (sigmoid, softplus, SiLU and the like).
+Which operations a model consists of is found out by running it once, on weights and numbers of its own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from modicum.compute.bookkeeping import requiring_grad
+from modicum.compute.probe import numbers_like, own_weights
+from modicum.compute.problem import ROWS, Loss, few_rows, modes, rows, without_drawing
+
+REMEMBERED = 64
+
+PRODUCTS_AND_ROWS = """
+    addmm mm bmm baddbmm convolution convolution_backward embedding embedding_dense_backward
+    native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward
+    _log_softmax _log_softmax_backward_data _softmax _softmax_backward_data logsumexp
+    nll_loss_forward nll_loss_backward max_pool2d_with_indices max_pool2d_with_indices_backward
+    avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward mean sum
+"""
+NUMBER_BY_NUMBER = """
+    relu relu_ threshold threshold_backward leaky_relu leaky_relu_ leaky_relu_backward hardtanh hardtanh_
+    hardtanh_backward tanh tanh_backward exp sqrt add add_ sub sub_ rsub mul mul_ div div_ neg
+    abs sgn maximum minimum clamp clamp_min where masked_fill eq ne ge gt le lt
+"""
+MOVED_ABOUT = """
+    view _unsafe_view _reshape_alias reshape t transpose permute expand squeeze unsqueeze select slice alias
+    detach clone copy_ cat stack split split_with_sizes unbind index_select gather select_backward slice_backward
+    constant_pad_nd as_strided _to_copy empty empty_like new_empty new_empty_strided empty_strided zeros
+    zeros_like new_zeros ones ones_like new_ones full full_like new_full arange scalar_tensor zero_ fill_
+"""
+ALIKE = frozenset(" ".join((PRODUCTS_AND_ROWS, NUMBER_BY_NUMBER, MOVED_ABOUT)).split())
+"""Operations whose results were found to be the same in a register and out of it, in any row."""
+
+
+class RowSteps:
+    """For one model, what the number of rows has to be a multiple of."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._known: OrderedDict[Hashable, int] = OrderedDict()
+
+    def __call__(self, trained: dict[str, nn.Parameter], loss: Loss, batch: Callable[[], tuple[Any, Any]]) -> int:
+        """For this loss and batches like this one, which is asked for where it is not yet known."""
+        if not all(p.device.type == "cpu" for p in trained.values()) or torch.is_autocast_enabled("cpu"):
+            return ROWS  # nobody has looked there
+        if not isinstance(loss, Hashable):
+            return self._found(trained, loss, *batch())
+        key = (loss, tuple(trained), modes(self.model), torch.get_num_threads())
+        if key not in self._known:
+            self._known[key] = self._found(trained, loss, *batch())
+            if len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        return self._known[key]
+
+    def _found(self, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> int:
+        few = slice(0, 2)
+        return few_rows() if operations(self.model, trained, loss, rows(x, few), rows(y, few)) <= ALIKE else ROWS
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes which operations are carried out."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.seen.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def operations(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> set[str]:
+    """The names of all operations of a forward and a backward pass; "unknown" if it cannot be run."""
+    drawn, watch = torch.Generator().manual_seed(0), _Watch()
+    x, y = (tree_map(lambda leaf: numbers_like(leaf, drawn), tree) for tree in (x, y))
+    with without_drawing(torch.device("cpu")), own_weights(model, drawn), requiring_grad(model, trained):
+        try:
+            with watch, torch.enable_grad():
+                losses = loss(model(x), y)
+                if losses.requires_grad:
+                    wanted = list(trained.values())
+                    torch.autograd.grad(losses, wanted, torch.ones_like(losses), allow_unused=True)
+        except Exception:  # whatever is wrong with it is said where it is used
+            return {"unknown"}
+    return watch.seen
