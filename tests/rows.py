@@ -66,6 +66,7 @@ from modicum.methods import (
     FedAcg,
     FedAvg,
     FedCompDp,
+    FedMap,
     FedPer,
     FedProx,
     FedSa,
@@ -83,13 +84,16 @@ from modicum.policies import (
     Curve,
     Fixed,
     MedianNorm,
+    MetaNet,
     NaiveMedianNorm,
     PlateauCosine,
+    PlugIn,
     Ppo,
     ScaleFreeCurve,
 )
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.spec import Adjacency, SecureAggregation, TrustedServer
+from modicum.privacy.stock import Stock
 from modicum.training.local_steps import LocalSteps
 
 CLIENTS, RECORDS, FEATURES, CLASSES, ROUNDS = 4, 12, 5, 3, 4
@@ -132,6 +136,9 @@ POLICIES: dict[str, Policy] = {
     "ppo-bits": Ppo(0.5, memory=2, passes=2, sample=2, random_rounds=1, clip_bits=True),
     "bandit": Bandit(0.5),
     "budget-curve": BudgetCurve(Curve((0.01, 100.0), (0.2, 2.0))),
+    "metanet": MetaNet(0.5),
+    "metanet-by-budget": MetaNet(0.5, body="mlp", by_budget=True),
+    "plug-in": PlugIn(0.5),
     "scale-free-curve": ScaleFreeCurve(Curve((1e-6, 1e6), (0.2, 2.0), scale_free=True), 0.5),
 }
 
@@ -142,6 +149,8 @@ MECHANISMS: dict[str, Mechanism] = {
     "record-poisson": RecordLocal(batch=4, steps=2),
     "record-auto": RecordLocal(rule=clips.Auto(), steps=2),
     "record-layers": RecordLocal(rule=clips.PerLayer({"1.weight": 2.0, "1.bias": 1.0}), steps=2),
+    "record-normalised": RecordLocal(batch=4, steps=2, normalised=True),
+    "record-stock": RecordLocal(batch=4, steps=2, stock=Stock((0.7, 1.4))),
     "record-replace-one": RecordLocal(adjacency=Adjacency.REPLACE_ONE),
     "class-sums": ClassSums(rounds=ROUNDS, total=ROUNDS),
     "class-sums-steps": ClassSums(rounds=1, total=ROUNDS),
@@ -188,6 +197,7 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "fedprox-central": FedProx(batch=4, optimiser="adam", lr=0.05, view="trusted-server", rate=0.5),
     "dp-sgd": DpSgd(),
     "dp-sgd-auto": DpSgd(rule="auto", batch=4, aggregation="weighted"),
+    "dp-sgd-sum": DpSgd(view="secure-aggregation"),
     "dp-sgd-layers": DpSgd(clip={"1.weight": 0.4, "1.bias": 0.3}, batch=4),
     "aqc": Aqc(),
     "aqc-adam": Aqc(optimiser="adam", lr=0.05, batch=4),
@@ -197,6 +207,7 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "cgm-median-client": CgmMedian(level="client", view="trusted-server", batch=4),
     "class-means": ClassMeans(),
     "class-means-steps": ClassMeans(steps=1, adjacency="replace-one"),
+    "class-means-sum": ClassMeans(steps=1, view="secure-aggregation"),
     "acdp-pfsd": AcdpPfsd(batch=4, memory=2, passes=2, sample=2),
     "acdp-pfsd-central": AcdpPfsd(batch=4, prior=1.0, clipping="bandit", view="trusted-server", rate=0.5),
     "acdp-pfsd-faithful": AcdpPfsd(batch=4, mode="faithful", noise_multiplier=1.0, memory=2, passes=2, sample=2),
@@ -215,6 +226,11 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "censor": Censor(batch=4, until=2),
     "censor-as-coded": Censor(batch=4, as_coded=True),
     "rpdp-fl": RpdpFl(full_budget=2.0),
+    "fedmap": FedMap(batch=4, steps=2, lr=0.1, kinds=(0.7, 1.4)),
+    "fedmap-faithful": FedMap(mode="faithful", batch=4, steps=2, lr=0.1),
+    "fedmap-filter": FedMap(noise="filter", kinds=(1.0, 1.4), lr=0.1, by_budget=True),
+    "fedmap-mlp": FedMap(clipping="mlp", kinds=(), lr=0.1, adjacency="replace-one"),
+    "fedmap-plug-in": FedMap(clipping="plug-in", kinds=(0.7, 1.4), lr=0.1),
     "rpdp-fl-faithful": RpdpFl(full_budget=2.0, mode="faithful"),
     "fedcompdp": FedCompDp(threshold=0.1),
     "fedcompdp-median": FedCompDp(clipping="median", batch=4, steps=2, towards="worst", norm="d", cuts=2),

@@ -306,6 +306,7 @@ WITHOUT_PRIVACY = {
     "pfedsd",
     "fedper",
     "acdp-pfsd-faithful",
+    "fedmap-faithful",
 }
 SETTING = Setting(clients=CLIENTS, per_round=CLIENTS, rounds=ROUNDS)
 

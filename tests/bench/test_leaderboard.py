@@ -52,14 +52,18 @@ def test_every_cell_finds_settings_chosen_for_a_budget_not_above_its_own() -> No
 def test_the_page_ranks_by_paired_differences(tmp_path: Path) -> None:
     """aqc loses to auto by little in every draw; dp-sgd by more on average, but not in every draw."""
     cell = Cell("mnist", 50, 1.0, hot=True)
-    scores = {"auto": (0.90, 0.80, 0.85), "aqc": (0.89, 0.79, 0.84), "dp-sgd": (0.80, 0.85, 0.84)}
+    scores = dict.fromkeys(ROWS, (0.5, 0.5, 0.5))
+    scores |= {"auto": (0.90, 0.80, 0.85), "aqc": (0.89, 0.79, 0.84), "dp-sgd": (0.80, 0.85, 0.84)}
+    half = Cell("mnist", 50, 0.1)  # where not all were played: shown, not ranked
     results: list[dict[str, Any]] = [
         {"cell": cell.name, "method": name, "seed": seed, "accuracy": value, "public_only": 0.75}
         for name, values in scores.items()
         for seed, value in enumerate(values)
     ]
     results.append({"cell": cell.name, "method": "no privacy", "seed": 0, "accuracy": 0.95})
-    text = page(results, [cell], tmp_path)
+    results.append({"cell": half.name, "method": "auto", "seed": 0, "accuracy": 0.6, "public_only": None})
+    text = page(results, [cell, half], tmp_path)
+    assert f"| {half.name} | – | – | 60.0 |" in text
     assert "| 75.0 ± 0.0 | 95.0 | 85.0 ± 5.0 |" in text
     assert "+10.0 ± 12.4 | 50% |" in text
     assert "| auto | 1.0 | 1 of 1 cells |" in text

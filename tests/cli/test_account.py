@@ -123,3 +123,11 @@ def test_the_program_itself_exits_with_2():
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "--steps" in done.stderr
+
+
+def test_noise_of_several_kinds(capsys):
+    asked = ["noise", "--epsilon", "1", "--steps", "280", "--sampling-rate", "0.1066667"]
+    code, out, _ = call(capsys, *asked, "--kinds", "0.7,1.4", "--json")
+    assert code == 0
+    assert json.loads(out)["noise_multiplier"] == pytest.approx(7.71, rel=2e-3)
+    assert call(capsys, *asked, "--kinds", "0.7;1.4")[0] == 2

@@ -24,8 +24,9 @@ from modicum.compute import (
     clipped_sum,
     reference_clipped_sum,
 )
-from modicum.compute.convolution import _even_slices
+from modicum.compute.convolution import _slice
 from modicum.compute.pieces import Dense, gram_square_norms
+from modicum.compute.problem import few_rows
 from modicum.compute.rules import RULES
 from modicum.errors import UserError
 from tests.compute.helpers import assert_same, check, cross_entropy
@@ -318,7 +319,9 @@ def test_bad_input_is_one_clear_line(clip: Callable[[], object], says: str) -> N
 
 def test_per_layer_bounds_cover_modules_and_the_longest_name_wins() -> None:
     clip = PerLayer({"0": 3.0, "0.bias": 4.0})
-    factors = clip.factors(["0.weight", "0.bias"], torch.tensor([[36.0, 16.0]], dtype=torch.float64))
+    factors = clip.factors(
+        ["0.weight", "0.bias"], torch.tensor([[36.0, 16.0]], dtype=torch.float64), torch.float64
+    )
     torch.testing.assert_close(factors, torch.tensor([[0.5, 1.0]], dtype=torch.float64))
     assert clip.bound == 5.0
 
@@ -386,9 +389,9 @@ def test_mixed_precision_keeps_norms_and_sums_in_float32() -> None:
             assert_same(answer, truth, torch.float32)
 
 
-@pytest.mark.parametrize(("batch", "most"), [(1, 0), (16, 3), (16, 14), (128, 40), (7, 100)])
-def test_slices_are_alike_and_shared_by_all_threads(batch: int, most: int) -> None:
-    step, threads = _even_slices(batch, most), torch.get_num_threads()
-    assert step % threads == 0
-    assert step < max(1, most) + threads
-    assert -(-batch // step) <= -(-batch // max(1, most))
+@pytest.mark.parametrize("most", [0, 3, 14, 40, 100])
+def test_slices_are_whole_steps_of_rows_shared_by_all_threads(most: int) -> None:
+    step = _slice(most)
+    assert step % few_rows() == 0
+    assert step % torch.get_num_threads() == 0
+    assert step <= max(few_rows(), most)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.compute import Clipper, Flat
-from modicum.compute.problem import FEW, FEWEST, ROWS, enough_rows
+from modicum.compute import Clipper, Flat, problem
+from modicum.compute.problem import FEW, FEWEST, ROWS, enough_rows, few_rows
 from modicum.compute.row_steps import RowSteps, operations
 from modicum.models import build
 from tests.compute.helpers import cross_entropy
@@ -26,7 +26,16 @@ def step_of(model: nn.Module, *shape: int, loss: Callable[..., Tensor] = cross_e
     ("name", "shape"), [("logistic", (4,)), ("mlp", (4,)), ("cnn-small", (1, 28, 28)), ("resnet18", (3, 8, 8))]
 )
 def test_shipped_models_need_few_rows(name: str, shape: tuple[int, ...]) -> None:
-    assert step_of(build(name, shape, 3, seed=0), *shape) <= max(FEW, 2 * torch.get_num_threads())
+    assert step_of(build(name, shape, 3, seed=0), *shape) == few_rows()
+
+
+@pytest.mark.parametrize(("maker", "step"), [("AuthenticAMD", FEW), ("GenuineIntel", ROWS), ("", ROWS)])
+def test_few_rows_are_for_processors_that_were_searched(
+    maker: str, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(problem, "maker_of_processor", lambda: maker)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert few_rows() == step
 
 
 class Hidden(torch.autograd.Function):

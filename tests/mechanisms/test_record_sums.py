@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from modicum.core.messages import ReleasedSum, Summand
+from modicum.core.messages import Decision, ReleasedSum, Summand
 from modicum.core.parts import Batch
 from modicum.core.setting import MethodSpec
 from modicum.errors import UserError
 from modicum.federation.interference import check
 from modicum.federation.simulation import Simulation
 from modicum.methods import Aqc, ClassMeans, DpSgd, NbAfl, PacDp, RpdpFl
+from modicum.policies import Curve
 from modicum.privacy.accounting import epsilon
 from modicum.privacy.integer_noise import Rounding
 from modicum.privacy.lattice import DOUBT, Lattice, round_rows, squared_norms
@@ -41,6 +44,12 @@ def simulated(
     method: MethodSpec, folder: Path, source: SimulatedNoise | None = None, **settings: Any
 ) -> Simulation:
     return Simulation(experiment(method, **settings), folder, noise=source or SimulatedNoise(1))
+
+
+def clipped(run: Simulation, theta: Tensor, batches: Sequence[Batch], bounds: Sequence[float]) -> Tensor:
+    """Each client's sum of clipped gradients, by the engine itself."""
+    rules = [Decision(bound).rule(run.method.mechanism.rule) for bound in bounds]  # type: ignore[attr-defined]
+    return run.backend.clipped_sums(theta, batches, run.kit.training.losses, rules)[0]
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
@@ -140,9 +149,7 @@ def test_the_step_is_that_of_the_mean_clipped_gradient(tmp_path: Path) -> None:
     everyone = Batch(
         torch.cat([b.x for b in run.data.records]), {"y": torch.cat([b.targets["y"] for b in run.data.records])}
     )
-    total, _ = run.backend.clipped_sums(
-        run.data.first[None], [everyone], run.kit.training.losses, [0.3], run.method.mechanism.rule
-    )
+    total = clipped(run, run.data.first[None], (everyone,), [0.3])
     expected = -2.0 * total[0] / len(everyone)
     assert float((opened.update - expected).norm() / expected.norm()) < 0.02
 
@@ -155,9 +162,7 @@ def test_unequal_budgets_count_by_their_scale(tmp_path: Path) -> None:
     agreed = run.kit.integers
     assert agreed is not None
     theta = run.data.first.expand(CLIENTS, -1)
-    sums, _ = run.backend.clipped_sums(
-        theta, run.data.records, run.kit.training.losses, [0.3] * CLIENTS, run.method.mechanism.rule
-    )
+    sums = clipped(run, theta, run.data.records, [0.3] * CLIENTS)
     scales = torch.tensor([agreed.scale(name, "gradient") for name in run.plans])
     assert scales[-1] > 0.95  # the largest budget has the least noise, and counts in full
     assert bool((scales.diff() > 0).all())
@@ -196,6 +201,27 @@ def test_class_means_of_a_sum_are_those_of_one_client_with_all_records(tmp_path:
     found = opened.update.double() * len(y)
     assert float((found[: sums.numel()] - sums.flatten()).norm() / sums.norm()) < 0.02
     assert (found[sums.numel() :] - counts).abs().max() < 0.2
+
+
+def test_a_curve_goes_on_choosing_where_each_client_clips(tmp_path: Path) -> None:
+    """C_i = F(ε_i): told bounds differ, each client divides by its own, and all of them count by s_i/C_i."""
+    curve = tmp_path / "curve.json"
+    Curve((0.5, 10.0), (0.1, 1.0)).write(curve)
+    run = simulated(PacDp(curve=str(curve), lr=1.0, **SUM), tmp_path / "r", Silent(1), rounds=1, metrics=())
+    proposal = run.server.propose()
+    bounds = [proposal.decisions[name].bound for name in run.plans]
+    assert bounds == sorted(bounds)
+    assert bounds[-1] > 2 * bounds[0]
+    opened = run.carrier.exchange(proposal).opened
+    assert isinstance(opened, ReleasedSum)
+    agreed = run.kit.integers
+    assert agreed is not None
+    theta = run.data.first.expand(CLIENTS, -1)
+    sums = clipped(run, theta, run.data.records, bounds)
+    weights = torch.tensor([agreed.scale(n, "gradient") / b for n, b in zip(run.plans, bounds, strict=True)])
+    sizes = torch.tensor([float(len(b)) for b in run.data.records])
+    expected = -(weights[:, None] * sums).sum(0) / (weights * sizes).sum()
+    assert float((opened.update - expected).norm() / expected.norm()) < 0.05
 
 
 REFUSED: list[tuple[MethodSpec, str]] = [

@@ -133,14 +133,16 @@ def test_private_vectors_from_end_to_end(bits: int) -> None:
         dimension=300, smallest_multiplier=0.5, largest_multiplier=1.0, clients=8, honest=5, units=8, loss=1e-3
     )
     assert noise.bits == 32
-    terms = terms_for(8, colluders=1, threshold=6, dimension=noise.lattice.padded, bits=bits, context=repr(noise))
+    terms = terms_for(
+        8, colluders=1, threshold=6, dimension=noise.lattice.dimension, bits=bits, context=repr(noise)
+    )
     assert terms.honest == noise.honest
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((8, 300))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     square = noise.square(0.5)
     inputs = {
-        i: quantise(rows[i], noise.lattice, square, b"round 1") + noise.table.draw(noise.lattice.padded)
+        i: quantise(rows[i], noise.lattice, square, b"round 1") + noise.table.draw(noise.lattice.dimension)
         for i in range(8)
     }
     game = Round(terms, players(terms), inputs)

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from modicum.compute.loop import LoopBackend
-from modicum.core.parts import Batch, ClipRule
+from modicum.core.clips import Flat
+from modicum.core.parts import Batch
 from modicum.errors import UserError
 from modicum.models import build
 from modicum.models.frozen import unit_linear
@@ -52,7 +53,7 @@ def test_a_bias_takes_kappa_of_a_records_gradient(length: float) -> None:
     backend = LoopBackend(head)
     batch = Batch(features(100 * X), {"y": Y})
     theta = backend.layout.read(head)[None]
-    _, norms = backend.clipped_sums(theta, [batch], Supervised().losses, [1e9], ClipRule.FLAT)
+    _, norms = backend.clipped_sums(theta, [batch], Supervised().losses, [Flat(1e9)])
     expected = ((2 / 3) ** 2 + 2 / 9) * (1 + length**2)
     assert torch.allclose(norms[0].double() ** 2, torch.full((6,), expected).double(), rtol=1e-5)
 

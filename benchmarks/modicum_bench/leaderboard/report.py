@@ -71,15 +71,21 @@ def _quantile(seeds: int) -> float:
 
 
 def _ranks(found: dict[Cell, dict[str, dict[int, float]]]) -> list[str]:
-    """Mean rank of every method, and in how many cells it is the best or tied with the best."""
+    """Mean rank of every method, and in how many cells it is the best or tied with the best.
+
+    Over cells in which all were played, by the seeds that all have.
+    """
     ranks: dict[str, list[int]] = {name: [] for name in ROWS}
     best: dict[str, int] = dict.fromkeys(ROWS, 0)
     for values in found.values():
-        means = {n: statistics.fmean(values[n].values()) for n in ROWS if values.get(n)}
-        order = sorted(means, key=lambda n: -means[n])
-        for name in order:
-            ranks[name].append(order.index(name) + 1)
-            best[name] += _ties(values[name], values[order[0]])
+        seeds = set.intersection(*(set(values.get(name, ())) for name in ROWS))
+        if not seeds:
+            continue
+        shared = {name: {seed: values[name][seed] for seed in seeds} for name in ROWS}
+        order = sorted(ROWS, key=lambda name: -_mean(shared[name]))
+        for place, name in enumerate(order, start=1):
+            ranks[name].append(place)
+            best[name] += _ties(shared[name], shared[order[0]])
     lines = ["| method | mean rank | best or tied |", "|---|---|---|"]
     return lines + [
         f"| {name} | {statistics.fmean(r):.1f} | {best[name]} of {len(r)} cells |"
@@ -113,7 +119,8 @@ def picture(found: dict[Cell, dict[str, dict[int, float]]], path: Path) -> None:
                 for c in cells
                 if found[c].get(name)
             ]
-            axis.plot(*zip(*gains, strict=True), marker="o", label=name, linewidth=2 if name == "auto" else 1)
+            if gains:
+                axis.plot(*zip(*gains, strict=True), marker="o", label=name, linewidth=2 if name == "auto" else 1)
         axis.axhline(0, color="grey", linewidth=0.5)
         axis.set(title=task, xscale="log", xlabel="ε", ylabel="gain over public records alone", ylim=(-15, 10))
     axes[0][0].legend(fontsize=6)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from modicum.attacks.bounds import FloatArray, LowerBounds, lower_bounds
 from modicum.attacks.probe import ProbeBackend, ProbeTraining, Turning
-from modicum.attacks.trials import TrialCarrier, TrialCohorts, TrialNoise
+from modicum.attacks.trials import EachTrial, TrialCarrier, TrialCohorts, TrialNoise
 from modicum.core.door import DoorWatch
 from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.parts import Backend, Batch, ClientKit, Mechanism, Method, Policy
@@ -27,7 +27,7 @@ from modicum.errors import UserError
 from modicum.federation.clients import Client, Clients
 from modicum.federation.rounds import Rounds
 from modicum.federation.server import Server
-from modicum.federation.setup import frozen_multipliers
+from modicum.federation.setup import frozen_multipliers, kinds_of
 from modicum.policies.fixed import Fixed
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.ledger import Ledger
@@ -132,7 +132,9 @@ class _World:
             name=RUN, training=ProbeTraining(), policy=what.policy, mechanism=what.mechanism, aggregation=Turning()
         )
         multipliers = frozen_multipliers({c.facts.name: c.plan for c in members}, what.mechanism.purpose)
-        public = PublicFacts(tuple(c.facts for c in members), what.rounds, self.dimension, multipliers)
+        facts = tuple(c.facts for c in members)
+        scales, stock = kinds_of(what.mechanism, facts)
+        public = PublicFacts(facts, what.rounds, self.dimension, multipliers, scales=scales, stock=stock)
         shared = torch.ones(self.dimension, dtype=torch.bool)
         kit = ClientKit(backend, method.training, method.policy, shared, public=public)
         own = [self._noise_of(trial, noise) for trial in range(what.trials)]
@@ -185,7 +187,7 @@ class _World:
             # A step goes against the gradient.
             total += np.array([-sign * float(update @ self.direction) for update in self.carrier.seen])
             sign = -sign
-        if self.server.state.policy != begun:
+        if not isinstance(self.what.policy, EachTrial) and self.server.state.policy != begun:
             raise UserError("the audit's policy learns from releases, so that its trials are not independent")
         return total
 

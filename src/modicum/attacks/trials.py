@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from modicum.core.door import DoorWatch, ReservedSumDoor, SumDoor
-from modicum.core.messages import Message, Opened, Released, ReleasedSum
+from modicum.core.facts import ClientFacts, PublicFacts
+from modicum.core.messages import Decision, Message, Opened, Released, ReleasedSum
+from modicum.core.parts import Observation, Place, Policy, Scope, Signal, State
 from modicum.errors import UserError
 from modicum.federation.clients import Clients
 from modicum.federation.cohort import SecretPoisson
@@ -55,6 +57,56 @@ class TrialNoise:
     def describe(self) -> dict[str, Any]:
         """As the inner source."""
         return self.inner.describe()
+
+
+@dataclass(frozen=True)
+class EachTrial:
+    """A policy that learns from releases, once for each client: trials of one client stay independent."""
+
+    inner: Policy
+
+    @property
+    def scope(self) -> Scope:
+        """As the inner policy's, and so are the next two."""
+        return self.inner.scope
+
+    @property
+    def place(self) -> Place:
+        return self.inner.place
+
+    @property
+    def signals(self) -> tuple[Signal, ...]:
+        return self.inner.signals
+
+    def init(self, public: PublicFacts) -> State:
+        """A state for each client, which knows of that client alone."""
+        return {c.name: self.inner.init(_alone(public, c)) for c in public.clients}
+
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
+        """Each client's own policy decides for it."""
+        return {name: self.inner.decide(state[name], round, [name])[name] for name in clients}
+
+    def observe(self, state: State, observed: Observation) -> State:
+        """Each sees its own client's release."""
+        if not isinstance(observed.opened, tuple):
+            raise UserError("trials of one client each are seen one by one: audit a mechanism whose messages are")
+        found = dict(state)
+        for released in observed.opened:
+            name = released.client
+            own = replace(
+                observed,
+                opened=(released,),
+                decisions={name: observed.decisions[name]},
+                left={name: observed.left[name]},
+                stock={name: observed.stock[name]} if name in observed.stock else {},
+            )
+            found[name] = self.inner.observe(state[name], own)
+        return found
+
+
+def _alone(public: PublicFacts, client: ClientFacts) -> PublicFacts:
+    stock = {client.name: public.stock[client.name]} if client.name in public.stock else {}
+    return replace(public, clients=(client,), stock=stock)
 
 
 @dataclass(frozen=True)

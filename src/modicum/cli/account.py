@@ -68,15 +68,32 @@ def noise(
     participants: int = PARTICIPANTS,
     colluding: int = COLLUDING,
     dropouts: int = DROPOUTS,
+    kinds: str | None = typer.Option(
+        None, "--kinds", help="Multiples of the noise among which steps are divided evenly, e.g. 0.7,1,1.4 (R11)."
+    ),
     as_json: bool = AS_JSON,
 ) -> None:
     """The smallest noise multiplier that keeps a number of releases within a budget ε."""
-    from modicum.privacy.calibration import calibrate_noise
+    from modicum.privacy.accounting import epsilon as true_epsilon
+    from modicum.privacy.calibration import calibrate_kinds
+    from modicum.privacy.plan import PlannedRelease
+    from modicum.privacy.stock import Stock
 
     spec = _spec(unit, adjacency, _view(view, participants, colluding, dropouts), delta)
     sampler = _sampler(sampling_rate, spec)
-    z = calibrate_noise(spec, epsilon, sampler, steps)
-    _show(_guarantee(z, sampler, steps, spec), z, sampling_rate, steps, as_json, target=epsilon)
+    listed = Stock(_numbers(kinds) if kinds is not None else (1.0,)).kinds(steps, 1)
+    z = calibrate_kinds(spec, epsilon, sampler, listed)
+    guarantee = true_epsilon([PlannedRelease("releases", s * z, sampler, n) for s, n in listed], spec)
+    _show(guarantee, z, sampling_rate, steps, as_json, target=epsilon)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    from modicum.errors import UserError
+
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"--kinds takes numbers with commas between them, e.g. 0.7,1,1.4, got {text!r}") from None
 
 
 @app.command("paper")

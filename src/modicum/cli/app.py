@@ -18,6 +18,7 @@ from modicum.cli import (
     doctor,
     experiment,
     fit,
+    fit_metanet,
     flower,
     methods,
     silo,
@@ -55,6 +56,7 @@ app.command("demo")(demo.demo)
 app.command("run")(experiment.run)
 app.command("compare")(compare.compare)
 app.command("fit-clipping")(fit.fit_clipping)
+app.command("fit-metanet")(fit_metanet.fit_metanet)
 app.add_typer(account.app, name="account")
 app.add_typer(datasets.app, name="datasets")
 app.command("methods")(methods.methods)

@@ -184,3 +184,38 @@ def fedcompdp(
         if stage not in STAGES:
             raise UserError(f"unknown stage {stage!r}: use {', '.join(STAGES)}")
     typer.echo(run(str(preset), wanted, out, backbones, str(device), workers, typer.echo))
+
+
+@app.command("fedmap")
+def fedmap(
+    preset: Preset = typer.Option(
+        Preset.QUICK,
+        "--preset",
+        help="quick: digits and constructed regimes, minutes; paper: hours on a CPU.",
+    ),
+    only: list[str] = typer.Option([], "--only", help="A task, e.g. svhn; may be repeated [default: all]."),
+    seeds: int = typer.Option(10, "--seeds", help="Paired seeds of each cell."),
+    out: Path = typer.Option(Path("runs/fedmap"), "--out", help="Folder for results; what is there is kept."),
+    data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder of dataset files."),
+    backbone: Path | None = typer.Option(None, "--backbone", help="Public backbone for the rival on CIFAR-10."),
+    device: Device = typer.Option(Device.CPU, "--device", help="Where to compute."),
+) -> None:
+    """FedMAP's table 4 at true budgets, beside the null models that a learned policy has to beat."""
+    from modicum_bench.fedmap.cells import TASKS
+    from modicum_bench.fedmap.run import bench as run
+
+    for task in only:
+        if task not in TASKS:
+            raise UserError(f"unknown task {task!r}: use {', '.join(TASKS)}")
+    typer.echo(
+        run(
+            str(preset),
+            out,
+            only=only,
+            seeds=seeds,
+            data_dir=data_dir,
+            backbone=backbone,
+            device=str(device),
+            say=typer.echo,
+        )
+    )

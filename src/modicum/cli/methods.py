@@ -52,6 +52,7 @@ def _facts(name: str, cls: type[Any]) -> dict[str, Any]:
         "module": where,
         "description": first_line(cls),
         "settings": settings,
+        "advice": getattr(cls, "advice", None),
     }
 
 
@@ -61,7 +62,8 @@ def _text(facts: dict[str, Any]) -> str:
     lines = [f"{n:<{names}}  {d:<{defaults}}  {h}".rstrip() for n, d, h in [("setting", "default", ""), *rows]]
     where = f'In a file: [method] name = "{facts["name"]}" (delta and adjacency under [privacy]).'
     python = f"In Python: {facts['module']}.{facts['class']}(…)"
-    return "\n".join([f"{facts['name']}: {facts['description']}", "", *lines, "", where, python])
+    advice = [facts["advice"], ""] if facts["advice"] else []
+    return "\n".join([f"{facts['name']}: {facts['description']}", "", *advice, *lines, "", where, python])
 
 
 def _shown(value: object) -> str:

@@ -43,6 +43,10 @@ class VmapEngine:
             norms.append(norm)
         return torch.stack(sums), norms
 
+    def each(self, theta: Tensor, batch: Batch, losses: Losses) -> Tensor:
+        """The gradient of every example at one model, one a row: for public records only."""
+        return self._examples(theta[None], [batch], losses)[0][0]
+
     def _examples(
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, *, enough: bool = False
     ) -> list[tuple[Tensor, Tensor]]:

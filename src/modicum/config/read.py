@@ -16,7 +16,7 @@ from modicum.data.columns import Column
 from modicum.errors import MissingExtraError
 
 DEFAULT_METHOD = "auto"
-TABLES = ("data", "privacy", "model", "method", "run", "fit")  # `modicum fit-clipping` reads [fit]
+TABLES = ("data", "privacy", "model", "method", "run", "fit", "metanet")  # the last two: `modicum fit-…`
 
 
 def read(path: str | PathLike[str], options: Iterable[str] = (), seed: int | None = None) -> Config:

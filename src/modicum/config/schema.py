@@ -61,7 +61,8 @@ class PrivacyConfig:
     delta: float | None = setting(None, "δ of every guarantee (default: the method's)")
     adjacency: str | None = setting(None, "zero-out or replace-one: sizes are public (default: the method's)")
     noise: Literal["float", "integer"] | None = setting(
-        None, "integer: drawn on a lattice, for whole batches (default: integer if secure_aggregation needs it)"
+        None,
+        "integer: on a lattice, for whole batches (default: where masks need it, and deployed where it can be)",
     )
 
 

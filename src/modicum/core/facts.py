@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -60,6 +60,10 @@ class PublicFacts:
     adaptive_noise: bool = False
     features: FeatureFacts | None = None
     tensors: tuple[tuple[str, int], ...] = ()  # names and sizes of the shared parameters, in their order
+    # Where noise comes in kinds (R11): multiples of each client's own multiplier, and for how many participations
+    # its plan holds each, or its filter would let each through alone. Else empty.
+    scales: tuple[float, ...] = ()
+    stock: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

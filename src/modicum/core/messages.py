@@ -31,6 +31,7 @@ class Decision:
     noise_multiplier: float | None = None  # None: the frozen multiplier of the client's plan (R1)
     signal_multiplier: float | None = None  # at least this noise on signals, where clients' signals are summed
     layers: tuple[tuple[str, float], ...] = ()  # shares of the bound by layer; none: the mechanism's own rule
+    kind: int | None = None  # of the noise, where plans hold several (R11); None: in the plan's own order
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -38,6 +39,7 @@ class Decision:
             "bound": self.bound,
             "noise_multiplier": self.noise_multiplier,
             "signal_multiplier": self.signal_multiplier,
+            "kind": self.kind,
         }
         return found | {"layers": dict(self.layers)} if self.layers else found
 
@@ -47,11 +49,15 @@ class Decision:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Decision:
-        """Back from `to_dict`; a missing signal multiplier is None."""
-        z, shared = d["noise_multiplier"], d.get("signal_multiplier")
+        """Back from `to_dict`; a missing signal multiplier or kind is None."""
+        z, shared, kind = d["noise_multiplier"], d.get("signal_multiplier"), d.get("kind")
         layers = tuple((str(name), float(share)) for name, share in dict(d.get("layers", {})).items())
         return cls(
-            float(d["bound"]), None if z is None else float(z), None if shared is None else float(shared), layers
+            float(d["bound"]),
+            None if z is None else float(z),
+            None if shared is None else float(shared),
+            layers,
+            None if kind is None else _count(kind),
         )
 
 

@@ -23,21 +23,35 @@ class Need(StrEnum):
     """The first five are met by a mechanism, the others by an experiment's data."""
 
     INDIVIDUALS = "individual messages"  # also said by an aggregation's `needs_individuals`
+    OWN_BOUNDS = "own bounds"  # met where messages are seen, or each client's part of a sum is scaled by itself
     SIGNALS = "signals"  # said by a policy's `signals`
     STEPS = "steps"  # said by a policy of step scope
     ADAPTIVE_NOISE = "adaptive noise"
+    KINDS = "kinds of noise"
     LAYERS = "bounds by layer"  # for a policy whose decisions have `layers`
     PUBLIC_DATA = "public data"
     PUBLIC_LABELS = "public labels"
     VALIDATION = "validation records"
 
 
-OF_THE_MECHANISM = {Need.INDIVIDUALS, Need.SIGNALS, Need.STEPS, Need.ADAPTIVE_NOISE, Need.LAYERS}
+OF_THE_MECHANISM = {
+    Need.INDIVIDUALS,
+    Need.OWN_BOUNDS,
+    Need.SIGNALS,
+    Need.STEPS,
+    Need.ADAPTIVE_NOISE,
+    Need.LAYERS,
+    Need.KINDS,
+}
 
 UNMET = {
     Need.INDIVIDUALS: (
         "each client's update, and this mechanism shows only their sum: use the view server-sees-messages, or "
         "another {kind}"
+    ),
+    Need.OWN_BOUNDS: (
+        "a bound for each client, and this mechanism shows a sum with one noise: use the view "
+        "server-sees-messages, or another {kind}"
     ),
     Need.SIGNALS: "noisy signals about clipping, and this mechanism sells none: use another {kind}",
     Need.STEPS: (
@@ -47,6 +61,10 @@ UNMET = {
     Need.ADAPTIVE_NOISE: (
         "noise that it may choose, and this mechanism's is fixed by the plan: use one that a filter guards "
         "(adaptive = True), or another {kind}"
+    ),
+    Need.KINDS: (
+        "noise of several kinds to choose from, and this mechanism has one: give it a stock (stock = Stock(…)), "
+        "or use another {kind}"
     ),
     Need.LAYERS: (
         "each record clipped layer by layer, which this mechanism does not do: protect records, or use another "
@@ -93,7 +111,7 @@ def check_composition(method: Method) -> None:
     # A mechanism that declares nothing is another's: what it gives is for it to say when it is asked.
     offers = {*getattr(method.mechanism, "offers", OF_THE_MECHANISM)} - {Need.INDIVIDUALS}
     if method.mechanism.individuals:
-        offers.add(Need.INDIVIDUALS)
+        offers |= {Need.INDIVIDUALS, Need.OWN_BOUNDS}
     for kind, name, need in declared(method):
         if need in OF_THE_MECHANISM and need not in offers:
             raise _unmet(kind, name, need)

@@ -51,6 +51,8 @@ class Observation:
     # Share of each client's plan or filter that is not yet reserved: 1 before its first release (R2). Public: a
     # function of plans and reservations, never of what was released in the end. Empty for a local step.
     left: Mapping[str, float] = field(default_factory=dict)
+    # The same share of each planned kind on its own, in the plan's order (R11); empty where there is one kind.
+    stock: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def signal(self, name: str) -> tuple[float, float] | None:
         """Mean of a paid signal over all who sent it, and its variance; None when nothing was received."""
@@ -324,6 +326,10 @@ class OnLattice(Protocol):
     @property
     def integers(self) -> bool:
         """Whether noise is drawn on the lattice now."""
+
+    @property
+    def takes_integers(self) -> bool:
+        """Whether these settings allow it: whole batches, noise that the plan fixes, and senders who add it."""
 
     def on_integers(self, variant: Variant) -> Mechanism:
         """The same with integer noise; behind a sum, with what is to stand behind secure aggregation."""

@@ -178,7 +178,9 @@ class Clients:
         decision = broadcast.decision
         noises = (z for z in (decision.noise_multiplier, decision.signal_multiplier) if z is not None)
         fits = BOUNDS[0] <= decision.bound <= BOUNDS[1] and all(0 <= z <= BOUNDS[1] for z in noises)
-        return None if fits and self._covers(decision) else Reason.BAD_BOUND
+        public = self.kit.public
+        known = decision.kind is None or (public is not None and decision.kind < len(public.scales))
+        return None if fits and known and self._covers(decision) else Reason.BAD_BOUND
 
     def _covers(self, decision: Decision) -> bool:
         """Whether bounds by layer are there for each parameter, and for nothing else."""

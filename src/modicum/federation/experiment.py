@@ -22,7 +22,7 @@ from modicum.data.check import check
 from modicum.errors import UserError
 from modicum.mechanisms.class_sums import class_sums
 from modicum.models import build, check_model, fixed_features
-from modicum.privacy.spec import PrivacySpec, Unit
+from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
 from modicum.privacy.views import Variant
 from modicum.public.features import behind, stand_on
 from modicum.public.hot_start import hot_start, public_start
@@ -166,7 +166,13 @@ def with_integers(method: Method, variant: Variant) -> Method:
         raise UserError(
             f'{method.name} draws no integer noise: set noise = "float" and secure_aggregation = "ideal"'
         )
-    return replace(method, mechanism=method.mechanism.on_integers(variant))
+    mechanism = method.mechanism.on_integers(variant)
+    view = mechanism.spec.view
+    if isinstance(view, SecureAggregation) and view.variant is not Variant.IDEAL:
+        from modicum.federation.protocol_parties import check_view  # needs an extra that others do not
+
+        check_view(view)
+    return replace(method, mechanism=mechanism)
 
 
 def offer_of(data: FederatedData) -> Offer:

@@ -73,6 +73,9 @@ class InProcess:
     def left(self) -> dict[str, float]:
         return self.ledger.left()
 
+    def stock(self) -> dict[str, tuple[float, ...]]:
+        return self.ledger.stock()
+
     def exchange(self, proposal: Proposal) -> Exchange:
         begun = self.begin(proposal)
         return self.finish(begun, self.clients.compute(begun.jobs))

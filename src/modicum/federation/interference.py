@@ -200,10 +200,14 @@ def sights(simulation: Simulation) -> Iterator[Sight]:
     take = server.observe
 
     def observe(
-        proposal: Proposal, opened: Opened | None, public: Mapping[str, float], left: Mapping[str, float]
+        proposal: Proposal,
+        opened: Opened | None,
+        public: Mapping[str, float],
+        left: Mapping[str, float],
+        stock: Mapping[str, tuple[float, ...]],
     ) -> None:
-        shown.extend((_opened(opened), frozen(left)))
-        take(proposal, opened, public, left)
+        shown.extend((_opened(opened), frozen((left, stock))))
+        take(proposal, opened, public, left, stock)
 
     server.observe = observe  # type: ignore[method-assign]
     try:

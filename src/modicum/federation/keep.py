@@ -62,6 +62,9 @@ class Charges(Protocol):
     def left(self) -> dict[str, float]:
         """Share of each client's plan or filter that may still be reserved."""
 
+    def stock(self) -> dict[str, tuple[float, ...]]:
+        """What each client's plan still holds of each kind of noise."""
+
 
 def settle(ledger: Charges, keep: Keep, sent: Iterable[tuple[Sequence[Token], Message | ReleasedSum]]) -> None:
     """Each message under its first token; further queries of the same message are settled beside it, empty."""

@@ -44,7 +44,6 @@ class Parties:
         self._run, self._view, self._bits = run, view, bits
         self._keys = {name: Ed25519PrivateKey.generate() for name in names}
         self._stores = {name: secure.MemoryStore() for name in names}
-        self.terms(tuple(names)[: view.participants], 1)  # refuses impossible ones before the run
 
     def terms(self, cohort: Sequence[str], dimension: int) -> secure.Terms:
         """What all parties of one cohort's sum agree on: keys, thresholds, length and range."""

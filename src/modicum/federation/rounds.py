@@ -52,6 +52,9 @@ class Carrier(Protocol):
     def left(self) -> Mapping[str, float]:
         """Share of each client's plan or filter that may still be reserved; public, like what was proposed."""
 
+    def stock(self) -> Mapping[str, tuple[float, ...]]:
+        """The same share of each kind of noise on its own, where plans hold several (R11); public as well."""
+
 
 class Evaluation:
     """How good the model is: on public records, which policies may see, and on others, which a simulator can.
@@ -156,7 +159,8 @@ class Rounds:
         server, opened = self.server, done.opened
         moved = server.advance(opened, done.retired)
         public = {} if self.evaluation is None else self.evaluation.public()
-        server.observe(proposal, opened, public, self.carrier.left())
+        stock = self.carrier.stock() if server.public.stock else {}
+        server.observe(proposal, opened, public, self.carrier.left(), stock)
         secret = server.method.mechanism.cohort_rate is not None  # who was drawn, and how many, stays untold (R5)
         names = proposal.decisions if secret else proposal.asked
         record = RoundRecord(

@@ -286,11 +286,16 @@ class Server:
         state.average = torch.lerp(before, self._counting, share)
 
     def observe(
-        self, proposal: Proposal, opened: Opened | None, public: Mapping[str, float], left: Mapping[str, float]
+        self,
+        proposal: Proposal,
+        opened: Opened | None,
+        public: Mapping[str, float],
+        left: Mapping[str, float],
+        stock: Mapping[str, tuple[float, ...]],
     ) -> None:
-        """Let the policy see the round: its releases, the new model's evaluation on public data, and what is
-        `left` of each client's plan or filter."""
-        observed = Observation(proposal.round, opened, proposal.decisions, public, left=left)
+        """Let the policy see the round: its releases, the new model's evaluation on public data, what is `left` of
+        each client's plan or filter, and of its plan's `stock` of kinds."""
+        observed = Observation(proposal.round, opened, proposal.decisions, public, left=left, stock=stock)
         self.state.policy = self.method.policy.observe(self.state.policy, observed)
 
 

@@ -27,6 +27,7 @@ from modicum.federation.experiment import Experiment, Prepared, build_method, pr
 from modicum.federation.server import Server
 from modicum.mechanisms.common import metric_plans, training_multiplier
 from modicum.mechanisms.integers import on_lattice
+from modicum.mechanisms.record_local import RecordLocal
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.plan import Guard, PrivacyPlan
 
@@ -100,7 +101,9 @@ def make_kit(
     known = {} if adaptive else dict(multipliers)
     sizes = zip(backend.layout.names, backend.layout.sizes, strict=True)
     tensors = tuple((name, size) for name, size in sizes if method.wrapper.shared(name))
-    public = PublicFacts(facts, experiment.rounds, int(shared.sum()), known, adaptive, data.features, tensors)
+    kinds = kinds_of(method.mechanism, facts)
+    size = int(shared.sum())
+    public = PublicFacts(facts, experiment.rounds, size, known, adaptive, data.features, tensors, *kinds)
     return ClientKit(backend, method.training, method.policy, shared, experiment.metrics, public, agreed)
 
 
@@ -142,6 +145,15 @@ def first_state(data: Prepared, kit: ClientKit) -> State:
 def adapts(plan: PrivacyPlan) -> bool:
     """Whether the plan's noise is chosen during the run, within a filter."""
     return plan.guard in (Guard.GDP_FILTER, Guard.RDP_FILTER)
+
+
+def kinds_of(
+    mechanism: Mechanism, facts: tuple[ClientFacts, ...]
+) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
+    """Multiples of each client's noise to choose from, and for how many participations (R11)."""
+    if not isinstance(mechanism, RecordLocal) or mechanism.stock is None:
+        return (), {}
+    return mechanism.stock.scales, {f.name: mechanism.kinds(f) for f in facts}
 
 
 def _refuse_codec_on_sums(method: Method) -> None:

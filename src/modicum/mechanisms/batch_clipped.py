@@ -16,7 +16,6 @@ from modicum.core.needs import Need
 from modicum.core.parts import ClientKit
 from modicum.core.stack import Pool
 from modicum.errors import UserError
-from modicum.mechanisms import common
 from modicum.mechanisms.possible import ROUNDING, noise_norm, rounded_away
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal, _release, _Stepper
 from modicum.privacy.events import Block, Origin, Release, Sampler, Shuffled
@@ -39,7 +38,7 @@ class BatchClipped(RecordLocal):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.batch is None or self.steps is not None or self.adaptive:
+        if self.batch is None or self.steps is not None or self.adaptive or self.stock is not None:
             raise UserError("clipped batches need a batch size and passes (epochs): leave steps out")
         if self.adjacency is not Adjacency.ZERO_OUT:
             raise UserError("a clipped batch moves by 2C under zero-out already: use adjacency zero-out")
@@ -68,10 +67,11 @@ class BatchClipped(RecordLocal):
     def _event(
         self,
         facts: ClientFacts,
-        plan: PrivacyPlan,
+        plan: PrivacyPlan,  # noqa: ARG002
         kit: ClientKit,  # noqa: ARG002
         broadcast: Broadcast,
         decision: Decision,
+        noise: tuple[float, Origin],
         step: int,
         count: int,
     ) -> Release:
@@ -81,7 +81,7 @@ class BatchClipped(RecordLocal):
             step=step,
             count=count // self._batches(facts),
             spec=self.spec,
-            blocks=(Block(GRADIENT, 2 * decision.bound, common.training_multiplier(plan, GRADIENT)),),
+            blocks=(Block(GRADIENT, 2 * decision.bound, noise[0]),),
             sampler=self.sampler(facts),
             bound_origin=Origin.RELEASED,
         )

@@ -76,6 +76,10 @@ class ClassSums:
         """Whether noise is drawn on the lattice, as by the steps that follow."""
         return self.after.integers
 
+    @property
+    def takes_integers(self) -> bool:
+        return self.after.takes_integers
+
     def on_integers(self, variant: Variant) -> ClassSums:
         return replace(self, after=self.after.on_integers(variant))
 

@@ -220,6 +220,10 @@ class ClientLevel:
             return None
         return integers.open_sum(total, survivors, context, Unit.CLIENT)
 
+    @property
+    def takes_integers(self) -> bool:
+        return self.view.senders_add_noise and self.rate is None
+
     def on_integers(self, variant: Variant) -> ClientLevel:
         return replace(self, integers=True, view=integers.behind(self.view, variant))
 

@@ -5,22 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import pairwise
 
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision
-from modicum.core.parts import ClientKit
 from modicum.errors import UserError
 from modicum.mechanisms.as_published import SLACK
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal
 from modicum.privacy.accounting.choose import epsilon
-from modicum.privacy.calibration import calibrate_noise
-from modicum.privacy.events import Release, Sampler
+from modicum.privacy.calibration import calibrate_kinds
+from modicum.privacy.events import Origin, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
-from modicum.privacy.spec import PrivacySpec
-
-HALVINGS = 18  # of the first stage's noise: to five digits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +38,7 @@ class FallingNoise(RecordLocal):
                 f"noise falls in 1 to {self.total} stages, each with a ratio in (0, 1] to the one before, got "
                 f"{self.stages} and {self.ratio}"
             )
-        if self.adaptive or self.noise_multiplier is not None:
+        if self.adaptive or self.stock or self.noise_multiplier is not None:
             raise UserError("falling noise has stages of its own: set neither adaptive noise nor a multiplier")
 
     def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
@@ -52,7 +47,8 @@ class FallingNoise(RecordLocal):
         sampler, counts = self.sampler(facts), self._counts(facts)
         ratios = tuple(self.ratio**s for s in range(self.stages))
         if self.printed is None:
-            first = _first(self.spec, facts.budget, sampler, counts, ratios, metrics)
+            kinds = tuple(zip(ratios, counts, strict=True))
+            first = calibrate_kinds(self.spec, facts.budget, sampler, kinds, metrics)
             return self._plan(facts, _releases(first, sampler, counts, ratios, metrics), facts.budget)
         releases = _releases(self.printed(facts), sampler, counts, ratios, metrics)
         return self._plan(facts, releases, epsilon(list(releases), self.spec).epsilon * (1 + SLACK))
@@ -76,26 +72,13 @@ class FallingNoise(RecordLocal):
     def _stage(self, round: int) -> int:
         return min(round * self.stages // self.total, self.stages - 1)
 
-    def _event(
-        self,
-        facts: ClientFacts,
-        plan: PrivacyPlan,
-        kit: ClientKit,
-        broadcast: Broadcast,
-        decision: Decision,
-        step: int,
-        count: int,
-    ) -> Release:
+    def _noise(
+        self, facts: ClientFacts, plan: PrivacyPlan, broadcast: Broadcast, decision: Decision, participation: int
+    ) -> tuple[float, Origin]:
         now = [r for r in plan.releases if r.purpose == GRADIENT]
         if now:  # none where no privacy is claimed
-            stage = PrivacyPlan(
-                client=plan.client,
-                spec=plan.spec,
-                budget=plan.budget,
-                releases=(now[self._stage(broadcast.round)],),
-            )
-            return super()._event(facts, stage, kit, broadcast, decision, step, count)
-        return super()._event(facts, plan, kit, broadcast, decision, step, count)
+            return now[self._stage(broadcast.round)].noise_multiplier, Origin.PRESET
+        return super()._noise(facts, plan, broadcast, decision, participation)
 
 
 def _releases(
@@ -107,24 +90,3 @@ def _releases(
 ) -> tuple[PlannedRelease, ...]:
     steps = (PlannedRelease(GRADIENT, first * r, sampler, n) for r, n in zip(ratios, counts, strict=True))
     return (*steps, *metrics)
-
-
-@lru_cache(maxsize=1024)
-def _first(
-    spec: PrivacySpec,
-    budget: float,
-    sampler: Sampler,
-    counts: tuple[int, ...],
-    ratios: tuple[float, ...],
-    metrics: tuple[PlannedRelease, ...],
-) -> float:
-    """The least z₀ within the budget, rounded up: between even noise, and even noise in the last stage."""
-    even = calibrate_noise(spec, budget, sampler, sum(counts), also=metrics)
-    low, high = even, even / ratios[-1] * (1 + 1e-9)
-    for _ in range(HALVINGS):
-        middle = math.sqrt(low * high)
-        if epsilon(list(_releases(middle, sampler, counts, ratios, metrics)), spec).epsilon <= budget:
-            high = middle
-        else:
-            low = middle
-    return high

@@ -25,10 +25,12 @@ from modicum.errors import UserError
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, most_drawn, noise_norm, rounded_away, spread
 from modicum.privacy.accounting.rdp import best_order
-from modicum.privacy.calibration import calibrate_noise, largest_steps
+from modicum.privacy.budgets import filter_cap, price
+from modicum.privacy.calibration import calibrate_kinds, calibrate_noise, largest_steps
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, ServerSeesMessages, Unit
+from modicum.privacy.stock import Stock, filtered_noise
 from modicum.privacy.views import KnownTo, Variant
 from modicum.training.descent import Descent
 
@@ -48,6 +50,8 @@ class RecordLocal:
     noise_multiplier: float | None = None  # None: calibrated to each client's budget
     adaptive: bool = False  # the policy chooses the noise of each step, and a filter guards the budget (R2)
     integers: bool = False  # noise is drawn on a lattice: whole batches, and noise that the plan fixes (R12)
+    normalised: bool = False  # steps go by gradients in units of their bound, so that C changes no step's length
+    stock: Stock | None = None  # kinds of noise to choose from: in the plan (R11), or before a filter (`adaptive`)
 
     individuals = True
     purpose = GRADIENT
@@ -60,15 +64,24 @@ class RecordLocal:
             raise UserError(f"local steps must be at least 1, got {self.steps}")
         if not self.epochs > 0:
             raise UserError(f"local epochs must be positive, got {self.epochs}")
+        if self.stock is not None and self.noise_multiplier is not None:
+            raise UserError("noise comes from a stock or is set, not both: leave out one of them")
+        if self.stock is not None and self.integers:
+            raise UserError("noise on a lattice has one kind: leave out integers or the stock")
 
     @property
     def offers(self) -> tuple[Need, ...]:
-        """Clipping signals, steps, bounds by layer, and noise that adapts where it is asked to."""
-        return (Need.SIGNALS, Need.STEPS, Need.LAYERS, *((Need.ADAPTIVE_NOISE,) if self.adaptive else ()))
+        """Clipping signals, steps, bounds by layer, and noise that adapts or comes in kinds where asked to."""
+        noise = [Need.ADAPTIVE_NOISE] * self.adaptive + [Need.KINDS] * (self.stock is not None)
+        return (Need.SIGNALS, Need.STEPS, Need.LAYERS, *noise)
 
     @property
     def spec(self) -> PrivacySpec:
         return PrivacySpec(unit=Unit.RECORD, adjacency=self.adjacency, view=ServerSeesMessages(), delta=self.delta)
+
+    @property
+    def takes_integers(self) -> bool:
+        return self.batch is None and not self.adaptive
 
     def on_integers(self, variant: Variant) -> RecordLocal:
         integers.behind(self.spec.view, variant)
@@ -93,8 +106,10 @@ class RecordLocal:
         """K_i = round(epochs · participations · n_i / B), fixed before training (R4)."""
         if self.steps is not None:
             return self.steps * facts.participations
-        passes = self.epochs * facts.participations * facts.records / self.expected_batch(facts)
-        return max(facts.participations, round(passes))
+        passes = self.epochs * facts.records / self.expected_batch(facts)
+        if self.stock is not None:  # every kind of noise fits every participation
+            return max(1, round(passes)) * facts.participations
+        return max(facts.participations, round(passes * facts.participations))
 
     def steps_in(self, facts: ClientFacts, participation: int) -> int:
         """Local steps of one participation: K_i spread evenly, none lost to rounding."""
@@ -107,6 +122,8 @@ class RecordLocal:
         sampler, count = self.sampler(facts), self.total_steps(facts)
         if self.adaptive:
             return self._filter_plan(facts, sampler, count, metrics)
+        if self.stock is not None:
+            return self._stock_plan(facts, self.stock, metrics)
         exact = integers.priced(self.spec, integers=self.integers)
         if self.noise_multiplier is None:
             z = calibrate_noise(exact, facts.budget, sampler, count, also=metrics)
@@ -132,6 +149,55 @@ class RecordLocal:
             order=order,
         )
 
+    def _stock_plan(self, facts: ClientFacts, stock: Stock, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
+        """All kinds together cost the budget, whatever their order (R11)."""
+        kinds = stock.kinds(facts.participations, self.steps_in(facts, 0))
+        sampler = self.sampler(facts)
+        z = calibrate_kinds(self.spec, facts.budget, sampler, kinds, also=metrics)
+        releases = tuple(PlannedRelease(GRADIENT, s * z, sampler, n) for s, n in kinds)
+        return PrivacyPlan(client=facts.name, spec=self.spec, budget=facts.budget, releases=(*releases, *metrics))
+
+    def kinds(self, facts: ClientFacts) -> tuple[float, ...]:
+        """Participations of each kind that the plan holds, or that a filter would let through of it alone."""
+        if self.stock is None or math.isinf(facts.budget):
+            return ()
+        if not self.adaptive:
+            return self.stock.participations(facts.participations)
+        plan, steps, sampler = self.plan(facts, ()), self.steps_in(facts, 0), self.sampler(facts)
+        z, cap = self._filtered(facts, plan), filter_cap(plan)
+        return tuple(cap / price(plan, scale * z, sampler, steps) for scale in self.stock.scales)
+
+    def _filtered(self, facts: ClientFacts, plan: PrivacyPlan) -> float:
+        """z of the constant noise that a client's filter lets through to the end; kinds are multiples of it."""
+        sampler = self.sampler(facts)
+        rate = sampler.rate if isinstance(sampler, Poisson) else 1.0
+        moves = self.adjacency.moves
+        return filtered_noise(filter_cap(plan), plan.order, rate, moves, self.total_steps(facts))
+
+    def _noise(
+        self, facts: ClientFacts, plan: PrivacyPlan, broadcast: Broadcast, decision: Decision, participation: int
+    ) -> tuple[float, Origin]:
+        """This participation's noise multiplier, and where it comes from."""
+        del broadcast  # whose round decides where noise falls in stages
+        if integers.planned(plan, GRADIENT) is not None:  # on a lattice the plan fixes it
+            return common.training_multiplier(plan, GRADIENT), Origin.PRESET
+        if decision.noise_multiplier is not None:
+            return decision.noise_multiplier, Origin.RELEASED
+        if self.stock is None or plan.guard is Guard.NONE:
+            return common.training_multiplier(plan, GRADIENT), Origin.PRESET
+        kind, origin = decision.kind, Origin.PLANNED
+        if kind is None:
+            kind, origin = self.stock.in_turn(facts.participations, participation), Origin.PRESET
+        return self.noise_of_kind(facts, plan, kind), Origin.RELEASED if self.adaptive else origin
+
+    def noise_of_kind(self, facts: ClientFacts, plan: PrivacyPlan, kind: int) -> float:
+        """The multiplier of one of a client's kinds of noise; of its only one where there is no stock."""
+        if self.stock is None or plan.guard is Guard.NONE:
+            return common.training_multiplier(plan, GRADIENT)
+        if self.adaptive:
+            return self.stock.scales[kind] * self._filtered(facts, plan)
+        return plan.releases[kind].noise_multiplier
+
     def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:  # noqa: ARG002
         return dict(chosen)
 
@@ -142,7 +208,8 @@ class RecordLocal:
         if kit.policy.scope is Scope.STEP:
             return metrics  # each step is reserved by itself, once its noise is known
         count = self.steps_in(facts, participation)
-        return (self._event(facts, plan, kit, broadcast, broadcast.decision, 0, count), *metrics)
+        noise = self._noise(facts, plan, broadcast, broadcast.decision, participation)
+        return (self._event(facts, plan, kit, broadcast, broadcast.decision, noise, 0, count), *metrics)
 
     def _event(
         self,
@@ -151,12 +218,11 @@ class RecordLocal:
         kit: ClientKit,
         broadcast: Broadcast,
         decision: Decision,
+        noise: tuple[float, Origin],
         step: int,
         count: int,
     ) -> Release:
-        on_lattice = integers.planned(plan, GRADIENT)
-        chosen = decision.noise_multiplier if on_lattice is None else None  # on a lattice the plan fixes it
-        z = common.training_multiplier(plan, GRADIENT) if chosen is None else chosen
+        z, origin = noise
         return Release(
             client=facts.name,
             round=broadcast.round,
@@ -166,8 +232,8 @@ class RecordLocal:
             blocks=common.query(GRADIENT, decision.bound, z, kit.policy.signals),
             sampler=self.sampler(facts),
             bound_origin=Origin.RELEASED,
-            noise_origin=Origin.PRESET if chosen is None else Origin.RELEASED,
-            integers=on_lattice,
+            noise_origin=origin,
+            integers=integers.planned(plan, GRADIENT),
         )
 
     def expected(
@@ -181,7 +247,8 @@ class RecordLocal:
         Nor is it known how far a pull of the training reaches: facts leave it out.
         """
         count = self.steps_in(facts, participation)
-        event = self._event(facts, plan, kit, broadcast, broadcast.decision, 0, count)
+        noise = self._noise(facts, plan, broadcast, broadcast.decision, participation)
+        event = self._event(facts, plan, kit, broadcast, broadcast.decision, noise, 0, count)
         metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
         known = self.facts_of(event, facts, count, kit.training.optimiser.gains(count))
         doubt = DOUBT / (2 + len(event.blocks) - 1 + len(metrics))
@@ -201,8 +268,9 @@ class RecordLocal:
         most, least = -(-total // parts), max(1, total // parts)
         main, *signals = event.blocks
         share = most_drawn(facts.records, event.sampler, doubt / most) / over
-        noise = main.noise_std / over * noise_norm(dimension, doubt)
-        norm = kit.training.optimiser.farthest(most, main.bound * share, noise, dimension)
+        unit = self.unit_of(main.bound)
+        noise = main.noise_std / unit / over * noise_norm(dimension, doubt)
+        norm = kit.training.optimiser.farthest(most, main.bound / unit * share, noise, dimension)
         reach = {b.name: b.bound * share + spread(doubt) * b.noise_std / over / math.sqrt(least) for b in signals}
         norm = norm * (1 + ROUNDING) + rounded_away(model, most, norm)
         return norm, {name: around(0.5, r) for name, r in reach.items()}
@@ -213,7 +281,13 @@ class RecordLocal:
         """The noise in an update made of `steps` releases like this one, or in one of them alone."""
         gain, spread_out = gains
         main, *signals = ((b.name, (b.noise_std / self.expected_batch(facts)) ** 2) for b in event.blocks)
-        return NoiseFacts(main[1] * spread_out, gain, {name: variance / steps for name, variance in signals})
+        unit = self.unit_of(event.blocks[0].bound)
+        variance = main[1] * spread_out / unit**2
+        return NoiseFacts(variance, gain / unit, {name: own / steps for name, own in signals})
+
+    def unit_of(self, bound: float) -> float:
+        """What a released gradient is divided by before a step goes by it: public, so post-processing."""
+        return bound if self.normalised else 1.0
 
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         # Longest first, so that the clients still at work are always the first rows of the stack.
@@ -290,8 +364,9 @@ class _Stepper:
         return self.kit.policy.scope is Scope.STEP and self.kit.policy.place is Place.CLIENT
 
     def _event(self, step: int, count: int) -> Release:
-        job = self.job
-        return self.mechanism._event(job.facts, job.plan, self.kit, job.broadcast, self.decision, step, count)
+        job, made = self.job, self.mechanism
+        noise = made._noise(job.facts, job.plan, job.broadcast, self.decision, job.participation)
+        return made._event(job.facts, job.plan, self.kit, job.broadcast, self.decision, noise, step, count)
 
     def decide(self, step: int, model: Tensor) -> None:
         """Settle this step's bound and noise, and have it reserved before any record is looked at.
@@ -306,6 +381,10 @@ class _Stepper:
             self.event = self._event(step, 1)
         if not self.job.door.reserve(self.event):
             self.stopped = model.clone()
+
+    @property
+    def unit(self) -> float:
+        return self.mechanism.unit_of(self.decision.bound)
 
     def chosen(self, step: int) -> Tensor:
         """Which records enter this step."""
@@ -362,7 +441,7 @@ def _release(steppers: Sequence[_Stepper], step: int, sums: Tensor, norms: Seque
         norms = common.on_cpu(norms)
     requests = [stepper.request(step, *own) for stepper, *own in zip(steppers, sums.unbind(), norms, strict=True)]
     noised, others = release_together(requests, GRADIENT, sums)
-    gradients = noised.div_(noised.new_tensor([stepper.expected for stepper in steppers])[:, None])
+    gradients = noised.div_(noised.new_tensor([stepper.expected * stepper.unit for stepper in steppers])[:, None])
     for stepper, gradient, other in zip(steppers, gradients.unbind(), others, strict=True):
         stepper.note(step, gradient, other)
     return gradients

@@ -50,8 +50,9 @@ class RecordSums:
 
     individuals = False
     integers = True
+    takes_integers = True
     purpose = GRADIENT
-    offers: ClassVar[tuple[Need, ...]] = (Need.SIGNALS,)
+    offers: ClassVar[tuple[Need, ...]] = (Need.SIGNALS, Need.OWN_BOUNDS)
     cohort_rate = None
 
     def __post_init__(self) -> None:

@@ -43,6 +43,10 @@ class SampledByBudget(RecordLocal):
                 f"the budget of full participation must be positive and finite, got {self.full_budget}"
             )
 
+    @property
+    def takes_integers(self) -> bool:
+        return False  # some clients' batches are drawn
+
     def sampler(self, facts: ClientFacts) -> Sampler:
         """Poisson sampling at the largest rate that the client's budget allows; none at the full budget."""
         if facts.budget >= self.full_budget:

@@ -25,6 +25,7 @@ from modicum.methods.dp_sgd import DpSgd
 from modicum.methods.fedacg import FedAcg
 from modicum.methods.fedavg import FedAvg
 from modicum.methods.fedcompdp import FedCompDp
+from modicum.methods.fedmap import FedMap
 from modicum.methods.fedper import FedPer
 from modicum.methods.fedprox import FedProx
 from modicum.methods.fedsa import FedSa
@@ -63,6 +64,7 @@ METHODS: dict[str, type[MethodSpec]] = {
     "dp-acdn": DpAcdn,
     "fedacg": FedAcg,
     "fedsa": FedSa,
+    "fedmap": FedMap,
 }
 
 
@@ -120,6 +122,7 @@ __all__ = [
     "FedAcg",
     "FedAvg",
     "FedCompDp",
+    "FedMap",
     "FedPer",
     "FedProx",
     "FedSa",

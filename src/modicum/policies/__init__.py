@@ -4,6 +4,8 @@ from modicum.policies.bandit import Bandit
 from modicum.policies.curve import BudgetCurve, Curve, ScaleFreeCurve, read_curve
 from modicum.policies.fixed import Fixed
 from modicum.policies.median import MedianNorm, NaiveMedianNorm
+from modicum.policies.metanet import MetaNet
+from modicum.policies.plug_in import PlugIn
 from modicum.policies.ppo import Ppo
 from modicum.policies.quantile import AdaptiveQuantile
 from modicum.policies.schedule import PlateauCosine
@@ -15,8 +17,10 @@ __all__ = [
     "Curve",
     "Fixed",
     "MedianNorm",
+    "MetaNet",
     "NaiveMedianNorm",
     "PlateauCosine",
+    "PlugIn",
     "Ppo",
     "ScaleFreeCurve",
     "read_curve",

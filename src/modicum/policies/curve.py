@@ -95,7 +95,7 @@ class BudgetCurve:
     scope = Scope.ROUND
     place = Place.SERVER
     signals: tuple[Signal, ...] = ()
-    needs = (Need.INDIVIDUALS,)  # a sum has one noise, so that bounds in it cannot follow budgets (R7)
+    needs = (Need.OWN_BOUNDS,)  # in a sum with one noise bounds cannot follow budgets (R7)
 
     def __post_init__(self) -> None:
         if self.curve.scale_free:
@@ -129,7 +129,7 @@ class ScaleFreeCurve:
     scope = Scope.ROUND
     place = Place.SERVER
     signals: tuple[Signal, ...] = ()
-    needs = (Need.INDIVIDUALS,)  # a sum has one noise, so that bounds in it cannot follow budgets (R7)
+    needs = (Need.OWN_BOUNDS,)  # in a sum with one noise bounds cannot follow budgets (R7)
 
     def __post_init__(self) -> None:
         if not self.curve.scale_free:

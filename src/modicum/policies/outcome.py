@@ -78,16 +78,16 @@ def _size(observed: Observation) -> float:
     if not observed.opened:
         return 0.0
     bound = max(d.bound for d in observed.decisions.values())
-    if isinstance(observed.opened, ReleasedSum):
-        mean, variance = observed.opened.update, observed.opened.facts.variance
-    else:
-        mean, variance = _mean(observed.opened)
+    mean, variance = mean_update(observed.opened)
     square = mean.double().square().sum().item() - mean.numel() * variance
     return math.sqrt(max(0.0, square)) / bound if math.isfinite(square) else 0.0
 
 
-def _mean(releases: Sequence[Released]) -> tuple[torch.Tensor, float]:
-    mean = torch.zeros_like(releases[0].update)
-    for r in releases:
-        mean += r.update / len(releases)
-    return mean, sum(r.facts.variance for r in releases) / len(releases) ** 2
+def mean_update(opened: Sequence[Released] | ReleasedSum) -> tuple[torch.Tensor, float]:
+    """The mean of what was released, and the variance of the noise in each of its coordinates."""
+    if isinstance(opened, ReleasedSum):
+        return opened.update, opened.facts.variance
+    mean = torch.zeros_like(opened[0].update)
+    for r in opened:
+        mean += r.update / len(opened)
+    return mean, sum(r.facts.variance for r in opened) / len(opened) ** 2

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from modicum.errors import UserError
-from modicum.privacy.events import Release, Shuffled
+from modicum.privacy.events import Origin, Release, Sampler, Shuffled
 from modicum.privacy.plan import Guard, PrivacyPlan
 from modicum.privacy.spec import Adjacency
 
@@ -37,7 +37,7 @@ class Reason(StrEnum):
     REPLAYED = "replayed"  # the round's message was sent and is no longer kept
     UNKNOWN_RUN = "unknown-run"  # a proposal of another run
     BAD_MODEL = "bad-model"  # a proposed model of another shape, or with values that are not finite
-    BAD_BOUND = "bad-bound"  # a proposed bound or noise that floating-point numbers cannot carry
+    BAD_BOUND = "bad-bound"  # a proposed bound or noise beyond floating-point numbers, or an unknown kind
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,17 @@ class BudgetGuard(Protocol):
         A function of plan and reservations. It is no ε, and none follows from it (R3).
         """
 
+    def stock_left(self) -> tuple[float, ...]:
+        """The same share of each planned kind on its own, in the plan's order (R11); () where there is no plan."""
+
 
 @dataclass(frozen=True)
 class PlanGuard:
     """Plain composition (R1): the releases are those of the plan, so the plan's own ε holds.
 
     A release may carry *more* noise than planned: it is then a planned release with noise added afterwards. The
-    order may adapt as well: each planned kind could be drawn beforehand and read when its turn comes.
+    order may adapt as well (R11): each planned kind could be drawn beforehand and read when its turn comes. One
+    whose noise is said to be of a planned kind is exactly of that kind, and uses up one of that kind.
     """
 
     plan: PrivacyPlan
@@ -133,14 +137,18 @@ class PlanGuard:
         planned = sum(release.count for release in self.plan.releases)
         return sum(self.left) / planned if planned else 0.0
 
+    def stock_left(self) -> tuple[float, ...]:
+        return tuple(left / planned.count for left, planned in zip(self.left, self.plan.releases, strict=True))
+
     def _fitting(self, release: Release) -> list[int]:
-        """Planned kinds that cost at least as much as the release."""
-        z = release.noise_multiplier * (1 + SAME_NOISE)
+        """Planned kinds that cost at least as much as the release; where it names its kind, that one (R11)."""
+        z = release.noise_multiplier
+        least = z * (1 - SAME_NOISE) if release.noise_origin is Origin.PLANNED else 0.0
         return [
             i
             for i, planned in enumerate(self.plan.releases)
             if planned.sampler == release.sampler
-            and planned.noise_multiplier <= z
+            and least <= planned.noise_multiplier <= z * (1 + SAME_NOISE)
             and planned.integers == release.integers
         ]
 
@@ -197,6 +205,9 @@ class FilterGuard:
     def share_left(self) -> float:
         return max(0.0, 1 - self.spent / self.cap) if self.cap > 0 else 0.0
 
+    def stock_left(self) -> tuple[float, ...]:
+        return ()
+
 
 @dataclass(frozen=True)
 class NoGuard:
@@ -215,6 +226,9 @@ class NoGuard:
 
     def share_left(self) -> float:
         return 1.0
+
+    def stock_left(self) -> tuple[float, ...]:
+        return ()
 
 
 def _other_spec(release: Release) -> Refusal:
@@ -270,17 +284,21 @@ def filter_cost(plan: PrivacyPlan, release: Release) -> float | None:
 
     The GDP filter charges hidden sampling as no sampling at all.
     """
-    spec = release.spec
-    if spec.adjacency is Adjacency.ADD_REMOVE and isinstance(release.sampler, Shuffled):
+    if release.spec.adjacency is Adjacency.ADD_REMOVE and isinstance(release.sampler, Shuffled):
         return None
-    z = spec.charged(release.noise_multiplier)
+    return price(plan, release.noise_multiplier, release.sampler, release.count)
+
+
+def price(plan: PrivacyPlan, noise_multiplier: float, sampler: Sampler, count: int = 1) -> float:
+    """Of so many releases, in the units of the plan's filter."""
+    z = plan.spec.charged(noise_multiplier)
     if z < NO_NOISE:
         return math.inf
     if plan.order is None:
-        return release.count / z**2
+        return count / z**2
     from modicum.privacy.accounting import hidden_rate, rdp
 
-    return release.count * rdp.rdp_sampled_gaussian(hidden_rate(release.sampler, spec), z, plan.order)
+    return count * rdp.rdp_sampled_gaussian(hidden_rate(sampler, plan.spec), z, plan.order)
 
 
 def plan_guarantee(plan: PrivacyPlan) -> Guarantee:

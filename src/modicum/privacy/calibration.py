@@ -21,6 +21,9 @@ MAX_STEPS = 10**7
 _SMALLEST, _LARGEST = 0.05, 1e8  # noise multipliers the search considers
 _CLOSE = 3e-4  # how far under its target a calibrated ε may stay, relative
 
+Kinds = tuple[tuple[float, int], ...]
+"""(multiple of z, number of releases) of each kind of noise that a plan holds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
@@ -44,14 +47,26 @@ def calibrate_noise(
 
     Behind secure aggregation it is the client's share of the noise. `also` is fixed already and shares the budget.
     """
+    return calibrate_kinds(spec, epsilon, sampler, ((1.0, count),), also)
+
+
+def calibrate_kinds(
+    spec: PrivacySpec,
+    epsilon: float,
+    sampler: Sampler,
+    kinds: Kinds,
+    also: Iterable[PlannedRelease] = (),
+) -> float:
+    """The smallest z with which n_j releases at s_j·z, for all (s_j, n_j) of `kinds`, cost at most ε (R11)."""
     target = positive("the budget ε", epsilon)
+    kinds = tuple((positive("a multiple of the noise", s), steps(n)) for s, n in kinds)
     rest = normal_form(tuple(also), spec)
     rate = hidden_rate(sampler, spec)
-    seen = _effective_noise(target, spec.delta, spec.adjacency, rate, steps(count), rest)
+    seen = _effective_noise(target, spec.delta, spec.adjacency, rate, kinds, rest)
     # A share behind secure aggregation is rounded as well, then checked in what the adversary sees.
-    own = _round_up(spec.own(seen))
-    while _cost(spec.seen(own), rate, count, rest, spec) > target:
-        own = _round_up(own * (1 + 10.0 ** (1 - DIGITS)))
+    own = round_up(spec.own(seen))
+    while _cost(spec.seen(own), rate, kinds, rest, spec) > target:
+        own = round_up(own * (1 + 10.0 ** (1 - DIGITS)))
     return own
 
 
@@ -77,12 +92,12 @@ def largest_steps(
     rest, rate = normal_form(tuple(also), spec), hidden_rate(sampler, spec)
 
     def fits(count: int) -> bool:
-        return _cost(z, rate, count, rest, spec) <= target
+        return _cost(z, rate, ((1.0, count),), rest, spec) <= target
 
     if not fits(1):
         raise UserError(
             f"budget ε={target:g} cannot be met with noise multiplier {noise_multiplier:g}: one step alone "
-            f"reaches {_cost(z, rate, 1, rest, spec):.4g} (raise the noise or the budget)"
+            f"reaches {_cost(z, rate, ((1.0, 1),), rest, spec):.4g} (raise the noise or the budget)"
         )
     return _largest(fits, MAX_STEPS)
 
@@ -103,7 +118,7 @@ def largest_rate(
         raise UserError("this sampler's coins are seen by the adversary, so its rate does not change ε (R5)")
 
     def cost(ticks: int) -> float:
-        return _cost(z, ticks / _TICKS, steps(count), rest, spec)
+        return _cost(z, ticks / _TICKS, ((1.0, steps(count)),), rest, spec)
 
     if cost(1) > target:
         raise UserError(
@@ -130,11 +145,20 @@ def _largest(fits: Callable[[int], bool], limit: int) -> int:
     return low
 
 
-def _cost(z: float, rate: float, count: int, rest: tuple[Gaussians, ...], spec: PrivacySpec) -> float:
-    return epsilon_of((*rest, Gaussians(z, rate, count)), spec.delta, spec.adjacency)[0]
+def _cost(z: float, rate: float, kinds: Kinds, rest: tuple[Gaussians, ...], spec: PrivacySpec) -> float:
+    return epsilon_of((*rest, *_groups(z, rate, kinds)), spec.delta, spec.adjacency)[0]
 
 
-def _round_up(z: float) -> float:
+def _groups(z: float, rate: float, kinds: Kinds) -> tuple[Gaussians, ...]:
+    return tuple(Gaussians(s * z, rate, n) for s, n in kinds)
+
+
+def _weight(kinds: Kinds) -> float:
+    """Σ n_j/s_j²: how many releases at z itself cost as much, where nothing is sampled."""
+    return math.fsum(n / s**2 for s, n in kinds)
+
+
+def round_up(z: float) -> float:
     """To `DIGITS` significant digits."""
     places = DIGITS - 1 - math.floor(math.log10(z))
     return math.ceil(z * 10.0**places * (1 - 1e-13)) / 10.0**places
@@ -153,7 +177,7 @@ def _effective_noise(
     delta: float,
     adjacency: Adjacency,
     rate: float,
-    count: int,
+    kinds: Kinds,
     rest: tuple[Gaussians, ...],
 ) -> float:
     """The noise multiplier in what the adversary sees, a touch on the safe side."""
@@ -161,26 +185,26 @@ def _effective_noise(
         raise _refuse(target, delta, fixed)
     if rate == 1 and all(g.rate == 1 for g in rest):
         left = gdp.mu_from_epsilon(target, delta) ** 2 - plain_mu(rest, adjacency) ** 2
-        return adjacency.moves * math.sqrt(count / left)
-    return _search(target, delta, adjacency, rate, count, rest)
+        return adjacency.moves * math.sqrt(_weight(kinds) / left)
+    return _search(target, delta, adjacency, rate, kinds, rest)
 
 
 def _search(
-    target: float, delta: float, adjacency: Adjacency, rate: float, count: int, rest: tuple[Gaussians, ...]
+    target: float, delta: float, adjacency: Adjacency, rate: float, kinds: Kinds, rest: tuple[Gaussians, ...]
 ) -> float:
     """Regula falsi on ln ε against ln z: on a coarse grid, then on the fine one in the worse direction."""
     from modicum.privacy.accounting import pld
     from modicum.privacy.accounting.pairs import directions
 
     def groups(log_z: float) -> tuple[Gaussians, ...]:
-        return (*rest, Gaussians(math.exp(log_z), rate, count))
+        return (*rest, *_groups(math.exp(log_z), rate, kinds))
 
     ways = directions(adjacency)
 
     def coarse(log_z: float) -> float:
         return pld.epsilon_one_way(groups(log_z), delta, ways[0], accuracy=pld.COARSE)
 
-    start = _central_limit_guess(target, delta, adjacency, rate, count, rest)
+    start = _central_limit_guess(target, delta, adjacency, rate, _weight(kinds), rest)
     near = _root(coarse, start, target, 2 * pld.COARSE)
     worst = max(ways, key=lambda way: pld.epsilon_one_way(groups(near), delta, way, accuracy=pld.COARSE))
 
@@ -191,7 +215,7 @@ def _search(
 
 
 def _central_limit_guess(
-    target: float, delta: float, adjacency: Adjacency, rate: float, count: int, rest: tuple[Gaussians, ...]
+    target: float, delta: float, adjacency: Adjacency, rate: float, count: float, rest: tuple[Gaussians, ...]
 ) -> float:
     """ln z for which μ = q√K·√(e^{1/z²} − 1) (Bu et al. 2020) uses up what `rest` leaves of the budget."""
     shift = adjacency.moves

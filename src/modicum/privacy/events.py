@@ -28,6 +28,7 @@ class Origin(StrEnum):
     PRESET = "preset"  # fixed before the run
     PUBLIC = "public"  # a function of public values only
     RELEASED = "released"  # a function of earlier releases
+    PLANNED = "planned"  # noise of a kind that the plan lists; which one follows from earlier releases (R11)
 
 
 @dataclass(frozen=True)

@@ -281,6 +281,12 @@ class Ledger:
             self._catch_up()
             return {client: guard.share_left() for client, guard in self._guards.items()}
 
+    def stock(self) -> dict[str, tuple[float, ...]]:
+        """Share of each kind of a plan that may still be reserved (`BudgetGuard.stock_left`)."""
+        with self._lock:
+            self._catch_up()
+            return {client: guard.stock_left() for client, guard in self._guards.items()}
+
     def reported(self, client: str) -> float:
         """The ε that holds for a client whatever happens: of its whole plan, or the cap of its filter (R3)."""
         if client not in self._guards:

@@ -56,6 +56,10 @@ class MemoryLedger:
         """Share of each client's plan or filter that may still be reserved (`BudgetGuard.share_left`)."""
         return {client: guard.share_left() for client, guard in self._guards.items()}
 
+    def stock(self) -> dict[str, tuple[float, ...]]:
+        """Share of each kind of a plan that may still be reserved (`BudgetGuard.stock_left`)."""
+        return {client: guard.stock_left() for client, guard in self._guards.items()}
+
     def settle_many(self, settled: Iterable[tuple[Token, bytes]], *, store: bool = True) -> None:  # noqa: ARG002
         raise UserError("a rehearsal sends nothing, so there is nothing to settle")
 

@@ -60,5 +60,5 @@ def refuse_uncertain(releases: Iterable[Release | PlannedRelease], epsilon: floa
     if epsilon > most:
         raise UnsoundError(
             f"integer noise is drawn too coarsely to certify ε={epsilon:.4g} at δ={delta:g}; it reaches about "
-            f'{most:.3g}: lower the budget, or set noise = "float" in a simulation'
+            f'{most:.3g}: lower the budget, or set noise = "float"'
         )

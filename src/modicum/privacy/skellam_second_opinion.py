@@ -36,7 +36,7 @@ def delta_taken(noises: Iterable[tuple[IntegerNoise, int]], epsilon: float) -> f
     """What (noise, count) releases take of δ: draws that are not exact, and sums that rounding moves too far."""
     taken = 0.0
     for noise, count in noises:
-        draws = count * noise.honest * (1 << (noise.dimension - 1).bit_length())
+        draws = count * noise.honest * noise.dimension
         taken += draws * DISTANCE * (1 + math.exp(min(epsilon, 700.0)))
         taken += count * TOO_FAR if noise.rounding == "sum" else 0.0
     return taken

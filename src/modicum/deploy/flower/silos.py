@@ -65,6 +65,9 @@ class Silos:
     def left(self) -> dict[str, float]:
         return self.ledger.left()
 
+    def stock(self) -> dict[str, tuple[float, ...]]:
+        return self.ledger.stock()
+
     def exchange(self, proposal: Proposal) -> Exchange:
         """Note what is asked, wait for answers, and open what is possible of them."""
         begun, events = time.monotonic(), self._note_asked(proposal)

@@ -16,7 +16,7 @@ from typing import Any
 from modicum.config import Config
 from modicum.core.facts import ClientFacts, Metric
 from modicum.core.integers import Agreed
-from modicum.core.parts import Method
+from modicum.core.parts import Method, OnLattice
 from modicum.core.setting import Setting
 from modicum.data.geometry import load_geometry
 from modicum.errors import UserError
@@ -66,7 +66,7 @@ class Terms:
     def method(self) -> Method:
         """The agreed method; one whose server would have to be trusted is refused."""
         method: Method = self.config.method.build(self.setting)
-        if self.integers:
+        if self.integers(method):
             method = with_integers(method, VARIANTS[self.config.run.secure_aggregation])
         method.mechanism.spec.refuse_true_sizes()
         if not method.mechanism.spec.view.senders_add_noise:
@@ -78,10 +78,12 @@ class Terms:
             _check_secure(method.mechanism.spec.view)
         return method
 
-    @property
-    def integers(self) -> bool:
-        """Whether noise is drawn on a lattice."""
-        return self.config.privacy.noise == "integer" or self.config.run.secure_aggregation != "ideal"
+    def integers(self, method: Method) -> bool:
+        """Whether noise is drawn on a lattice: where it protects somebody, by default whenever it can be."""
+        kind, run = self.config.privacy.noise, self.config.run
+        if kind is None and not run.simulation and run.secure_aggregation == "ideal":
+            return isinstance(method.mechanism, OnLattice) and method.mechanism.takes_integers
+        return kind == "integer" or run.secure_aggregation != "ideal"
 
     @property
     def spec(self) -> PrivacySpec:

@@ -64,5 +64,10 @@ def _refuse_foreign(release: Release, spec: PrivacySpec) -> None:
             f"round {release.round} took its noise from earlier releases: by rules R2 and R3 only a filter's cap "
             "certifies that (guard gdp-filter or rdp-filter), not plain composition"
         )
+    if release.noise_origin is Origin.PLANNED:
+        raise UnsoundError(
+            f"round {release.round} took one of its plan's kinds of noise by earlier releases: by rules R3 and "
+            "R11 the whole plan's ε holds for it, not that of the releases made"
+        )
     if release.spec != spec:
         raise UserError(f"round {release.round} was released under another spec: {release.spec.to_dict()}")

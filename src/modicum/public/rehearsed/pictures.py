@@ -1,4 +1,4 @@
-"""The accuracy matrix as a heat map, and the fitted curve with its band."""
+"""The accuracy matrix as a heat map and the fitted curve with its band; a network's decisions."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ from modicum.public.rehearsed.grid import Matrix, best_bounds
 
 def draw_fit(matrix: Matrix, fit: Fit, path: str | Path) -> None:
     """Both pictures in one file, as PNG."""
+    figure, left, right = _two_pictures()
+    _heat_map(figure, left, matrix)
+    _curve(right, matrix, fit)
+    figure.savefig(path, dpi=110)
+
+
+def _two_pictures() -> tuple[Any, Any, Any]:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -22,10 +29,7 @@ def draw_fit(matrix: Matrix, fit: Fit, path: str | Path) -> None:
         raise MissingExtraError("matplotlib", "report", "a picture") from None
     figure = Figure(figsize=(10, 3.9), layout="constrained")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    _heat_map(figure, left, matrix)
-    _curve(right, matrix, fit)
-    figure.savefig(path, dpi=110)
+    return figure, *figure.subplots(1, 2)
 
 
 def _heat_map(figure: Any, axes: Any, matrix: Matrix) -> None:
@@ -67,3 +71,18 @@ def plain_ticks(axis: Any, values: Sequence[float]) -> None:
     """Ticks at these values, instead of powers of ten."""
     axis.set_ticks(list(values), [f"{v:.3g}" for v in values], minor=False)
     axis.set_ticks([], minor=True)
+
+
+def draw_decisions(decisions: Sequence[tuple[float, str]], losses: Sequence[float], path: str | Path) -> None:
+    """What a fitted network decides, round by round, on a held-out stand-in, beside its training loss."""
+    figure, left, right = _two_pictures()
+    left.step(range(len(decisions)), [bound for bound, _ in decisions], where="mid")
+    left.set(xlabel="round", ylabel="clipping bound C", yscale="log", title="decisions")
+    names = sorted({kind for _, kind in decisions})
+    kinds = left.twinx()
+    kinds.plot([names.index(kind) for _, kind in decisions], ".", color="C1")
+    kinds.set_yticks(range(len(names)), names)
+    kinds.set_ylabel("kinds of noise in use", color="C1")
+    right.plot([-loss for loss in losses])
+    right.set(xlabel="epoch", ylabel="weighted progress U", title="training")
+    figure.savefig(path, dpi=110)

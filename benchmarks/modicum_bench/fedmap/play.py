@@ -1,0 +1,126 @@
+"""Runs of cells: settings from public records first, then a network, then everything else with both."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from modicum.data.arrays import Dataset
+from modicum.data.budgets import assign_budgets
+from modicum.data.federate import federate
+from modicum.data.partition import Dirichlet
+from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
+from modicum.federation.rehearsal import Rehearsal
+from modicum.public.rehearsed.grid import gradient_scale
+from modicum.public.rehearsed.metanet import Schedule, fit_metanet, stand_in
+from modicum_bench.fedmap.cells import ALPHA, PROXY, TASKS, TRAINED, Cell, Choice, method
+
+Loader = Callable[[str], Dataset]
+GRID = tuple(Choice(lr, m) for m, rates in ((0.0, (0.1, 0.2, 0.4)), (0.9, (0.01, 0.02, 0.04))) for lr in rates)
+
+
+class Bench:
+    """Keeps data that several cells share, and writes each result as it comes."""
+
+    def __init__(self, load: Loader, out: Path, device: str = "cpu", proxy: float = PROXY) -> None:
+        self.load, self.out, self.device, self.proxy = load, out, device, proxy
+        self._sets: dict[str, Dataset] = {}
+        self._federations: dict[tuple[str, float, int], Federation] = {}
+        self._prepared: tuple[tuple[str, int], Prepared] | None = None
+        self._scale: dict[str, float] = {}
+        out.mkdir(parents=True, exist_ok=True)
+
+    def federation(self, task: str, budget: float, seed: int) -> Federation:
+        if task not in self._sets:
+            self._sets[task] = self.load(task)
+        key = (task, budget, seed)
+        if key not in self._federations:
+            clients = TASKS[task].clients
+            data = federate(
+                self._sets[task], clients=clients, partition=Dirichlet(ALPHA), seed=seed, proxy=self.proxy
+            )
+            self._federations = {key: Federation(data, assign_budgets(budget, clients, seed))}
+        return self._federations[key]
+
+    def experiment(self, cell: Cell, choice: Choice, network: str | None = None) -> Experiment:
+        task = TASKS[cell.task]
+        return Experiment(
+            federation=self.federation(cell.task, cell.budget, cell.seed),
+            method=method(cell.variant, choice, network),
+            model=task.model,
+            rounds=task.rounds,
+            per_round=round(cell.participation * task.clients),
+            seed=cell.seed,
+            evaluate_every=task.rounds,
+            device=self.device,
+        )
+
+    def scaled(self, cell: Cell, choice: Choice) -> Choice:
+        """C₀ is the median norm of a public gradient at the first model."""
+        if cell.task not in self._scale:
+            made = stand_in(self.experiment(replace(cell, seed=0), choice), 0)
+            self._scale[cell.task] = gradient_scale(prepare(made, made.method.build(made.setting)))
+        return replace(choice, clip=self._scale[cell.task])
+
+    def tuned(self, task: str, participation: float, grid: Sequence[Choice] = GRID) -> Choice:
+        """The choice with the best accuracy of a constant bound on stand-ins of public records."""
+        found = [self.tried(task, participation, choice) for choice in grid]
+        self._write(f"choice {task} {participation:g}", {"tried": [(a, asdict(c)) for a, c in found]})
+        return max(found, key=lambda f: f[0])[1]
+
+    def tried(self, task: str, participation: float, choice: Choice) -> tuple[float, Choice]:
+        """Accuracy of one choice there, and the choice with its bound."""
+        cell = Cell(task, participation, "fixed", 0)
+        choice = self.scaled(cell, choice)
+        run = Rehearsal(stand_in(self.experiment(cell, choice), 0))
+        return float(list(run.rounds())[-1].simulated["test_accuracy"]), choice
+
+    def fitted(self, task: str, participation: float, body: str, choice: Choice, schedule: Schedule) -> Path:
+        """A network trained on public records of this task."""
+        variant = "mlp" if body == "mlp" else "metanet"
+        path = self.out / f"{task}-{participation:g}-{body}.npz"
+        made = self.experiment(Cell(task, participation, variant, 0), choice)
+        fit = fit_metanet(made, replace(schedule, body="mlp" if body == "mlp" else "bert"), path)
+        figures = {"gains": fit.gains, "losses": fit.losses, "decisions": fit.decisions}
+        self._write(f"network {task} {participation:g} {body}", figures)
+        return path
+
+    def played(self, cell: Cell, choice: Choice, network: str | None = None) -> dict[str, Any]:
+        """One cell, from its file where it was played before."""
+        path = self._path(cell.name)
+        if path.exists():
+            known: dict[str, Any] = json.loads(path.read_text())
+            return known
+        begun = time.monotonic()
+        made = self.experiment(cell, choice, network if cell.variant in TRAINED else None)
+        key = (cell.task, cell.seed)
+        if self._prepared is None or self._prepared[0] != key:
+            self._prepared = (key, prepare(made, made.method.build(made.setting)))
+        run = Rehearsal(made, self._prepared[1])
+        bounds, kinds = [], []
+        while not run.server.finished:
+            decisions = run.server.propose().decisions.values()
+            bounds.append(next(iter(decisions)).bound)
+            kinds.append(sorted(str(d.kind) for d in decisions)[len(decisions) // 2])
+            last = run.step()
+        found = {
+            **cell.to_dict(),
+            "accuracy": last.simulated["test_accuracy"],
+            "loss": last.simulated["test_loss"],
+            "refused": len(run.server.state.retired),
+            "bounds": bounds,
+            "kinds": kinds,
+            "seconds": time.monotonic() - begun,
+        }
+        self._write(cell.name, found)
+        return found
+
+    def _path(self, name: str) -> Path:
+        return self.out / f"{name.replace(' ', '_').replace(',', '')}.json"
+
+    def _write(self, name: str, value: dict[str, Any]) -> None:
+        self._path(name).write_text(json.dumps(value) + "\n")

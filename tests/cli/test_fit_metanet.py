@@ -1,0 +1,48 @@
+"""`modicum fit-metanet`: a network, a picture and a gain; and one line for bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from modicum.cli import run
+from modicum.cli.app import app
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "fedmap-digits.toml"
+SMALL = ["run.rounds=4", "metanet.runs=1", "metanet.held_out=2", "metanet.passes=1", "metanet.epochs=2"]
+
+
+def call(*arguments: str) -> int:
+    return run(app, ["fit-metanet", *arguments])
+
+
+def test_the_example_becomes_a_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "small.metanet.npz"
+    settings = [part for option in SMALL for part in ("--set", option)]
+    assert call(str(EXAMPLE), *settings, "--out", str(out), "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert out.exists()
+    assert len(facts["gains"]) == 2
+    assert len(facts["decisions"]) == 4
+    assert facts["picture"] is None or Path(facts["picture"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("metanet.runs=0", "at least one run"),
+        ("metanet.epoch=3", "did you mean 'epochs'"),
+        ("data.proxy=false", "no public traces"),
+        ("method.kinds=[1.0, 1.0]", "must differ"),
+        ('metanet.backbone="nowhere"', "no config.json"),
+        ('method.clipping="fixed"', "only fedmap has a network"),
+    ],
+)
+def test_bad_input_is_one_line(option: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(str(EXAMPLE), "--set", option, "--out", str(tmp_path / "n.npz")) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error
+    assert "\n" not in error
+    assert not (tmp_path / "n.npz").exists()
