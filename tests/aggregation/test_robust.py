@@ -99,9 +99,19 @@ SHOWING: dict[str, dict[str, Any]] = {  # every method where its messages are se
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+OWN = {"fedcompdp", "dp-acdn", "fedacg"}
+"""Methods whose way of joining messages is what they are: another would be another method."""
+
+
+def test_methods_with_a_way_of_their_own_say_so() -> None:
+    for name in OWN:
+        with pytest.raises(UserError, match="has no setting 'aggregation'"):
+            method(name, aggregation="median")
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in OWN])
 @pytest.mark.parametrize("aggregation", NAMES)
-def test_every_method_can_use_them(name: str, aggregation: str) -> None:
+def test_every_other_method_can_use_them(name: str, aggregation: str) -> None:
     made = method(name, aggregation=aggregation, **SHOWING[name]).build(Setting(CLIENTS, CLIENTS, ROUNDS))
     rule = getattr(made.aggregation, "after", made.aggregation)  # of class means: what joins the steps
     base = getattr(rule, "base", rule)
