@@ -158,7 +158,9 @@ def table() -> str:
 
 def _shown(found: list[dict[str, Any]]) -> str:
     values = [100 * r["accuracy"] for r in found if r["accuracy"] is not None]
-    return f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}" if len(values) > 1 else "refused"
+    if len(values) < 2:
+        return f"{values[0]:.1f} (1)" if values else "–"
+    return f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f} ({len(values)})"
 
 
 def _range(values: set[float]) -> str:

@@ -235,6 +235,7 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "fedcompdp": FedCompDp(threshold=0.1),
     "fedcompdp-median": FedCompDp(clipping="median", batch=4, steps=2, towards="worst", norm="d", cuts=2),
     "fedcompdp-plain": FedCompDp(clipping="fixed", cra=False, threshold=0.0, adjacency="replace-one"),
+    "fedcompdp-sum": FedCompDp(view="secure-aggregation", cra=False),
     "fedcompdp-faithful": FedCompDp(mode="faithful", batch=4, lr=0.1),
     "dp-fedsam-record": DpFedSamRecord(steps=2),
     "dp-acdn": DpAcdn(stages=2),
@@ -242,6 +243,8 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "dp-acdn-faithful": DpAcdn(mode="faithful"),
     "fedacg": FedAcg(steps=2),
     "fedsa": FedSa(),
+    "fedsa-sum": FedSa(view="secure-aggregation"),
+    "fedacg-sum": FedAcg(view="secure-aggregation"),
     "fedsa-faithful": FedSa(mode="faithful"),
 }
 

@@ -11,23 +11,33 @@ import torch
 
 from modicum.core.setting import Setting
 from modicum.errors import UserError
+from modicum.privacy.calibration import calibrate_noise
+from modicum.privacy.events import NoSampling
 from modicum_bench.fedcompdp.hog import hog
 from modicum_bench.fedcompdp.rendered import Renderer, Sources
 from modicum_bench.fedcompdp.report import tables
 from modicum_bench.fedcompdp.rows import TABLE_I, TABLE_II, rounds_of, spec
 from modicum_bench.fedcompdp.run import bench
-from modicum_bench.fedcompdp.tasks import QUICK, pack, private, stand_in, unpack
+from modicum_bench.fedcompdp.tasks import QUICK, SPEC, pack, private, stand_in, unpack
 
 TASK = QUICK[0]
 
 
 def test_a_stand_in_holds_public_records_alone(tmp_path: Path) -> None:
-    true, found = (make(TASK, tmp_path, 0.0, seed=0).data for make in (private, stand_in))
-    assert found.sizes == true.sizes  # hence the noise, too
-    distinct = {row.tobytes() for client in found.clients for row in client.train.x}
-    assert len(distinct) <= len(true.proxy) // 2 + 1  # half of the public records, many times over
-    assert len(found.test) == len(true.proxy_validation)
-    assert len(found.proxy) + len(found.proxy_validation) == len(true.proxy) - len(true.proxy) // 2
+    true, found = private(TASK, tmp_path, 0.0, seed=0), stand_in(TASK, tmp_path, 0.0, seed=0, releases=10)
+    known, judges = true.data.proxy, true.data.proxy_validation
+    assert sum(found.data.sizes) == len(known) // 2  # half of the public records to learn from
+    assert len(found.data.test) == len(judges)
+    assert len(found.data.proxy) + len(found.data.proxy_validation) == len(known) - len(known) // 2
+
+
+def test_a_stand_in_is_as_noisy_as_the_task(tmp_path: Path) -> None:
+    """Noise over records, of whole-batch steps: z'/n' = z/n."""
+    true, found = private(TASK, tmp_path, 0.0, seed=0), stand_in(TASK, tmp_path, 0.0, seed=0, releases=10)
+    one, other = (
+        calibrate_noise(SPEC, fed.budgets[0], NoSampling(), 10) / sum(fed.data.sizes) for fed in (true, found)
+    )
+    assert other == pytest.approx(one, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", TABLE_I)

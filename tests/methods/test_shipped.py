@@ -67,6 +67,18 @@ def test_names_and_settings() -> None:
         ("aqc", {"quantile": 1.5}),
         ("cgm-median", {"mode": "hopeful"}),
         ("cgm-median", {"level": "household"}),
+        ("fedcompdp", {"clipping": "tight"}),
+        ("fedcompdp", {"radius": 0.0}),
+        ("fedcompdp", {"towards": "nobody"}),
+        ("fedcompdp", {"threshold": -1.0}),
+        ("fedcompdp", {"view": "secure-aggregation"}),  # reliability is of single clients
+        ("fedcompdp", {"mode": "faithful", "view": "secure-aggregation"}),
+        ("fedsa", {"mode": "faithful", "view": "secure-aggregation"}),
+        ("dp-acdn", {"view": "secure-aggregation"}),
+        ("dp-acdn", {"ratio": 0.0}),
+        ("dp-fedsam-record", {"view": "secure-aggregation"}),
+        ("dp-fedsam-record", {"steps": 1}),
+        ("fedacg", {"momentum": 1.0}),
     ],
 )
 def test_bad_settings_get_one_line(name: str, settings: dict[str, Any]) -> None:

@@ -61,7 +61,7 @@ def _task(name: str, rows: list[dict[str, Any]]) -> str:
     ]
     for row in (r for r in rows if r["row"] == AS_PRINTED):
         shown = f"{row['accuracy']:.4f} / {row['macro_f1']:.4f} at a true ε of {row['epsilon']:.0f}"
-        lines.append(f"| {row['row']} (20 rounds, seed 0) | {shown} | – | – |")
+        lines.append(f"| {row['row']} (5 rounds, seed 0) | {shown} | – | – |")
     return "\n".join(lines)
 
 

@@ -9,9 +9,10 @@ from modicum.core.setting import MethodSpec
 from modicum.methods import method
 
 Settings = dict[str, Any]
-RATES, CLIP = (5.0, 10.0, 20.0, 40.0), 1.0  # records have length 1, so that a gradient's norm is at most 2
+RATES, CLIP = (100.0, 300.0, 1000.0), 1.0  # records have length 1, so that a gradient's norm is at most √2
 POWERS = (0.0, 0.5, 1.0)  # of the public spread that coordinates are divided by
-PLAINEST = "FedSA"  # chooses for all rows
+PLAINEST = "FedSA"  # chooses the power for all rows
+GRID = tuple({"lr": lr, "clip": CLIP} for lr in RATES)  # what every row tries
 
 TABLE_I: Mapping[str, tuple[str, Settings]] = {
     "FedCompDP": ("fedcompdp", {}),

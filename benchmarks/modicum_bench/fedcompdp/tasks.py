@@ -10,14 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 from modicum.data import assign_budgets, federate, load
-from modicum.data.arrays import Arrays, ClientData, Dataset, FederatedData
+from modicum.data.arrays import Arrays, Dataset, FederatedData
 from modicum.data.fetch import data_folder
 from modicum.data.geometry import Geometry
 from modicum.errors import UserError
 from modicum.federation.experiment import Federation
 from modicum.models.features import featured, from_backbone
+from modicum.privacy.accounting.choose import epsilon
+from modicum.privacy.calibration import calibrate_noise
+from modicum.privacy.events import NoSampling
+from modicum.privacy.plan import PlannedRelease
+from modicum.privacy.spec import PrivacySpec, Unit
 
 CLIENTS, BUDGET = 10, 8.0
+SPEC = PrivacySpec(unit=Unit.RECORD)
 
 
 @dataclass(frozen=True)
@@ -108,31 +114,30 @@ def unpack(name: str, path: Path) -> Dataset:
 
 def private(task: Task, folder: Path, power: float, seed: int) -> Federation:
     """The task: some training records are public, four fifths of them to learn from and one to judge by."""
-    data = federate(
+    return Federation(scaled(_divided(task, folder, seed), power), assign_budgets(BUDGET, CLIENTS))
+
+
+def _divided(task: Task, folder: Path, seed: int) -> FederatedData:
+    return federate(
         records(task.name, task.backbones, task.rotate, task.size, folder),
         clients=CLIENTS,
         partition=task.partition,
         proxy=task.proxy,
         seed=seed,
     )
-    return _federation(scaled(data, power))
 
 
-def stand_in(task: Task, folder: Path, power: float, seed: int) -> Federation:
-    """The same of public records alone: half of those to learn from are clients', repeated to the task's sizes.
+def stand_in(task: Task, folder: Path, power: float, seed: int, releases: int) -> Federation:
+    """The same of public records alone: clients have half of those to learn from, and those for judging judge.
 
-    Sizes, budgets and noise are those of the task; the public records kept for judging are the test.
+    There are fewer of them, so their budgets are such that a mean over all has the task's own noise.
     """
-    true = private(task, folder, 0.0, seed).data
+    true = _divided(task, folder, seed)
     rng = np.random.default_rng([seed, 0xFED])
     order = rng.permutation(len(true.proxy))
     known, theirs = (true.proxy.take(np.sort(part)) for part in np.array_split(order, 2))
     base = Dataset(task.name, theirs, theirs.take(slice(0)), true.classes)
-    divided = federate(base, clients=CLIENTS, partition=task.partition, seed=seed)
-    clients = tuple(
-        ClientData(c.name, _repeated(c.train, size, rng), c.validation, c.test)
-        for c, size in zip(divided.clients, true.sizes, strict=True)
-    )
+    clients = federate(base, clients=CLIENTS, partition=task.partition, seed=seed).clients
     part = len(known) // 5
     data = replace(
         true,
@@ -142,15 +147,14 @@ def stand_in(task: Task, folder: Path, power: float, seed: int) -> Federation:
         proxy_validation=known.take(slice(0, part)),
         note="public records",
     )
-    return _federation(scaled(data, power))
+    budget = _as_noisy(sum(data.sizes) / sum(true.sizes), releases)
+    return Federation(scaled(data, power), assign_budgets(budget, CLIENTS))
 
 
-def _repeated(arrays: Arrays, size: int, rng: np.random.Generator) -> Arrays:
-    return arrays.take(rng.permutation(np.resize(np.arange(len(arrays)), size)))
-
-
-def _federation(data: FederatedData) -> Federation:
-    return Federation(data, assign_budgets(BUDGET, CLIENTS))
+def _as_noisy(share: float, releases: int) -> float:
+    """The ε at which so many whole-batch releases of this share of the records are as noisy as all are at 8."""
+    z = calibrate_noise(SPEC, BUDGET, NoSampling(), releases)
+    return epsilon([PlannedRelease("gradient", share * z, NoSampling(), releases)], SPEC).epsilon
 
 
 def scaled(data: FederatedData, power: float) -> FederatedData:

@@ -240,7 +240,8 @@ class _Stage:
         cost = INVERSIONS[name][1]
         own = [self.truth.records[o.sender] for o in self._targets]
         x = torch.stack([b.x for b in own]).to(targets.device)
-        true = at(targets, x, torch.stack([b.targets["y"] for b in own]).to(targets.device), cost)
+        keep = _undefended(self.wire.public) if name == "ig-adaptive" else None
+        true = at(targets, x, torch.stack([b.targets["y"] for b in own]).to(targets.device), cost, keep)
         if cost == "gaussian":
             true = true + Gaussian.of(self.wire.public.pool.x).to(targets.device).minus_log(x)
         return float(np.mean([g.loss <= 1.01 * float(t) + 1e-9 for g, t in zip(guesses, true, strict=True)]))

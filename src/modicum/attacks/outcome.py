@@ -59,12 +59,12 @@ class Reconstruction:
             return "not tried"
         if self.quality.psnr > self.floor.psnr + CLOSE:
             return "leaks"
-        if self.reference is None:
-            return "at the floor; without a reference that says nothing"
-        if self.reference.psnr <= self.floor.psnr + CLOSE:
+        if self.reference is not None and self.reference.psnr <= self.floor.psnr + CLOSE:
             return "at the floor, and so it is where nothing is hidden: this attack shows nothing here"
         if self.missing is not None and self.missing < 0.5:
             return "at the floor, but the true records explain the messages better: the search failed"
+        if self.reference is None:
+            return "at the floor; without a reference that says nothing"
         return "at the floor: what it needs is not in the messages"
 
     @property

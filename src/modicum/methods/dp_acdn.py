@@ -10,7 +10,7 @@ from modicum.aggregation.denoised import Denoised
 from modicum.core.parts import Aggregation, Method
 from modicum.mechanisms.falling_noise import FallingNoise
 from modicum.methods.groups import Promise, RecordSteps, ServerStep
-from modicum.methods.options import AggregationName, build_aggregation, one_of, option
+from modicum.methods.options import AggregationName, build_aggregation, messages_only, one_of, option
 from modicum.policies import Fixed
 from modicum.privacy.accounting.papers import classic_noise
 from modicum.privacy.spec import Adjacency
@@ -42,6 +42,7 @@ class DpAcdn(RecordSteps, ServerStep, Promise):
 
     def build(self, setting: Setting) -> Method:
         one_of("mode", self.mode, ("sound", "faithful"))
+        messages_only("noise in stages is each client's own", self.view)
         faithful = self.mode == "faithful"
         return Method(
             name="dp-acdn",

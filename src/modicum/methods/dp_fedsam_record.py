@@ -9,7 +9,7 @@ from modicum.core.parts import Method
 from modicum.errors import UserError
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods.groups import Aggregated, Guarantee, RecordSteps
-from modicum.methods.options import AggregationName, option
+from modicum.methods.options import AggregationName, messages_only, option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
 from modicum.training.climbing import Climbing
@@ -30,6 +30,7 @@ class DpFedSamRecord(RecordSteps, Aggregated, Guarantee):
     )
 
     def build(self, setting: Setting) -> Method:  # noqa: ARG002
+        messages_only("climbing takes several steps of each client between two messages", self.view)
         if self.steps is not None and self.steps < 2:
             raise UserError(f"climbing needs a step before it: set steps to 2 or more, got {self.steps}")
         mechanism = RecordLocal(

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from modicum.aggregation import Lookahead
 from modicum.core.parts import Method
-from modicum.mechanisms.record_local import RecordLocal
-from modicum.methods.groups import Guarantee, RecordSteps
+from modicum.methods.groups import Guarantee, RecordSteps, by_records
 from modicum.methods.options import AggregationName, build_aggregation, option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
+from modicum.training.plain import Supervised
 from modicum.training.proximal import Proximal
 
 if TYPE_CHECKING:
@@ -27,22 +27,23 @@ class FedAcg(RecordSteps, Guarantee):
     mu: float = option(1e-3, "proximal weight μ towards the model that was sent, added after the noise")
     server_lr: float = option(1.0, "how far the server moves along the mean update")
     aggregation: AggregationName | None = option(
-        "weighted", "weighted (by records), mean, noise-aware, trimmed-mean, median or norm-bounded"
+        None, "weighted (by records), mean, noise-aware, …; none: weighted, and mean where only a sum is seen"
     )
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
-        mechanism = RecordLocal(
-            batch=self.batch,
-            epochs=self.epochs,
-            steps=self.steps,
+    def build(self, setting: Setting) -> Method:
+        mechanism = self.record_level(
+            setting,
             adjacency=Adjacency(self.adjacency),
             delta=self.delta,
             noise_multiplier=self.noise_multiplier,
         )
-        base = build_aggregation(self.aggregation or "mean", self.server_lr, 0.0)
+        training = Supervised(self.local_optimiser())
+        if mechanism.individuals:  # behind a sum a round is one step, at whose start the term is 0
+            training = Proximal(self.local_optimiser(), self.mu)
+        base = build_aggregation(self.aggregation or by_records(mechanism), self.server_lr, 0.0)
         return Method(
             name="fedacg",
-            training=Proximal(self.local_optimiser(), self.mu),
+            training=training,
             policy=Fixed(self.clip),
             mechanism=mechanism,
             aggregation=Lookahead(base, self.momentum),

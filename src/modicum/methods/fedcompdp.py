@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from modicum.aggregation import ConstraintAware, Thresholded
 from modicum.core.parts import Aggregation, Mechanism, Method, Policy
 from modicum.mechanisms.as_published import AsPublished
 from modicum.mechanisms.batch_clipped import BatchClipped
-from modicum.mechanisms.record_local import RecordLocal
-from modicum.methods.groups import Promise, RecordSteps
-from modicum.methods.options import build_aggregation, one_of, option
+from modicum.methods.groups import Promise, RecordSteps, by_records
+from modicum.methods.options import build_aggregation, messages_only, one_of, option
 from modicum.policies import AdaptiveQuantile, Fixed, MedianNorm, NaiveMedianNorm
 from modicum.privacy.accounting.papers import classic_noise
 from modicum.privacy.spec import Adjacency
@@ -46,7 +45,7 @@ class FedCompDp(RecordSteps, Promise):
     threshold: float = option(
         0.1, "LLCM: leaves out coordinates of the step under this many noise maxima at first, 0 at last; 0: none"
     )
-    cra: bool = option(True, "CRA: weights by reliability and a cut step; false: weights by records")
+    cra: bool = option(True, "CRA: weights by reliability and a cut step; false: by records, as behind a sum")
     towards: Literal["reliable", "worst"] = option(
         "reliable", "CRA: whose weights rise: reliable clients', or those of the highest public loss"
     )
@@ -58,16 +57,18 @@ class FedCompDp(RecordSteps, Promise):
     cuts: int = option(1, "CRA: half-spaces that are kept; older ones brake learning")
     server_lr: float = option(1.0, "how far the server moves along the mean update")
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+    def build(self, setting: Setting) -> Method:
         one_of("mode", self.mode, ("sound", "faithful"))
         one_of("clipping", self.clipping, ("bits", "median", "fixed"))
         faithful = self.mode == "faithful"
+        promise: dict[str, Any] = {"adjacency": Adjacency(self.adjacency), "delta": self.delta}
+        mechanism = self._published() if faithful else self.record_level(setting, **promise)
         return Method(
             name="fedcompdp",
             training=Supervised(self.local_optimiser()),
             policy=NaiveMedianNorm(self.clip, self.least, per_gain=False) if faithful else self._policy(),
-            mechanism=self._published() if faithful else self._sound(),
-            aggregation=self._aggregation(),
+            mechanism=mechanism,
+            aggregation=self._aggregation(mechanism),
             notes=(FAITHFUL,) if faithful else (),
         )
 
@@ -79,17 +80,9 @@ class FedCompDp(RecordSteps, Promise):
                 return MedianNorm(self.clip, HEADROOM, DOUBT)
         return Fixed(self.clip)
 
-    def _sound(self) -> Mechanism:
-        return RecordLocal(
-            batch=self.batch,
-            epochs=self.epochs,
-            steps=self.steps,
-            adjacency=Adjacency(self.adjacency),
-            delta=self.delta,
-        )
-
     def _published(self) -> Mechanism:
         """σ of the classic formula on a sensitivity of C; one record moves a clipped batch by 2C."""
+        messages_only("faithful mode has the published messages", self.view)
         inner = BatchClipped(
             batch=self.batch or FAITHFUL_BATCH,
             epochs=self.epochs,
@@ -99,9 +92,9 @@ class FedCompDp(RecordSteps, Promise):
         )
         return AsPublished(inner, lambda facts: classic_noise(facts.budget, self.delta) / 2)
 
-    def _aggregation(self) -> Aggregation:
+    def _aggregation(self, mechanism: Mechanism) -> Aggregation:
         if not self.cra:
-            return build_aggregation("weighted", self.server_lr, 0.0, self.threshold)
+            return build_aggregation(by_records(mechanism), self.server_lr, 0.0, self.threshold)
         base = ConstraintAware(
             lr=self.server_lr,
             towards=self.towards,

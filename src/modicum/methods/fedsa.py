@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from modicum.core.parts import Mechanism, Method
 from modicum.mechanisms.as_published import AsPublished
 from modicum.mechanisms.record_local import RecordLocal
-from modicum.methods.groups import Guarantee, RecordSteps, ServerStep
-from modicum.methods.options import AggregationName, one_of, option
+from modicum.methods.groups import Guarantee, RecordSteps, ServerStep, by_records
+from modicum.methods.options import AggregationName, messages_only, one_of, option
 from modicum.policies import Fixed
 from modicum.privacy.accounting.papers import classic_noise
 from modicum.privacy.spec import Adjacency
@@ -33,28 +33,25 @@ class FedSa(RecordSteps, ServerStep, Guarantee):
     )
     clip: float = option(1.0, "clipping bound C of one record's gradient")
     aggregation: AggregationName | None = option(
-        "weighted", "weighted (by records), mean, noise-aware, trimmed-mean, median or norm-bounded"
+        None, "weighted (by records), mean, noise-aware, …; none: weighted, and mean where only a sum is seen"
     )
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+    def build(self, setting: Setting) -> Method:
         one_of("mode", self.mode, ("sound", "faithful"))
         faithful = self.mode == "faithful"
-        inner = RecordLocal(
-            batch=self.batch,
-            epochs=self.epochs,
-            steps=self.steps,
-            adjacency=Adjacency(self.adjacency),
-            delta=self.delta,
-            noise_multiplier=None if faithful else self.noise_multiplier,
-        )
-        mechanism: Mechanism = inner
+        promise: dict[str, Any] = {"adjacency": Adjacency(self.adjacency), "delta": self.delta}
+        mechanism: Mechanism
         if faithful:
+            messages_only("faithful mode has the published messages", self.view)
+            inner = RecordLocal(batch=self.batch, epochs=self.epochs, steps=self.steps, **promise)
             mechanism = AsPublished(inner, lambda facts: classic_noise(facts.budget, self.delta))
+        else:
+            mechanism = self.record_level(setting, noise_multiplier=self.noise_multiplier, **promise)
         return Method(
             name="fedsa",
             training=Supervised(self.local_optimiser()),
             policy=Fixed(self.clip),
             mechanism=mechanism,
-            aggregation=self.server_step(),
+            aggregation=self.server_step(self.aggregation or by_records(mechanism)),
             notes=(FAITHFUL,) if faithful else (),
         )

@@ -51,6 +51,11 @@ class ServerStep:
         return build_aggregation(chosen, self.server_lr, self.server_momentum, self.threshold)
 
 
+def by_records(mechanism: Mechanism) -> AggregationName:
+    """Weights by records where each message may be seen; a sum over all records has them already."""
+    return "weighted" if mechanism.individuals else "mean"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Aggregated(ServerStep):
     """With weights by noise, where each client's message may be seen."""

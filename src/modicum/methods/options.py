@@ -68,6 +68,12 @@ def build_aggregation(name: AggregationName, lr: float, momentum: float, thresho
     return Momentum(base, momentum) if momentum else base
 
 
+def messages_only(what: str, view: ViewName) -> None:
+    """Refuses other views for what only works where each message is seen."""
+    if view != "server-sees-messages":
+        raise UserError(f"{what}: use the view server-sees-messages")
+
+
 def one_of(what: str, value: str, known: tuple[str, ...]) -> None:
     """Refuse a word that is not among those known."""
     if value not in known:

@@ -30,7 +30,7 @@ from modicum.deploy.silo.secure import SecureTerms, check_terms
 from modicum.deploy.silo.terms import Join, Terms, digest
 from modicum.deploy.silo.wire import Answer, Code, Kind
 from modicum.errors import UserError
-from modicum.federation.experiment import Experiment, Federation, offer_of, prepare
+from modicum.federation.experiment import Experiment, Federation, compression_line, offer_of, prepare
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.rounds import Evaluation, Folder, Rounds
@@ -251,7 +251,7 @@ class Coordinator:
             method=self.terms.method.name,
             model=config.model.name,
             dataset=f"{len(budgets)} silos",
-            note=" ".join(self.terms.method.notes),
+            note=" ".join(note for note in (compression_line(self.experiment), *self.terms.method.notes) if note),
             run=self.join.run,
             seed=config.run.seed,
             simulation=self.simulation,
