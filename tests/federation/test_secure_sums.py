@@ -15,6 +15,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from modicum.core.door import ReservedDoor
+from modicum.core.facts import Metric
 from modicum.core.messages import Decision, Message, ReleasedSum, Summand, decode, encode
 from modicum.core.setting import MethodSpec
 from modicum.errors import UnsoundError, UserError
@@ -26,6 +27,7 @@ from modicum.mechanisms import integers
 from modicum.methods import AcdpPfsd, Aqc, DpFedAvg, DpFedSam, DpPfsd, DpSgd, FedAvg, FedProx, NbAfl
 from modicum.privacy.budgets import Reason, Refused, guard_for, integer_problems
 from modicum.privacy.events import Release
+from modicum.privacy.integer_terms import IntegerTerms
 from modicum.privacy.lattice import Integers
 from modicum.privacy.noise import NoiseKey, SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
@@ -326,3 +328,18 @@ def test_terms_are_the_same_for_every_party() -> None:
     other = integers.on_lattice(dict(reversed(plans.items())), facts[::-1], 18)
     assert one[1] == other[1]
     assert one[0] == other[0]
+
+
+def test_a_metric_in_which_the_first_client_never_takes_part(tmp_path: Path) -> None:
+    """Cohorts of three, one metric in round 0: its terms are those of the clients who release it.
+
+    Twin: terms taken from the first client, whoever that is, are not there.
+    """
+    settings = {"per_round": 3, "rounds": 3, "noise": "integer", "metrics": (Metric("accuracy", 3, 20.0),)}
+    run = play(DpFedAvg(batch=4), tmp_path / "r", secure_aggregation="protocol", seed=6, **settings)
+    assert run.kit.integers is not None
+    by_client = run.kit.integers.clients
+    assert [name for name, queries in by_client.items() if "metric:accuracy" not in queries] == ["client-00"]
+    assert [r.round for r in run.records] == [0, 1, 2]  # type: ignore[attr-defined]
+    with pytest.raises(KeyError):
+        IntegerTerms.of(next(iter(by_client.values()))["metric:accuracy"])

@@ -7,11 +7,15 @@ import pytest
 
 from modicum.core.facts import ClientFacts
 from modicum.errors import UserError
+from modicum.mechanisms import integers
 from modicum.mechanisms.falling_noise import FallingNoise
+from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import DpAcdn
 from modicum.privacy.accounting.choose import epsilon
 from modicum.privacy.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
+from modicum.privacy.stock import Stock
+from modicum.privacy.views import Variant
 from tests.rows import ROUNDS, simulate
 
 
@@ -60,3 +64,22 @@ def test_bad_settings_get_one_line(settings: dict[str, float]) -> None:
     with pytest.raises(UserError) as error:
         FallingNoise(total=8, **settings)  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
+
+
+def test_integers_do_not_flatten_the_fall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages are refused on a lattice, and a deployment does not choose one by itself.
+
+    Twin: without the refusal every stage has the noise of the first, and a third of the budget is not used.
+    """
+    mechanism, facts = FallingNoise(total=8, steps=1), ClientFacts("c", 100, 2.0, 8, 0)
+    assert not mechanism.takes_integers
+    assert RecordLocal(steps=1).takes_integers
+    assert not RecordLocal(steps=1, stock=Stock()).takes_integers
+    on = mechanism.on_integers(Variant.IDEAL)
+    plans = {"c": on.plan(facts, ())}
+    with pytest.raises(UserError, match="changes by stages"):
+        integers.on_lattice(plans, [facts], 50)
+    monkeypatch.setattr(integers, "_refuse_plan", lambda _: None)
+    put, _ = integers.on_lattice(plans, [facts], 50)
+    assert len({r.noise_multiplier for r in put["c"].releases}) == 1
+    assert epsilon(list(put["c"].releases), on.spec).epsilon < 1.4

@@ -24,6 +24,7 @@ from modicum.privacy.accounting.choose import SKELLAM
 from modicum.privacy.budgets import Reason, guard_for
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import NoSampling
+from modicum.privacy.integer_noise import Rounding
 from modicum.privacy.integer_terms import IntegerTerms, agree
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.lifetime import DrawRefused, Filter, Lifetime
@@ -151,12 +152,16 @@ def test_floats_certified_as_integers_do_not_match(tmp_path: Path) -> None:
         ({"honest": 17}, "certain of 16"),  # noise counted for one client too many
         ({"share": TERMS.share / 2}, "are worth"),
         ({"square": TERMS.square(6.0) * 2}, "are worth"),
+        ({"share": 1e-9}, "needs a variance of at least 4"),
+        ({"clients": TERMS.clients - 1}, "for sums of"),  # fewer, who would have to add more each
+        ({"rounding": Rounding.SUM}, "bounds no client's part"),
+        ({"bits": 16}, "a modulus of 16 bits"),
     ],
 )
 def test_a_ledger_whose_plan_claims_too_much_is_found(
     change: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twins: the one who wrote the ledger checked nothing. The second opinion finds the last two by itself."""
+    """Twins: the one who wrote the ledger checked nothing. The second opinion finds two of them by itself."""
     noise = replace(TERMS.noise(TERMS.square(6.0)), **change)
     monkeypatch.setattr(ledger_module, "check_plan", lambda _plan: None)
     ledger = Ledger.create(tmp_path / "ledger.sqlite", "run", SimulatedNoise(0))
@@ -165,8 +170,21 @@ def test_a_ledger_whose_plan_claims_too_much_is_found(
     ledger.close()
     (check,) = verify(tmp_path / "ledger.sqlite").clients
     assert any(said in problem for problem in check.problems)
-    if "honest" not in change:
+    if said == "are worth":
         assert second_opinion.plan_epsilon(wrong) > 1.2 * epsilon(wrong.releases, SPEC).epsilon
+
+
+def test_floats_under_masks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody who takes the lattice out of plan and events alike; an ideal protocol may have floats."""
+    monkeypatch.setattr(ledger_module, "check_plan", lambda _plan: None)
+    bare = planned(integers=None)
+    ideal = replace(SPEC, view=replace(VIEW, variant=Variant.IDEAL))
+    ledger = Ledger.create(tmp_path / "ledger.sqlite", "run", SimulatedNoise(0))
+    ledger.declare([plan(bare), plan(bare, client="b", spec=ideal)])
+    ledger.close()
+    masked, assumed = verify(tmp_path / "ledger.sqlite").clients
+    assert any("noise of floats" in problem for problem in masked.problems)
+    assert assumed.matches
 
 
 def test_the_second_opinion_agrees_with_what_is_true() -> None:

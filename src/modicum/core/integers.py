@@ -40,8 +40,8 @@ class Agreed:
         return self.clients[client][purpose]
 
     def terms(self, purpose: str) -> IntegerTerms:
-        """The terms of one query, which all clients share."""
-        return IntegerTerms.of(next(iter(self.clients.values()))[purpose])
+        """The terms of one query, which all clients share that ever take part in it."""
+        return IntegerTerms.of(next(own[purpose] for own in self.clients.values() if purpose in own))
 
     def scale(self, client: str, purpose: str) -> float:
         """What a client's normalised vector is multiplied by: 1, or less where its budget asks for more noise."""

@@ -1,8 +1,8 @@
 """Client-level privacy: the whole update of a client is clipped and hidden. The view says who adds the noise.
 
 Server sees every message: each client adds all of it. Secure aggregation: each adds a share, σC/√(P−c) where c may
-collude or drop out, and only the sum over the cohort is seen (R8; ideal, simulated). Trusted server: the server
-adds it to the sum, and its cohort may be a secret Poisson draw (R5).
+collude or drop out, and only the sum over the cohort is seen (R8). Trusted server: the server adds it to the sum,
+and its cohort may be a secret Poisson draw (R5).
 
 Where clients of unequal budgets share one noise, a client with a stricter budget gets a smaller bound.
 """

@@ -41,6 +41,10 @@ class FallingNoise(RecordLocal):
         if self.adaptive or self.stock or self.noise_multiplier is not None:
             raise UserError("falling noise has stages of its own: set neither adaptive noise nor a multiplier")
 
+    @property
+    def takes_integers(self) -> bool:
+        return False  # a lattice has one noise for all releases of a query
+
     def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
         if math.isinf(facts.budget):
             return PrivacyPlan(client=facts.name, spec=self.spec, budget=math.inf, guard=Guard.NONE)

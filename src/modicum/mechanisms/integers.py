@@ -18,8 +18,8 @@ from modicum.core.messages import Expected, NoiseFacts, ReleasedSum, Summand
 from modicum.core.parts import SIGNAL_BOUND, Opening
 from modicum.errors import UnsoundError, UserError
 from modicum.privacy.events import NoSampling, Release
-from modicum.privacy.integer_noise import IntegerNoise, Rounding
-from modicum.privacy.integer_terms import IntegerTerms, agree
+from modicum.privacy.integer_noise import IntegerNoise
+from modicum.privacy.integer_terms import IntegerTerms, agree, rounding_for
 from modicum.privacy.lattice import Integers
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.sampler_charge import SHARE
@@ -84,6 +84,11 @@ def on_lattice(
 def _refuse_plan(plan: PrivacyPlan) -> None:
     if plan.guard in (Guard.GDP_FILTER, Guard.RDP_FILTER):
         raise UserError('integer noise is fixed by a plan, and this method\'s noise adapts: set noise = "float"')
+    if len({(r.purpose, r.noise_multiplier) for r in plan.releases}) > len({r.purpose for r in plan.releases}):
+        raise UserError(
+            "integer noise is one for all releases of a query, and this method's changes by stages: set noise = "
+            '"float"'
+        )
     if any(not isinstance(r.sampler, NoSampling) for r in plan.releases):
         raise UserError(
             "integer noise is not offered under Poisson sampling, for which no bound is claimed: leave batch (or "
@@ -117,7 +122,6 @@ def _terms_for(
 
 
 def _agree(spec: PrivacySpec, size: int, smallest: float, largest: float, units: int) -> IntegerTerms:
-    rounding = Rounding.EACH if spec.unit is Unit.CLIENT else Rounding.SUM
     return agree(
         dimension=size,
         smallest_multiplier=smallest,
@@ -125,7 +129,7 @@ def _agree(spec: PrivacySpec, size: int, smallest: float, largest: float, units:
         clients=spec.view.senders,
         honest=spec.view.noise_shares,
         units=units,
-        rounding=rounding,
+        rounding=rounding_for(spec.unit),
     )
 
 

@@ -81,7 +81,7 @@ class RecordLocal:
 
     @property
     def takes_integers(self) -> bool:
-        return self.batch is None and not self.adaptive
+        return self.batch is None and not self.adaptive and self.stock is None
 
     def on_integers(self, variant: Variant) -> RecordLocal:
         integers.behind(self.spec.view, variant)

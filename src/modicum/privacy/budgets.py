@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from modicum.errors import UserError
 from modicum.privacy.events import Origin, Release, Sampler, Shuffled
-from modicum.privacy.plan import Guard, PrivacyPlan
+from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency
 
 if TYPE_CHECKING:
@@ -263,15 +263,16 @@ def check_plan(plan: PrivacyPlan) -> None:
 
 
 def integer_problems(plan: PrivacyPlan) -> list[str]:
-    """Planned integer noise that is not worth the multiplier which the plan claims for it."""
+    """Planned integer noise that is not worth the multiplier which the plan claims for it, or is not there."""
     from modicum.privacy.integer_terms import claim_problem
 
-    found = (
-        (p.purpose, claim_problem(p.integers, p.noise_multiplier, plan.spec))
-        for p in plan.releases
-        if p.integers is not None
-    )
-    return [f"the planned {purpose!r} is not what it says: {problem}" for purpose, problem in found if problem]
+    def problem(planned: PlannedRelease) -> str | None:
+        if planned.integers is not None:
+            return claim_problem(planned.integers, planned.noise_multiplier, plan.spec)
+        return "it has noise of floats, and masks hide integers only" if plan.spec.view.masked else None
+
+    found = ((p.purpose, problem(p)) for p in plan.releases)
+    return [f"the planned {purpose!r} is not what it says: {why}" for purpose, why in found if why]
 
 
 def filter_cap(plan: PrivacyPlan) -> float:

@@ -14,8 +14,9 @@ from modicum.privacy.accounting.checks import positive, probability, steps
 from modicum.privacy.integer_noise import IntegerNoise, Rounding
 from modicum.privacy.lattice import Integers, Lattice, finest_needed
 from modicum.privacy.skellam_noise import LARGEST_VARIANCE, SkellamTable, chernoff, skellam_table
-from modicum.privacy.spec import PrivacySpec
+from modicum.privacy.spec import PrivacySpec, Unit
 
+MODULI = (32, 64)  # bits of a word
 WRAP = 1e-9  # chance that some coordinate of one sum wraps around: a matter of correctness, not of privacy
 
 
@@ -149,7 +150,7 @@ def agree(
         lattice = Lattice(dimension, lattice.steps // 2, rounding)
         share = _share(lattice, smallest_multiplier, honest)
     many = clients if units is None else steps(units)
-    for bits in (32, 64):
+    for bits in MODULI:
         terms = IntegerTerms(lattice=lattice, share=share, honest=honest, clients=clients, units=many, bits=bits)
         if terms.wrap <= WRAP:
             return terms
@@ -159,14 +160,30 @@ def agree(
 def claim_problem(noise: IntegerNoise, multiplier: float, spec: PrivacySpec) -> str | None:
     """Why a release with this noise is not worth a Gaussian message of this multiplier, if it is not.
 
-    The noise that counts is that of the clients that the view is certain of, itself included (R13).
+    The noise that counts is that of the clients that the view is certain of, itself included (R13). A record's
+    part of a client's sum is bounded only where that sum is rounded as a whole, which δ pays for.
     """
-    if noise.honest != spec.view.noise_shares:
-        return f"it counts {noise.honest} clients' noise, and its view is certain of {spec.view.noise_shares}"
-    worth = spec.own(IntegerTerms.of(noise).multiplier(noise.square))
+    view = spec.view
+    if noise.honest != view.noise_shares:
+        return f"it counts {noise.honest} clients' noise, and its view is certain of {view.noise_shares}"
+    if noise.clients != view.senders:
+        return f"it is for sums of {noise.clients} clients, and its view has {view.senders}"
+    if noise.rounding is not rounding_for(spec.unit):
+        return f"it rounds {noise.rounding!s}, which bounds no {spec.unit}'s part"
+    if noise.bits not in MODULI:
+        return f"it has a modulus of {noise.bits} bits, and there are {' and '.join(map(str, MODULI))}"
+    try:
+        worth = spec.own(IntegerTerms.of(noise).multiplier(noise.square))
+    except UserError as odd:
+        return str(odd)
     if multiplier > worth * (1 + 1e-12):
         return f"it claims a noise multiplier of {multiplier:.6g}, and its integers are worth {worth:.6g}"
     return None
+
+
+def rounding_for(unit: Unit) -> Rounding:
+    """A client's vector is one unit's and rounded within its bound; a sum over records is rounded as a whole."""
+    return Rounding.EACH if unit is Unit.CLIENT else Rounding.SUM
 
 
 def _share(lattice: Lattice, multiplier: float, honest: int) -> float:

@@ -276,9 +276,13 @@ class Journal:
         """Forget the messages of these reservations; the entries stay."""
         self._db.executemany("DELETE FROM outbox WHERE entry = ?", [(n,) for n in entries])
 
-    def drop_messages_before(self, round: int) -> None:
-        """Forget the messages of all earlier rounds; the entries stay."""
-        self._db.execute("DELETE FROM outbox WHERE round < ?", (round,))
+    def drop_messages_before(self, round: int) -> bool:
+        """Forget the messages of all earlier rounds; the entries stay. False where there were none."""
+        return self._db.execute("DELETE FROM outbox WHERE round < ?", (round,)).rowcount > 0
+
+    def empty_log(self) -> None:
+        """Take the write-ahead log into the file and cut it: it holds what was dropped. Not while others read."""
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def check_indexes(self) -> None:
         """SQLite's own check: the chain guards what entries say, this that lookups find them."""

@@ -248,9 +248,12 @@ class Ledger:
             self._journal.drop_messages(entries)
 
     def prune_before(self, round: int) -> None:
-        """Forgets the messages of all rounds before this one."""
-        with self._lock, self._journal.transaction(self._read):
-            self._journal.drop_messages_before(round)
+        """Forgets the messages of all rounds before this one, in the ledger's write-ahead log too."""
+        with self._lock:
+            with self._journal.transaction(self._read):
+                dropped = self._journal.drop_messages_before(round)
+            if dropped:
+                self._journal.empty_log()
 
     def spent(self, client: str) -> list[Release]:
         """Everything charged to a client, settled or not, in order."""

@@ -83,6 +83,11 @@ class View(ABC):
         return 1
 
     @property
+    def masked(self) -> bool:
+        """Whether messages are masked before they are added up, so that their noise can only be of integers."""
+        return False
+
+    @property
     @abstractmethod
     def hides(self) -> frozenset[KnownTo]:
         """Whose coins the adversary cannot see, so that they amplify (R4, R5)."""
@@ -166,6 +171,10 @@ class SecureAggregation(View):
     @property
     def senders(self) -> int:
         return self.participants
+
+    @property
+    def masked(self) -> bool:
+        return self.variant is not Variant.IDEAL
 
     @property
     def assumption(self) -> str:

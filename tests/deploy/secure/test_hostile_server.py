@@ -17,6 +17,7 @@ from modicum.deploy.flower.coordinator import Coordinator
 from modicum.deploy.silo.secure import SecureTerms
 from modicum.deploy.silo.silo import Silo
 from modicum.deploy.silo.taking_part import Agreement
+from modicum.deploy.silo.terms import Terms
 from modicum.deploy.silo.wire import SECURE, Answer, Code, Kind, step_body
 from modicum.secure_aggregation import wire
 from modicum.secure_aggregation.client import Client
@@ -286,6 +287,7 @@ def test_an_invitation_that_is_not_what_was_agreed(
             with monkeypatch.context() as broken:
                 broken.setattr(Silo, "_check_secure", lambda *_: None)
                 broken.setattr(Agreement, "same_noise", lambda *_: True)
+                broken.setattr(Terms, "as_agreed", lambda *_: True)
                 assert silo.answer(Kind.JOIN, json.dumps(value).encode()).refused is None
         else:
             assert silo.answer(Kind.JOIN, made.join.encode()).refused is None
