@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from modicum.aggregation import Mean
+from modicum.core.clips import Clip, Flat
 from modicum.core.door import Door, DoorWatch, SumDoor
 from modicum.core.messages import Message
 from modicum.core.optimisers import Sgd
@@ -296,8 +297,8 @@ class Doubling:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def clipped_sums(self, theta: Tensor, batches: Any, losses: Any, bounds: Sequence[float], *rest: Any) -> Any:
-        return self._inner.clipped_sums(theta, batches, losses, [2 * b for b in bounds], *rest)
+    def clipped_sums(self, theta: Tensor, batches: Any, losses: Any, clips: Sequence[Clip]) -> Any:
+        return self._inner.clipped_sums(theta, batches, losses, [Flat(2 * c.bound) for c in clips])
 
 
 class Loud:

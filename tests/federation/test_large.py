@@ -60,7 +60,7 @@ def test_the_bits_of_a_sum_do_not_depend_on_the_chunks(
     at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients are computed one by one: products of a stack may depend on how many are in it (docs/engines.md)."""
-    monkeypatch.setattr(setup, "choose", lambda model, _device: Choice(LoopBackend(model), 1, "one by one"))
+    monkeypatch.setattr(setup, "choose", lambda model, *_, **__: Choice(LoopBackend(model), 1, "one by one"))
     models = []
     for name, size in (("all", CLIENTS), ("chunks", at_once)):
         made = experiment(DpFedAvg(batch=4), federation=federation(budgets=EQUAL), metrics=())

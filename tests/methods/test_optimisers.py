@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from modicum.core.clips import Flat
 from modicum.core.parts import ClientKit, Method
 from modicum.core.setting import MethodSpec, Setting
 from modicum.core.stack import Pool
@@ -37,8 +38,8 @@ class Raw(RecordLocal):
     ) -> Tensor:
         super()._noised_gradients(steppers, pool, theta, kit, step)
         batches = pool.batches([stepper.chosen(step) for stepper in steppers])
-        bounds = [stepper.decision.bound for stepper in steppers]
-        return kit.backend.clipped_sums(theta, batches, kit.training.losses, bounds, self.rule)[0]
+        clips = [Flat(stepper.decision.bound) for stepper in steppers]
+        return kit.backend.clipped_sums(theta, batches, kit.training.losses, clips)[0]
 
 
 @dataclass(frozen=True)

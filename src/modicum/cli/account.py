@@ -81,7 +81,7 @@ def noise(
 
     spec = _spec(unit, adjacency, _view(view, participants, colluding, dropouts), delta)
     sampler = _sampler(sampling_rate, spec)
-    listed = Stock(_numbers(kinds) if kinds is not None else (1.0,)).kinds(steps, 1)
+    listed = ((1.0, steps),) if kinds is None else Stock(_numbers(kinds)).kinds(steps, 1)
     z = calibrate_kinds(spec, epsilon, sampler, listed)
     guarantee = true_epsilon([PlannedRelease("releases", s * z, sampler, n) for s, n in listed], spec)
     _show(guarantee, z, sampling_rate, steps, as_json, target=epsilon)
