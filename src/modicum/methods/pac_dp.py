@@ -30,6 +30,7 @@ FAITHFUL = (
     "C/B, orders 2–64; under their floor the classic formula for one release); the certificate holds the true ε: "
     "every local step, and 2C/B for a replaced record"
 )
+CONSTANT = "no curve is given, so every budget has the bound `clip`: fit one with modicum fit-clipping"
 PublishedName = Literal["mnist", "cifar-10"]
 
 
@@ -99,7 +100,7 @@ class PacDp(RecordSteps, Aggregated, Guarantee):
             policy=PlateauCosine(self._base(), self.plateau, self.floor),
             mechanism=mechanism,
             aggregation=self.server_step("weighted") if published_weights else self.aggregated(mechanism),
-            notes=(FAITHFUL,) if faithful else (),
+            notes=(FAITHFUL,) if faithful else () if self.curve else (CONSTANT,),
         )
 
     def _base(self) -> Policy:
