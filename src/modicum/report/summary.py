@@ -85,7 +85,7 @@ class Summary:
         for group in value["groups"]:
             certified = Spread(*(_back(v) for v in group["epsilon"].values()))
             groups.append(Group(**{**group, "budget": _back(group["budget"]), "epsilon": certified}))
-        plain = {name: tuple(v) if isinstance(v, list) else v for name, v in value.items()}
+        plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in value.items()}
         return cls(**{"macro_f1": None, **plain, "groups": tuple(groups)})
 
     @property
