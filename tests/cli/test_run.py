@@ -247,3 +247,17 @@ def test_the_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> No
     text = capsys.readouterr().out
     assert text.startswith("modicum ")
     assert all(f"modicum[{extra}]" in text for extra in found["missing"])
+
+
+def test_unscaled_inputs_are_told_of_in_simulations_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The warning is a statistic of private records; its twin is the warning itself, which a simulation shows."""
+    rows = "".join(f"{'ab'[i % 2]},{i * 10},{i % 2}\n" for i in range(40))
+    (tmp_path / "t.csv").write_text("client,x,label\n" + rows)
+    text = f'[data]\ncsv = "{tmp_path / "t.csv"}"\n[method]\nname = "dp-sgd"\n[run]\nrounds = 1\n'
+    for simulation in (True, False):
+        (tmp_path / "e.toml").write_text(f"{text}simulation = {str(simulation).lower()}\n")
+        out = str(tmp_path / f"out-{simulation}")
+        assert command_line(app, ["run", str(tmp_path / "e.toml"), "--out", out]) == 0
+        assert ("inputs are not scaled" in capsys.readouterr().err) is simulation

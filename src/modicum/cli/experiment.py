@@ -101,7 +101,8 @@ def _carry_out(config: Config, title: str, out: Path | None, resume: Path | None
     else:
         files.refuse_occupied()
     built = experiment(config)
-    if not quiet and (warning := unscaled(built.federation.data.clients[0].train.x)):
+    # The warning tells of private records: whoever runs real noise is not told for free.
+    if not quiet and config.run.simulation and (warning := unscaled(built.federation.data.clients[0].train.x)):
         typer.echo(f"modicum: {warning}", err=True)
     files.make(fresh=resume is None)
     try:
