@@ -123,6 +123,7 @@ def test_the_interval_is_students() -> None:
         (["{file}", "--set", "aqc:method.lr=1"], "not compared here"),
         (["{file}", "--set", "method.nonsense=1"], "nonsense"),
         (["{file}", "--json", "--csv"], "give one of them"),
+        (["{file}", "--against", "aqc"], "'aqc' is not compared here"),
         (["{file}", "--resume", "x"], "--resume goes on"),
         (["--resume", "x"], "no comparison in x"),
         (["nowhere.toml"], "cannot read nowhere.toml"),

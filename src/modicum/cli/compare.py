@@ -48,7 +48,7 @@ def compare(
                 names = [name.strip() for name in methods.split(",") if name.strip()]
                 found = comparing.compare(
                     files, methods=names, seeds=seeds, options=options, grid=grid,
-                    workers=workers, ray=ray, folder=out, progress=progress,
+                    workers=workers, ray=ray, against=against, folder=out, progress=progress,
                 )  # fmt: skip
     except KeyboardInterrupt:
         typer.echo("modicum: stopped; go on with: modicum compare --resume FOLDER", err=True)

@@ -69,9 +69,8 @@ class Comparison:
 
     def reference(self, against: str | None = None) -> str:
         """The variant that differences refer to [default: the first]."""
-        variants = list(dict.fromkeys(str(row["variant"]) for row in self.rows))
-        if against is not None and against not in variants:
-            raise UserError(f"{against!r} is not compared here: use one of {', '.join(variants)}")
+        variants = [str(row["variant"]) for row in self.rows]
+        check_reference(against, variants)
         return against or variants[0]
 
     def lines(self, against: str | None = None) -> Iterator[Line]:
@@ -157,6 +156,12 @@ class Comparison:
 
 def _rest(line: Line) -> tuple[str, ...]:
     return str(line.seeds), number(line.epsilon), _difference(line)
+
+
+def check_reference(against: str | None, variants: Sequence[str]) -> None:
+    """Refuse a reference that is none of the variants."""
+    if against is not None and against not in variants:
+        raise UserError(f"{against!r} is not compared here: use one of {', '.join(dict.fromkeys(variants))}")
 
 
 def half_width(differences: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.comparing.cells import Cell, cells_of
-from modicum.comparing.comparison import Comparison
+from modicum.comparing.comparison import Comparison, check_reference
 from modicum.comparing.workers import Progress, work
 from modicum.config import experiment
 from modicum.config.read import check
@@ -46,6 +46,7 @@ def compare(
     grid: Mapping[str, Sequence[Any]] | Sequence[str] = (),
     workers: int = 1,
     ray: str | None = None,
+    against: str | None = None,
     folder: str | PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -53,7 +54,8 @@ def compare(
 
     `seeds=5` means 0 to 4. `options` and `grid` are those of `modicum compare`; in Python a grid may be
     `{"privacy.budgets": [0.5, 1, 8]}`. The folder given, or a new one under ./runs, holds one run folder for each
-    cell; the same call on a folder that was left half done goes on with it.
+    cell; the same call on a folder that was left half done goes on with it. `against`, the variant that differences
+    will refer to, is only looked at beforehand: a slip is found before anything runs.
     """
     paths = [Path(one) for one in ([files] if isinstance(files, str | PathLike) else files)]
     if isinstance(seeds, int) and seeds < 1:
@@ -61,6 +63,7 @@ def compare(
     axes = [f"{k}={json.dumps(list(v))}" for k, v in grid.items()] if isinstance(grid, Mapping) else grid
     drawn = range(seeds) if isinstance(seeds, int) else seeds
     cells = cells_of(paths, methods=methods, seeds=drawn, options=options, grid=axes)
+    check_reference(against, [cell.variant for cell in cells])
     place = new_folder(f"compare-{paths[0].stem}") if folder is None else Path(folder)
     return _play(cells, place, workers, ray, progress)
 
