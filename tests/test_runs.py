@@ -150,6 +150,24 @@ def test_a_run_is_read_back_from_its_folder(tmp_path: Path) -> None:
     assert str(tmp_path / "r") in repr(again)
 
 
+def test_the_layers_of_a_method_come_back_too(tmp_path: Path) -> None:
+    """auto trains a head of its own; a run is read back with it, whoever asks."""
+    fed = mo.Federation.from_dataset("digits", clients=4, budgets=4.0, proxy=0.1)
+    run = mo.train(fed, method="auto", rounds=2, folder=tmp_path / "r")
+    found = [r.predict(fed.data.test.x).numpy() for r in (run, mo.load(tmp_path / "r"))]
+    assert (found[0] == found[1]).all()
+    assert (found[0] == fed.data.test.y).mean() == pytest.approx(run.accuracy)
+
+
+@pytest.mark.parametrize("file", ["summary.json", "config.toml", "model.safetensors", "certificate.json"])
+def test_a_damaged_run_is_refused_in_one_line(file: str, federation: mo.Federation, tmp_path: Path) -> None:
+    mo.train(federation, method="dp-sgd", rounds=1, folder=tmp_path / "r")
+    (tmp_path / "r" / file).write_bytes(b"{}" if file.endswith("json") else b"[x")
+    with pytest.raises(mo.UserError) as error:
+        mo.load(tmp_path / "r")
+    assert "\n" not in str(error.value)
+
+
 def test_a_module_of_ones_own_is_asked_for(federation: mo.Federation, tmp_path: Path) -> None:
     run = mo.train(federation, model=linear(10), method="dp-sgd", rounds=1, folder=tmp_path / "r")
     x = federation.data.test.x

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import time
+import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -19,7 +20,8 @@ from modicum.attacks.audits import Settings as AuditSettings
 from modicum.attacks.audits import audit as play_audit
 from modicum.attacks.audits import refuse_unfit
 from modicum.config.write import describe_experiment
-from modicum.core.setting import MethodSpec
+from modicum.core.parts import ModelWrapper, Plain
+from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.errors import MissingExtraError, UserError
@@ -30,7 +32,7 @@ from modicum.federation.run_folder import RunFolder
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import Transcript
 from modicum.federation.transcript_file import FileTranscript, transcript_in
-from modicum.methods import method_of
+from modicum.methods import method_of, settings_of
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.noise import CryptoNoise
 from modicum.report.picture import Curve
@@ -53,6 +55,7 @@ class Run:
     certificate: Certificate
     records: tuple[RoundRecord, ...] = field(repr=False)
     parameters: Mapping[str, Tensor] = field(repr=False)  # of the final model, by name
+    wrapper: ModelWrapper = field(repr=False)  # the method's, which may train other layers than the model's
     own_model: nn.Module | None = field(default=None, repr=False)  # a module that no catalogue has
 
     @property
@@ -63,7 +66,7 @@ class Run:
     @cached_property
     def model(self) -> nn.Module:
         """The final model with its weights, as the server has it; frozen features, where it has some, included."""
-        return restored(self.folder, self.parameters, self.own_model)
+        return restored(self.folder, self.parameters, self.wrapper, self.own_model)
 
     def predict(self, x: Any) -> Tensor:
         """The most likely class of each record. `x` is what the federation held: images, features or columns."""
@@ -196,15 +199,32 @@ def load(folder: str | PathLike[str], model: nn.Module | None = None) -> Run:
     `model` is the module that was trained, where it was one of your own.
     """
     files = RunFolder(Path(folder))
-    for path in (files.summary, files.certificate, files.metrics, files.model):
+    for path in (files.config, files.summary, files.certificate, files.metrics, files.model):
         if not path.is_file():
             raise UserError(f"there is no finished run in {folder}: no {path.name}")
     _needs_safetensors()
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    summary = Summary.from_dict(json.loads(files.summary.read_text(encoding="utf-8")))
+    try:
+        summary = Summary.from_dict(json.loads(files.summary.read_text(encoding="utf-8")))
+        wrapper = _wrapper(tomllib.loads(files.config.read_text(encoding="utf-8")), summary)
+        parameters = load_file(files.model)
+    except (ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
+        raise UserError(f"the run in {folder} cannot be read back ({error}): take an intact folder") from None
     certificate = Certificate.read(files.certificate)
-    return Run(files.path, summary, certificate, read_records(files.metrics), load_file(files.model), model)
+    return Run(files.path, summary, certificate, read_records(files.metrics), parameters, wrapper, model)
+
+
+def _wrapper(tables: Mapping[str, Any], summary: Summary) -> ModelWrapper:
+    """Of the method that a run's config.toml names; of a method that is not here, the model as it is."""
+    written, run = dict(tables["method"]), tables["run"]
+    spec = settings_of(str(written.pop("name")))
+    if spec is None:
+        return Plain()
+    known = {f.name for f in fields(spec)}  # type: ignore[arg-type]
+    setting = Setting(summary.clients, run.get("per_round") or summary.clients, summary.rounds_planned)
+    return spec(**{name: value for name, value in written.items() if name in known}).build(setting).wrapper
 
 
 def _flat(record: RoundRecord) -> dict[str, Any]:
@@ -285,7 +305,7 @@ def _finish(run: Simulation, files: RunFolder, audit: str | None) -> Run:
     write_report(files, summary, certificate, records)
     model = run.experiment.model
     own = model if isinstance(model, nn.Module) else None
-    return Run(files.path, summary, certificate, records, parameters, own)
+    return Run(files.path, summary, certificate, records, parameters, run.method.wrapper, own)
 
 
 def _parameters(run: Simulation) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from modicum.config.fields import FieldInfo, describe
 from modicum.config.schema import Config, DataConfig, PrivacyConfig, RunConfig
+from modicum.methods import registered_name
 
 if TYPE_CHECKING:
     from modicum.federation.experiment import Experiment
@@ -37,7 +38,7 @@ def describe_experiment(
         "data": {"name": data.dataset, "clients": len(data.clients), "records": list(data.sizes)},
         "privacy": {"budgets": list(e.federation.budgets), "noise": e.noise},
         "model": {"name": e.model if isinstance(e.model, str) else type(e.model).__name__, **options},
-        "method": {"name": type(e.method).__name__},
+        "method": {"name": registered_name(e.method)},
         "run": {
             "rounds": e.rounds,
             "per_round": e.per_round,

@@ -13,23 +13,30 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from modicum.core.parts import ModelWrapper
 from modicum.errors import UserError
 from modicum.federation.run_folder import RunFolder
 from modicum.models import CATALOGUE, build, fixed_features
+from modicum.training.compressed import from_options
 
 
-def restored(folder: Path, parameters: Mapping[str, Tensor], own: nn.Module | None = None) -> nn.Module:
-    """The model that was trained: `own`, or the catalogue's by the name in the folder, with these weights."""
-    whole = _named(RunFolder(folder)) if own is None else copy.deepcopy(own)
+def restored(
+    folder: Path, parameters: Mapping[str, Tensor], wrapper: ModelWrapper, own: nn.Module | None = None
+) -> nn.Module:
+    """The model that was trained: `own`, or the catalogue's by the name in the folder, with these weights.
+
+    `wrapper` is the method's, which may put layers of its own in their place.
+    """
+    whole = wrapper.wrap(_named(RunFolder(folder)) if own is None else copy.deepcopy(own))
     split = fixed_features(whole)
     features, trained = split if split else (None, whole)
-    missing = [name for name, _ in trained.named_parameters() if name not in parameters]
-    if missing:
-        raise UserError(f"{missing[0]} is personal and stays with each client: the server has no whole model")
-    try:
-        trained.load_state_dict(dict(parameters), strict=False)
-    except RuntimeError:
-        raise UserError(f"the weights in {folder} do not fit this model: give the one that was trained") from None
+    for name, _ in trained.named_parameters():
+        if not wrapper.shared(name):
+            raise UserError(f"{name} is personal and stays with each client: the server has no whole model")
+    fits = {name: value.shape for name, value in trained.named_parameters()}
+    if fits != {name: value.shape for name, value in parameters.items()}:
+        raise UserError(f"the weights in {folder} do not fit this model: give the one that was trained")
+    trained.load_state_dict(dict(parameters), strict=False)  # a run keeps no buffers: they are the model's own
     return (trained if features is None else nn.Sequential(features, trained)).eval()
 
 
@@ -45,10 +52,17 @@ def _named(files: RunFolder) -> nn.Module:
     with safe_open(files.model, "pt") as file:
         facts = json.loads((file.metadata() or {}).get("modicum", "{}"))
     tables = tomllib.loads(files.config.read_text(encoding="utf-8"))
-    options = dict(tables["model"])
-    name = options.pop("name")
+    compressed, options = from_options(
+        {k: v for k, v in tables["model"].items() if k != "name"}, tables["run"]["seed"]
+    )
+    name = tables["model"]["name"]
     if name not in CATALOGUE:
         raise UserError(f"{name} is a model of your own: mo.load(folder, model={name}(…))")
     if "input_shape" not in facts:
         raise UserError(f"{files.model} does not say its inputs: give the model, mo.load(folder, model=…)")
-    return build(name, facts["input_shape"], facts["classes"], seed=tables["run"]["seed"], **options)
+    model = build(name, facts["input_shape"], facts["classes"], seed=tables["run"]["seed"], **options)
+    if compressed is None:
+        return model
+    if compressed.frozen:
+        raise UserError("its compression was fitted to public records: give the model, mo.load(folder, model=…)")
+    return compressed.wrap(model)

@@ -81,6 +81,11 @@ def settings_of(name: str) -> type[MethodSpec] | None:
     return None if found is None else found.spec
 
 
+def registered_name(spec: MethodSpec) -> str:
+    """The name under which files ask for a method that ships; of another, its class's."""
+    return next((name for name, cls in METHODS.items() if type(spec) is cls), type(spec).__name__)
+
+
 def method(name: str, **settings: Any) -> MethodSpec:
     """The named method with these settings; the others keep their defaults."""
     spec = settings_of(name)
