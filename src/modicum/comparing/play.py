@@ -54,7 +54,7 @@ def compare(
 
     `seeds=5` means 0 to 4. `options` and `grid` are those of `modicum compare`; in Python a grid may be
     `{"privacy.budgets": [0.5, 1, 8]}`. The folder given, or a new one under ./runs, holds one run folder for each
-    cell; the same call on a folder that was left half done goes on with it. `against`, the variant that differences
+    cell; the same call on a folder left half done goes on with it. `against`, the variant that differences
     will refer to, is only looked at beforehand: a slip is found before anything runs.
     """
     paths = [Path(one) for one in ([files] if isinstance(files, str | PathLike) else files)]
