@@ -73,8 +73,7 @@ def inline_commands(path: Path) -> Iterator[list[str]]:
     """What a page's running text calls a command of this program; `…` and `|` stand for what is left out."""
     text = BLOCK.sub("", path.read_text(encoding="utf-8"))
     for found in re.findall(r"(?<!`)`(modicum [^`\n]+)`", text):
-        for verb in _alternatives(found.replace("\\|", "|")):
-            yield verb
+        yield from _alternatives(found.replace("\\|", "|"))
 
 
 def _alternatives(text: str) -> Iterator[list[str]]:
