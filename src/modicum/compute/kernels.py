@@ -179,8 +179,7 @@ def launch(
 
 
 TILE, SHARES, DEEPEST = 64, 8, 64
-"""Of `weighted_tiles`: columns of a tile, and its rows or half of them, programs that share the batch, places of one
-product."""
+"""Of `weighted_tiles`: columns of a tile and least rows, programs that share the batch, places of one product."""
 
 
 def launch_sum(
