@@ -33,6 +33,12 @@ def check(data: FederatedData, budgets: Sequence[float] | None = None) -> None:
         _check_budgets(data, budgets)
 
 
+def refuse_peeks(data: FederatedData) -> None:
+    """For runs with real noise: nothing that is told was decided by the records that it protects."""
+    for peek in data.peeks:
+        raise UserError(f"with simulation = false {peek}")
+
+
 def check_arrays(arrays: Arrays, classes: int, shape: tuple[int, ...], where: str) -> None:
     """Finite values of the right shape, and labels within 0 … classes−1."""
     if not len(arrays):
