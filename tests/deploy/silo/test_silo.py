@@ -75,6 +75,19 @@ def test_a_silo_with_one_class_takes_part(tmp_path: Path) -> None:
     assert cards[0] == cards[1]
 
 
+@pytest.mark.parametrize("simulation", [False, True])
+def test_classes_are_agreed_wherever_the_table_is_named(tmp_path: Path, simulation: bool) -> None:
+    """In the silo's own file or in the experiment's: a largest label would be told with the first card."""
+    own_records(tmp_path, "ward")
+    text = TABLE.replace('name = "digits"\nclients = 3\npartition = "iid"', 'npz = "records-ward"')
+    path = write_silo(tmp_path, "ward", experiment=text, simulation=simulation)
+    if simulation:
+        Silo(read_spec(path)).close()
+    else:
+        with pytest.raises(UserError, match="largest label"):
+            Silo(read_spec(path))
+
+
 def _serve(path: Path) -> None:
     from modicum.deploy.silo.serve import serve
 
