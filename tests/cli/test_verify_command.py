@@ -59,7 +59,9 @@ def test_a_terminal_obeys_no_name(
         monkeypatch.setattr("modicum.cli.verify.plain", lambda text: text)
     name = "ward\r\x1b[9A\x1b[2K\x1b[9B"
     with Ledger.create(tmp_path / "ledger.sqlite", "run-1", SimulatedNoise(0)) as ledger:
-        ledger.declare([PrivacyPlan(client=name, spec=PrivacySpec(unit="record"), budget=math.inf, guard="none")])
+        ledger.declare(
+            [PrivacyPlan(client=name, spec=PrivacySpec(unit="record"), budget=math.inf, guard=Guard.NONE)]
+        )
     assert call(monkeypatch, "verify", str(tmp_path / "ledger.sqlite")) == 0
     out = capsys.readouterr().out
     assert "SIMULATION" in out
