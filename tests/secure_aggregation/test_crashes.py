@@ -27,7 +27,7 @@ from modicum.secure_aggregation import (
     Variant,
 )
 from tests.secure_aggregation.adversary import Adversary, spy, uniform
-from tests.secure_aggregation.players import Round, random_inputs, signing_key, terms_for
+from tests.secure_aggregation.players import Round, drawn, random_inputs, signing_key, terms_for
 
 STEPS = tuple(Step)
 When = Literal["before it is written", "after it is written"]
@@ -104,10 +104,12 @@ def reborn(terms: Terms, folder: Path, step: Step | None, when: When, who: int) 
 
 @pytest.mark.parametrize("when", ["before it is written", "after it is written"])
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("who", range(4))
-def test_a_client_dies_and_comes_back(who: int, step: Step, when: When, tmp_path: Path) -> None:
-    """40 points. The sum is exact and nothing leaves in two versions."""
-    terms = terms_for(4, colluders=1, dimension=6)
+@pytest.mark.parametrize(("who", "graph"), [*((i, Terms) for i in range(4)), (0, drawn(2, 2))])
+def test_a_client_dies_and_comes_back(
+    who: int, graph: type[Terms], step: Step, when: When, tmp_path: Path
+) -> None:
+    """40 points, and 10 where neighbours are drawn. The sum is exact and nothing leaves in two versions."""
+    terms = terms_for(4, graph, colluders=1, dimension=6)
     clients = reborn(terms, tmp_path, step, when, who)
     game = Round(terms, clients, random_inputs(terms, np.random.default_rng(who)))
     np.testing.assert_array_equal(game.play(), game.true_sum())

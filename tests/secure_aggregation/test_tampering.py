@@ -9,7 +9,7 @@ import pytest
 
 from modicum.secure_aggregation import MemoryStore, ProtocolError, Step, Terms, Variant, VoidError, shamir, wire
 from modicum.secure_aggregation.client import Client
-from tests.secure_aggregation.players import Round, players, random_inputs, signing_key, terms_for
+from tests.secure_aggregation.players import Round, drawn, players, random_inputs, signing_key, terms_for
 
 STEPS = tuple(Step)
 VICTIM = 2
@@ -52,12 +52,16 @@ SPOILS: dict[str, Callable[[Terms, Step, bytes, np.random.Generator], list[bytes
 }
 
 
+GRAPHS = {"complete": Terms, "drawn": drawn(3, 2)}
+
+
 @pytest.mark.parametrize("spoil", SPOILS)
 @pytest.mark.parametrize("step", STEPS)
-def test_one_spoiled_message_is_a_dropout(step: Step, spoil: str) -> None:
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_one_spoiled_message_is_a_dropout(graph: str, step: Step, spoil: str) -> None:
     rng = np.random.default_rng(3)
-    for _ in range(4):
-        terms = terms_for(5, colluders=1, dimension=4)
+    for _ in range(4 if graph == "complete" else 1):
+        terms = terms_for(5, GRAPHS[graph], colluders=1, dimension=4)
         game = game_for(terms)
         game.carry = lambda s, i, m: (
             SPOILS[spoil](terms, s, m, rng)  # noqa: B023
@@ -97,17 +101,18 @@ def test_replayed_from_another_round_run_or_sender(step: Step) -> None:
 
 
 @pytest.mark.parametrize("step", STEPS[1:])
-def test_spoiled_requests_are_refused(step: Step) -> None:
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_spoiled_requests_are_refused(graph: str, step: Step) -> None:
     """What the server, or somebody on the way, asks of one client: bits flipped, cut, longer, another client's."""
     rng = np.random.default_rng(5)
-    terms = terms_for(5, colluders=1, dimension=4)
+    terms = terms_for(5, GRAPHS[graph], colluders=1, dimension=4)
     for spoil in (
         lambda q: flip(q, rng),
         lambda q: q[: int(rng.integers(len(q)))],
         lambda q: q + b"\0",
         lambda _q: b"",
     ):
-        for _ in range(4):
+        for _ in range(4 if graph == "complete" else 1):
             game = game_for(terms)
             game.deliver = lambda s, i, q, spoil=spoil: spoil(q) if (s, i) == (step, VICTIM) else q
             assert exact_or_void(game)
