@@ -55,6 +55,20 @@ def test_a_run_by_the_protocol_says_so(
     assert line.integers["queries"]["gradient"]["honest"] == 5 - 1 - 1
 
 
+@pytest.mark.heavy
+def test_a_run_of_more_than_a_hundred_says_that_they_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """101 clients by the protocol: the certificate verifies, names the assumption and has paid for the graph."""
+    monkeypatch.chdir(tmp_path)
+    file = write(tmp_path, clients=101, settings="dropouts = 10")
+    assert command_line(app, ["run", str(file), "--out", "r"]) == 0
+    assert verify(tmp_path / "r").matches
+    certificate = Certificate.read(tmp_path / "r" / "certificate.json")
+    assert any("draw whom they mask against" in text for text in certificate.assumptions)
+    line = certificate.clients["client-000"]
+    assert line.integers is not None
+    assert line.integers["delta_charge"] > 2.0**-60
+
+
 REFUSED = [
     ({"settings": "dropouts = 3"}, "2t > P"),  # t = 2 of 5
     ({"settings": "colluding = 5"}, "neither colludes nor drops out"),

@@ -1,7 +1,8 @@
 """Secure aggregation: a server learns the sum of many clients' integer vectors, and nothing else of them.
 
-Bonawitz et al. 2017 ("Practical secure aggregation for privacy-preserving machine learning") on the complete
-graph. Functions over bytes: who carries them is somebody else's business. See docs/secure-aggregation.md.
+Bonawitz et al. 2017 ("Practical secure aggregation for privacy-preserving machine learning"), on the complete
+graph or, beyond 100 clients, on one that the clients draw (Bell et al. 2020). Functions over bytes: who carries
+them is somebody else's business. See docs/secure-aggregation.md.
 """
 
 from modicum.errors import MissingExtraError
