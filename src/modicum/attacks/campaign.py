@@ -63,6 +63,7 @@ class Effort:
 
 EFFORTS = {
     "quick": Effort(dlg=60, starts=1, ig=400, gi=400, seeds=2, bayes=300, shadows=8),
+    "medium": Effort(dlg=100, starts=1, ig=1200, gi=1200, seeds=4, bayes=600, shadows=16),
     "paper": Effort(dlg=300, starts=3, ig=4800, gi=4800, seeds=8, bayes=2000, shadows=64),
 }
 
@@ -148,6 +149,7 @@ def attack(
             "an attacker brings some records of its own: give the data at least 32 test records, or a proxy"
         )
     public, truth = public_of(experiment, pool, note), truth_of(experiment, fresh)
+    public.model.to(order.device)
     wire = wire_of(seen, public, order.party)
     stage = _Stage(experiment, wire, truth, order, folder, done)
     outcomes = tuple(stage.outcome(name) for name in order.attacks)

@@ -26,7 +26,7 @@ def attack(
         help="Some of dlg, idlg, ig, ig-adaptive, gi, analytic, bayes, matched, lira, lr, quantile.",
     ),
     targets: int = typer.Option(4, "--targets", help="Messages that inversions are tried on."),
-    preset: str = typer.Option("quick", "--preset", help="quick: minutes; paper: the published numbers of steps."),
+    preset: str = typer.Option("quick", "--preset", help="quick: minutes; medium; paper: the published steps."),
     party: Party = typer.Option(
         Party.SERVER, "--party", help="Whose eyes; aggregator: every share behind secure aggregation."
     ),

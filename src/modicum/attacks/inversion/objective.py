@@ -63,7 +63,7 @@ class Targets:
     @property
     def device(self) -> torch.device:
         """Where the attack computes."""
-        return next(self.public.model.parameters()).device
+        return self.public.device
 
     @cached_property
     def theta(self) -> Tensor:
@@ -94,7 +94,7 @@ class Targets:
         """N(0, 1) of the records' shape, on every device the same."""
         generator = torch.Generator().manual_seed(seed)
         shape = (len(self.observed), self.recipe.used, *self.public.shape)
-        return torch.randn(shape, generator=generator).to(self.device)
+        return torch.randn(shape, generator=generator).to(self.theta)
 
 
 def soft(labels: Tensor, classes: int) -> Tensor:

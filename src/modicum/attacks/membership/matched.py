@@ -35,14 +35,14 @@ LEAST_NOISE = 1e-9  # of the others' variance: a message without noise is rounde
 
 
 def gradients(public: Public, theta: Tensor, x: Tensor, y: Tensor, bound: float | None) -> Tensor:
-    """Each record's gradient, clipped where records are."""
-    model, layout = public.model, public.layout
+    """Each record's gradient, clipped where records are, on the attack's device."""
+    model, layout, theta = public.model, public.layout, theta.to(public.device)
 
     def loss(flat: Tensor, row: Tensor, label: Tensor) -> Tensor:
         return cross_entropy(functional_call(model, layout.named(flat), (row[None],)), label[None])
 
     parts = [
-        vmap(grad(loss), (None, 0, 0))(theta, rows, labels)
+        vmap(grad(loss), (None, 0, 0))(theta, rows.to(theta.device), labels.to(theta.device))
         for rows, labels in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True)
     ]
     found = torch.cat(parts)
@@ -111,11 +111,11 @@ def _scores(public: Public, observed: Observed, x: Tensor, y: Tensor) -> Tensor:
     pool_x, pool_y = public.pool.x[:MOST_OTHERS], public.pool.targets["y"][:MOST_OTHERS]
     theta = observed.model
     others = _Others.of(gradients(public, theta, pool_x, pool_y, bound), scale, copies, observed.facts.variance)
-    shared = public.setup.kit.shared.cpu()
+    shared = public.setup.kit.shared.to(public.device)
     effect = gradients(public, theta, x, y, bound) * scale * shared
-    rest = (-observed.update - others.mean) * shared
+    rest = (-observed.update.to(public.device) - others.mean) * shared
     white = others.whiten(effect)
-    return (white @ rest - 0.5 * (white * effect).sum(1)).double()
+    return (white @ rest - 0.5 * (white * effect).sum(1)).double().cpu()
 
 
 def _informed(public: Public, observed: Observed, x: Tensor, y: Tensor, others: list[Batch]) -> Tensor:
@@ -129,10 +129,10 @@ def _informed(public: Public, observed: Observed, x: Tensor, y: Tensor, others: 
     noise = max(observed.facts.variance, LEAST_NOISE * float(law.root.square().sum()) / law.root.shape[1])
     effect = gradients(public, theta, x, y, bound) * scale
     known = [gradients(public, theta, b.x, b.targets["y"], bound).sum(0) * scale for b in others]
-    rest = -observed.update - torch.stack(known)
+    rest = -observed.update.to(public.device) - torch.stack(known)
     away = rest - law.mean
     null = 0.5 * (law.whiten(away) * away).sum(1)
-    return (null - (rest - effect).square().sum(1) / (2 * noise)).double()
+    return (null - (rest - effect).square().sum(1) / (2 * noise)).double().cpu()
 
 
 def _scale(public: Public, observed: Observed, recipe: Recipe) -> tuple[float, float]:

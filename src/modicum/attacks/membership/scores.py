@@ -24,9 +24,11 @@ def published(wire: Wire) -> Tensor:
 def logits(public: Public, theta: Tensor, records: Batch, chunk: int = 1024) -> Tensor:
     """Outputs of a model given by its parameters, in double precision."""
     with torch.no_grad():
-        named = public.layout.named(theta)
-        parts = [functional_call(public.model, named, (x,)) for x in torch.split(records.x, chunk)]
-    return torch.cat(parts).double()
+        named = public.layout.named(theta.to(public.device))
+        parts = [
+            functional_call(public.model, named, (x.to(public.device),)) for x in torch.split(records.x, chunk)
+        ]
+    return torch.cat(parts).double().cpu()
 
 
 def logit_of_label(outputs: Tensor, y: Tensor) -> Tensor:

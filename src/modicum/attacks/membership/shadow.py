@@ -63,6 +63,7 @@ def _over(wire: Wire, records: Batch, seed: int) -> Experiment:
         metrics=(),
         rounds=max(o.round for o in wire.observed),
         evaluate_every=made.rounds + 1,
+        device=str(wire.public.device),
     )
 
 
