@@ -13,9 +13,10 @@ from torch import Tensor
 
 import modicum as mo
 from modicum.attacks.audits import Settings, audit
-from modicum.attacks.campaign import Order, attack
+from modicum.attacks.campaign import attack
 from modicum.attacks.canife import design
 from modicum.attacks.one_run import audit_scores
+from modicum.attacks.order import Order
 from modicum.attacks.planted import plant
 from modicum.cli import run as command
 from modicum.cli.app import app
@@ -240,8 +241,9 @@ def test_an_audit_stands_in_the_certificate_beside_epsilon(
     assert command(app, ["audit", str(tmp_path / "run"), "--canaries", "200", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert Certificate.read(tmp_path / "run" / "certificate.json").audit == told
+    assert f"{told['canaries']} canaries" in (tmp_path / "run" / "report.html").read_text()
     assert command(app, ["audit", str(tmp_path)]) == 2
-    assert "is no finished run" in capsys.readouterr().err
+    assert "no finished run" in capsys.readouterr().err
     assert command(app, ["audit", str(tmp_path / "run"), "--method", "canary"]) == 2
 
 

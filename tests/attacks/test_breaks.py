@@ -11,7 +11,6 @@ import torch
 from modicum.attacks.breaks import length_distance, without_pruned
 from modicum.attacks.inversion.ig import ig
 from modicum.errors import UserError
-from modicum.mechanisms.soteria import first_linear
 from modicum.methods import Censor, FedAvg, Soteria
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.ledger import Ledger
@@ -84,5 +83,23 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     for bad in (Soteria(percentile=100.0), Censor(tries=0)):
         with pytest.raises(UserError):
             play(bad, federation(3, 1), tmp_path / "run", model="lenet")
-    with pytest.raises(UserError, match="first linear layer of a sequence"):
-        first_linear(torch.nn.Identity())
+
+
+def test_soteria_refuses_a_network_that_it_cannot_prune_before_anything_is_reserved(tmp_path: Path) -> None:
+    for number, model in enumerate((Skipping(), torch.nn.Sequential(torch.nn.Flatten()))):
+        with pytest.raises(UserError, match="first linear layer of a sequence"):
+            play(Soteria(batch=1), federation(3, 1, side=None), tmp_path / str(number), model=model)
+        assert not (tmp_path / str(number) / "ledger.sqlite").exists()
+    play(Soteria(batch=1), federation(3, 1, side=None), tmp_path / "run", model="logistic")
+
+
+class Skipping(torch.nn.Module):
+    """Linear, but no sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = torch.nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.out(x)
+        return found

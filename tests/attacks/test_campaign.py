@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modicum.attacks import campaign
 from modicum.attacks.ceilings import NOTHING
 from modicum.attacks.images import Likeness
 from modicum.attacks.membership.evidence import Auc, rate_at
+from modicum.attacks.order import EFFORTS, INVERSIONS, MEMBERSHIP, Asking, Effort, Inversion
 from modicum.attacks.outcome import Membership, Quality, Reconstruction
 from modicum.cli import run as command
 from modicum.cli.app import app
@@ -57,8 +57,8 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    effort = campaign.Effort(dlg=8, starts=1, ig=8, gi=8, seeds=2, bayes=150, shadows=4)
-    monkeypatch.setitem(campaign.EFFORTS, "quick", effort)
+    effort = Effort(dlg=8, starts=1, ig=8, gi=8, seeds=2, bayes=150, shadows=4)
+    monkeypatch.setitem(EFFORTS, "quick", effort)
 
 
 def test_a_table_a_page_and_figures(private: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,8 +92,8 @@ def test_it_goes_on_where_it_was(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("it was found before")
 
-    monkeypatch.setitem(campaign.INVERSIONS, "bayes", (never, "gaussian"))  # type: ignore[arg-type]
-    monkeypatch.setitem(campaign.MEMBERSHIP, "quantile", never)  # type: ignore[arg-type]
+    monkeypatch.setitem(INVERSIONS, "bayes", Inversion(never, "gaussian", lambda *_: 1))  # type: ignore[arg-type]
+    monkeypatch.setitem(MEMBERSHIP, "quantile", Asking(never, lambda *_: 1))  # type: ignore[arg-type]
     assert command(app, order) == 0
     assert capsys.readouterr().out == first
     with pytest.raises(AssertionError, match="found before"):

@@ -6,20 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from modicum.attacks import campaign
+from modicum.attacks.order import EFFORTS, Effort
 from modicum.errors import UserError
 from modicum_bench.attacks import run
 from modicum_bench.attacks.cells import ROWS, Size
 
 
 def test_tables_for_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    effort = campaign.Effort(dlg=2, starts=1, ig=4, gi=4, seeds=2, bayes=10, shadows=4)
-    monkeypatch.setitem(campaign.EFFORTS, "quick", effort)
+    effort = Effort(dlg=2, starts=1, ig=4, gi=4, seeds=2, bayes=10, shadows=4)
+    monkeypatch.setitem(EFFORTS, "quick", effort)
     monkeypatch.setattr(run, "INVERSIONS", ("bayes",))
     monkeypatch.setattr(run, "MEMBERSHIP", ("matched",))
-    size = Size(
-        targets=3, batch=1, clients=2, records=12, rounds=3, others=100, seeds=2, effort="quick"
-    )
+    size = Size(targets=3, batch=1, clients=2, records=12, rounds=3, others=100, seeds=2, effort="quick")
     tables = ("reconstruction", "membership")
     text = run.bench("quick", tmp_path, only=["digits"], tables=tables, size=size, model="mlp")
     for row in ROWS:

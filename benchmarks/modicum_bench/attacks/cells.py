@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from modicum.attacks.campaign import Order, Report, attack
+from modicum.attacks.campaign import Report, attack
+from modicum.attacks.order import Order
 from modicum.core.setting import MethodSpec
 from modicum.data import load
 from modicum.data.arrays import Arrays, ClientData, Dataset, FederatedData
@@ -87,12 +88,8 @@ class Size:
 
 
 SIZES = {
-    "quick": Size(
-        targets=2, batch=1, clients=4, records=50, rounds=3, others=2_000, seeds=1, effort="quick"
-    ),
-    "paper": Size(
-        targets=32, batch=1, clients=10, records=200, rounds=6, others=20_000, seeds=5, effort="paper"
-    ),
+    "quick": Size(targets=2, batch=1, clients=4, records=50, rounds=3, others=2_000, seeds=1, effort="quick"),
+    "paper": Size(targets=32, batch=1, clients=10, records=200, rounds=6, others=20_000, seeds=5, effort="paper"),
 }
 
 

@@ -144,7 +144,8 @@ def _report(job: Job, folder: Path) -> Report:
 def _keep_pictures(path: Path, found: Report) -> None:
     if found.picture is None:
         return
-    images = {"original": found.picture.original, "public mean": found.picture.floor, **found.picture.found}
+    attacks = {name.partition(",")[0]: images for name, images in found.picture.found.items()}
+    images = {"original": found.picture.original, "public mean": found.picture.floor, **attacks}
     np.savez_compressed(path, **{name: value.numpy() for name, value in images.items()})  # type: ignore[arg-type]
 
 

@@ -12,7 +12,18 @@ Outcomes = list[dict[str, Any]] | None  # of one cell; None: it was not run
 Found = Mapping[str, Sequence[Outcomes]]  # by row, one for each seed
 
 INVERTED = ("MSE", "PSNR", "SSIM", "labels", "hits", "ceiling", "floor PSNR", "what it says")
-ASKED = ("runs", "others", "AUC", "TPR at 1%", "ceiling", "TPR at 0.1%", "ceiling", "ε ≥", "claimed", "what it says")
+ASKED = (
+    "runs",
+    "others",
+    "AUC",
+    "TPR at 1%",
+    "ceiling",
+    "TPR at 0.1%",
+    "ceiling",
+    "ε ≥",
+    "claimed",
+    "what it says",
+)
 
 
 def table(name: str, task: str, found: Found) -> str:
@@ -109,5 +120,10 @@ def noise_table(task: str, found: Found) -> str:
         "found (MSE < 0.01)": [f"{one['quality']['hits']:.0%}" for one in points.values()],
         f"ceiling (blind guess {blind:.1%})": [f"{one['ceiling']:.1%}" for one in points.values()],
     }
-    lines = [f"### One message behind noise, {task}", "", f"| | {' | '.join(points)} |", "|---" * (len(points) + 1) + "|"]
+    lines = [
+        f"### One message behind noise, {task}",
+        "",
+        f"| | {' | '.join(points)} |",
+        "|---" * (len(points) + 1) + "|",
+    ]
     return "\n".join([*lines, *(f"| {name} | {' | '.join(values)} |" for name, values in rows.items())])

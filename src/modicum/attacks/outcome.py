@@ -50,14 +50,20 @@ class Reconstruction:
     missing: float | None  # (a) share of targets whose found records explain the message as well as the true ones
     ceiling: float  # the largest hit rate that the plans allow; 1: none
     blind: float  # the best blind guess's hit rate, from above
+    falls: tuple[tuple[float, float], ...] = ()  # (b) PSNR behind shares of the noise, from none to all
     note: str = ""
+
+    @property
+    def at_floor(self) -> bool:
+        """Whether no more was found than without any message."""
+        return self.quality is not None and self.floor is not None and self.quality.psnr <= self.floor.psnr + CLOSE
 
     @property
     def verdict(self) -> str:
         """(f): never "defended" where the attack does not work without a defence either."""
         if self.quality is None or self.floor is None:
             return "not tried"
-        if self.quality.psnr > self.floor.psnr + CLOSE:
+        if not self.at_floor:
             return "leaks"
         if self.reference is not None and self.reference.psnr <= self.floor.psnr + CLOSE:
             return "at the floor, and so it is where nothing is hidden: this attack shows nothing here"

@@ -240,7 +240,7 @@ def _expected(public: Public, told: Broadcast, participation: int) -> Expected:
 def _as_printed(
     public: Public, message: Noised | Sealed | Share, told: Broadcast, facts: NoiseFacts
 ) -> tuple[NoiseFacts, Broadcast]:
-    """FedMAP as printed sends σ and keeps C to itself: the attacker reads the noise off σ, and takes C/σ to be what
+    """FedMAP as printed sends σ and keeps C to itself: the attacker reads the noise off σ, and takes C/σ for what
     it was before the first round, which the public network fixes."""
     mechanism = public.method.mechanism
     if not isinstance(mechanism, RawMetaNet) or "sigma" not in message.metrics:

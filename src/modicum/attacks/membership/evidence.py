@@ -111,7 +111,11 @@ def pooled(rates: Sequence[Rate]) -> Rate:
 
 
 def _over_runs(values: Sequence[float], trials: Sequence[int]) -> tuple[float, float, float]:
-    hits, total, tail = round(sum(v * n for v, n in zip(values, trials, strict=True))), sum(trials), (1 - CONFIDENCE) / 2
+    hits, total, tail = (
+        round(sum(v * n for v, n in zip(values, trials, strict=True))),
+        sum(trials),
+        (1 - CONFIDENCE) / 2,
+    )
     low, high = float(least_rate(hits, total, tail)), float(largest_rate(hits, total, tail))
     if len(values) == 1:
         return values[0], low, high
