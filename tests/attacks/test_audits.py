@@ -151,6 +151,23 @@ def test_a_noise_share_for_a_wrong_number_of_clients_is_caught(canaries: int, ti
 
 
 @pytest.mark.heavy
+def test_power_where_a_layer_has_no_noise() -> None:
+    """As below."""
+    assert sum(caught(NoNoiseOnOneTensor, seed) for seed in range(20)) >= 11
+
+
+@pytest.mark.heavy
+def test_power_where_clients_share_the_noise_among_ten_times_too_many() -> None:
+    """√10 times too little behind secure aggregation: of 10 runs fewer than 5 would refute 80% (0.6%)."""
+    found = 0
+    for seed in range(10):
+        made = experiment(DpFedAvg(batch=10, steps=1), clients=3, records=20, seed=seed)
+        settings = Settings(canaries=1000, seed=seed, noise=ShareForAWrongP(seed, 10.0))
+        found += audit("one-run", made, settings).broken
+    assert found >= 5
+
+
+@pytest.mark.heavy
 def test_power_where_noise_is_three_times_too_small() -> None:
     """At a claim of 1 with 1,000 canaries 80% are caught: of 20 runs fewer than 11 would refute that (0.3%).
 

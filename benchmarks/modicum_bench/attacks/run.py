@@ -98,7 +98,7 @@ def _cells(
     if name == "reconstruction":
         yield from ((row, 0, model, INVERSIONS, size) for row in ROWS)
     elif name == "membership":
-        rows = [row for row in ROWS if not row.adaptive]
+        rows = [row for row in ROWS if not row.instead]
         yield from ((row, seed, model, MEMBERSHIP, size) for seed in range(size.seeds) for row in rows)
     elif name == "noise" and task == tasks[0]:  # on a network that hides nothing: its first layer is linear
         yield from ((row, 0, "mlp", ("bayes",), size) for row in CURVE)

@@ -55,6 +55,12 @@ def _above(one: Mapping[str, Any]) -> bool:
 
 def _inverted(one: Mapping[str, Any], bare: Mapping[str, bool]) -> list[str]:
     q, floor = one.get("quality"), one.get("floor")
+    if one.get("auc"):
+        candidates = one["members"] + one["others"]
+        return [
+            *("–" for _ in INVERTED[1:]),
+            f"the record among {candidates:,} candidates: AUC {one['auc']['value']:.3f}",
+        ]
     if q is None or floor is None:
         return [*("–" for _ in INVERTED[1:]), f"not tried: {one['note']}"]
     ssim = "–" if q["ssim"] is None else f"{q['ssim']:.2f}"

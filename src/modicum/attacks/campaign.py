@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modicum.attacks.bounds import lower_bounds
+from modicum.attacks.bounds import FloatArray, lower_bounds
 from modicum.attacks.ceilings import NOTHING, Ceiling, ceiling_of, weakest
 from modicum.attacks.images import Likeness, best_blind_guess, floors, likeness, matched
 from modicum.attacks.inversion.bayes import Gaussian
@@ -257,19 +257,10 @@ class _Stage:
         counts = int(key.member.sum()), int((~key.member).sum())
         claimed = None if self.ceiling.none else self.ceiling.points[0][0]
         fair = fairness(questions, key)
-        score = MEMBERSHIP[name].score
         try:
-            scores = self.kept.numbers(
-                name,
-                lambda: score(
-                    self.wire,
-                    questions,
-                    self.effort,
-                    self.order.seed,
-                    lambda part, compute: self.kept.numbers(f"{name}-{part}", compute),
-                    self._step,
-                ),
-            )
+            if min(counts) < 4:
+                raise UserError("membership needs at least 4 members and 4 others")
+            scores = self._scores(name, questions)
         except UserError as why:
             return Membership(name, *counts, None, (), (), 0.0, claimed, fair, None, str(why))
         members, others = key.split(scores)
@@ -286,6 +277,15 @@ class _Stage:
             fair,
             roc(members, others),
         )
+
+    def _scores(self, name: str, questions: Questions) -> FloatArray:
+        def keep(part: str, compute: Callable[[], FloatArray]) -> FloatArray:
+            return self.kept.numbers(f"{name}-{part}", compute)
+
+        def ask_all() -> FloatArray:
+            return MEMBERSHIP[name].score(self.wire, questions, self.effort, self.order.seed, keep, self._step)
+
+        return self.kept.numbers(name, ask_all)
 
     def picture(self, most: int = 8) -> Picture | None:
         """The first records that every inversion was tried on; None where records are no images."""

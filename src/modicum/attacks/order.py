@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from modicum.attacks.bounds import FloatArray
-from modicum.attacks.breaks import without_pruned
+from modicum.attacks.breaks import by_lengths, without_pruned
 from modicum.attacks.inversion.analytic import analytic
 from modicum.attacks.inversion.bayes import bayes
 from modicum.attacks.inversion.dlg import dlg
@@ -108,6 +108,11 @@ MEMBERSHIP: dict[str, Asking] = {
         lambda w, q, e, s, k, d: matched(w, q, done=d),  # noqa: ARG005
         lambda _, w: len(w.observed),
         knows=NOISE,
+    ),
+    "lengths": Asking(
+        lambda w, q, e, s, k, d: by_lengths(w, q, done=d),  # noqa: ARG005
+        lambda _, w: len(w.observed),
+        knows="that lengths of tensors are kept",
     ),
     "lira": Asking(
         lambda w, q, e, s, k, d: lira(w, q, shadows=e.shadows, seed=s, keep=k, done=d),

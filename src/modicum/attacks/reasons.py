@@ -16,6 +16,9 @@ from modicum.core.parts import Mechanism
 from modicum.mechanisms.censor import Censor
 from modicum.mechanisms.soteria import Soteria
 
+BROKEN_BY: dict[type, str] = {Soteria: "ig-adaptive", Censor: "lengths"}
+"""The attack that knows a defence without a guarantee."""
+
 
 @dataclass(frozen=True)
 class Check:
@@ -82,16 +85,12 @@ def _adaptive(mechanism: Mechanism, tried: Sequence[str]) -> Check:
     question = "Was an attacker tried that knows the defence?"
     table = {**INVERSIONS, **MEMBERSHIP}
     knowing = {name: table[name].knows for name in tried if table[name].knows}
-    if isinstance(mechanism, Soteria):
-        knowing = {name: knows for name, knows in knowing.items() if name == "ig-adaptive"}
-    if isinstance(mechanism, Censor):
-        return Check(
-            "d", question, False, "lengths of tensors give a record away among candidates: docs/attacks.md"
-        )
+    needed = next((name for kind, name in BROKEN_BY.items() if isinstance(mechanism, kind)), None)
+    if needed is not None:
+        knowing = {name: knows for name, knows in knowing.items() if name == needed}
     if knowing:
         return Check("d", question, True, _each([(name, f"knows {knows}") for name, knows in knowing.items()]))
-    add = "ig-adaptive" if isinstance(mechanism, Soteria) else "bayes or matched"
-    return Check("d", question, False, f"add {add}")
+    return Check("d", question, False, f"add {needed or 'bayes or matched'}")
 
 
 def _ceiling(outcomes: Sequence[Outcome]) -> Check:
