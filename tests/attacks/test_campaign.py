@@ -13,8 +13,8 @@ from modicum.attacks.ceilings import NOTHING
 from modicum.attacks.images import Likeness
 from modicum.attacks.membership.evidence import Auc, rate_at
 from modicum.attacks.order import EFFORTS, INVERSIONS, MEMBERSHIP, Effort
-from modicum.attacks.reasons import checks
 from modicum.attacks.outcome import Membership, Quality, Reconstruction
+from modicum.attacks.reasons import checks
 from modicum.cli import run as command
 from modicum.cli.app import app
 from modicum.core.setting import Setting

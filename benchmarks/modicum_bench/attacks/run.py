@@ -20,7 +20,7 @@ from modicum_bench.attacks.pictures import draw_all
 from modicum_bench.attacks.tables import noise_table, table
 
 INVERSIONS = ("ig", "gi", "bayes", "analytic")
-MEMBERSHIP = ("matched", "lr", "quantile")
+MEMBERSHIP = ("matched", "lr", "quantile", "quantile-unseen")
 TASKS = {"quick": ("fashion-mnist",), "paper": ("fashion-mnist", "cifar-10", "svhn")}
 TABLES = ("reconstruction", "noise", "membership", "resnet18")
 KNOWN = {row.name: row for row in (*ROWS, *CURVE, *RESNET)}

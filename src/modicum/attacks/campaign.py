@@ -19,14 +19,14 @@ from torch import Tensor
 
 from modicum.attacks.bounds import FloatArray, lower_bounds
 from modicum.attacks.ceilings import NOTHING, Ceiling, ceiling_of, weakest
-from modicum.attacks.images import Likeness, best_blind_guess, floors, likeness, matched
+from modicum.attacks.images import HIT, LEVELS, Likeness, blind_rates, floors, likeness, matched
 from modicum.attacks.inversion.bayes import Gaussian
 from modicum.attacks.inversion.objective import Targets, at
 from modicum.attacks.kept import Kept
 from modicum.attacks.membership.evidence import AT, auc, rate_at, roc
 from modicum.attacks.membership.game import Key, Questions, ask, fairness
 from modicum.attacks.order import EFFORTS, INVERSIONS, MEMBERSHIP, Found, Order, undefended
-from modicum.attacks.outcome import Membership, Outcome, Quality, Reconstruction
+from modicum.attacks.outcome import Hits, Membership, Outcome, Quality, Reconstruction
 from modicum.attacks.reasons import Check, checks
 from modicum.attacks.truth import Truth, truth_of
 from modicum.attacks.wire import Observed, Wire, public_of, split_pool, wire_of
@@ -131,7 +131,8 @@ class _Stage:
             empty = (None, None, None, None, None, None)
             return Reconstruction(name, len(self._targets), 0, *empty, self._hits, self.blind, note=str(why))
         truth = [self.truth.records[o.sender].x for o in self._targets]
-        quality = Quality.of(_all(guesses, truth))
+        each = _all(guesses, truth)
+        quality = Quality.of(each)
         falls = self._falls(name, quality)
         self._show(f"{name}, {quality.psnr:.1f} dB", guesses, self._targets)
         return Reconstruction(
@@ -147,6 +148,7 @@ class _Stage:
             self._hits,
             self.blind,
             tuple((share, one.psnr) for share, one in falls),
+            tuple(Hits.at(level, blind, each) for level, blind in zip(LEVELS, self._blind, strict=True)),
             INVERSIONS[name].note,
         )
 
@@ -155,9 +157,14 @@ class _Stage:
         return self.kept.guesses(kept_as, lambda: search(targets, self.effort, self.order.seed, self._step))
 
     @cached_property
+    def _blind(self) -> tuple[float, ...]:
+        """The best blind guess's hit rate at each error, from above."""
+        return blind_rates(self.wire.public.pool.x[:2000], LEVELS)
+
+    @property
     def blind(self) -> float:
-        """The best blind guess's hit rate, from above."""
-        return best_blind_guess(self.wire.public.pool.x[:2000])
+        """At the error of a hit."""
+        return self._blind[LEVELS.index(HIT)]
 
     @property
     def _hits(self) -> float:

@@ -128,6 +128,12 @@ MEMBERSHIP: dict[str, Asking] = {
         lambda w, q, e, s, k, d: quantile(w, q, epochs=e.epochs, seed=s, done=d),  # noqa: ARG005
         lambda e, _: e.epochs,
     ),
+    "quantile-unseen": Asking(  # two classes leave the attacker's data, never the target's
+        lambda w, q, e, s, k, d: quantile(  # noqa: ARG005
+            w, q, epochs=e.epochs, seed=s, unseen=range(w.public.classes - 2, w.public.classes), done=d
+        ),
+        lambda e, _: e.epochs,
+    ),
 }
 
 

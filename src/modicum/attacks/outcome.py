@@ -36,6 +36,22 @@ class Quality:
 
 
 @dataclass(frozen=True)
+class Hits:
+    """How many records were found within an error, beside the best blind guess: a point under the ceiling."""
+
+    level: float  # η, a mean squared error
+    blind: float  # κ(η), from above
+    rate: float
+    low: float
+    high: float
+
+    @classmethod
+    def at(cls, level: float, blind: float, each: Sequence[Likeness]) -> Hits:
+        """Counted over records, with a Clopper–Pearson interval."""
+        return cls(level, blind, *hit_rate([one.mse for one in each], level))
+
+
+@dataclass(frozen=True)
 class Reconstruction:
     """One inversion over the targets of a run."""
 
@@ -51,6 +67,7 @@ class Reconstruction:
     ceiling: float  # the largest hit rate that the plans allow; 1: none
     blind: float  # the best blind guess's hit rate, from above
     falls: tuple[tuple[float, float], ...] = ()  # (b) PSNR behind shares of the noise, from none to all
+    hits: tuple[Hits, ...] = ()  # at several errors
     note: str = ""
 
     @property

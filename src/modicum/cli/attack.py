@@ -28,7 +28,8 @@ def attack(
     attacks: str = typer.Option(
         "idlg,ig,bayes,matched",
         "--attack",
-        help="Some of dlg, idlg, ig, ig-adaptive, gi, analytic, bayes, matched, lira, lr, quantile, lengths.",
+        help="Some of dlg, idlg, ig, ig-adaptive, gi, analytic, bayes, matched, lira, lr, quantile, "
+        "quantile-unseen, lengths.",
     ),
     targets: int = typer.Option(4, "--targets", help="Messages that inversions are tried on."),
     preset: str = typer.Option("quick", "--preset", help="quick: minutes; medium; paper: the published steps."),
