@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -124,7 +125,7 @@ def _play(job: Job) -> None:
         try:
             found = _report(job, Path(passing))
         except UserError as why:
-            told = [{"attack": "all", "note": str(why), "verdict": "not tried"}]
+            told: list[dict[str, Any]] = [{"attack": "all", "note": str(why), "verdict": "not tried"}]
         else:
             told = [outcome.to_dict() for outcome in found.outcomes]
             _keep_pictures(job.path.with_suffix(".npz"), found)

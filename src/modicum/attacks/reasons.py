@@ -83,8 +83,9 @@ def _control(inverted: Sequence[Reconstruction]) -> Check:
 
 def _adaptive(mechanism: Mechanism, tried: Sequence[str]) -> Check:
     question = "Was an attacker tried that knows the defence?"
-    table = {**INVERSIONS, **MEMBERSHIP}
-    knowing = {name: table[name].knows for name in tried if table[name].knows}
+    known = {name: one.knows for name, one in INVERSIONS.items()}
+    known |= {name: one.knows for name, one in MEMBERSHIP.items()}
+    knowing = {name: known[name] for name in tried if known[name]}
     needed = next((name for kind, name in BROKEN_BY.items() if isinstance(mechanism, kind)), None)
     if needed is not None:
         knowing = {name: knows for name, knows in knowing.items() if name == needed}

@@ -243,7 +243,7 @@ def _as_printed(
     """FedMAP as printed sends σ and keeps C to itself: the attacker reads the noise off σ, and takes C/σ for what
     it was before the first round, which the public network fixes."""
     mechanism = public.method.mechanism
-    if not isinstance(mechanism, RawMetaNet) or "sigma" not in message.metrics:
+    if not (isinstance(mechanism, RawMetaNet) and isinstance(message, Noised) and "sigma" in message.metrics):
         return facts, told
     sigma, optimiser = message.metrics["sigma"], public.method.training.optimiser
     first_bound, first_sigma = mechanism.first()

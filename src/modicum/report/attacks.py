@@ -218,11 +218,15 @@ def draw_roc(report: Report) -> Any:
     records found against what a blind guess finds. One theorem gives both ceilings, so that they are one curve."""
     asked = [o for o in report.outcomes if isinstance(o, Membership) and o.roc is not None]
     inverted = [o for o in report.outcomes if isinstance(o, Reconstruction) and o.hits]
-    drawn = [draw for draw, wanted in ((_draw_asked, asked), (_draw_inverted, inverted)) if wanted]
-    figure = _figure(7.4, 4.6 * len(drawn))
-    for axes, draw in zip(figure.subplots(len(drawn), 1, squeeze=False)[:, 0], drawn, strict=True):
-        draw(axes, asked if draw is _draw_asked else inverted)
-        _frame(axes, report.ceiling)
+    count = bool(asked) + bool(inverted)
+    figure = _figure(7.4, 4.6 * count)
+    axes = list(figure.subplots(count, 1, squeeze=False)[:, 0])
+    if asked:
+        _draw_asked(axes[0], asked)
+    if inverted:
+        _draw_inverted(axes[-1], inverted)
+    for one in axes:
+        _frame(one, report.ceiling)
     return figure
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from modicum.attacks.inversion.labels import infer
-from modicum.attacks.inversion.objective import Guess, Targets, distance, soft, updates
+from modicum.attacks.inversion.objective import Guess, Targets, distance, evaluated, soft, updates
 from modicum.attacks.wire import Observed
 
 Done = Callable[[int], None]
@@ -63,19 +63,23 @@ def _minimise(one: Targets, labels: Tensor | None, steps: int, seed: int, keep: 
     best, kept = math.inf, (x.detach().clone(), logits.detach().clone())
     scale = max(float(one.gradient.square().sum()), 1e-30) / UNIT
 
-    def loss() -> Tensor:
-        y = logits.softmax(-1) if labels is None else soft(labels, classes).to(x)
-        return distance(one, updates(one, x, y), "l2", keep).sum() / scale
+    known = None if labels is None else soft(labels, classes).to(x)
+
+    def loss(x: Tensor, logits: Tensor) -> Tensor:
+        y = logits.softmax(-1) if known is None else known
+        return distance(one, updates(one, x, y), "l2", keep) / scale
+
+    evaluate = evaluated(one, loss, len(parameters))
 
     def closure() -> float:
-        optimiser.zero_grad()
-        value = loss()
-        value.backward()  # type: ignore[no-untyped-call]
-        return float(value.detach())
+        value, *gradients = evaluate(x, logits)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        return float(value)
 
     for _ in range(steps):
         optimiser.step(closure)  # type: ignore[no-untyped-call]
-        now = float(loss().detach())
+        now = float(evaluate(x, logits)[0])
         if not math.isfinite(now):
             break
         if now < best:
