@@ -75,7 +75,7 @@ def _at(epsilon: float) -> Row:
 
 
 CURVE = tuple(_at(epsilon) for epsilon in EPSILONS)
-RESNET = tuple(replace(ROWS[0], name=f"fedavg by {attack}") for attack in ("idlg", "ig", "gi", "bayes"))
+RESNET = tuple(replace(ROWS[0], name=f"fedavg by {attack}") for attack in ("ig", "gi", "bayes", "idlg"))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ Done = Callable[[int], None]
 RIDGE = 1e-3  # variance that every direction has at least
 MOST_RECORDS = 1000  # that the law is fitted to
 LEAST = 1e-20  # variance of a message without noise
-FALL = 1e-8  # of the assumed variance, over the search
+FALL = 1e-10  # of the assumed variance, over the search: slowly first, while the prior still leads
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ def bayes(
     true = targets.variance.clamp(min=LEAST)
     first = targets.update.square().mean(1).maximum(true)
     for step in range(steps):
-        variance = (first * FALL ** (step / steps)).maximum(true)
+        variance = (first * FALL ** ((step / steps) ** 3)).maximum(true)
         x.grad = evaluate(x, variance)[1].nan_to_num(0.0, 1e18, -1e18)
         optimiser.step()
         schedule.step()

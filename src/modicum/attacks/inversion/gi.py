@@ -48,7 +48,8 @@ def gi(
 
     def alone(x: Tensor) -> Tensor:
         match = MATCH * 0.5 * distance(many, updates(many, x, y), "l2", keep)
-        return match + TV * total_variation(x) + SQUARE * torch.linalg.vector_norm(x.flatten(1), dim=1)
+        size: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
+        return match + TV * total_variation(x) + SQUARE * size
 
     first = evaluated(many, alone)
     later = evaluated(many, lambda x: alone(x) + GROUP * _apart(x, count, seeds))
