@@ -93,10 +93,15 @@ def test_the_matched_filter_reads_sums_too(tmp_path: Path) -> None:
 
 def test_a_game_that_records_alone_give_away_is_not_fair(overfitted: Stage) -> None:
     questions, key = played(overfitted)
-    assert fairness(questions, key).holds(0.5)
+    fair = fairness(questions, key)
+    assert fair is not None
+    assert fair.holds(0.5)
     x = questions.records.x.clone()
     x[torch.from_numpy(key.member)] += 0.3  # members from another pool: brighter pictures
-    assert not fairness(replace(questions, records=Batch(x, questions.records.targets)), key).holds(0.5)
+    unfair = fairness(replace(questions, records=Batch(x, questions.records.targets)), key)
+    assert unfair is not None
+    assert not unfair.holds(0.5)
+    assert fairness(questions, Key(np.zeros(len(questions), dtype=bool))) is None
 
 
 def test_others_are_asked_about_like_members(overfitted: Stage) -> None:
