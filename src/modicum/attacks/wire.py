@@ -37,7 +37,7 @@ from modicum.federation.setup import Setup, set_up
 from modicum.federation.transcript import AGGREGATOR, Seen
 from modicum.mechanisms.raw_metanet import RawMetaNet
 from modicum.privacy.noise import SimulatedNoise
-from modicum.privacy.views import Shows, View
+from modicum.privacy.views import Shows, Unit, View
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +222,9 @@ def _sums(things: Iterable[Seen], sent: Sent, public: Public) -> Iterator[Observ
             continue
         cohort = _may_hold(public, asked)
         told = sent[asked[0], s.round]
-        yield _observed(public, opened, told, cohort, opened.facts, 1 / opened.denominator)
+        of_records = public.method.mechanism.spec.unit is Unit.RECORD  # a mean over records, not over clients
+        share = 1.0 if of_records else 1 / opened.denominator
+        yield _observed(public, opened, told, cohort, opened.facts, share)
 
 
 def _may_hold(public: Public, asked: list[str]) -> tuple[str, ...]:
