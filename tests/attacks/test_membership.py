@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from modicum.attacks.membership import shadow
 from modicum.attacks.membership.evidence import auc, clusters, needed, pooled, rate_at, roc
 from modicum.attacks.membership.game import Key, Questions, ask, fairness
 from modicum.attacks.membership.matched import matched
@@ -18,6 +19,7 @@ from modicum.attacks.membership.scores import views
 from modicum.attacks.membership.shadow import halves, likelihood_ratio, lira, lr_mia
 from modicum.core.parts import Batch
 from modicum.errors import UserError
+from modicum.federation.rehearsal import Rehearsal
 from modicum.methods import DpFedAvg, DpSgd, FedAvg
 from tests.attacks.stage import Stage, federation, play
 
@@ -89,6 +91,18 @@ def test_the_matched_filter_reads_sums_too(method: DpFedAvg | DpSgd, tmp_path: P
     stage = play(method, federation(4, 20, side=None, budget=1e6), tmp_path / "a", model="mlp")
     questions, key = played(stage, 60)
     assert auc(*key.split(matched(stage.wire(), questions))).low > 0.5
+
+
+def test_a_shadow_has_the_noise_of_the_run(tmp_path: Path) -> None:
+    """The last published model has seen two rounds of three; the plan of a shadow is for three all the same."""
+    stage = play(DpSgd(batch=None, steps=1), federation(2, 20, side=None, budget=2.0), tmp_path / "a", rounds=3)
+    wire, seen = stage.wire(), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shadow, "Rehearsal", lambda made: seen.append(Rehearsal(made)) or seen[0])
+        shadow.trained_on(wire, wire.public.pool, 0)
+    (played_again,) = seen
+    assert played_again.server.state.round == 2
+    assert played_again.plans["client-00"].releases[0].count == 3
 
 
 def test_a_game_that_records_alone_give_away_is_not_fair(overfitted: Stage) -> None:

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -38,9 +39,10 @@ def anew(_: str, compute: Callable[[], FloatArray]) -> FloatArray:
 
 
 def trained_on(wire: Wire, records: Batch, seed: int) -> Tensor:
-    """The last model of a rehearsal whose clients hold these records, in their own proportions."""
+    """What a rehearsal publishes when the run published its last model, where clients hold these records in their
+    own proportions. Its plan is for all rounds, so that the noise is the run's."""
     rehearsal = Rehearsal(_over(wire, records, seed))
-    for _ in rehearsal.rounds():
+    for _ in islice(rehearsal.rounds(), max(o.round for o in wire.observed)):
         pass
     return rehearsal.model
 
@@ -68,7 +70,6 @@ def _over(wire: Wire, records: Batch, seed: int) -> Experiment:
         model=model,
         seed=seed,
         metrics=(),
-        rounds=max(o.round for o in wire.observed),
         evaluate_every=made.rounds + 1,
         device=str(wire.public.device),
     )
