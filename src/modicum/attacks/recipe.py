@@ -57,8 +57,7 @@ def refuse_unreadable(method: Method) -> None:
             f"steps of {type(optimiser).__name__} are not sums of gradients, and no attack here inverts them: "
             'attack a run with optimiser = "sgd"'
         )
-    if isinstance(getattr(mechanism, "rule", None), PerLayer):
-        raise UserError("no attack here inverts gradients clipped layer by layer: attack another run")
+    _rule(mechanism)
     local = isinstance(getattr(mechanism, "local", None), LocalSteps)
     if not (local or isinstance(mechanism, RecordLocal | RecordSums)):
         raise UserError(
@@ -75,15 +74,24 @@ def recipe_of(public: Public, observed: Observed, sender: str | None = None) -> 
     rate, momentum = optimiser.lr, optimiser.momentum
     if isinstance(mechanism, RecordSums):
         records = sum(public.clients[name].records for name in observed.senders)
-        return Recipe(records, 1, records, rate, 0.0, Clip.RECORDS, mechanism.rule)
+        return Recipe(records, 1, records, rate, 0.0, Clip.RECORDS, _rule(mechanism))
     if isinstance(mechanism, RecordLocal):
         steps = max(1, mechanism.total_steps(facts) // facts.participations)
         batch = mechanism.expected_batch(facts)
-        return Recipe(facts.records, steps, batch, rate, momentum, Clip.RECORDS, mechanism.rule)
+        return Recipe(facts.records, steps, batch, rate, momentum, Clip.RECORDS, _rule(mechanism))
     local = mechanism.local
     clip = Clip.UPDATE if isinstance(mechanism, ClientLevel) else Clip.NOTHING
     steps, batch = local.count(facts.records), min(local.batch, facts.records)
     return Recipe(facts.records, steps, batch, rate, momentum, clip)
+
+
+def _rule(mechanism: Any) -> Flat | Auto:
+    """How a record is clipped."""
+    rule = getattr(mechanism, "rule", Flat())
+    if isinstance(rule, PerLayer):
+        raise UserError("no attack here inverts gradients clipped layer by layer: attack another run")
+    found: Flat | Auto = rule
+    return found
 
 
 def _optimiser(method: Method) -> Any:
