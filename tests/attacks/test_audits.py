@@ -71,9 +71,9 @@ def test_what_is_proved_of_a_sound_mechanism_is_under_its_claim(name: str) -> No
     assert found.canaries >= 100
 
 
-SENDS_NO_GRADIENTS = {"auto-sums", "dp-sgd-layers"} | {
+SENDS_NO_GRADIENTS = {"dp-sgd-layers"} | {
     name for name in METHOD_ROWS if "class-means" in name or (name.endswith("adam") and "nbafl" not in name)
-}  # class sums, which auto takes behind a sum, gradients clipped by layer, steps of Adam released one by one
+}  # class sums, gradients clipped by layer, and steps of Adam that are released one by one
 
 
 @pytest.mark.heavy
