@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -28,26 +30,36 @@ class Stage:
     """A division with the public head as everybody's first model; tensors are shared by all rows."""
 
     federation: Federation
-    start: nn.Module
-    prepared: Prepared
+    start: nn.Module | None  # None where nothing is public
+    prepared: Prepared | None
     steps: int
     seed: int
     device: str
 
 
-def stage(federation: Federation, steps: int, seed: int, device: str) -> Stage:
-    start = public_head(federation.data)
+def stage(federation: Federation, steps: int, seed: int, device: str, kept: Path | None = None) -> Stage:
+    """What all rows of a division share; `kept` is a file for the public head, where it is the same elsewhere."""
+    if not len(federation.data.proxy):
+        return Stage(federation, None, None, steps, seed, device)
+    start = public_head(federation.data, kept)
     plain = spec(OURS, {"way": 1.0, "clip": 1.0}, federation, steps)
     asked = Experiment(federation=federation, method=plain, model=start, rounds=1, seed=seed, device=device)
     return Stage(federation, start, prepare(asked, build_method(asked)), steps, seed, device)
 
 
-def public_head(data: FederatedData) -> nn.Module:
+def public_head(data: FederatedData, kept: Path | None = None) -> nn.Module:
     """A logistic head on the public records, its decay by cross-validation; no private record has a say."""
     linear = nn.Linear(math.prod(data.input_shape), data.classes)
     head = SmallBiasHead(linear, BIAS)
     x, y = torch.from_numpy(data.proxy.x), torch.from_numpy(data.proxy.y)
-    head.load(*(part.float() for part in logistic_head(x, y, data.classes)))
+    if kept is not None and kept.is_file():
+        with np.load(kept) as file:
+            head.load(*(torch.from_numpy(file[name]) for name in ("weight", "bias")))
+        return head
+    weight, bias = (part.float() for part in logistic_head(x, y, data.classes))
+    head.load(weight, bias)
+    if kept is not None:
+        np.savez(kept, weight=weight.numpy(), bias=bias.numpy())
     return head
 
 
@@ -59,7 +71,7 @@ def play(
     asked = Experiment(
         federation=on.federation,
         method=spec(name, chosen, on.federation, on.steps, view),
-        model="logistic" if own else on.start,
+        model="logistic" if own or on.start is None else on.start,
         rounds=rounds or rounds_of(name, on.steps),
         seed=on.seed,
         average=0.0 if own else AVERAGE,
@@ -76,16 +88,19 @@ def play(
 
 def public_alone(on: Stage) -> dict[str, float]:
     """What the first model has without any client."""
-    plain = spec(OURS, {"way": 1.0, "clip": 1.0}, on.federation, on.steps)
-    asked = Experiment(federation=on.federation, method=plain, model=on.start, rounds=1, device=on.device)
-    return evaluate(Rehearsal(asked, on.prepared).backend, on.prepared.first, on.prepared.test)
+    assert on.start is not None
+    test = on.federation.data.test
+    with torch.no_grad():
+        told = on.start(torch.from_numpy(test.scaled())).argmax(1)
+    return _judged(told, torch.from_numpy(test.y), on.federation.data.classes)
 
 
 def probe(on: Stage, decay: float = 1e-6, steps: int = 200) -> dict[str, float]:
     """The gate: a linear head on all clients' records together, without any privacy."""
     data = on.federation.data
-    x, y = (torch.cat(parts) for parts in zip(*((b.x, b.targets["y"]) for b in on.prepared.records), strict=True))
-    head = nn.Linear(x.shape[1], data.classes).to(x.device)
+    x = torch.cat([torch.from_numpy(c.train.scaled()) for c in data.clients]).flatten(1).to(on.device)
+    y = torch.cat([torch.from_numpy(c.train.y) for c in data.clients]).to(on.device)
+    head = nn.Linear(x.shape[1], data.classes).to(on.device)
     nn.init.zeros_(head.weight)
     optimiser = torch.optim.LBFGS(
         head.parameters(), max_iter=steps, history_size=10, line_search_fn="strong_wolfe"
@@ -99,9 +114,10 @@ def probe(on: Stage, decay: float = 1e-6, steps: int = 200) -> dict[str, float]:
 
     optimiser.step(loss)  # type: ignore[no-untyped-call]
     with torch.no_grad():
-        told = head(on.prepared.test.x).argmax(1).cpu()
-    truth = on.prepared.test.targets["y"].cpu()
-    return {
-        "accuracy": (told == truth).double().mean().item(),
-        "macro_f1": macro_f1(told, truth, data.classes),
-    }
+        told = head(torch.from_numpy(data.test.scaled()).flatten(1).to(on.device)).argmax(1).cpu()
+    return _judged(told, torch.from_numpy(data.test.y), data.classes)
+
+
+def _judged(told: torch.Tensor, truth: torch.Tensor, classes: int) -> dict[str, float]:
+    right = (told == truth).double().mean().item()
+    return {"accuracy": right, "macro_f1": macro_f1(told, truth, classes)}

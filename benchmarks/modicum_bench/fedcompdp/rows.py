@@ -41,8 +41,13 @@ GATE, PUBLIC, AS_PRINTED = "linear head without privacy", "public records alone"
 FAITHFUL: Settings = {"mode": "faithful", "lr": 0.01, "clip": 1.0, "batch": 64, "epochs": 1}
 
 
-def names(view: str, seed: int) -> list[str]:
-    """The rows of a view: in a sum there is no CRA, and the methods that refuse it are left out."""
+def names(view: str, seed: int, scratch: bool = False) -> list[str]:
+    """The rows of a view: in a sum there is no CRA, and the methods that refuse it are left out.
+
+    From scratch, where nothing is public that settings could be chosen on, only the method that has none.
+    """
+    if scratch:
+        return [AUTO, GATE] if view == MESSAGES else [AUTO]
     rows = [*TABLE_I, AUTO, *TABLE_II]
     if view == SUM:
         return [row for row in rows if row not in ALONE]

@@ -30,9 +30,9 @@ from modicum_bench.fedcompdp.rows import (
     names,
     tuned,
 )
-from modicum_bench.fedcompdp.tasks import PAPER, QUICK, Task, private, stand_in
+from modicum_bench.fedcompdp.tasks import PAPER, QUICK, SCRATCH, Task, private, stand_in
 
-STAGES = ("choose", "test", "report")
+STAGES = ("choose", "test", "scratch", "report")
 SEEDS, STEPS = {"quick": 1, "paper": 3}, {"quick": 10, "paper": 100}
 STAND_INS = 3
 CERTIFIED = 40.0  # the largest ε, about, that is certified of integer noise, as sums have it
@@ -64,6 +64,8 @@ def bench(
         if not (out / "settings.json").is_file():
             raise UserError("settings are chosen before the test is opened: run the stage choose first")
         _test(tasks, SEEDS[preset], STEPS[preset], out, backbones, device, workers, say)
+    if "scratch" in stages and preset == "paper":
+        _test(SCRATCH, SEEDS[preset], STEPS[preset], out, backbones, device, workers, say)
     text = tables(out)
     (out / "results.md").write_text(text, encoding="utf-8")
     if "report" in stages:
@@ -130,18 +132,24 @@ def _test(
     say: Say,
 ) -> None:
     """Some rows of a division at a time, so that many can work at once; what is stored is not played again."""
-    chosen = json.loads((out / "settings.json").read_text())
+    stored = out / "settings.json"
+    chosen = json.loads(stored.read_text()) if stored.is_file() else {}
     path = out / "results.jsonl"
     done = {(r["task"], r["seed"], r["view"], r["row"]) for r in _lines(path)}
     jobs: list[Job] = []
     for seed in range(seeds):
         for task in tasks:
-            left = [(v, n) for v in VIEWS for n in names(v, seed) if (task.key, seed, v, n) not in done]
+            rows = [(view, name) for view in VIEWS for name in names(view, seed, task.scratch)]
+            left = [row for row in rows if (task.key, seed, *row) not in done]
             parts = [left[i : i + AT_ONCE] for i in range(0, len(left), AT_ONCE)]
-            jobs += [(task, backbones, chosen[task.name], seed, steps, device, part) for part in parts]
-    for rows in _all(jobs, _cells, workers):
-        _append(path, rows)
-        say(f"{rows[0]['task']}, seed {rows[0]['seed']}: {len(rows)} rows")
+            jobs += [
+                (task, backbones, chosen.get(task.name, {}), seed, steps, device, out, part) for part in parts
+            ]
+    for task in {t.name: t for t in tasks if not t.scratch and jobs}.values():
+        stage(private(task, backbones, 0), steps, 0, "cpu", _head(out, task))  # the same in every draw
+    for played in _all(jobs, _cells, workers):
+        _append(path, played)
+        say(f"{played[0]['task']}, seed {played[0]['seed']}: {len(played)} rows")
 
 
 def _cells(
@@ -151,11 +159,12 @@ def _cells(
     seed: int,
     steps: int,
     device: str,
+    out: Path,
     rows: list[tuple[str, str]],
 ) -> list[dict[str, Any]]:
     """Some rows of the tables on one division."""
     torch.set_num_threads(1)
-    on = _whole(task, backbones, steps, seed, device)
+    on = _whole(task, backbones, steps, seed, device, out)
 
     def found(view: str, name: str) -> dict[str, Any]:
         if name == GATE:
@@ -173,8 +182,12 @@ def _cells(
 
 
 @lru_cache(maxsize=1)
-def _whole(task: Task, backbones: Path, steps: int, seed: int, device: str) -> Stage:
-    return stage(private(task, backbones, seed), steps, seed, device)
+def _whole(task: Task, backbones: Path, steps: int, seed: int, device: str, out: Path) -> Stage:
+    return stage(private(task, backbones, seed), steps, seed, device, _head(out, task))
+
+
+def _head(out: Path, task: Task) -> Path:
+    return out / f"public-head-{task.name}.npz"
 
 
 def _append(path: Path, rows: list[dict[str, Any]]) -> None:

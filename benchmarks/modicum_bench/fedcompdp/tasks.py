@@ -23,6 +23,7 @@ from modicum.privacy.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.spec import PrivacySpec, Unit
+from modicum_bench.fedcompdp.hog import hand_made
 from modicum_bench.fedcompdp.pack import packed_file, unpack
 
 CLIENTS, BUDGET = 10, 8.0
@@ -43,10 +44,11 @@ class Task:
     size: int | None = None  # of those directions
     power: float = 0.0  # of the public spread that coordinates are divided by
     proxy: float = 0.05  # share of the training records that is public
+    scratch: bool = False  # hand-made features and no public record at all
 
     @property
     def key(self) -> str:
-        return f"{self.name} {self.partition}"
+        return f"{self.name} {self.partition}{', nothing public' if self.scratch else ''}"
 
 
 def _cifar(partition: str) -> Task:
@@ -57,7 +59,12 @@ def _svhn(partition: str) -> Task:
     return Task("svhn", partition, ("house-numbers.npz",), power=1.0)
 
 
+def _scratch(name: str) -> Task:
+    return Task(name, "dirichlet:0.3", proxy=0.0, scratch=True)
+
+
 PAPER = tuple(make(f"dirichlet:{alpha}") for alpha in (0.3, 0.1) for make in (_cifar, _svhn))
+SCRATCH = tuple(_scratch(name) for name in ("cifar-10", "svhn"))
 QUICK = (Task("digits", "dirichlet:0.3", power=0.5, proxy=0.4),)
 
 
@@ -109,6 +116,8 @@ def private(task: Task, folder: Path, seed: int) -> Federation:
     """The task: some training records are public, four fifths of them to learn from and one to judge by."""
     whole, public = parted(task, folder)
     data = federate(whole, clients=CLIENTS, partition=task.partition, seed=seed)
+    if task.scratch:
+        return Federation(data, assign_budgets(BUDGET, CLIENTS))
     judged = len(public) // FOLDS
     known = _with_public(data, public.take(slice(judged, None)), public.take(slice(0, judged)))
     return Federation(scaled(known, public, task.power), assign_budgets(BUDGET, CLIENTS))
@@ -133,6 +142,8 @@ def stand_in(task: Task, folder: Path, fold: int, releases: int, most: float = m
 
 def records_of(task: Task, folder: Path) -> Dataset:
     """All of the task's features."""
+    if task.scratch:
+        return featured(load(task.name), hand_made(), data_folder() / "features")
     return records(task.name, task.backbones, task.rotate, task.size, folder)
 
 
