@@ -179,11 +179,12 @@ def scaled(data: FederatedData, public: Arrays, power: float) -> FederatedData:
     about = {"kind": "standardised", "records": len(x), "source": data.proxy_name, "classes": data.proxy_classes}
     flat = np.zeros(x.shape[1], np.float32)
     bare = Geometry(x.mean(0).astype(np.float32), matrix, flat, flat, about)
-    return replace(bare, **_spreads(bare.apply(public))).over(data)
+    between, within = _spreads(bare.apply(public))
+    return replace(bare, between=between, within=within).over(data)
 
 
-def _spreads(public: Arrays) -> dict[str, npt.NDArray[np.float32]]:
+def _spreads(public: Arrays) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Variances of class means and inside classes, of public records of length 1."""
     means = np.stack([public.x[public.y == label].mean(0) for label in np.unique(public.y)])
     within = (public.x - means[np.searchsorted(np.unique(public.y), public.y)]).var(0)
-    return {"between": means.var(0).astype(np.float32), "within": within.astype(np.float32)}
+    return means.var(0).astype(np.float32), within.astype(np.float32)
