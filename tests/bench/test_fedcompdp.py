@@ -98,6 +98,15 @@ def test_ablations_are_other_methods(tmp_path: Path) -> None:
     assert len(behind) == 5  # the whole without CRA, a fixed bound, a median, no threshold, none of them
 
 
+def test_no_step_is_longer_than_public_records_bear(tmp_path: Path) -> None:
+    true = private(TASK, tmp_path, seed=0)
+    short, long = (spec("FedSA", {"way": way, "clip": 0.5}, true, 100) for way in (1.0, 1e9))
+    assert short.lr == pytest.approx(sum(true.data.sizes) ** 0.5 / 50)  # type: ignore[attr-defined]
+    x = np.concatenate([true.data.proxy.x, true.data.proxy_validation.x])
+    curvature = 0.35 * np.linalg.eigvalsh(x.T @ x / len(x))[-1]
+    assert long.lr * 0.5 * curvature == pytest.approx(2.0, rel=1e-4)  # type: ignore[attr-defined]
+
+
 def test_a_row_is_played_at_its_budget(tmp_path: Path) -> None:
     on = stage(private(TASK, tmp_path, 0), 4, 0, "cpu")
     for view in VIEWS:

@@ -7,6 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from modicum.aggregation.paced import STEEPEST
 from modicum.core.setting import MethodSpec
 from modicum.federation.experiment import Federation
 from modicum.methods import method
@@ -64,11 +67,17 @@ def rounds_of(name: str, steps: int) -> int:
     return steps // int(TABLE_I[name][1].get("steps", 1)) if name in TABLE_I else steps
 
 
+def longest_step(federation: Federation) -> float:
+    """2 over the curvature along the strongest direction of public records: beyond it descent grows (times C)."""
+    x = np.concatenate([federation.data.proxy.x, federation.data.proxy_validation.x]).astype(np.float64)
+    return float(2 / (STEEPEST * np.linalg.norm(x, 2) ** 2 / len(x)))
+
+
 def spec(name: str, chosen: Settings, federation: Federation, steps: int, view: str = MESSAGES) -> MethodSpec:
     """The row with these settings.
 
     `way` is the length of all steps together, were every record's gradient clipped and alike, over √n: so much
-    shorter is what sampling leaves of the mean of n gradients.
+    shorter is what sampling leaves of the mean of n gradients. No step is longer than `longest_step`.
     """
     if name == AUTO:
         return method("auto", view=view)
@@ -77,7 +86,8 @@ def spec(name: str, chosen: Settings, federation: Federation, steps: int, view: 
     kind, settings = TABLE_I.get(name, ("fedcompdp", TABLE_II.get(name, {})))
     clip, way = chosen["clip"], chosen["way"]
     own: Settings = {"steps": 1, **settings, "view": view, "clip": clip}
-    own["lr"] = way * math.sqrt(sum(federation.data.sizes)) / (clip * steps)
+    step = way * math.sqrt(sum(federation.data.sizes)) / steps
+    own["lr"] = min(step, longest_step(federation)) / clip
     if kind == "fedacg":  # lookahead multiplies the way by 1/(1 − λ): the same steps in all
         own["lr"] *= 1 - LOOK
     if view == SUM:
