@@ -174,7 +174,7 @@ def fedcompdp(
         help="quick: embedded digits, a minute; paper: CIFAR-10 and SVHN, public features.",
     ),
     stages: str = typer.Option(
-        "choose,test,report", "--stages", help="Some of choose, test, report, by commas; what is stored is kept."
+        "choose,test,scratch,report", "--stages", help="Some of choose, test, scratch, report, by commas."
     ),
     backbones: Path = typer.Option(Path("backbones"), "--backbones", help="Folder of backbones' weights."),
     out: Path = typer.Option(Path("runs/fedcompdp"), "--out", help="Folder for settings and results."),
