@@ -53,4 +53,5 @@ def _hog(images: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     blocks /= np.linalg.norm(blocks, axis=-1, keepdims=True) + 0.02
     flat = blocks.reshape(n, -1)
     # A record's own mean: without it all records point one way, and steps must be short along it.
-    return flat - flat.mean(1, keepdims=True)
+    centred: npt.NDArray[np.float32] = flat - flat.mean(1, keepdims=True)
+    return centred
