@@ -68,7 +68,7 @@ def test_the_encoder_has_the_size_that_the_paper_states() -> None:
     assert count == 99_968
 
 
-def test_the_twin_equals_transformers() -> None:
+def test_the_twin_equals_transformers_and_reads_its_folders(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     for shape in (Shape(), Shape(hidden=128, inner=512)):
         config = transformers.BertConfig(
@@ -87,6 +87,10 @@ def test_the_twin_equals_transformers() -> None:
         with torch.no_grad():
             a = theirs(inputs_embeds=x, attention_mask=mask).last_hidden_state[:, 0]
         torch.testing.assert_close(encode(weights, x, mask, shape)[:, 0], a, atol=1e-5, rtol=1e-5)
+        theirs.save_pretrained(tmp_path / str(shape.hidden))
+        back, found = read_folder(tmp_path / str(shape.hidden))
+        assert found == shape
+        assert bert.fingerprint(back) == bert.fingerprint(weights)
 
 
 def test_a_folder_of_another_kind_is_refused_in_one_line(tmp_path: Path) -> None:
