@@ -48,7 +48,7 @@ def test_all_variants_can_be_made() -> None:
 
 @pytest.mark.parametrize("name", REGIMES)
 def test_regimes_are_a_function_of_their_seed(name: str) -> None:
-    one, two, other = regime(name), regime(name), regime(name, seed=1)
+    one, two, other = regime(name), regime(name), regime(name, seed=2)
     assert np.array_equal(one.train.x, two.train.x)
     assert not np.array_equal(one.train.x, other.train.x)
 

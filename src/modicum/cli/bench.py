@@ -202,12 +202,12 @@ def fedmap(
 ) -> None:
     """FedMAP's tables 3 and 4 and figure 3, beside the null models that a learned policy has to beat."""
     from modicum_bench.fedmap.cells import TASKS
-    from modicum_bench.fedmap.run import PRINTED
+    from modicum_bench.fedmap.run import OTHERS
     from modicum_bench.fedmap.run import bench as run
 
     for task in only:
-        if task not in (*TASKS, *PRINTED):
-            raise UserError(f"unknown task {task!r}: use {', '.join((*TASKS, *PRINTED))}")
+        if task not in (*TASKS, *OTHERS):
+            raise UserError(f"unknown task {task!r}: use {', '.join((*TASKS, *OTHERS))}")
     typer.echo(
         run(
             str(preset),
