@@ -22,6 +22,7 @@ class Task:
     budgets: dict[float, float]  # by participation
     printed: dict[float, float]
     clients: int = CLIENTS
+    proxy: float = PROXY  # share of public records
 
 
 TASKS = {
@@ -46,8 +47,8 @@ TASKS = {
         {0.1: 2.23, 0.2: 10.38, 0.3: 27.64},
         {0.1: 0.4016, 0.2: 0.4813, 0.3: 0.4926},
     ),
-    "digits": Task("digits", "logistic", 20, {0.5: 2.0}, {}, clients=10),
-    **{name: Task(name, "logistic", 20, {0.5: e}, {}, clients=10) for name, e in REGIMES.items()},
+    "digits": Task("digits", "logistic", 20, {0.5: 2.0}, {}, clients=10, proxy=0.2),
+    **{name: Task(name, "logistic", 20, {0.5: e}, {}, clients=10, proxy=0.2) for name, e in REGIMES.items()},
 }
 
 for _name, _kind in (("fashion-mnist", "hog"), ("svhn", "hog"), ("cifar-10", "features")):  # rivals

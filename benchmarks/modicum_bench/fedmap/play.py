@@ -17,7 +17,7 @@ from modicum.federation.experiment import Experiment, Federation, Prepared, prep
 from modicum.federation.rehearsal import Rehearsal
 from modicum.public.rehearsed.grid import gradient_scale
 from modicum.public.rehearsed.metanet import Schedule, fit_metanet, stand_in
-from modicum_bench.fedmap.cells import ALPHA, LARGE, PROXY, TASKS, TRAINED, Cell, Choice, method
+from modicum_bench.fedmap.cells import ALPHA, LARGE, TASKS, TRAINED, Cell, Choice, method
 from modicum_bench.fedmap.networks import NETWORKS
 from modicum_bench.fedmap.networks import network as network_of
 
@@ -38,8 +38,8 @@ def grid(task: str, participation: float) -> tuple[Choice, ...]:
 class Bench:
     """Keeps data that several cells share, and writes each result as it comes."""
 
-    def __init__(self, load: Loader, out: Path, device: str = "cpu", proxy: float = PROXY) -> None:
-        self.load, self.out, self.device, self.proxy = load, out, device, proxy
+    def __init__(self, load: Loader, out: Path, device: str = "cpu") -> None:
+        self.load, self.out, self.device = load, out, device
         self._sets: dict[str, Dataset] = {}
         self._federations: dict[tuple[str, float, int], Federation] = {}
         self._prepared: tuple[tuple[str, int], Prepared] | None = None
@@ -51,10 +51,8 @@ class Bench:
             self._sets[task] = self.load(task)
         key = (task, budget, seed)
         if key not in self._federations:
-            clients = TASKS[task].clients
-            data = federate(
-                self._sets[task], clients=clients, partition=Dirichlet(ALPHA), seed=seed, proxy=self.proxy
-            )
+            clients, proxy = TASKS[task].clients, TASKS[task].proxy
+            data = federate(self._sets[task], clients=clients, partition=Dirichlet(ALPHA), seed=seed, proxy=proxy)
             self._federations = {key: Federation(data, assign_budgets(budget, clients, seed))}
         return self._federations[key]
 
@@ -82,10 +80,13 @@ class Bench:
         return replace(choice, clip=choice.share * self._scale[cell.task])
 
     def tuned(self, task: str, participation: float, variant: str = "fixed") -> Choice:
-        """The choice with which a variant is best on stand-ins of public records."""
-        found = [self.tried(task, participation, choice, variant) for choice in grid(task, participation)]
-        self._write(f"choice {task} {participation:g} {variant}", {"tried": [(a, asdict(c)) for a, c in found]})
-        return max(found, key=lambda f: f[0])[1]
+        """The choice with which a variant is best on stand-ins of public records; kept in a file."""
+        name = f"choice {task} {participation:g} {variant}"
+        if not self._path(name).exists():
+            found = [self.tried(task, participation, choice, variant) for choice in grid(task, participation)]
+            self._write(name, {"tried": [(a, asdict(c)) for a, c in found]})
+        tried = json.loads(self._path(name).read_text())["tried"]
+        return Choice(**max(tried, key=lambda t: t[0])[1])
 
     def tried(self, task: str, participation: float, choice: Choice, variant: str) -> tuple[float, Choice]:
         """Accuracy of one choice there, and the choice with its bound."""
@@ -95,13 +96,15 @@ class Bench:
         return float(list(run.rounds())[-1].simulated["test_accuracy"]), choice
 
     def fitted(self, task: str, participation: float, body: str, choice: Choice, schedule: Schedule) -> Path:
-        """A network trained on public records of this task."""
-        variant = "mlp" if body == "mlp" else "metanet"
-        path = self.out / f"{task}-{participation:g}-{body}.npz"
+        """A network trained on public records of this task, from its file where there is one."""
+        variant, name = "mlp" if body == "mlp" else "metanet", f"network {task} {participation:g} {body}"
+        path = self._path(name).with_suffix(".npz")
+        if self._path(name).exists():
+            return path
         made = self.experiment(Cell(task, participation, variant, 0), choice)
         fit = fit_metanet(made, replace(schedule, body="mlp" if body == "mlp" else "bert"), path)
         figures = {"gains": fit.gains, "losses": fit.losses, "decisions": fit.decisions}
-        self._write(f"network {task} {participation:g} {body}", figures)
+        self._write(name, figures)
         return path
 
     def played(self, cell: Cell, choice: Choice, network: str | None = None) -> dict[str, Any]:

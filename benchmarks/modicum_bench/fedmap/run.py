@@ -1,4 +1,4 @@
-"""`modicum bench fedmap`: Tables 3 and 4, Fig. 3 and the null models; quick on digits and constructed regimes."""
+"""`modicum bench fedmap`: Tables 3 and 4, Fig. 3 and the null models; quick on digits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from modicum.data import load
 from modicum.data.arrays import Dataset
 from modicum.public.rehearsed.metanet import Schedule
-from modicum_bench.fedmap.cells import LARGE, PROXY, TASKS, TRAINED, VARIANTS, Cell
+from modicum_bench.fedmap.cells import LARGE, TASKS, TRAINED, VARIANTS, Cell
 from modicum_bench.fedmap.cost import measured
 from modicum_bench.fedmap.play import Bench
 from modicum_bench.fedmap.printed import Printed
@@ -16,11 +16,12 @@ from modicum_bench.fedmap.regimes import REGIMES, regime
 from modicum_bench.fedmap.report import differences, read, table
 from modicum_bench.fedmap.rivals import loader
 
-QUICK = ("digits", *REGIMES)
+QUICK = ("digits",)
 PAPER = (
     *("fashion-mnist", "cifar-10", "svhn", "fashion-mnist hog", "svhn hog", "cifar-10 features"),
-    *(f"cifar-10 {LARGE}", f"svhn {LARGE}"),
+    *(f"cifar-10 {LARGE}", f"svhn {LARGE}", *REGIMES),
 )
+SEEDS = {"quick": 3, "paper": 10}
 TABLE, FIGURE, COST = "table 3", "fig 3", "cost"
 OTHERS = (TABLE, FIGURE, COST)  # what is no cell of Table 4
 CONSTANT, NO_NETWORK = "fixed", "auto-s"  # the latter alone stands for rivals on fixed features and for ResNet-18
@@ -32,26 +33,26 @@ def bench(
     out: Path,
     *,
     only: Sequence[str] = (),
-    seeds: int = 10,
+    seeds: int | None = None,
     data_dir: Path | None = None,
     backbone: Path | None = None,
     device: str = "cpu",
     say: Callable[[str], None] = print,
 ) -> str:
-    """Plays what is missing in `out` and gives all tables."""
+    """Plays what is missing in `out`, and gives all tables, which it writes there as `tables.md` too."""
 
     def loaded(name: str) -> Dataset:
         return regime(name) if name in REGIMES else load(name, None if data_dir is None else str(data_dir))
 
     cache = out / "features"
-    made = Bench(loader(loaded, backbone, cache), out, device, proxy=0.2 if preset == "quick" else PROXY)
+    made = Bench(loader(loaded, backbone, cache), out, device)
     wanted = tuple(only) or ((*QUICK, *OTHERS) if preset == "quick" else (*PAPER, *OTHERS))
     for task in wanted:
         if task.endswith(" features") and backbone is None:
             say(f"{task}: give a public backbone with --backbone; left out")
         elif task not in OTHERS:
             for participation in TASKS[task].budgets:
-                _play(made, task, participation, seeds, say)
+                _play(made, task, participation, seeds or SEEDS[preset], say)
     results = read(out)
     parts = []
     for task in dict.fromkeys(str(r["task"]) for r in results):
@@ -65,21 +66,21 @@ def bench(
         parts += [f"### Fig. 3: {out / 'figure-3.png'}", old.figure(out / "figure-3.png")]
     if COST in wanted:
         parts += ["### Cost", measured()]
-    return "\n\n".join(parts)
+    text = "\n\n".join(parts)
+    (out / "tables.md").write_text(text + "\n")
+    return text
 
 
 def _play(made: Bench, task: str, participation: float, seeds: int, say: Callable[[str], None]) -> None:
-    rival = " " in task and not task.endswith(LARGE)
-    alone = [NO_NETWORK] if " " in task else list(VARIANTS)
+    single = " " in task  # a rival, or ResNet-18
     choices = {variant: made.tuned(task, participation, variant) for variant in (CONSTANT, NO_NETWORK)}
     say(f"{task}, participation {participation:g}: {choices}")
     networks = {}
-    if not rival and not task.endswith(LARGE):
-        bodies = sorted(set(TRAINED.values()))
-        choice = choices[CONSTANT]
-        networks = {body: str(made.fitted(task, participation, body, choice, SCHEDULE)) for body in bodies}
+    if not single:
+        for body in sorted(set(TRAINED.values())):
+            networks[body] = str(made.fitted(task, participation, body, choices[CONSTANT], SCHEDULE))
     for seed in range(1 if task.endswith(LARGE) else seeds):
-        for variant in alone:
+        for variant in [NO_NETWORK] if single else VARIANTS:
             network = networks.get(TRAINED.get(variant, ""))
             choice = choices.get(variant, choices[CONSTANT])
             found = made.played(Cell(task, participation, variant, seed), choice, network)
