@@ -194,9 +194,8 @@ def draw_curves(curves: Mapping[str, Sequence[Sequence[float]]], path: Path) -> 
         columns = list(zip(*own, strict=True))
         rounds = range(1, len(columns) + 1)
         axes.plot(rounds, [sum(c) / len(c) for c in columns], color=colours[name], label=name)
-        axes.fill_between(
-            rounds, *zip(*((min(c), max(c)) for c in columns), strict=True), color=colours[name], alpha=0.15
-        )
+        low, high = [min(c) for c in columns], [max(c) for c in columns]
+        axes.fill_between(rounds, low, high, color=colours[name], alpha=0.15)
     axes.set(xlabel="round", ylabel="test accuracy", ylim=(0, 1))
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, ncols=2, fontsize=9)
