@@ -140,7 +140,11 @@ def attacks(
     ),
     out: Path = typer.Option(Path("runs/attacks"), "--out", help="Folder for results; what is there is kept."),
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder of dataset files."),
-    device: Device = typer.Option(Device.CPU, "--device", help="Where inversions are computed."),
+    device: Device = typer.Option(Device.CPU, "--device", help="Where attacks are computed."),
+    tables: str = typer.Option(
+        "reconstruction,noise,membership,resnet18", "--tables", help="Some of these, by commas."
+    ),
+    workers: int = typer.Option(1, "--workers", help="Processes that share the cells."),
     seconds: float = typer.Option(1e6, "--seconds", help="Begin nothing after so long."),
 ) -> None:
     """Reconstruction and membership on every method's messages, with floors and ceilings."""
@@ -151,6 +155,8 @@ def attacks(
         text = run(
             str(preset),
             out,
+            tables=[name.strip() for name in tables.split(",")],
+            workers=workers,
             only=only,
             data_dir=data_dir,
             device=str(device),
@@ -168,7 +174,7 @@ def fedcompdp(
         help="quick: embedded digits, a minute; paper: CIFAR-10 and SVHN, public features.",
     ),
     stages: str = typer.Option(
-        "choose,test,report", "--stages", help="Some of choose, test, report, by commas; what is stored is kept."
+        "choose,test,scratch,report", "--stages", help="Some of choose, test, scratch, report, by commas."
     ),
     backbones: Path = typer.Option(Path("backbones"), "--backbones", help="Folder of backbones' weights."),
     out: Path = typer.Option(Path("runs/fedcompdp"), "--out", help="Folder for settings and results."),
