@@ -83,6 +83,7 @@ class Answer:
 
     body: bytes = b""
     refused: Code | None = None
+    seconds: float | None = None  # until it came, by the clock of who asked; None where nobody measured
 
     def json(self) -> dict[str, Any]:
         """The body as an object."""
