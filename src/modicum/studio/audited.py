@@ -44,7 +44,15 @@ def audit_run(catalogue: Catalogue, id: str) -> dict[str, Any]:
 
 
 def audit(files: RunFolder) -> dict[str, Any]:
-    """A folder that holds a certificate, a ledger, or both."""
+    """A folder that holds a certificate, a ledger, or both. Where it lies for the moment is nobody's business."""
+    try:
+        return _audit(files)
+    except UserError as error:
+        said = str(error).replace(f"{files.path}{os.sep}", "").replace(str(files.path), "the folder")
+        raise UserError(said) from None
+
+
+def _audit(files: RunFolder) -> dict[str, Any]:
     certificate = Certificate.read(files.certificate) if files.certificate.exists() else None
     if certificate is None and not files.ledger.exists():
         raise UserError("there is neither a certificate nor a ledger to check: drop a run folder or its two files")
@@ -116,8 +124,7 @@ def _verify(files: RunFolder, *, alone: bool) -> dict[str, Any]:
         raise UserError(f"the verification took more than {PATIENCE:.0f} s: use modicum verify") from None
     if ran.returncode not in (0, 1):
         said = ran.stderr.decode(errors="replace").strip().splitlines()
-        last = said[-1].removeprefix("modicum: ") if said else "it ended without a word"
-        raise UserError(last.replace(f"{files.path}{os.sep}", "").replace(str(files.path), "the folder"))
+        raise UserError(said[-1].removeprefix("modicum: ") if said else "the verification ended without a word")
     value: dict[str, Any] = json.loads(ran.stdout)
     return value
 
