@@ -31,8 +31,8 @@ def run_page(
         [
             _lead(summary),
             _simulated([summary]),
-            "<h2>Result</h2>" + _table([summary]),
             drawn(run_data(summary, certificate, records), "runReport", picture_part(picture)),
+            "<h2>Result</h2>" + _table([summary]),
             "<h2>What is guaranteed</h2>" + _guarantees(certificate),
             _audit(certificate),
             "<h2>What was paid</h2>" + _paid(summary, records),
@@ -61,8 +61,9 @@ def comparison_page(
 ) -> str:
     """Several runs side by side; `lines` are closing remarks, such as what was verified."""
     remarks = "".join(f"<p>{escape(line)}</p>" for line in lines)
-    charts = drawn(bands_of(records), "compareCharts", picture_part(picture))
-    return page(title, [_simulated(summaries), _table(summaries), charts, remarks])
+    unclipped = [summary.method for summary in summaries if summary.bound is None]
+    charts = drawn(bands_of(records, unclipped), "compareCharts", picture_part(picture))
+    return page(title, [_simulated(summaries), charts, _table(summaries), remarks])
 
 
 def _lead(summary: Summary) -> str:
@@ -107,8 +108,8 @@ def _table(summaries: Sequence[Summary]) -> str:
     )
     return (
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-        f'<p class="quiet">{simulated if seen else ""}ε certified is min / median / max where clients of a group '
-        "differ.</p>"
+        f'<p class="note-line">{simulated if seen else ""}ε certified is min / median / max where clients of a '
+        "group differ.</p>"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -111,8 +111,10 @@ class RunView:
         }
 
 
-def bands_of(runs: Mapping[str, Sequence[Sequence[RoundRecord]]]) -> list[dict[str, Any]]:
-    """Every label's mean and range over seeds by round, in the label's colour."""
+def bands_of(
+    runs: Mapping[str, Sequence[Sequence[RoundRecord]]], unclipped: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """Every label's mean and range over seeds by round, in the label's colour; `unclipped` have no bound."""
     colours = colours_of(list(runs))
     return [
         {
@@ -120,7 +122,9 @@ def bands_of(runs: Mapping[str, Sequence[Sequence[RoundRecord]]]) -> list[dict[s
             "colour": colours[label],
             "seeds": len(seeds),
             "curves": {
-                name: curves.band([curve(records) for records in seeds]) for name, curve in curves.CURVES.items()
+                name: curves.band([curve(records) for records in seeds])
+                for name, curve in curves.CURVES.items()
+                if name != "bound" or label not in unclipped
             },
         }
         for label, seeds in runs.items()

@@ -30,7 +30,8 @@ def compare(catalogue: Catalogue, ids: Sequence[str]) -> dict[str, Any]:
             records.setdefault(labels[found.id], []).append(read_records(found.files.metrics))
     rows = [row for found in runs if (row := _row(found, labels[found.id])) is not None]
     lines = Comparison(catalogue.root, tuple(rows)).to_dict()["lines"] if rows else []
-    return {"lines": bands_of(records), "table": lines, "reference": rows[0]["variant"] if rows else ""}
+    unclipped = {row["label"] for row in rows if not row["clipped"]}
+    return {"lines": bands_of(records, unclipped), "table": lines, "reference": rows[0]["variant"] if rows else ""}
 
 
 def label(runs: Sequence[Found]) -> dict[str, str]:
@@ -70,6 +71,7 @@ def _row(found: Found, label: str) -> dict[str, Any] | None:
             "epsilon": None if None in certified else max(certified),
             "rounds": summary["rounds"],
             "simulation": bool(summary["simulation"]),
+            "clipped": any(group["bound"] is not None for group in summary["groups"]),
             "folder": found.name,
         }
     except (KeyError, TypeError, ValueError):
