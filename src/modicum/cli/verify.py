@@ -94,7 +94,7 @@ def _of_the_claim(outcome: Verification) -> list[str]:
 
 def _some(clients: list[str], every: int) -> str:
     if len(clients) == every:
-        return f"all {every} clients"
+        return "the only client" if every == 1 else f"all {every} clients"
     return f"{len(clients)} of {every} clients: {', '.join(clients[:5])}{', …' if len(clients) > 5 else ''}"
 
 
@@ -104,7 +104,7 @@ def _verdict(outcome: Verification) -> str:
         wrong = sum(not check.matches for check in outcome.clients)
         return f"Mismatch: {wrong} of {every} clients, {len(outcome.problems)} for the whole file."
     if outcome.certificate:
-        return f"Match: the certificate follows from the ledger for all {every} clients."
+        return f"Match: the certificate follows from the ledger for {_some([''] * every, every)}."
     return "Match: the ledger is sound. No certificate was given to compare it with."
 
 
