@@ -39,10 +39,8 @@ def address(folder: Path) -> Iterator[str]:
 
 def row(page: Page, name: str) -> str:
     """The address part of a run in the list."""
-    script = (
-        "return [...document.querySelectorAll('a.row')].find((a) => a.textContent.includes(arguments[0])).hash"
-    )
-    return str(page.js(script, name))
+    found = "[...document.querySelectorAll('a.row')].find((a) => a.textContent.includes(arguments[0]))"
+    return str(page.js(f"return {found}.hash", name))
 
 
 def test_watch_draws_reads_by_keys_and_takes_no_name_for_markup(page: Page, address: str) -> None:
@@ -114,6 +112,7 @@ def test_plan_answers_and_hands_out_a_file(page: Page, address: str) -> None:
     assert [said for said in page.complaints() if "status of 400" not in said] == []
 
 
+@pytest.mark.usefixtures("here")
 def test_audit_of_dropped_files_fits_on_one_sheet(page: Page, address: str, folder: Path) -> None:
     page.size(1280)
     page.go(address + "#audit")

@@ -14,7 +14,6 @@ from modicum.privacy.ledger import Ledger
 from modicum.privacy.lifetime import Filter, Lifetime
 from modicum.privacy.spec import Adjacency, Unit
 from modicum.privacy.spending import Identity
-from modicum.privacy.verify import verify
 from modicum.studio import audited
 from modicum.studio.catalogue import Catalogue
 from modicum.studio.watching import Watching
@@ -132,16 +131,6 @@ def drop(client: Client, folder: Path, *names: str, status: int = 200) -> dict[s
 
 
 BOTH = ("certificate.json", "ledger.sqlite")
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verify in this process; the test of traces above has one of its own, as users do."""
-
-    def in_process(files: RunFolder, *, alone: bool) -> dict[str, object]:
-        return verify(files.ledger if alone else files.path).to_dict()
-
-    monkeypatch.setattr(audited, "_verify", in_process)
 
 
 @pytest.mark.usefixtures("here")

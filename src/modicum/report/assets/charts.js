@@ -110,7 +110,7 @@ function logTicks(low, high) {
   const found = [];
   for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++)
     for (const m of [1, 2, 5]) if (m * 10 ** e >= low && m * 10 ** e <= high) found.push(Number((m * 10 ** e).toPrecision(3)));
-  return found.length > 7 ? found.filter((v) => Math.abs(Math.log10(v) % 1) < 1e-9) : found.length ? found : [low, high];
+  return found.length > 7 ? found.filter((v) => Math.abs(Math.log10(v) % 1) < 1e-9) : found.length > 1 ? found : niceTicks(low, high, 4).filter((v) => v >= low && v <= high);
 }
 
 function picture(state, f) {
