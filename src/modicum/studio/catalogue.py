@@ -101,7 +101,8 @@ class Catalogue:
 def describe(found: Found) -> dict[str, Any]:
     """What is known of a run without reading its rounds; a run that is still going has no summary."""
     files = found.files
-    summary, config = read_json(files.summary), read_toml(files.config)
+    summary = read_json(files.summary)
+    config = {} if summary else read_toml(files.config)  # the summary has it all, and is read sooner
     run, data = _table(config, "run"), _table(config, "data")
     method = str(summary.get("method") or _table(config, "method").get("name") or "")
     groups = summary.get("groups")

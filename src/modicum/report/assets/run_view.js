@@ -38,7 +38,7 @@ function panels(run) {
   const { points, about } = run, found = new Map();
   const ground = about.simulation ? "simulated ground truth" : "";
   const add = (key, spec) => { if (spec.series.some((one) => one.points.length)) found.set(key, { ...spec, series: spec.series.filter((one) => one.points.length) }); };
-  add("accuracy", { title: "Accuracy", note: points.some((p) => p.simulated.test_accuracy !== undefined) ? ground : "", y: "percent", zero: true, top: 1, series: accuracies(points, about) });
+  add("accuracy", { title: "Accuracy", note: measured(points, ground), y: "percent", zero: true, top: 1, series: accuracies(points, about) });
   add("loss", { title: "Loss", y: "number", zero: true, series: [
     { name: "test", colour: about.colour, points: pick(points, (p) => p.simulated.test_loss) },
     { name: "public", colour: "var(--quiet)", dashed: true, points: pick(points, (p) => p.public.loss) }] });
@@ -50,6 +50,13 @@ function panels(run) {
   add("up", { title: "Bytes sent by each party", y: "bytes", bars: true, series: byParty(run, "bytes_up") });
   add("down", { title: "Bytes sent to each party", y: "bytes", bars: true, series: byParty(run, "bytes_down") });
   return found;
+}
+
+/** Whose accuracy it is, where lines do not say so themselves. */
+function measured(points, ground) {
+  if (points.some((p) => p.simulated.test_accuracy !== undefined)) return ground;
+  const kinds = [["released by clients with noise, and paid for", "released"], ["on public records", "public"]].filter(([, key]) => points.some((p) => p[key].accuracy !== undefined));
+  return kinds.length === 1 ? kinds[0][0] : "";
 }
 
 const pick = (points, value) => points.map((p) => [p.round, value(p)]).filter((p) => p[1] !== undefined && p[1] !== null);
