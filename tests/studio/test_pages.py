@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,15 @@ def test_a_run_is_followed_as_it_grows(runs: Path) -> None:
     assert len(watching.run(id).view.points) == 1
     metrics.write_bytes(lines[0] + b'{"round": 1}\n')
     assert "damaged" in watching.shown(id)["problem"]
+
+
+def test_several_pages_may_look_at_one_run(runs: Path) -> None:
+    catalogue = Catalogue(runs)
+    id = next(row["id"] for row in catalogue.look() if row["name"] == "two/a")
+    watching = Watching(catalogue)
+    with ThreadPoolExecutor(8) as pool:
+        shown = list(pool.map(watching.shown, [id] * 32))
+    assert {len(one["points"]) for one in shown} == {3}
 
 
 def test_who_holds_the_lock_is_running(runs: Path) -> None:

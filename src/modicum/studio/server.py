@@ -113,7 +113,7 @@ class Studio:
 
     def _since(self, id: str, sent: int, state: str | None) -> dict[str, Any] | None:
         """What is new of a run; all of it where it was resumed from an earlier round or has ended."""
-        with contextlib.suppress(UserError):
+        with contextlib.suppress(UserError), self.watching.lock:
             one = self.watching.run(id)
             row, length = self.catalogue.row(one.found), len(one.view.points)
             ended = state is not None and state != row["state"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,10 +75,11 @@ class Watching:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
+        self.lock = threading.RLock()  # several pages may look at one run
         self._followed: OrderedDict[str, Followed] = OrderedDict()
 
     def run(self, id: str) -> Followed:
-        """The run with this id, as it stands now."""
+        """The run with this id, as it stands now. Hold the lock for as long as its view is looked at."""
         found = self.catalogue.run(id)
         one = self._followed.pop(id, None) or Followed(found, self.catalogue.root)
         self._followed[id] = one
@@ -88,8 +90,9 @@ class Watching:
 
     def shown(self, id: str, since: int = 0) -> dict[str, Any]:
         """The run for the page, with its settings where all of it is asked for."""
-        one = self.run(id)
-        value = one.to_dict(self.catalogue.row(one.found), since)
+        with self.lock:
+            one = self.run(id)
+            value = one.to_dict(self.catalogue.row(one.found), since)
         config = one.found.files.config
         if since == 0 and inside(config, self.catalogue.root):
             value["config"] = config.read_bytes()[:CONFIG].decode(errors="replace")
