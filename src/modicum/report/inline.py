@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ASSETS = Path(__file__).parent / "assets"
-SCRIPTS = ("dom.js", "charts.js", "run_view.js", "compare_view.js")
+SCRIPTS = ("dom.js", "scales.js", "charts.js", "run_view.js", "compare_view.js")
 # Nothing may be fetched, sent or embedded, whatever stands in the page.
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'"
@@ -54,9 +54,10 @@ def drawn(value: Any, call: str, instead: str) -> str:
 def page(title: str, parts: list[str]) -> str:
     """A whole page of its parts; empty ones leave no trace."""
     body = "\n".join(part for part in parts if part)
+    style = asset("style.css") + asset("charts.css")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{escape(title)} · Modicum</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{asset("style.css")}</style>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style}</style>'
         f'</head>\n<body><main class="report"><h1>{escape(title)}</h1>\n{body}\n</main></body></html>\n'
     )

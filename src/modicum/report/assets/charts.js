@@ -2,8 +2,9 @@
 // direct labels, a table of the same values, colours that follow the theme.
 
 import { FORMATS, h, s } from "./dom.js";
+import { BOTTOM, LEFT, TOP, layout, niceTicks, shown } from "./scales.js";
 
-const LEFT = 50, TOP = 12, BOTTOM = 24, LINE = 15, EDGE = 5; // pixels
+const LINE = 15; // pixels between two labels
 
 /**
  * Draws into `host`. A spec is { title, note, y: "percent" | "share" | "number" | "bytes" | "seconds", log, zero, top,
@@ -15,8 +16,16 @@ export function chart(host, spec) {
   const box = h("div", { class: "plot" });
   const told = h("div", { class: "tip", role: "status" });
   const legend = h("div", { class: "legend", role: "group", "aria-label": "Show or hide" });
-  const reset = h("button", { class: "reset", type: "button", hidden: true, onclick: () => zoomTo(null) }, "Whole range");
-  const values = h("details", { class: "values", ontoggle: () => listValues(values, state) }, h("summary", {}, "Values"));
+  const reset = h(
+    "button",
+    { class: "reset", type: "button", hidden: true, onclick: () => zoomTo(null) },
+    "Whole range",
+  );
+  const values = h(
+    "details",
+    { class: "values", ontoggle: () => listValues(values, state) },
+    h("summary", {}, "Values"),
+  );
   const title = h("figcaption", {}, h("span", { class: "title" }), h("span", { class: "note" }), reset);
   host.replaceChildren(h("figure", { class: "chart" }, title, legend, box, values));
 
@@ -45,90 +54,89 @@ export function chart(host, spec) {
   }
   new ResizeObserver(() => draw()).observe(box);
   draw();
-  return { update(next) { state.spec = next; draw(); } };
+  return {
+    update(next) {
+      state.spec = next;
+      draw();
+    },
+  };
 }
-
-const shown = (state) => state.spec.series.filter((one) => !state.hidden.has(one.name) && one.points.length);
 
 function drawLegend(legend, state, draw) {
   const { series } = state.spec;
   legend.hidden = series.length < 2;
-  const named = (document.activeElement?.dataset?.of && legend.contains(document.activeElement)) ? document.activeElement.dataset.of : null;
-  legend.replaceChildren(...series.map((one) => h("button", {
-    type: "button", colour: one.colour, "data-of": one.name, "aria-pressed": String(!state.hidden.has(one.name)),
-    onclick: () => { state.hidden.has(one.name) ? state.hidden.delete(one.name) : state.hidden.add(one.name); draw(); },
-  }, h("i", { class: one.dashed ? "dashed" : "" }), one.name)));
+  const named =
+    document.activeElement?.dataset?.of && legend.contains(document.activeElement)
+      ? document.activeElement.dataset.of
+      : null;
+  legend.replaceChildren(
+    ...series.map((one) =>
+      h(
+        "button",
+        {
+          type: "button",
+          colour: one.colour,
+          "data-of": one.name,
+          "aria-pressed": String(!state.hidden.has(one.name)),
+          onclick: () => {
+            state.hidden.has(one.name) ? state.hidden.delete(one.name) : state.hidden.add(one.name);
+            draw();
+          },
+        },
+        h("i", { class: one.dashed ? "dashed" : "" }),
+        one.name,
+      ),
+    ),
+  );
   if (named !== null) [...legend.children].find((button) => button.dataset.of === named)?.focus();
 }
 
-/** Scales of what is visible, and where the direct labels fit. */
-function layout(state, width, height) {
-  const { spec, zoom } = state, visible = shown(state);
-  const xs = visible.flatMap((one) => one.points.map((p) => p[0]));
-  let [x0, x1] = zoom ?? (xs.length ? [Math.min(...xs), Math.max(...xs)] : [0, 1]);
-  if (!(x1 > x0)) [x0, x1] = [(x0 || 1) - 0.5, (x0 || 1) + 0.5];
-  if (spec.bars && !zoom) [x0, x1] = [x0 - 0.5, x1 + 0.5];
-  const inside = (p) => p[0] >= x0 && p[0] <= x1;
-  const ys = spec.bars
-    ? stacks(visible).filter(inside).map((p) => p[1])
-    : visible.flatMap((one) => [...one.points.filter(inside).map((p) => p[1]), ...(one.band ?? []).filter(inside).flatMap((p) => [p[1], p[2]])]);
-  const good = ys.filter((y) => Number.isFinite(y) && (!spec.log || y > 0));
-  let low = Math.min(...good), high = Math.max(...good);
-  if (!good.length) [low, high] = [0, 1];
-  if (spec.zero || spec.bars) low = Math.min(0, low);
-  if (spec.top !== undefined) high = Math.max(high, zoom ? high : spec.top);
-  if (spec.log) [low, high] = [low / 1.25, high * 1.25];
-  else if (!(high > low)) [low, high] = [low - (spec.zero ? 0 : 0.5), high + 0.5];
-  const ticks = spec.log ? logTicks(low, high) : niceTicks(low, high, height < 200 ? 4 : 5);
-  if (!spec.log) [low, high] = [Math.min(low, ticks[0]), Math.max(high, ticks.at(-1))];
-  const longest = Math.max(0, ...visible.map((one) => one.name.length));
-  const labels = !spec.bars && width >= 480 && visible.length <= 10 && longest <= 26;
-  const right = labels ? Math.min(190, 22 + 7.3 * longest) : 14;
-  const inner = width - LEFT - right - 2 * EDGE;
-  const across = (x) => LEFT + EDGE + ((x - x0) / (x1 - x0)) * inner;
-  const t = spec.log ? Math.log : (v) => v;
-  const up = (y) => height - BOTTOM - ((t(y) - t(low)) / (t(high) - t(low))) * (height - BOTTOM - TOP);
-  const back = (px) => x0 + ((px - LEFT - EDGE) / inner) * (x1 - x0);
-  return { width, height, right, x0, x1, across, up, back, ticks, labels, inside, visible };
-}
-
-function stacks(series) {
-  const sums = new Map();
-  for (const one of series) for (const [x, y] of one.points) sums.set(x, (sums.get(x) ?? 0) + (y ?? 0));
-  return [...sums];
-}
-
-function niceTicks(low, high, wanted) {
-  const rough = (high - low) / wanted, unit = 10 ** Math.floor(Math.log10(rough));
-  const step = unit * [1, 2, 2.5, 5, 10].find((m) => m * unit >= rough * 0.999);
-  const found = [];
-  for (let i = Math.floor(low / step + 1e-9); i <= Math.ceil(high / step - 1e-9); i++) found.push(Number((i * step).toPrecision(12)));
-  return found;
-}
-
-function logTicks(low, high) {
-  const found = [];
-  for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++)
-    for (const m of [1, 2, 5]) if (m * 10 ** e >= low && m * 10 ** e <= high) found.push(Number((m * 10 ** e).toPrecision(3)));
-  return found.length > 7 ? found.filter((v) => Math.abs(Math.log10(v) % 1) < 1e-9) : found.length > 1 ? found : niceTicks(low, high, 4).filter((v) => v >= low && v <= high);
-}
-
 function picture(state, f) {
-  const { spec } = state, format = FORMATS[spec.y ?? "number"];
+  const { spec } = state,
+    format = FORMATS[spec.y ?? "number"];
   const marked = spec.y === "percent" && f.ticks[1] - f.ticks[0] >= 0.01 ? FORMATS.share : format;
   const root = s("svg", {
-    viewBox: `0 0 ${f.width} ${f.height}`, width: f.width, height: f.height, tabindex: 0, role: "application",
-    "aria-roledescription": "chart", "aria-label": `${spec.title}. ${summary(state, format)} Arrow keys read values, plus and minus zoom.`,
+    viewBox: `0 0 ${f.width} ${f.height}`,
+    width: f.width,
+    height: f.height,
+    tabindex: 0,
+    role: "application",
+    "aria-roledescription": "chart",
+    "aria-label": `${spec.title}. ${summary(state, format)} Arrow keys read values, plus and minus zoom.`,
   });
   for (const y of f.ticks) {
     root.append(s("line", { class: "grid", x1: LEFT, x2: f.width - f.right, y1: f.up(y), y2: f.up(y) }));
     root.append(s("text", { class: "tick", x: LEFT - 8, y: f.up(y) + 4, "text-anchor": "end" }, marked(y)));
   }
-  for (const x of niceTicks(f.x0, f.x1, f.width < 420 ? 4 : 8).filter((x) => Number.isInteger(x) && x >= f.x0 && x <= f.x1))
-    root.append(s("text", { class: "tick", x: f.across(x), y: f.height - BOTTOM + 17, "text-anchor": "middle" }, String(x)));
-  root.append(s("text", { class: "tick", x: LEFT - 8, y: f.height - BOTTOM + 17, "text-anchor": "end" }, spec.x ?? "round"));
+  for (const x of niceTicks(f.x0, f.x1, f.width < 420 ? 4 : 8).filter(
+    (x) => Number.isInteger(x) && x >= f.x0 && x <= f.x1,
+  ))
+    root.append(
+      s(
+        "text",
+        { class: "tick", x: f.across(x), y: f.height - BOTTOM + 17, "text-anchor": "middle" },
+        String(x),
+      ),
+    );
+  root.append(
+    s(
+      "text",
+      { class: "tick", x: LEFT - 8, y: f.height - BOTTOM + 17, "text-anchor": "end" },
+      spec.x ?? "round",
+    ),
+  );
   const clip = `clip-${Math.random().toString(36).slice(2)}`;
-  root.append(s("defs", {}, s("clipPath", { id: clip }, s("rect", { x: LEFT, y: 0, width: f.width - LEFT - f.right, height: f.height - BOTTOM + 1 }))));
+  root.append(
+    s(
+      "defs",
+      {},
+      s(
+        "clipPath",
+        { id: clip },
+        s("rect", { x: LEFT, y: 0, width: f.width - LEFT - f.right, height: f.height - BOTTOM + 1 }),
+      ),
+    ),
+  );
   const data = s("g", { class: "data", "clip-path": `url(#${clip})` });
   if (spec.bars) paintBars(data, f);
   else for (const one of f.visible) paintLine(data, one, f);
@@ -138,54 +146,103 @@ function picture(state, f) {
 }
 
 function paintLine(data, one, f) {
-  const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${f.across(x).toFixed(1)},${f.up(y).toFixed(1)}`).join("");
+  const path = (points) =>
+    points.map(([x, y], i) => `${i ? "L" : "M"}${f.across(x).toFixed(1)},${f.up(y).toFixed(1)}`).join("");
   const fine = one.points.filter((p) => Number.isFinite(p[1]));
   if (one.band?.length) {
-    const there = path(one.band.map((p) => [p[0], p[2]])), back = path([...one.band].reverse().map((p) => [p[0], p[1]])).replace("M", "L");
+    const there = path(one.band.map((p) => [p[0], p[2]])),
+      back = path([...one.band].reverse().map((p) => [p[0], p[1]])).replace("M", "L");
     data.append(s("path", { class: "band", colour: one.colour, d: `${there}${back}Z` }));
   }
   data.append(s("path", { class: one.dashed ? "line dashed" : "line", colour: one.colour, d: path(fine) }));
   if (fine.filter(f.inside).length <= 20)
-    for (const [x, y] of fine) data.append(s("circle", { class: "dot", colour: one.colour, cx: f.across(x), cy: f.up(y), r: 2.6 }));
+    for (const [x, y] of fine)
+      data.append(s("circle", { class: "dot", colour: one.colour, cx: f.across(x), cy: f.up(y), r: 2.6 }));
 }
 
 function paintBars(data, f) {
-  const wide = Math.max(1, Math.min(28, 0.72 * (f.across(f.x0 + 1) - f.across(f.x0)))), base = new Map();
-  for (const one of f.visible) for (const [x, y] of one.points.filter(f.inside)) {
-    const from = base.get(x) ?? 0;
-    base.set(x, from + y);
-    if (y > 0) data.append(s("rect", { class: "bar", colour: one.colour, x: f.across(x) - wide / 2, width: wide, y: f.up(from + y), height: Math.max(0.5, f.up(from) - f.up(from + y)) }));
-  }
+  const wide = Math.max(1, Math.min(28, 0.72 * (f.across(f.x0 + 1) - f.across(f.x0)))),
+    base = new Map();
+  for (const one of f.visible)
+    for (const [x, y] of one.points.filter(f.inside)) {
+      const from = base.get(x) ?? 0;
+      base.set(x, from + y);
+      if (y > 0)
+        data.append(
+          s("rect", {
+            class: "bar",
+            colour: one.colour,
+            x: f.across(x) - wide / 2,
+            width: wide,
+            y: f.up(from + y),
+            height: Math.max(0.5, f.up(from) - f.up(from + y)),
+          }),
+        );
+    }
 }
 
 /** Names at the ends of their lines, pushed apart where they would overlap. */
 function endLabels(f) {
-  const ends = f.visible.map((one) => ({ one, last: one.points.filter((p) => f.inside(p) && Number.isFinite(p[1])).at(-1) })).filter((e) => e.last);
-  ends.forEach((e) => { e.y = f.up(e.last[1]) + 4; });
+  const ends = f.visible
+    .map((one) => ({ one, last: one.points.filter((p) => f.inside(p) && Number.isFinite(p[1])).at(-1) }))
+    .filter((e) => e.last);
+  ends.forEach((e) => {
+    e.y = f.up(e.last[1]) + 4;
+  });
   ends.sort((a, b) => a.y - b.y);
-  ends.forEach((e, i) => { if (i) e.y = Math.max(e.y, ends[i - 1].y + LINE); });
+  ends.forEach((e, i) => {
+    if (i) e.y = Math.max(e.y, ends[i - 1].y + LINE);
+  });
   const over = (ends.at(-1)?.y ?? 0) - (f.height - BOTTOM + 4);
-  if (over > 0) for (let i = ends.length - 1, limit = f.height - BOTTOM + 4; i >= 0; i--, limit = Math.min(limit - LINE, ends[i]?.y ?? 0)) ends[i].y = Math.min(ends[i].y, limit);
-  return ends.map(({ one, y }) => s("text", { class: "label", colour: one.colour, x: f.width - f.right + 8, y }, one.name));
+  if (over > 0)
+    for (
+      let i = ends.length - 1, limit = f.height - BOTTOM + 4;
+      i >= 0;
+      i--, limit = Math.min(limit - LINE, ends[i]?.y ?? 0)
+    )
+      ends[i].y = Math.min(ends[i].y, limit);
+  return ends.map(({ one, y }) =>
+    s("text", { class: "label", colour: one.colour, x: f.width - f.right + 8, y }, one.name),
+  );
 }
 
 function summary(state, format) {
-  return shown(state).slice(0, 8).map((one) => {
-    const last = one.points.filter((p) => Number.isFinite(p[1])).at(-1);
-    return last ? `${one.name}: ${format(last[1])} at ${state.spec.x ?? "round"} ${last[0]}.` : "";
-  }).join(" ");
+  return shown(state)
+    .slice(0, 8)
+    .map((one) => {
+      const last = one.points.filter((p) => Number.isFinite(p[1])).at(-1);
+      return last ? `${one.name}: ${format(last[1])} at ${state.spec.x ?? "round"} ${last[0]}.` : "";
+    })
+    .join(" ");
 }
 
 /** What the pointer and the keys do: read a value, zoom by dragging or with plus and minus. */
 function overlay(state, f, told, zoomTo, point) {
   const brush = s("rect", { class: "brush", y: TOP, height: f.height - BOTTOM - TOP, width: 0 });
   const cursor = s("line", { class: "cursor", y1: TOP, y2: f.height - BOTTOM });
-  const area = s("rect", { class: "area", x: LEFT, y: TOP, width: Math.max(0, f.width - LEFT - f.right), height: f.height - BOTTOM - TOP });
-  const group = s("g", {}, brush, cursor, area), all = [...new Set(f.visible.flatMap((one) => one.points.map((p) => p[0])))].filter((x) => x >= f.x0 && x <= f.x1).sort((a, b) => a - b);
-  const nearest = (x) => all.reduce((best, one) => (Math.abs(one - x) < Math.abs(best - x) ? one : best), all[0]);
+  const area = s("rect", {
+    class: "area",
+    x: LEFT,
+    y: TOP,
+    width: Math.max(0, f.width - LEFT - f.right),
+    height: f.height - BOTTOM - TOP,
+  });
+  const group = s("g", {}, brush, cursor, area),
+    all = [...new Set(f.visible.flatMap((one) => one.points.map((p) => p[0])))]
+      .filter((x) => x >= f.x0 && x <= f.x1)
+      .sort((a, b) => a - b);
+  const nearest = (x) =>
+    all.reduce((best, one) => (Math.abs(one - x) < Math.abs(best - x) ? one : best), all[0]);
   let from = null;
-  const where = (event) => f.back(((event.clientX - area.ownerSVGElement.getBoundingClientRect().left) * f.width) / area.ownerSVGElement.getBoundingClientRect().width);
-  area.addEventListener("pointerdown", (event) => { from = where(event); area.setPointerCapture?.(event.pointerId); });
+  const where = (event) =>
+    f.back(
+      ((event.clientX - area.ownerSVGElement.getBoundingClientRect().left) * f.width) /
+        area.ownerSVGElement.getBoundingClientRect().width,
+    );
+  area.addEventListener("pointerdown", (event) => {
+    from = where(event);
+    area.setPointerCapture?.(event.pointerId);
+  });
   area.addEventListener("pointermove", (event) => {
     const x = where(event);
     if (all.length) point(nearest(x), f);
@@ -195,47 +252,73 @@ function overlay(state, f, told, zoomTo, point) {
     brush.setAttribute("width", b - a);
   });
   area.addEventListener("pointerup", (event) => {
-    const x = where(event), range = from === null ? null : [Math.min(from, x), Math.max(from, x)];
+    const x = where(event),
+      range = from === null ? null : [Math.min(from, x), Math.max(from, x)];
     from = null;
     brush.setAttribute("width", 0);
-    if (range && range[1] - range[0] > (f.x1 - f.x0) / 40) zoomTo([Math.max(f.x0, range[0]), Math.min(f.x1, range[1])]);
+    if (range && range[1] - range[0] > (f.x1 - f.x0) / 40)
+      zoomTo([Math.max(f.x0, range[0]), Math.min(f.x1, range[1])]);
   });
-  area.addEventListener("pointerleave", () => { if (from === null) point(null, f); });
+  area.addEventListener("pointerleave", () => {
+    if (from === null) point(null, f);
+  });
   area.addEventListener("dblclick", () => zoomTo(null));
-  queueMicrotask(() => group.ownerSVGElement?.addEventListener("keydown", (event) => {
-    const i = all.indexOf(state.at), half = (f.x1 - f.x0) / 4, middle = state.at ?? (f.x0 + f.x1) / 2;
-    const act = {
-      ArrowRight: () => point(all[Math.min(all.length - 1, i + 1)] ?? null, f),
-      ArrowLeft: () => point(all[i < 0 ? all.length - 1 : Math.max(0, i - 1)] ?? null, f),
-      Home: () => point(all[0] ?? null, f),
-      End: () => point(all.at(-1) ?? null, f),
-      "+": () => zoomTo([middle - half, middle + half]),
-      "-": () => zoomTo(null),
-      Escape: () => (state.at === null ? zoomTo(null) : point(null, f)),
-    }[event.key];
-    if (!act) return;
-    event.preventDefault();
-    act();
-    if (!document.activeElement?.closest?.("svg")) told.parentElement?.querySelector("svg")?.focus();
-  }));
+  queueMicrotask(() =>
+    group.ownerSVGElement?.addEventListener("keydown", (event) => {
+      const i = all.indexOf(state.at),
+        half = (f.x1 - f.x0) / 4,
+        middle = state.at ?? (f.x0 + f.x1) / 2;
+      const act = {
+        ArrowRight: () => point(all[Math.min(all.length - 1, i + 1)] ?? null, f),
+        ArrowLeft: () => point(all[i < 0 ? all.length - 1 : Math.max(0, i - 1)] ?? null, f),
+        Home: () => point(all[0] ?? null, f),
+        End: () => point(all.at(-1) ?? null, f),
+        "+": () => zoomTo([middle - half, middle + half]),
+        "-": () => zoomTo(null),
+        Escape: () => (state.at === null ? zoomTo(null) : point(null, f)),
+      }[event.key];
+      if (!act) return;
+      event.preventDefault();
+      act();
+      if (!document.activeElement?.closest?.("svg")) told.parentElement?.querySelector("svg")?.focus();
+    }),
+  );
   return group;
 }
 
 /** The tip beside the cursor, which a screen reader says aloud. */
 function tell(state, f, box, told) {
-  const { spec, at } = state, format = FORMATS[spec.y ?? "number"], cursor = box.querySelector(".cursor");
+  const { spec, at } = state,
+    format = FORMATS[spec.y ?? "number"],
+    cursor = box.querySelector(".cursor");
   told.hidden = at === null;
   if (cursor) cursor.style.visibility = at === null ? "hidden" : "visible";
   if (at === null || !cursor) return;
   cursor.setAttribute("x1", f.across(at));
   cursor.setAttribute("x2", f.across(at));
-  const lines = shown(state).map((one) => {
-    const here = one.points.find((p) => p[0] === at), range = one.band?.find((p) => p[0] === at);
-    return here && Number.isFinite(here[1]) ? { one, y: here[1], range: range && range[1] !== range[2] ? range : null } : null;
-  }).filter(Boolean);
+  const lines = shown(state)
+    .map((one) => {
+      const here = one.points.find((p) => p[0] === at),
+        range = one.band?.find((p) => p[0] === at);
+      return here && Number.isFinite(here[1])
+        ? { one, y: here[1], range: range && range[1] !== range[2] ? range : null }
+        : null;
+    })
+    .filter(Boolean);
   if (!spec.bars) lines.sort((a, b) => b.y - a.y);
-  told.replaceChildren(h("b", {}, `${spec.x ?? "round"} ${at}`), ...lines.map(({ one, y, range }) => h("div", { colour: one.colour },
-    h("i"), h("span", {}, one.name), h("b", {}, format(y)), range ? h("small", {}, `${format(range[1])} – ${format(range[2])}`) : null)));
+  told.replaceChildren(
+    h("b", {}, `${spec.x ?? "round"} ${at}`),
+    ...lines.map(({ one, y, range }) =>
+      h(
+        "div",
+        { colour: one.colour },
+        h("i"),
+        h("span", {}, one.name),
+        h("b", {}, format(y)),
+        range ? h("small", {}, `${format(range[1])} – ${format(range[2])}`) : null,
+      ),
+    ),
+  );
   const x = f.across(at);
   told.style.left = x > f.width / 2 ? "auto" : `${x + 12}px`;
   told.style.right = x > f.width / 2 ? `${f.width - x + 12}px` : "auto";
@@ -244,8 +327,35 @@ function tell(state, f, box, told) {
 function listValues(values, state) {
   while (values.children.length > 1) values.lastChild.remove();
   if (!values.open) return;
-  const series = shown(state), format = FORMATS[state.spec.y ?? "number"];
+  const series = shown(state),
+    format = FORMATS[state.spec.y ?? "number"];
   const xs = [...new Set(series.flatMap((one) => one.points.map((p) => p[0])))].sort((a, b) => a - b);
-  const row = (x) => h("tr", {}, h("th", { scope: "row" }, String(x)), series.map((one) => h("td", {}, format(one.points.find((p) => p[0] === x)?.[1]))));
-  values.append(h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, state.spec.x ?? "round"), series.map((one) => h("th", { scope: "col" }, one.name)))), h("tbody", {}, xs.map(row)))));
+  const row = (x) =>
+    h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, String(x)),
+      series.map((one) => h("td", {}, format(one.points.find((p) => p[0] === x)?.[1]))),
+    );
+  values.append(
+    h(
+      "div",
+      { class: "scroll" },
+      h(
+        "table",
+        {},
+        h(
+          "thead",
+          {},
+          h(
+            "tr",
+            {},
+            h("th", { scope: "col" }, state.spec.x ?? "round"),
+            series.map((one) => h("th", { scope: "col" }, one.name)),
+          ),
+        ),
+        h("tbody", {}, xs.map(row)),
+      ),
+    ),
+  );
 }

@@ -19,7 +19,9 @@ function fill(element, attributes, children) {
     else if (name === "colour") paint(element, value);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(...children.flat(9).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(
+    ...children.flat(9).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return element;
 }
 
@@ -39,7 +41,11 @@ export function put(host, ...children) {
 export function number(value, missing = "–") {
   if (value === null || value === undefined || Number.isNaN(value)) return missing;
   if (!Number.isFinite(value)) return "∞";
-  if (value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3)) return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
+  if (value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3))
+    return value
+      .toExponential(2)
+      .replace(/\.?0+e/, "e")
+      .replace("e+", "e");
   return String(Number(value.toPrecision(3)));
 }
 
@@ -73,6 +79,25 @@ export function count(n, word) {
 /** A table of cells; the first column names the row. */
 export function table(head, rows) {
   const line = (cells, tag) =>
-    h("tr", {}, cells.map((cell, i) => h(i === 0 && tag === "td" ? "th" : tag, { scope: tag === "th" ? "col" : i === 0 ? "row" : null }, cell)));
-  return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, line(head, "th")), h("tbody", {}, rows.map((r) => line(r, "td")))));
+    h(
+      "tr",
+      {},
+      cells.map((cell, i) =>
+        h(i === 0 && tag === "td" ? "th" : tag, { scope: tag === "th" ? "col" : i === 0 ? "row" : null }, cell),
+      ),
+    );
+  return h(
+    "div",
+    { class: "scroll" },
+    h(
+      "table",
+      {},
+      h("thead", {}, line(head, "th")),
+      h(
+        "tbody",
+        {},
+        rows.map((r) => line(r, "td")),
+      ),
+    ),
+  );
 }

@@ -8,7 +8,8 @@ export async function ask(path, options) {
   return value;
 }
 
-export const post = (path, value) => ask(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(value) });
+export const post = (path, value) =>
+  ask(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(value) });
 
 /** Lines of JSON as they come; `abort` is an AbortSignal. */
 export async function* lines(path, value, signal) {

@@ -19,7 +19,8 @@ const studio = {
     this.source?.close();
     this.source = new EventSource(`api/events${id ? `?id=${encodeURIComponent(id)}&since=${since}` : ""}`);
     this.source.addEventListener("rows", (event) => {
-      const { changed, gone } = JSON.parse(event.data), now = new Map(this.rows.map((row) => [row.id, row]));
+      const { changed, gone } = JSON.parse(event.data),
+        now = new Map(this.rows.map((row) => [row.id, row]));
       gone.forEach((key) => now.delete(key));
       changed.forEach((row) => now.set(row.id, row));
       this.rows = [...now.values()].sort((a, b) => b.at - a.at || a.name.localeCompare(b.name));
@@ -43,10 +44,16 @@ function route() {
 }
 
 function theme() {
-  const button = document.getElementById("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
+  const button = document.getElementById("theme"),
+    dark = matchMedia("(prefers-color-scheme: dark)");
   const shown = () => document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light");
-  const draw = () => { button.textContent = shown() === "dark" ? "☀" : "☾"; };
-  button.addEventListener("click", () => { document.documentElement.dataset.theme = shown() === "dark" ? "light" : "dark"; draw(); });
+  const draw = () => {
+    button.textContent = shown() === "dark" ? "☀" : "☾";
+  };
+  button.addEventListener("click", () => {
+    document.documentElement.dataset.theme = shown() === "dark" ? "light" : "dark";
+    draw();
+  });
   dark.addEventListener("change", draw);
   draw();
 }
