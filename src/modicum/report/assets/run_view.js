@@ -61,7 +61,7 @@ function panels(run) {
   });
   add("reserved", {
     title: "Reserved of what clients granted",
-    note: "the certificate's ε is that of the whole plan",
+    note: "a share of the plan, no ε",
     y: "share",
     zero: true,
     top: 1,
@@ -200,8 +200,9 @@ export function keyFigures(run) {
   const { about, groups, points } = run,
     last = points.at(-1);
   const figure = (value, words) => h("div", {}, h("b", {}, value), h("span", {}, words));
-  const accuracy =
-    about.accuracy ?? points.findLast((p) => p.simulated.test_accuracy !== undefined)?.simulated.test_accuracy;
+  const lastly = (name) => points.findLast((p) => p.simulated[name] !== undefined)?.simulated[name];
+  const accuracy = about.accuracy ?? lastly("test_accuracy"),
+    own = lastly("personalised_accuracy");
   const known = groups.map((g) => g.epsilon?.max).filter((e) => e !== undefined);
   const ranged = (values) => {
     const all = [...new Set(values.map(epsilon))];
@@ -210,7 +211,10 @@ export function keyFigures(run) {
   return h(
     "div",
     { class: "figures" },
-    accuracy === undefined || accuracy === null ? null : figure(percent(accuracy), "test accuracy, simulated"),
+    own === undefined ? null : figure(percent(own), "clients' own models, simulated"),
+    accuracy === undefined || accuracy === null
+      ? null
+      : figure(percent(accuracy), own === undefined ? "test accuracy, simulated" : "shared model"),
     known.length
       ? figure(ranged(known), about.simulation ? "ε certified, of the same run deployed" : "ε certified")
       : groups.length

@@ -37,7 +37,8 @@ export function layout(state, width, height) {
   const ticks = spec.log ? logTicks(low, high) : niceTicks(low, high, height < 200 ? 4 : 5);
   if (!spec.log) [low, high] = [Math.min(low, ticks[0]), Math.max(high, ticks.at(-1))];
   const longest = Math.max(0, ...visible.map((one) => one.name.length));
-  const labels = !spec.bars && width >= 480 && visible.length <= 10 && longest <= 26;
+  const room = longest <= 12 ? 340 : 480; // pixels across, under which names stand in the legend alone
+  const labels = !spec.bars && width >= room && visible.length <= 10 && longest <= 26;
   const right = labels ? Math.min(190, 22 + 7.3 * longest) : 14;
   const inner = width - LEFT - right - 2 * EDGE;
   const across = (x) => LEFT + EDGE + ((x - x0) / (x1 - x0)) * inner;

@@ -195,12 +195,14 @@ function promise(one) {
     .reduce((a, b) => (a === null || b === null ? null : Math.max(a, b)));
   const range = (r) =>
     r === null ? "–" : epsilon(r[0]) === epsilon(r[1]) ? epsilon(r[1]) : `${epsilon(r[0])} – ${epsilon(r[1])}`;
+  const factor = (value) => (value > 12 ? "any practical number of" : number(Math.exp(value)));
+  const strict = one.groups[0].epsilon[1];
   const odds =
-    worst === null
-      ? ""
-      : worst > 12
-        ? " At the largest ε here that is no practical limit."
-        : ` At the largest ε here, ${epsilon(worst)}, nothing they see becomes more than ${number(Math.exp(worst))} times as likely; for the strictest budget the factor is ${number(Math.exp(one.groups[0].epsilon[1]))}.`;
+    `With or without that ${one.unit}, nothing they see becomes more than ${factor(strict)} times as likely` +
+    (epsilon(strict) === epsilon(worst)
+      ? "."
+      : ` where ε = ${epsilon(strict)}, and ${factor(worst)} times where ε = ${epsilon(worst)}.`) +
+    (worst > 3 ? " Large factors are weak promises." : "");
   const how = {
     "zero-out": "whether its contribution was real or blanked out",
     "add-remove": "whether it took part at all",
@@ -222,13 +224,7 @@ function promise(one) {
       h("dt", {}, ...term("view", "From whom")),
       h("dd", {}, one.adversary),
       h("dt", {}, ...term("ε", "How well")),
-      h(
-        "dd",
-        {},
-        `With or without that ${one.unit}, what they see is almost equally likely.${odds}`,
-        " ",
-        ...term("δ", `δ = ${number(one.delta)}`),
-      ),
+      h("dd", {}, odds, " ", ...term("δ", `δ = ${number(one.delta)}`)),
       h("dt", {}, ...term("guard", "Kept by")),
       h("dd", {}, `${one.guards.join(", ")}; `, ...term("accountant", one.accountants.join(", "))),
     ),
