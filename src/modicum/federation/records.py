@@ -112,5 +112,6 @@ def _back(line: dict[str, Any]) -> dict[str, Any]:
     if "paid" in line:  # its name in older files
         line["released"] = line.pop("paid")
     for group in ("bounds", "public", "released", "simulated"):
-        line[group] = {key: math.nan if v is None else v for key, v in line[group].items()}
+        if None in line[group].values():
+            line[group] = {key: math.nan if v is None else v for key, v in line[group].items()}
     return line

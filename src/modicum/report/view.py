@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from modicum.report import curves
 from modicum.report.colours import colours_of
@@ -40,6 +42,8 @@ class RunView:
     impossible: dict[str, Trouble] = field(default_factory=dict)
     _gone: dict[str, int] = field(default_factory=dict)  # who refused and was not asked again, since which round
     _traffic: dict[str, list[float]] = field(default_factory=dict)
+    _asked: list[str] = field(default_factory=list)  # whose places among the bounds are known
+    _places: dict[float, NDArray[np.intp]] = field(default_factory=dict)
 
     def take(self, records: Iterable[RoundRecord]) -> RunView:
         """Add rounds, in order."""
@@ -100,15 +104,23 @@ class RunView:
         """Least, median and most, and the median of each budget group."""
         if not curves.clipped(record):
             return {"bound": None, "bound_by_budget": {}}
-        values = record.bounds.values()
-        groups: dict[float, list[float]] = {}
-        for name, value in record.bounds.items():
-            if name in self.budgets:
-                groups.setdefault(self.budgets[name], []).append(value)
+        values = np.fromiter(record.bounds.values(), float, len(record.bounds))
+        groups = {f"{b:g}": float(np.median(values[where])) for b, where in self._groups(record.bounds).items()}
         return {
-            "bound": [min(values), statistics.median(values), max(values)],
-            "bound_by_budget": {f"{b:g}": statistics.median(v) for b, v in sorted(groups.items())},
+            "bound": [float(values.min()), float(np.median(values)), float(values.max())],
+            "bound_by_budget": groups,
         }
+
+    def _groups(self, bounds: Mapping[str, float]) -> Mapping[float, NDArray[np.intp]]:
+        """Where the clients of each budget stand among those that were asked; mostly the same in every round."""
+        names = list(bounds)
+        if names != self._asked:
+            places: dict[float, list[int]] = {}
+            for i, name in enumerate(names):
+                if name in self.budgets:
+                    places.setdefault(self.budgets[name], []).append(i)
+            self._asked, self._places = names, {b: np.array(places[b]) for b in sorted(places)}
+        return self._places
 
 
 def bands_of(

@@ -182,7 +182,7 @@ def make_server(folder: Path, port: int) -> tuple[uvicorn.Server, socket.socket,
     config = uvicorn.Config(
         Guard(Studio(folder).app(), token, own),
         access_log=False,  # it would hold the secret
-        log_level="warning",
+        log_config=None,  # whoever runs this keeps their own
         timeout_graceful_shutdown=1,
         server_header=False,
     )

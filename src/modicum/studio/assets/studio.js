@@ -14,6 +14,7 @@ const studio = {
   rows: [],
   onrows: null,
   source: null,
+  asked: null, // the run that the first address names, asked for together with the list
   /** Follow the list, and a run where `id` is given, from its point number `since` on. */
   listen(id, since = 0, onrun = null) {
     this.source?.close();
@@ -60,6 +61,8 @@ function theme() {
 
 theme();
 try {
+  const named = location.hash.match(/^#watch\/(\w+)$/)?.[1];
+  if (named) studio.asked = { id: named, run: ask(`run?id=${named}`).catch((error) => error) };
   const found = await ask("runs");
   studio.rows = found.runs;
   document.querySelector(".where").textContent = found.folder;

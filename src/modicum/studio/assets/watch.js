@@ -36,7 +36,7 @@ export function watch(host, studio, [wanted]) {
 async function open(body, studio, id) {
   let run;
   try {
-    run = await ask(`run?id=${encodeURIComponent(id)}`);
+    run = await first(studio, id);
   } catch (error) {
     put(body, h("p", { class: "error" }, error.message));
     return;
@@ -62,6 +62,14 @@ async function open(body, studio, id) {
     else run = { ...run, ...news, points: [...run.points.slice(0, news.since), ...news.points] };
     draw();
   });
+}
+
+/** The run of the first address was asked for before; a refusal is raised again. */
+async function first(studio, id) {
+  const asked = studio.asked?.id === id ? await studio.asked.run : null;
+  studio.asked = null;
+  if (asked instanceof Error) throw asked;
+  return asked ?? ask(`run?id=${encodeURIComponent(id)}`);
 }
 
 function header(head, run) {
