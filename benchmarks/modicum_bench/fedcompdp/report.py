@@ -135,10 +135,10 @@ def _spread(values: list[float]) -> str:
 
 
 def picture(out: Path) -> None:
-    """What each part is worth: accuracy without it less accuracy with it, seed by seed."""
+    """What is gained or lost without each part, seed by seed."""
     path = out / "results.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    tasks = sorted({r["task"] for r in rows})
+    tasks = sorted({r["task"] for r in rows if r["row"] in TABLE_II and r["view"] == MESSAGES})
     if not tasks:
         return
     import matplotlib
@@ -146,7 +146,7 @@ def picture(out: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, len(tasks), figsize=(3.2 * len(tasks), 3), sharey=True, squeeze=False)
+    figure, axes = plt.subplots(1, len(tasks), figsize=(2 + 3.2 * len(tasks), 2.6), sharey=True, squeeze=False)
     for axis, task in zip(axes[0], tasks, strict=True):
         found = {
             (r["row"], r["seed"]): 100 * r["accuracy"] for r in rows if (r["task"], r["view"]) == (task, MESSAGES)
