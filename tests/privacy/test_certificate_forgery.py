@@ -216,7 +216,8 @@ def test_a_reader_that_takes_what_it_knows_is_caught(run: Path, monkeypatch: pyt
 WRONG = [
     {"claimed": 8.0},
     {"claimed": 1.0 - 1e-6},
-    {"unit": "client"},
+    {"claimed": None, "unit": "client"},
+    {"unit": "person"},
     {"delta": 1e-6},
     {"broken": True},
     {"epsilon_lower": 2.5},  # above the claim, and "broken" is still false
@@ -240,9 +241,19 @@ def test_an_infinite_bound_is_no_measurement(run: Path) -> None:
     assert math.isinf(Certificate.read(path).audit["epsilon_lower"])  # type: ignore[index]
 
 
-def test_an_audit_that_proves_a_leak_is_as_it_should_be(run: Path) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epsilon_lower": 2.5, "broken": True},  # a leak is proved, and said
+        {"epsilon_lower": 2.5, "estimate": True},
+        {"claimed": None},  # of the client without a guard
+        {"claimed": 7.7, "unit": "client"},  # of further clients, whose noise is calibrated anew
+    ],
+    ids=str,
+)
+def test_an_honest_audit_is_as_it_should_be(run: Path, change: dict[str, Any]) -> None:
     path = run / "certificate.json"
-    replace(Certificate.read(path), audit={**AUDIT, "epsilon_lower": 2.5, "broken": True}).write(path)
+    replace(Certificate.read(path), audit={**AUDIT, **change}).write(path)
     assert verify(run).matches
 
 

@@ -19,7 +19,7 @@ from modicum.privacy.journal import LedgerDamaged
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.lifetime import statement_problems
 from modicum.privacy.plan import Guard, PrivacyPlan
-from modicum.privacy.spec import PrivacySpec
+from modicum.privacy.spec import PrivacySpec, Unit
 
 LEDGER, CERTIFICATE = "ledger.sqlite", "certificate.json"
 OURS = 1e-9  # the same accountant again
@@ -303,14 +303,20 @@ def _audit_problems(audit: dict[str, Any] | None, own: Certificate) -> list[str]
     lower, claimed = audit["epsilon_lower"], audit["claimed"]
     sound = 0 <= lower < math.inf and 0 < audit["beta"] < 1 and audit["canaries"] > 0
     claims = any(
-        (line.spec.unit, line.spec.delta) == (audit["unit"], audit["delta"])
-        and _same(line.epsilon, math.inf if claimed is None else claimed)
+        (line.spec.unit, line.spec.delta) == (audit["unit"], audit["delta"]) and _may_claim(line, claimed)
         for line in own.clients.values()
     )
     proved = not audit["estimate"] and claimed is not None and lower > claimed
     if sound and claims and audit["broken"] == proved:
         return []
     return ["the audit's unit, δ, claim or verdict is not that of this run"]
+
+
+def _may_claim(line: ClientGuarantee, claimed: float | None) -> bool:
+    """Canary clients come beside the run's own, so that their noise is calibrated anew; canary records do not."""
+    if claimed is None or math.isinf(line.epsilon):
+        return claimed is None and math.isinf(line.epsilon)
+    return line.spec.unit is Unit.CLIENT or _same(line.epsilon, claimed)
 
 
 def _same(one: float, other: float) -> bool:
