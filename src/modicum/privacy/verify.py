@@ -301,7 +301,7 @@ def _audit_problems(audit: dict[str, Any] | None, own: Certificate) -> list[str]
     if not own.noise["simulation"]:
         return ["it carries an audit, and noise was real: an audit is a release that no budget paid for"]
     lower, claimed = audit["epsilon_lower"], audit["claimed"]
-    sound = 0 <= lower < math.inf and 0 < audit["beta"] < 1 and audit["canaries"] > 0
+    sound = lower >= 0 and 0 < audit["beta"] < 1 and audit["canaries"] > 0
     claims = any(
         (line.spec.unit, line.spec.delta) == (audit["unit"], audit["delta"]) and _may_claim(line, claimed)
         for line in own.clients.values()
