@@ -192,7 +192,7 @@ def test_bad_delta():
         pld.epsilon([Gaussians(1.0)], 0.0, ZO)
 
 
-@pytest.mark.parametrize(("z", "delta"), [(0.05, 1e-300), (1.0, 1e-320)])
+@pytest.mark.parametrize(("z", "delta"), [(0.05, 1e-300), (1.0, 1e-320), (0.02, 1e-5)])
 def test_what_floats_cannot_hold_is_refused_in_one_line(z, delta):
     for ask in (lambda g: pld.epsilon(g, delta, ZO), lambda g: pld.epsilon_one_way(g, delta, Direction.REMOVE)):
         with pytest.raises(UserError, match="take a larger δ or more noise") as caught:

@@ -104,8 +104,9 @@ def _epsilon_one_way(
     if _total_variation(steps, direction) <= delta:
         return 0.0
     try:
-        found = _bound_one_way(steps, delta, direction, accuracy, enough)
-    except (ValueError, OverflowError):  # a moment beyond floating-point numbers
+        with np.errstate(over="ignore", invalid="raise"):
+            found = _bound_one_way(steps, delta, direction, accuracy, enough)
+    except (ValueError, ArithmeticError):  # beyond floating-point numbers
         found = math.nan
     if math.isnan(found):  # which max() and min() would lose
         least = min(g.noise_multiplier for g in steps)
