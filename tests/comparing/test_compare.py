@@ -156,7 +156,6 @@ def test_a_folder_of_another_comparison_is_refused(file: Path, tmp_path: Path) -
     with pytest.raises(UserError, match=r"lost its config\.toml"):
         resume(tmp_path / "out")
     cell.config.write_text(written)
-    resume(tmp_path / "out")
     plan = json.loads((tmp_path / "out" / "compare.json").read_text())
     (tmp_path / "out" / "compare.json").write_text(json.dumps({**plan, "format": 99}))
     with pytest.raises(UserError, match="format 99"):
