@@ -100,6 +100,8 @@ def others(value: Any) -> list[Any]:
     match value:
         case bool():
             return [not value, int(value), int(not value), None]
+        case int() if abs(value) > 10**300:  # changed once already
+            return [0, None, *bare]
         case int() | float():
             near = [value * (1 - 1e-7), value * 0.5, value * 2, value + 1, value - 1]
             return [*near, 0, -1, -0.0, 1e308, 10**400, True, None, str(value), *bare]
