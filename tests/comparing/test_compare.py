@@ -10,7 +10,7 @@ import pytest
 import modicum as mo
 from modicum.cli import run as command
 from modicum.cli.app import app
-from modicum.comparing import cells_of, compare, resume
+from modicum.comparing import cells_of, compare, play, resume
 from modicum.comparing.comparison import Comparison, half_width
 from modicum.errors import UserError
 from modicum.federation.run_folder import RunFolder
@@ -145,7 +145,34 @@ def test_a_folder_of_another_comparison_is_refused(file: Path, tmp_path: Path) -
     compare(file, seeds=1, folder=tmp_path / "out")
     with pytest.raises(UserError, match="holds another comparison"):
         compare(file, seeds=1, options=["run.rounds=2"], folder=tmp_path / "out")
+    cell = RunFolder(tmp_path / "out" / "dp-sgd-seed0")
+    written = cell.config.read_text()
+    cell.config.write_text(written.replace("rounds = 1", "rounds = 7"))  # a run that was put there
+    with pytest.raises(
+        UserError, match=r"holds another experiment: run.rounds is 7 there and 1 in this comparison"
+    ):
+        resume(tmp_path / "out")
+    cell.config.unlink()
+    with pytest.raises(UserError, match=r"lost its config\.toml"):
+        resume(tmp_path / "out")
+    cell.config.write_text(written)
     plan = json.loads((tmp_path / "out" / "compare.json").read_text())
     (tmp_path / "out" / "compare.json").write_text(json.dumps({**plan, "format": 99}))
     with pytest.raises(UserError, match="format 99"):
         resume(tmp_path / "out")
+
+
+def test_cells_are_audited_where_the_file_says_so(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def note(*_: object, audit: str | None, **__: object) -> None:
+        asked.append(audit)
+        raise UserError("seen")
+
+    monkeypatch.setattr(play, "carry_out", note)
+    for audit in ("one-run", "canife"):
+        with pytest.raises(UserError, match="seen"):
+            compare(file, seeds=1, options=[f"run.audit={audit}"], folder=tmp_path / audit)
+    assert asked == ["one-run", "canife"]

@@ -140,7 +140,7 @@ def test_a_server_that_asks_once_too_often_is_refused(tmp_path: Path) -> None:
     run.close()
 
 
-@pytest.mark.parametrize("kind", [2, 99])
+@pytest.mark.parametrize("kind", [-1, 2, 99])
 def test_a_kind_that_no_plan_has_is_refused(kind: int, tmp_path: Path) -> None:
     run = simulate(Composed(BySign(), PLANNED), tmp_path)
     refused = ask(run, kind, 0)

@@ -10,7 +10,7 @@ import math
 import random
 import sqlite3
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from modicum.errors import UserError
 from modicum.privacy import second_opinion
 from modicum.privacy.budgets import FilterGuard, PlanGuard, plan_guarantee
 from modicum.privacy.certificate import Certificate
-from modicum.privacy.events import Release
+from modicum.privacy.events import Origin, Release
 from modicum.privacy.grammar import KINDS, Grammar, Said
 from modicum.privacy.journal import Entry, Journal
 from modicum.privacy.ledger import Ledger
@@ -80,16 +80,20 @@ def gains(honest: State, forged: State) -> list[str]:
 def make(folder: Path, noise: NoiseSource, z: float, budget: float) -> Path:
     folder.mkdir()
     planned = (PlannedRelease("update", z, PLAIN, 4), PlannedRelease("accuracy", 10 * z, PLAIN, 2))
+    kinds = (PlannedRelease("update", 2 * z, PLAIN, 2), PlannedRelease("update", 3 * z, PLAIN, 2))  # R11
     with Ledger.create(folder / "ledger.sqlite", folder.name, noise) as ledger:
         ledger.declare(
             [
                 PrivacyPlan(client="planned", spec=RECORD, budget=budget, releases=planned),
                 PrivacyPlan(client="filtered", spec=RECORD, budget=budget, guard=Guard.GDP_FILTER),
                 PrivacyPlan(client="open", spec=RECORD, budget=math.inf, guard=Guard.NONE),
+                PrivacyPlan(client="stock", spec=RECORD, budget=budget, releases=kinds),
             ]
         )
         for round in range(2):
-            for token in ledger.reserve([one(c, RECORD, 3 * z, PLAIN, round) for c in ledger.plans]):
+            asked = [one(c, RECORD, 3 * z, PLAIN, round) for c in ledger.plans if c != "stock"]
+            chosen = replace(one("stock", RECORD, (3 - round) * z, PLAIN, round), noise_origin=Origin.PLANNED)
+            for token in ledger.reserve([*asked, chosen]):
                 if token.release.client != "filtered":
                     ledger.settle(token, b"message")
         Certificate.from_ledger(ledger).write(folder / "certificate.json")

@@ -190,3 +190,19 @@ def test_nothing_seen_costs_nothing():
 def test_bad_delta():
     with pytest.raises(UserError):
         pld.epsilon([Gaussians(1.0)], 0.0, ZO)
+
+
+@pytest.mark.parametrize(("z", "delta"), [(0.05, 1e-300), (1.0, 1e-320), (0.02, 1e-5)])
+def test_what_floats_cannot_hold_is_refused_in_one_line(z, delta):
+    for ask in (lambda g: pld.epsilon(g, delta, ZO), lambda g: pld.epsilon_one_way(g, delta, Direction.REMOVE)):
+        with pytest.raises(UserError, match="take a larger δ or more noise") as caught:
+            ask([Gaussians(z, 0.1, 1)])
+        assert "\n" not in str(caught.value)
+
+
+def test_a_moment_that_is_no_number_never_counts_as_nothing(monkeypatch):
+    """max(0, nan) is 0: without the check (the twin) an unknown cost would be none at all."""
+    monkeypatch.setattr(pld, "_bound_one_way", lambda *_: math.nan)
+    assert max(0.0, math.nan) == 0.0
+    with pytest.raises(UserError, match="no ε can be computed"):
+        pld.epsilon([Gaussians(1.0, 0.1, 10)], 1e-5, ZO)

@@ -15,7 +15,7 @@ from typing import Any
 from modicum.comparing.cells import Cell, cells_of
 from modicum.comparing.comparison import Comparison, check_reference
 from modicum.comparing.workers import Progress, work
-from modicum.config import experiment
+from modicum.config import differences, experiment, read
 from modicum.config.read import check
 from modicum.config.source import parse
 from modicum.core.store import write_durably
@@ -83,7 +83,7 @@ def _play(
     if ray is not None:
         _refuse_real_noise(cells)
     _begin(cells, place)
-    left = [cell for cell in cells if not RunFolder(place / cell.folder).report.exists()]
+    left = [cell for cell in cells if not _finished(cell, RunFolder(place / cell.folder))]
     done = len(cells) - len(left)
     jobs = [Job(cell, None if ray else place / cell.folder) for cell in left]
 
@@ -120,6 +120,19 @@ def _read_plan(folder: Path) -> list[Cell]:
     return [Cell(**cell) for cell in cells]
 
 
+def _finished(cell: Cell, files: RunFolder) -> bool:
+    """Whether a cell's run is over. A folder of another experiment is refused: its figures would stand here."""
+    if files.config.is_file():
+        for key, there, here in differences(read(files.config), check(parse(cell.config, cell.label))):
+            raise UserError(
+                f"{files.path} holds another experiment: {key} is {there} there and {here} in this comparison: "
+                "remove that folder and go on"
+            )
+    elif files.report.exists():
+        raise UserError(f"{files.path} has lost its config.toml: remove that folder and go on")
+    return files.report.exists()
+
+
 def _refuse_real_noise(cells: Sequence[Cell]) -> None:
     """A lost machine's cells are played again, which may cost nothing only where noise comes from the seed."""
     for cell in cells:
@@ -147,7 +160,10 @@ def _carry_out(cell: Cell, folder: Path) -> None:
     try:
         config = check(parse(cell.config, cell.label))
         seen = transcript_in(files, config.run.transcript)
-        carry_out(experiment(config), files, cell.config, simulation=config.run.simulation, transcript=seen)
+        how = config.run
+        carry_out(
+            experiment(config), files, cell.config, simulation=how.simulation, transcript=seen, audit=how.audit
+        )
     except UserError as error:
         files.leave_if_nothing_began()
         raise UserError(f"{cell.label}, seed {cell.seed}: {error}") from None

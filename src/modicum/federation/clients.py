@@ -179,7 +179,7 @@ class Clients:
         noises = (z for z in (decision.noise_multiplier, decision.signal_multiplier) if z is not None)
         fits = BOUNDS[0] <= decision.bound <= BOUNDS[1] and all(0 <= z <= BOUNDS[1] for z in noises)
         public = self.kit.public
-        known = decision.kind is None or (public is not None and decision.kind < len(public.scales))
+        known = decision.kind is None or (public is not None and 0 <= decision.kind < len(public.scales))
         return None if fits and known and self._covers(decision) else Reason.BAD_BOUND
 
     def _covers(self, decision: Decision) -> bool:

@@ -357,6 +357,8 @@ def _audit(value: Any) -> dict[str, Any] | None:
             continue
         if type(found[name]) is not kind:
             raise ValueError(f"the audit's {name} is not a {kind.__name__}")
+        if not (math.isfinite(found[name]) if kind is not str else found[name].isprintable()):
+            raise ValueError(f"the audit's {name} is nothing that an audit says")
     return found
 
 

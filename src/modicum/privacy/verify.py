@@ -19,7 +19,7 @@ from modicum.privacy.journal import LedgerDamaged
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.lifetime import statement_problems
 from modicum.privacy.plan import Guard, PrivacyPlan
-from modicum.privacy.spec import PrivacySpec
+from modicum.privacy.spec import PrivacySpec, Unit
 
 LEDGER, CERTIFICATE = "ledger.sqlite", "certificate.json"
 OURS = 1e-9  # the same accountant again
@@ -190,6 +190,7 @@ def _verify(ledger: Ledger, certificate: Certificate | None, kept: KeptHead | No
         whole += _whole_problems(certificate, own)
         simulation = bool(own.noise["simulation"])
         whole += statement_problems(certificate.account, ledger.plans.values(), simulation=simulation)
+        whole += _audit_problems(certificate.audit, own)
     return Verification(
         ledger=str(ledger.path),
         run=own.run,
@@ -291,6 +292,31 @@ def _whole_problems(certificate: Certificate, own: Certificate) -> list[str]:
         if client not in own.clients
     ]
     return problems
+
+
+def _audit_problems(audit: dict[str, Any] | None, own: Certificate) -> list[str]:
+    """What a section on an audit cannot say. What was measured is its author's word: nothing recomputes it."""
+    if audit is None:
+        return []
+    if not own.noise["simulation"]:
+        return ["it carries an audit, and noise was real: an audit is a release that no budget paid for"]
+    lower, claimed = audit["epsilon_lower"], audit["claimed"]
+    sound = lower >= 0 and 0 < audit["beta"] < 1 and audit["canaries"] > 0
+    claims = any(
+        (line.spec.unit, line.spec.delta) == (audit["unit"], audit["delta"]) and _may_claim(line, claimed)
+        for line in own.clients.values()
+    )
+    proved = not audit["estimate"] and claimed is not None and lower > claimed
+    if sound and claims and audit["broken"] == proved:
+        return []
+    return ["the audit's unit, δ, claim or verdict is not that of this run"]
+
+
+def _may_claim(line: ClientGuarantee, claimed: float | None) -> bool:
+    """Canary clients come beside the run's own, so that their noise is calibrated anew; canary records do not."""
+    if claimed is None or math.isinf(line.epsilon):
+        return claimed is None and math.isinf(line.epsilon)
+    return line.spec.unit is Unit.CLIENT or _same(line.epsilon, claimed)
 
 
 def _same(one: float, other: float) -> bool:

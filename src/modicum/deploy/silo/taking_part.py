@@ -16,7 +16,7 @@ from modicum.core.clips import Clip
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Message, Summand, encode, finite
-from modicum.core.parts import Batch, ClientKit, Losses
+from modicum.core.parts import Backend, Batch, ClientKit, Losses
 from modicum.deploy.silo.grant import GrantWatch, objection, too_much, within
 from modicum.deploy.silo.terms import Join, Terms
 from modicum.deploy.silo.wire import Code, Kind, Refuse
@@ -104,7 +104,7 @@ class TakingPart:
         if not within(self.plan, self.grant):
             raise UserError(too_much(self.terms, self.plan, self.grant))
         method = self.terms.method
-        backend = LoopBackend(data.model)
+        backend = Careful(LoopBackend(data.model))
         self.kit = make_kit(
             silo.experiment, method, data, backend, join.facts, join.multipliers, join.adaptive, agreement.integers
         )
@@ -238,3 +238,30 @@ class Zero:
         clips: Sequence[Clip],  # noqa: ARG002
     ) -> tuple[Tensor, list[Tensor]]:
         return torch.zeros_like(theta), [theta.new_zeros(len(batch)) for batch in batches]
+
+
+class Careful:
+    """A backend whose failed steps count as zero.
+
+    A round that is begun again after a failure has other noise, so that a policy which decides before each step
+    asks for something else than was reserved and is stopped: the length of the update would tell of the failure.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend, self._zero = backend, Zero(backend.layout)
+        self.layout = backend.layout
+
+    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
+        return self._backend.outputs(theta, x)
+
+    def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
+        return self._backend.gradients(theta, batches, losses)
+
+    def clipped_sums(
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, clips: Sequence[Clip]
+    ) -> tuple[Tensor, list[Tensor]]:
+        try:
+            return self._backend.clipped_sums(theta, batches, losses, clips)
+        except Exception:
+            LOG.exception("a step cannot be computed: it counts as zero, with its noise")
+            return self._zero.clipped_sums(theta, batches, losses, clips)

@@ -35,6 +35,7 @@ from scipy.optimize import minimize_scalar
 from scipy.signal import lfilter
 from scipy.special import ndtr
 
+from modicum.errors import UserError
 from modicum.privacy.accounting.checks import probability
 from modicum.privacy.accounting.gaussians import Gaussians
 from modicum.privacy.accounting.pairs import Direction, Pair, directions
@@ -102,6 +103,22 @@ def _epsilon_one_way(
     """ε in one direction; where it is certain to be at most `enough`, that suffices as an answer."""
     if _total_variation(steps, direction) <= delta:
         return 0.0
+    try:
+        with np.errstate(over="ignore", invalid="raise"):
+            found = _bound_one_way(steps, delta, direction, accuracy, enough)
+    except (ValueError, ArithmeticError):  # beyond floating-point numbers
+        found = math.nan
+    if math.isnan(found):  # which max() and min() would lose
+        least = min(g.noise_multiplier for g in steps)
+        raise UserError(
+            f"no ε can be computed for noise of {least:g} at δ = {delta:g}: take a larger δ or more noise"
+        )
+    return max(0.0, found)
+
+
+def _bound_one_way(
+    steps: Sequence[Gaussians], delta: float, direction: Direction, accuracy: float, enough: float
+) -> float:
     pairs = [Pair(direction, g.noise_multiplier, g.rate) for g in steps]
     counts = [g.count for g in steps]
     tilt, renyi = _renyi_tilt(pairs, counts, delta)
@@ -123,7 +140,7 @@ def _epsilon_one_way(
         if overshoot <= 1.5 * allowed:
             break
         h *= max(0.05, 0.9 * math.sqrt(allowed / overshoot))
-    return max(0.0, best)
+    return best
 
 
 class _TooLargeError(Exception):
