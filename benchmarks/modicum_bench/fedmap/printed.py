@@ -51,7 +51,7 @@ class Size:
 
 
 SIZES = {
-    "quick": Size("digits", "mlp", 10, 3, 15, 64, 1, 0.3, 2.0, 2, 1),
+    "quick": Size("digits", "mlp", 10, 3, 15, 10, 0.5, 0.1, 2.0, 2, 1),
     "paper": Size("fashion-mnist", "lenet", 100, 10, 100, 64, 3, 0.01, 1.04, 3, 3),
 }
 
