@@ -324,7 +324,7 @@ def test_passes_in_bf16_are_compared_in_full_precision(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("dtype", "agrees"), [(torch.float32, True), (torch.float64, False)])
 def test_the_comparison_asks_for_the_precision_that_a_model_computes_in(dtype: torch.dtype, agrees: bool) -> None:
-    """Sums of many examples are float64 even where their terms are float32, and a millionth off is then rounding."""
+    """Sums of many examples are float64 even where their terms are float32, and a millionth is rounding then."""
     backend = FusedBackend(nn.Linear(4, 3).to(dtype))
     truth = torch.randn(3, backend.layout.dimension, dtype=torch.float64)
     with nullcontext() if agrees else pytest.warns(SlowEngineWarning):
