@@ -23,6 +23,7 @@ from modicum_bench.fedmap.networks import network as network_of
 
 Loader = Callable[[str], Dataset]
 LINEAR = tuple(Choice(lr, 0.0) for lr in (0.3, 1.0, 3.0))
+RIVAL = tuple(Choice(lr, 0.0) for lr in (1.0, 3.0, 10.0))
 RATES = {0.1: (0.04, 0.07, 0.12), 0.2: (0.08, 0.14, 0.24), 0.3: (0.12, 0.21, 0.36)}  # by participation
 
 
@@ -31,7 +32,7 @@ def grid(task: str, participation: float) -> tuple[Choice, ...]:
     if TASKS[task].model == LARGE:
         return tuple(Choice(lr, 0.9) for lr in (0.03, 0.1, 0.3))
     if TASKS[task].model not in NETWORKS:
-        return LINEAR
+        return RIVAL if " " in task else LINEAR
     return tuple(Choice(lr, 0.9, 0.3, 0.95) for lr in RATES[participation])
 
 

@@ -8,7 +8,6 @@ charged.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.rehearsal import Rehearsal
 from modicum.methods import Censor, DpSgd, FedAvg, FedMap, Soteria
 from modicum.privacy.accounting.papers import fedmap_at_noise, fedmap_claimed
-from modicum.report.colours import colours_of
+from modicum.report.colours import PALETTE
 from modicum_bench.fedmap.cells import ALPHA, DELTA
 from modicum_bench.fedmap.report import interval, markdown
 
@@ -51,7 +50,7 @@ class Size:
 
 
 SIZES = {
-    "quick": Size("digits", "mlp", 10, 3, 15, 64, 1, 0.3, 2.0, 2, 1),
+    "quick": Size("digits", "mlp", 10, 3, 15, 10, 0.5, 0.1, 2.0, 2, 1),
     "paper": Size("fashion-mnist", "lenet", 100, 10, 100, 64, 3, 0.01, 1.04, 3, 3),
 }
 
@@ -181,8 +180,9 @@ def table_row(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _mean(values: Sequence[float]) -> str:
+    """With its 95% interval, which two values are too few for."""
     mean, half = interval(values)
-    return f"{mean:.3g}" if math.isinf(half) else f"{mean:.3g} ± {half:.2g}"
+    return f"{mean:.3g}" if len(values) < 3 else f"{mean:.3g} ± {half:.2g}"
 
 
 def draw_curves(curves: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
@@ -192,7 +192,7 @@ def draw_curves(curves: Mapping[str, Sequence[Sequence[float]]], path: Path) -> 
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
-    axes, colours = figure.subplots(), colours_of(list(curves))
+    axes, colours = figure.subplots(), dict(zip(curves, PALETTE, strict=False))
     for name, own in curves.items():
         columns = list(zip(*own, strict=True))
         rounds = range(1, len(columns) + 1)
