@@ -2,6 +2,7 @@
 
 import { h, number, percent, put } from "./dom.js";
 
+const AT_ONCE = 120; // lines that are drawn before anything else is
 const folderOf = (row) => (row.name.includes("/") ? row.name.slice(0, row.name.lastIndexOf("/")) : "");
 export const baseOf = (row) => row.name.slice(row.name.lastIndexOf("/") + 1) || row.name;
 
@@ -11,7 +12,8 @@ export const baseOf = (row) => row.name.slice(row.name.lastIndexOf("/") + 1) || 
  */
 export function runList({ rows, chosen, link, toggle }) {
   let all = rows,
-    marked = new Set(chosen);
+    marked = new Set(chosen),
+    later;
   const list = h("ul", { class: "list" }),
     told = h("p", { class: "note-line", role: "status" });
   const search = h("input", {
@@ -34,27 +36,23 @@ export function runList({ rows, chosen, link, toggle }) {
       found.length === all.length
         ? `${all.length} run${all.length === 1 ? "" : "s"}`
         : `${found.length} of ${all.length} runs`;
-    put(
-      list,
-      ...[...byFolder].flatMap(([folder, inside]) =>
-        [
-          folder || toggle
-            ? h(
-                "li",
-                { class: "folder" },
-                folder || "in the folder itself",
-                toggle && inside.length > 1
-                  ? h(
-                      "button",
-                      { type: "button", onclick: () => all_of(inside) },
-                      inside.every((r) => marked.has(r.id)) ? "none" : "all",
-                    )
-                  : null,
-              )
-            : null,
-          ...inside.map(line),
-        ].filter(Boolean),
-      ),
+    const parts = [...byFolder].flatMap(([folder, inside]) => [
+      ...(folder || toggle ? [() => heading(folder, inside)] : []),
+      ...inside.map((row) => () => line(row)),
+    ]);
+    put(list, ...parts.slice(0, AT_ONCE).map((part) => part()));
+    clearTimeout(later); // the rest of a long list when the page stands
+    if (parts.length > AT_ONCE)
+      later = setTimeout(() => list.append(...parts.slice(AT_ONCE).map((part) => part())), 300);
+  }
+  function heading(folder, inside) {
+    const every = inside.every((row) => marked.has(row.id));
+    const button = h("button", { type: "button", onclick: () => all_of(inside) }, every ? "none" : "all");
+    return h(
+      "li",
+      { class: "folder" },
+      folder || "in the folder itself",
+      toggle && inside.length > 1 ? button : null,
     );
   }
   function all_of(inside) {
