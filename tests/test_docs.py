@@ -23,7 +23,19 @@ from modicum.models import names
 from tests.docs import LANGUAGES, PAGES, ROOT, Block, all_blocks, blocks, commands, inline_commands, known, parse
 
 SILO = {"silo": SiloConfig, "grant": Grant, "account": AccountConfig, "data": DataConfig}
-OTHERS = {"python", "pip", "sudo", "make", "cd", ".", "flower-superlink", "flower-supernode", "git", "docker"}
+OTHERS = {
+    "printf",
+    "python",
+    "pip",
+    "sudo",
+    "make",
+    "cd",
+    ".",
+    "flower-superlink",
+    "flower-supernode",
+    "git",
+    "docker",
+}
 
 
 def place(value: object) -> str | None:

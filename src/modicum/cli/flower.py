@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from modicum.errors import UserError, counted
 
 if TYPE_CHECKING:
     from modicum.deploy.flower.up import Deployment
+    from modicum.federation.records import RoundRecord
+    from modicum.report.track import Tracker
 
 app = typer.Typer(help="Run an experiment on Flower: separate silos, own keys, own budgets.", no_args_is_help=True)
 app.add_typer(flower_keys.app, name="keys")
@@ -116,6 +119,9 @@ def start(
     key: Path = typer.Option(..., "--key", help="The key that signs the app."),
     silos: Path | None = typer.Option(None, "--silos", help="Register the nodes of this file first."),
     seconds: float = typer.Option(60.0, "--wait", help="Seconds to wait for the SuperLink."),
+    track: list[str] = typer.Option(
+        [], "--track", help="Also tell tensorboard[:FOLDER] or mlflow[:URI] what is released (repeatable)."
+    ),
     detach: bool = typer.Option(False, "--detach", help="Come back at once; `modicum flower status` tells more."),
 ) -> None:
     """Sign the app, register nodes, start, and follow the run to its end; an interrupted one is continued.
@@ -126,10 +132,12 @@ def start(
     from modicum.deploy.flower import link
     from modicum.deploy.flower.follow import Started, note_start, registered, run_folder
     from modicum.deploy.flower.register import read_public_keys, read_register
+    from modicum.report.track import tracker_named
 
     for path in (project / "pyproject.toml", key, ca, *([silos] if silos else [])):
         if not path.is_file():
             raise UserError(f"there is no {path}: `modicum flower init` and `modicum flower keys make` make it")
+    trackers = [tracker_named(one) for one in track]
     folder, nodes = run_folder(project), {} if silos is None else read_public_keys(silos)
     known = read_register(registered(project))
     known.nodes()  # a revoked key is found before anything is started
@@ -144,18 +152,28 @@ def start(
     note_start(folder, Started(number, superlink, str(ca.absolute())))
     typer.echo(f"started Flower run {number}")
     if not detach:
-        _follow(project, folder)
+        _follow(project, folder, trackers)
 
 
-def _follow(project: Path, folder: Path) -> None:
+def _follow(project: Path, folder: Path, trackers: Sequence[Tracker]) -> None:
     """Rounds as they come, then the result and what to do next."""
     from modicum.cli.progress import watching
-    from modicum.deploy.flower.follow import follow, planned_rounds
+    from modicum.deploy.flower.follow import follow, planned
+    from modicum.report.track import tracking
 
-    shape: Any = SimpleNamespace(experiment=SimpleNamespace(rounds=planned_rounds(project)))
+    config, name = planned(project), project.absolute().parent.name
+    shape: Any = SimpleNamespace(experiment=SimpleNamespace(rounds=config.run.rounds))
+    settings = {"method": config.method_name, "model": config.model.name, "rounds": str(config.run.rounds)}
+
     try:
-        with watching(project.absolute().parent.name, quiet=False) as watch:
-            known = follow(folder, lambda record: None if watch is None else watch(shape, record))
+        with watching(name, quiet=False) as watch, tracking(trackers, name, settings) as heard:
+
+            def tell(record: RoundRecord) -> None:
+                heard.round(record)
+                if watch is not None:
+                    watch(shape, record)
+
+            known = follow(folder, tell)
     except KeyboardInterrupt:
         typer.echo(f"modicum: the run goes on; stop it with: modicum flower stop {project}", err=True)
         raise typer.Exit(130) from None
