@@ -77,7 +77,7 @@ def test_trackers_hear_what_was_released_and_no_ground_truth(tmp_path: Path) -> 
     assert notes.lines[-1] == "end"
     told = notes.lines[1][1]
     public = {"public/loss", "public/accuracy", "public/macro_f1"}
-    assert set(told) == {"bound", "reserved", "answered", "released/accuracy"} | public
+    assert set(told) == {"bound", "reserved", "answered", "released/accuracy", "released/accuracy_std"} | public
     assert told["released/accuracy"] == run.records[0].released["accuracy"]
     assert not leaks(tmp_path)
 

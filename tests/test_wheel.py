@@ -69,9 +69,9 @@ def test_a_source_tree_that_stands_in_for_the_wheel_is_found(project: Path, tmp_
 def test_a_command_that_needs_what_pip_would_not_bring_is_found(project: Path, tmp_path: Path) -> None:
     """hypothesis is installed here, and no dependency of this wheel; declared, it is there."""
     (project / "src" / "modicum" / "__init__.py").write_text("import hypothesis\n" + READS)
-    strange, failed = faults(project, tmp_path, {("demo",): 0})
-    assert "import modicum from the wheel" in strange
+    (failed,) = faults(project, tmp_path, {("demo",): 0})
     assert "No module named 'hypothesis': no dependency of modicum" in failed
     declared = PROJECT.replace('version = "0"', 'version = "0"\ndependencies = ["hypothesis"]')
     (project / "pyproject.toml").write_text(declared + DECLARED)
+    (tmp_path / "again").mkdir()
     assert faults(project, tmp_path / "again", {("demo",): 0}) == []

@@ -32,7 +32,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     assert config.nav is not None
     for entry in config.nav:
         for title, page in entry.items():
-            if page in LISTED:
+            if isinstance(page, str) and page in LISTED:
                 entry[title] = [page, *LISTED[page]()]
     return config
 

@@ -34,7 +34,7 @@
 # %% [bash]
 # modicum verify study/silos/state-client-02
 # %% [bash]
-# modicum verify study/server | head -3
+# modicum verify study/server | tail -1
 # %% [markdown]
 # **And if somebody lies?** A certificate that states a smaller ε than the ledger gives is found out.
 # %%

@@ -237,7 +237,7 @@ def _flat(record: RoundRecord) -> dict[str, Any]:
     row["reserved"] = record.reserved
     for kind in ("simulated", "public", "released"):
         row |= {f"{kind}_{name}": value for name, value in getattr(record, kind).items()}
-    return row
+    return row | {f"released_{name}_std": value for name, value in record.noise.items()}
 
 
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:

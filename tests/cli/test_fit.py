@@ -55,6 +55,7 @@ def test_from_file_to_run(file: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_second_call_computes_nothing(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, ["fit-clipping", str(file)]) == 0
+    assert "warning  at ε=0.5, 8 the best bound is the smallest or largest" in capsys.readouterr().out  # of two
     first = file.with_suffix(".curve.json").read_text()
     cells = {p: p.stat().st_mtime_ns for p in file.with_suffix(".curve.cells").iterdir()}
     assert run(app, ["fit-clipping", str(file)]) == 0

@@ -242,7 +242,7 @@ def test_the_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> No
     assert command_line(app, ["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["libraries"]["torch"]
-    assert found["can"]["experiment files and this command"] is True
+    assert found["can"]["keys of silos, secure aggregation"] is True
     assert command_line(app, ["doctor"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("modicum ")

@@ -187,7 +187,9 @@ def _paid(summary: Summary, records: Sequence[RoundRecord]) -> str:
     reserved = f"{percent(records[-1].reserved)} of what was planned is reserved." if records else ""
     items.append(f"{reserved} The ε above is that of the whole plan: it holds however much of it was used.")
     items += [
-        f"Metric {name}, released with noise and charged: {value:.3f}" for name, value in summary.released.items()
+        f"Metric {name}, released with noise and charged: {value:.3f}"
+        + (f" ± {summary.noise[name]:.3f} (standard deviation of its noise)" if name in summary.noise else "")
+        for name, value in summary.released.items()
     ]
     items += [f"{name} on public proxy data, free: {value:.3f}" for name, value in summary.public.items()]
     return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"

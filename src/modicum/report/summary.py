@@ -69,6 +69,7 @@ class Summary:
     public: dict[str, float]  # the last model on public proxy data
     released: dict[str, float]  # the last values that clients released and paid for
     groups: tuple[Group, ...]
+    noise: dict[str, float] = field(default_factory=dict)  # standard deviation of the noise in `released`
     traffic: dict[str, float] = field(default_factory=dict)  # deployed: of a round, in the middle of all rounds
     void: tuple[str, ...] = ()  # rounds without a sum behind secure aggregation, and why
 
@@ -121,6 +122,7 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
         loss=simulated.get("test_loss"),
         public=last(record.public for record in records),
         released=last(record.released for record in records),
+        noise=last(record.noise for record in records),
         groups=tuple(groups(budgets, certificate, records, run.client_accuracies())),
         void=void(records),
     )

@@ -104,6 +104,7 @@ def told(record: RoundRecord) -> dict[str, float]:
         values["answered"] = float(record.answered)
     for kind in ("public", "released"):
         values |= {f"{kind}/{_plain(name)}": value for name, value in getattr(record, kind).items()}
+    values |= {f"released/{_plain(name)}_std": value for name, value in record.noise.items()}
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
