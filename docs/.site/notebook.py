@@ -175,9 +175,8 @@ def main(paths: list[str]) -> None:
         tutorial = cells(path)
         with tempfile.TemporaryDirectory() as folder:
             done = to_notebook(tutorial, execute(tutorial, Path(folder)))
-        path.with_suffix(".ipynb").write_text(
-            json.dumps(done, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
-        )
+        text = json.dumps(done, ensure_ascii=False, indent=1).replace(f"{folder}/", "")
+        path.with_suffix(".ipynb").write_text(text + "\n", encoding="utf-8")
         print(f"wrote {path.with_suffix('.ipynb')}")
 
 

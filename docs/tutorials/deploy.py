@@ -49,6 +49,7 @@ for client in said["clients"].values():
     client["epsilon"] = 0.1
 path.chmod(0o600)
 path.write_text(json.dumps(said))
+said["clients"]["client-02"]["epsilon"]
 # %% [bash]
 # modicum verify forged && echo "this line is never reached" || echo "exit code $?"
 # %% [markdown]

@@ -151,8 +151,12 @@ def traffic_line(found: Mapping[str, float]) -> str:
     """For people; empty where nothing travelled."""
     if not found:
         return ""
-    up, down = found["bytes_up"] / 1e6, found["bytes_down"] / 1e6
-    return f"a round took {found['seconds']:.1f} s; a silo sent {up:.3g} MB and was sent {down:.3g} MB"
+    up, down = (_bytes(found[name]) for name in ("bytes_up", "bytes_down"))
+    return f"a round took {found['seconds']:.1f} s; a silo sent {up} and was sent {down}"
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 1e6:.3g} MB" if count >= 1e5 else f"{count / 1e3:.3g} kB"
 
 
 def void(records: Sequence[RoundRecord]) -> tuple[str, ...]:
