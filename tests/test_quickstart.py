@@ -33,9 +33,7 @@ def test_the_quick_start_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     follow(list(blocks(PAGE)), tmp_path, monkeypatch, skip=("compare", "doctor"))
     found = json.loads((tmp_path / "runs" / "first" / "summary.json").read_text())
     assert found["clients"] == 3
-    assert found["accuracy"] is None  # a table has no common test records
-    means = [group["accuracy"] for group in found["groups"]]
-    assert sum(means) / len(means) > 0.75  # the majority has about two thirds
+    assert found["accuracy"] > 0.75  # the larger class has about six tenths
 
 
 @pytest.mark.heavy

@@ -189,10 +189,10 @@ def test_methods_are_listed_with_their_settings(call: Call) -> None:
 def test_the_demo_ends_in_a_table_a_picture_and_verified_certificates(call: Call) -> None:
     code, out, _ = call("demo", "--rounds", "1", "--out", "d")
     assert code == 0
-    assert "Verified: all 6 certificates" in out
+    assert "Verified: all 7 certificates" in out
     assert Path("d/report.png").read_bytes().startswith(b"\x89PNG")
     assert "Simulated ground truth" in Path("d/report.html").read_text()
-    shown = {"fedavg", "dp-sgd", "aqc", "pac-dp", "auto", "acdp-pfsd"}
+    shown = {"fedavg", "dp-sgd", "aqc", "pac-dp", "fedcompdp", "auto", "acdp-pfsd"}
     assert {p.name for p in Path("d").iterdir() if p.is_dir()} == shown
 
 
