@@ -24,6 +24,7 @@ from modicum.core.parts import ModelWrapper, Plain
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
+from modicum.data.check import refuse_peeks
 from modicum.errors import MissingExtraError, UserError, counted
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.model_file import as_inputs, restored
@@ -307,6 +308,8 @@ def _open(
         if audit is not None:
             refuse_real(simulation)
             refuse_unfit(audit, experiment)
+        if not simulation:
+            refuse_peeks(experiment.federation.data)
         if not files.config.exists():
             files.write(files.config, config.encode())
         geometry = experiment.federation.data.geometry

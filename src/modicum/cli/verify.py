@@ -36,15 +36,20 @@ def verify(
 def _show(outcome: Verification) -> None:
     """What is claimed comes first: a match of figures says nothing without it."""
     for line in [*_of_the_file(outcome), *_of_the_claim(outcome)]:
-        typer.echo(line)
+        typer.echo(plain(line))
     width = max([len(check.client) for check in outcome.clients] + [6])
     if outcome.clients:
         typer.echo(f"\n{'client':<{width}}  {'certified ε':>11}  {'recomputed':>11}  {'dp-accounting':>13}")
     for check in outcome.clients:
-        typer.echo(_line(check, width))
+        typer.echo(plain(_line(check, width)))
     for problem in outcome.problems:
-        typer.echo(f"\nMISMATCH  {problem}")
+        typer.echo(plain(f"\nMISMATCH  {problem}"))
     typer.echo(f"\n{_verdict(outcome)}")
+
+
+def plain(text: str) -> str:
+    """Text of others that a terminal must not obey: a name could wipe out the line that warns of a simulation."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def _of_the_file(outcome: Verification) -> list[str]:

@@ -65,6 +65,32 @@ def test_the_folder_and_the_socket_are_private(tmp_path: Path) -> None:
     assert not (tmp_path / "client-00.sock").exists()
 
 
+def test_a_silo_with_one_class_takes_part(tmp_path: Path) -> None:
+    """One record of another class must not decide whether it is there: both look the same to a server."""
+    cards = []
+    for name, poison in (("one", "one class"), ("both", "")):
+        data = own_records(tmp_path / name, "ward", poison=poison)
+        with opened(write_silo(tmp_path / name, "ward", experiment=TABLE, data=data)) as server:
+            server.names = ("clinic", "ward")
+            cards.append(server.card())
+            assert server.join().refused is None
+            assert server.propose(0).refused is None
+    assert cards[0] == cards[1]
+
+
+@pytest.mark.parametrize("simulation", [False, True])
+def test_classes_are_agreed_wherever_the_table_is_named(tmp_path: Path, simulation: bool) -> None:
+    """In the silo's own file or in the experiment's: a largest label would be told with the first card."""
+    own_records(tmp_path, "ward")
+    text = TABLE.replace('name = "digits"\nclients = 3\npartition = "iid"', 'npz = "records-ward"')
+    path = write_silo(tmp_path, "ward", experiment=text, simulation=simulation)
+    if simulation:
+        Silo(read_spec(path)).close()
+    else:
+        with pytest.raises(UserError, match="largest label"):
+            Silo(read_spec(path))
+
+
 def _serve(path: Path) -> None:
     from modicum.deploy.silo.serve import serve
 
@@ -73,7 +99,7 @@ def _serve(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("poison", "said"),
-    [("nan", "NaN or Inf in record 5"), ("one class", "the same label"), ("empty", "no records")],
+    [("nan", "NaN or Inf in record 5"), ("empty", "no records")],
 )
 def test_data_that_cannot_be_trained_on_is_found_before_joining(tmp_path: Path, poison: str, said: str) -> None:
     records = 0 if poison == "empty" else 50

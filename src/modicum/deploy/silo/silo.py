@@ -17,7 +17,7 @@ from modicum.core.messages import Broadcast, decode
 from modicum.core.needs import Offer, check_data
 from modicum.core.parts import Method
 from modicum.core.store import write_durably
-from modicum.data.arrays import Arrays, FederatedData
+from modicum.data.arrays import Arrays, FederatedData, Peek
 from modicum.deploy.silo.account import account_of
 from modicum.deploy.silo.grant import too_much, within
 from modicum.deploy.silo.signing import raw_public, read_signing_key
@@ -321,6 +321,8 @@ def own_experiment(spec: SiloSpec) -> Experiment:
     if spec.name not in data.names:
         shown = ", ".join(data.names[:5]) + (", …" if len(data.names) > 5 else "")
         raise UserError(f"there are no records of {spec.name!r} in {data.dataset}: it has {shown}")
+    if not spec.simulation and Peek.CLASSES in data.peeks:
+        raise UserError(str(Peek.CLASSES))
     own = data.clients[data.names.index(spec.name)]
     nothing = Arrays.empty(own.train)
     alone = FederatedData(
