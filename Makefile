@@ -33,7 +33,7 @@ wheel: setup
 	$(BIN)/python -m tests.wheel
 
 docs: setup
-	$(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build  # not --quiet: then it counts no warnings
 	@echo "open build/site/index.html"
 
 tutorials: setup

@@ -24,7 +24,7 @@ def built(folder: Path) -> subprocess.CompletedProcess[str]:
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     shutil.copy(ROOT / "mkdocs.yml", folder)
     env = {**os.environ, "PYTHONPATH": str(folder / "src")}
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet"]
+    command = [sys.executable, "-m", "mkdocs", "build"]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 

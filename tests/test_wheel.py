@@ -71,7 +71,7 @@ def test_a_command_that_needs_what_pip_would_not_bring_is_found(project: Path, t
     """sortedcontainers is installed here, and no dependency of this wheel; declared, it is there."""
     (project / "src" / "modicum" / "__init__.py").write_text("import sortedcontainers\n" + READS)
     (failed,) = faults(project, tmp_path, {("demo",): 0})
-    assert "No module named 'sortedcontainers': no dependency of modicum" in failed
+    assert "No module named 'sortedcontainers'" in failed
     declared = PROJECT.replace('version = "0"', 'version = "0"\ndependencies = ["sortedcontainers"]')
     (project / "pyproject.toml").write_text(declared + DECLARED)
     (tmp_path / "again").mkdir()

@@ -25,12 +25,13 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 HIDE = """import sys
+from importlib.machinery import PathFinder
 HIDDEN = set({hidden!r})
-class Hide:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in HIDDEN:
-            raise ModuleNotFoundError(f"No module named {{name!r}}: no dependency of modicum", name=name)
-sys.meta_path.insert(0, Hide())
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in HIDDEN else super().find_spec(name, path, target)
+sys.meta_path = [Without if finder is PathFinder else finder for finder in sys.meta_path]
 """
 NOT_SHIPPED = ("__pycache__", "*.egg-info")
 COMMANDS = {("demo", "--rounds", "3"): 0, ("bench", "speed"): 2}
