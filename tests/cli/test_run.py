@@ -255,7 +255,7 @@ def test_unscaled_inputs_are_told_of_in_simulations_alone(
     """The warning is a statistic of private records; its twin is the warning itself, which a simulation shows."""
     rows = "".join(f"{'ab'[i % 2]},{i * 10},{i % 2}\n" for i in range(40))
     (tmp_path / "t.csv").write_text("client,x,label\n" + rows)
-    text = f'[data]\ncsv = "{tmp_path / "t.csv"}"\n[method]\nname = "dp-sgd"\n[run]\nrounds = 1\n'
+    text = f'[data]\ncsv = "{tmp_path / "t.csv"}"\nclasses = 2\n[method]\nname = "dp-sgd"\n[run]\nrounds = 1\n'
     for simulation in (True, False):
         (tmp_path / "e.toml").write_text(f"{text}simulation = {str(simulation).lower()}\n")
         out = str(tmp_path / f"out-{simulation}")
