@@ -168,3 +168,14 @@ def check_wrong(words: list[str]) -> None:
     parse(words)
     if words == ["modicum", "compare"]:  # its own check: a file or --resume
         raise UserError("compare what")
+
+
+def test_extras_that_are_named_exist() -> None:
+    """In the guides and in what the program says."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for path in (*PAGES, *(ROOT / "src").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        named = re.findall(r"modicum\[([\w,]+)\]", text)
+        named += re.findall(r'MissingExtraError\("[\w-]+", "(\w+)"', text)
+        for extra in (one for several in named for one in several.split(",")):
+            assert extra in extras, f"{relative(path)}: {extra}"

@@ -37,8 +37,11 @@ def test_every_method_and_command_has_a_page_and_a_dead_link_is_an_error(tmp_pat
     assert isinstance(commands, dict)
     for page in (*(f"methods/{name}" for name in METHODS), *(f"commands/{name}" for name in commands)):
         assert (site / f"{page}.html").exists(), page
-    assert "http" not in "".join(  # nothing is fetched from elsewhere
-        part.split('"')[0] for part in (site / "index.html").read_text().split('src="')[1:]
+    assert (
+        "http"
+        not in "".join(  # nothing is fetched from elsewhere
+            part.split('"')[0] for part in (site / "index.html").read_text().split('src="')[1:]
+        )
     )
     for dead in ("[gone](no-such-page.md)", "[gone](config.md#no-such-heading)"):
         page = tmp_path / "docs" / "models.md"

@@ -110,7 +110,7 @@ def _table(summaries: Sequence[Summary]) -> str:
 def picture_part(picture: bytes | None) -> str:
     """A picture inside the page, or why there is none."""
     if picture is None:
-        return "<p class=\"quiet\">No picture: matplotlib is not installed (pip install 'modicum[report]').</p>"
+        return '<p class="quiet">No picture: matplotlib is not installed (pip install matplotlib).</p>'
     data = base64.b64encode(picture).decode()
     return f'<img alt="Test accuracy and clipping bound by rounds" src="data:image/png;base64,{data}">'
 
