@@ -18,6 +18,7 @@ from modicum import __version__
 
 # What a person wants to do, the packages behind it, and the extra that brings them.
 WISHES = (
+    ("the studio, in a browser", ("starlette", "uvicorn"), "studio"),
     ("keys of silos, secure aggregation", ("cryptography",), "secure"),
     ("deployments on Flower", ("flwr", "cryptography"), "deploy"),
     ("data frames", ("pandas",), "frames"),
