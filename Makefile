@@ -5,7 +5,7 @@ READY := .venv/.ready
 # Two workers with a thread each: two with all threads wait for one another. Tests of threads set their own.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: setup demo test test-all lint wheel soak bench
+.PHONY: setup demo test test-all lint wheel docs tutorials soak bench
 
 setup: $(READY)
 
@@ -31,6 +31,13 @@ lint: setup
 
 wheel: setup
 	$(BIN)/python -m tests.wheel
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build  # not --quiet: then it counts no warnings
+	@echo "open build/site/index.html"
+
+tutorials: setup
+	$(BIN)/python docs/.site/notebook.py docs/tutorials/*.py
 
 soak: SHELL := /bin/bash
 soak: setup

@@ -23,7 +23,19 @@ from modicum.models import names
 from tests.docs import LANGUAGES, PAGES, ROOT, Block, all_blocks, blocks, commands, inline_commands, known, parse
 
 SILO = {"silo": SiloConfig, "grant": Grant, "account": AccountConfig, "data": DataConfig}
-OTHERS = {"python", "pip", "sudo", "make", "cd", ".", "flower-superlink", "flower-supernode", "git", "docker"}
+OTHERS = {
+    "printf",
+    "python",
+    "pip",
+    "sudo",
+    "make",
+    "cd",
+    ".",
+    "flower-superlink",
+    "flower-supernode",
+    "git",
+    "docker",
+}
 
 
 def place(value: object) -> str | None:
@@ -97,7 +109,7 @@ def check_file(text: str, place: str) -> None:
 
 
 ELSEWHERE = {"README.md", "docs/compare.md"}  # test_readme.py runs them, and looks at what comes out
-LONG = {"docs/audits.md"}
+LONG = {"docs/add-a-method.md", "docs/audits.md"}
 
 
 def pages_with_python() -> Iterator[object]:
@@ -156,3 +168,14 @@ def check_wrong(words: list[str]) -> None:
     parse(words)
     if words == ["modicum", "compare"]:  # its own check: a file or --resume
         raise UserError("compare what")
+
+
+def test_extras_that_are_named_exist() -> None:
+    """In the guides and in what the program says."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for path in (*PAGES, *(ROOT / "src").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        named = re.findall(r"modicum\[([\w,]+)\]", text)
+        named += re.findall(r'MissingExtraError\("[\w-]+", "(\w+)"', text)
+        for extra in (one for several in named for one in several.split(",")):
+            assert extra in extras, f"{relative(path)}: {extra}"

@@ -64,3 +64,15 @@ def test_a_source_tree_that_stands_in_for_the_wheel_is_found(project: Path, tmp_
     came, searched = faults(project, tmp_path, {("demo",): 0}, path=[str(source)])
     assert came == f"modicum comes from {source / 'modicum' / '__init__.py'}, not from the wheel"
     assert searched == f"{source} can be imported from"
+
+
+@pytest.mark.heavy
+def test_a_command_that_needs_what_pip_would_not_bring_is_found(project: Path, tmp_path: Path) -> None:
+    """sortedcontainers is installed here, and no dependency of this wheel; declared, it is there."""
+    (project / "src" / "modicum" / "__init__.py").write_text("import sortedcontainers\n" + READS)
+    (failed,) = faults(project, tmp_path, {("demo",): 0})
+    assert "No module named 'sortedcontainers'" in failed
+    declared = PROJECT.replace('version = "0"', 'version = "0"\ndependencies = ["sortedcontainers"]')
+    (project / "pyproject.toml").write_text(declared + DECLARED)
+    (tmp_path / "again").mkdir()
+    assert faults(project, tmp_path / "again", {("demo",): 0}) == []

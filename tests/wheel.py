@@ -1,4 +1,4 @@
-"""`make wheel`: build the wheel, install it where nothing else is, and run the command from there.
+"""`make wheel`: build wheel and sdist, check them, install the wheel where nothing else is, and run it from there.
 
 python -m tests.wheel
 """
@@ -10,12 +10,29 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from contextlib import suppress
+from email import message_from_bytes
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
 from zipfile import ZipFile
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 ROOT = Path(__file__).parents[1]
+HIDE = """import sys
+from importlib.machinery import PathFinder
+HIDDEN = set({hidden!r})
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in HIDDEN else super().find_spec(name, path, target)
+sys.meta_path = [Without if finder is PathFinder else finder for finder in sys.meta_path]
+"""
 NOT_SHIPPED = ("__pycache__", "*.egg-info")
 COMMANDS = {("demo", "--rounds", "3"): 0, ("bench", "speed"): 2}
 WHERE = "import sys, modicum; print(modicum.__file__, *sys.path, sep='\\n')"
@@ -33,6 +50,7 @@ def faults(
     wheel = build(project, folder)
     home = install(wheel, folder / "environment")
     found = differences(project / "src", wheel) + strangers(project / "src", home, path)
+    path = [str(without_extras(wheel, folder / "bare")), *path]
     for arguments, code in commands.items():
         ran = _run([str(home / "bin" / "modicum"), *arguments], folder, path)
         if ran.returncode != code:
@@ -51,6 +69,49 @@ def build(project: Path, folder: Path) -> Path:
     _pip("wheel", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(folder), str(copy))
     (wheel,) = folder.glob("*.whl")
     return wheel
+
+
+def sdist_faults(project: Path, folder: Path) -> list[str]:
+    """What an index would refuse of wheel and sdist, by twine; the sdist holds every source file."""
+    copy = folder / "copy"
+    code = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=copy, check=True, capture_output=True)
+    (sdist,) = folder.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        held = {PurePosixPath(name).relative_to(PurePosixPath(name).parts[0]) for name in archive.getnames()}
+    missing = [p for p in (project / "src").rglob("*.py") if PurePosixPath(p.relative_to(project)) not in held]
+    found = [f"the sdist lacks {path.relative_to(project)}" for path in missing]
+    if find_spec("twine") is None:
+        return [*found, "twine is not installed: make setup"]
+    files = [str(path) for path in (*folder.glob("*.whl"), sdist)]
+    ran = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *files], capture_output=True, text=True, check=False
+    )
+    return found if ran.returncode == 0 else [*found, f"twine: {' '.join(ran.stdout.split())}"]
+
+
+def without_extras(wheel: Path, folder: Path) -> Path:
+    """A folder for PYTHONPATH that hides packages which `pip install modicum` would not bring."""
+    with ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        about = message_from_bytes(archive.read(name))
+    brought = set[str]()
+    waiting = list(about.get_all("Requires-Dist", []))
+    while waiting:
+        required = Requirement(waiting.pop())
+        wanted = required.marker is None or required.marker.evaluate({"extra": ""})
+        if wanted and canonicalize_name(required.name) not in brought:
+            brought.add(canonicalize_name(required.name))
+            with suppress(PackageNotFoundError):
+                waiting += distribution(required.name).requires or []
+    hidden = sorted(
+        module
+        for module, owners in packages_distributions().items()
+        if not {canonicalize_name(owner) for owner in owners} & (brought | {"modicum", "setuptools"})
+    )
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(HIDE.format(hidden=hidden))
+    return folder
 
 
 def install(wheel: Path, home: Path) -> Path:
@@ -93,8 +154,12 @@ def _run(command: Sequence[str], cwd: Path, path: Sequence[str]) -> subprocess.C
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
-        found = faults(ROOT, Path(folder).resolve(), COMMANDS)
-    print("\n".join(found) or "the wheel is whole: modicum demo runs from it alone")
+        place = Path(folder).resolve()
+        found = faults(ROOT, place, COMMANDS) + sdist_faults(ROOT, place)
+    print(
+        "\n".join(found)
+        or "wheel and sdist are whole: modicum demo runs from the wheel and its dependencies alone"
+    )
     return 1 if found else 0
 
 

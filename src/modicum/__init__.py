@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from modicum.federation.transcript_file import load_transcript
     from modicum.privacy.certificate import Certificate
     from modicum.privacy.verify import verify
+    from modicum.report.track import MLflow, TensorBoard, Tracker
     from modicum.runs import Run, load, train
 
 __version__ = "0.1.0"
@@ -46,6 +47,7 @@ _DATA = (
 _WHERE = {
     **dict.fromkeys(_DATA, "modicum.data"),
     **dict.fromkeys(("PrivacyWarning", "UnsoundError", "UserError"), "modicum.errors"),
+    **dict.fromkeys(("MLflow", "TensorBoard", "Tracker"), "modicum.report.track"),
     "Certificate": "modicum.privacy.certificate",
     "Checked": "modicum.federation.interference",
     "Federation": "modicum.federation.experiment",
@@ -69,12 +71,15 @@ __all__ = [
     "Dirichlet",
     "Federation",
     "Iid",
+    "MLflow",
     "Metric",
     "Natural",
     "PrivacyWarning",
     "Run",
     "Shards",
     "SizeSkew",
+    "TensorBoard",
+    "Tracker",
     "UnsoundError",
     "UserError",
     "assign_budgets",

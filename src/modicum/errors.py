@@ -12,8 +12,10 @@ class UnsoundError(UserError):
 class MissingExtraError(UserError, ImportError):
     """An optional dependency is not installed."""
 
-    def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {package}: pip install 'modicum[{extra}]'")
+    def __init__(self, package: str, extra: str | None, purpose: str) -> None:
+        """Without an extra the package comes with Modicum itself, and somebody took it away."""
+        bring = package if extra is None else f"'modicum[{extra}]'"
+        super().__init__(f"{purpose} needs {package}: pip install {bring}")
 
 
 class PrivacyWarning(UserWarning):

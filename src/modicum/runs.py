@@ -6,7 +6,7 @@ import json
 import math
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from os import PathLike
@@ -25,7 +25,7 @@ from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import refuse_peeks
-from modicum.errors import MissingExtraError, UserError
+from modicum.errors import MissingExtraError, UserError, counted
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.model_file import as_inputs, restored
 from modicum.federation.records import RoundRecord, read_records
@@ -39,6 +39,7 @@ from modicum.privacy.noise import CryptoNoise
 from modicum.report.picture import Curve
 from modicum.report.summary import Spread, Summary, summarise
 from modicum.report.table import frame, percent, spread
+from modicum.report.track import Tracker, tracking
 from modicum.report.write import curve_of, write_report
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ class Run:
         s, lines = self.summary, list(self.certificate.clients.values())
         certified = spread(Spread.of(line.epsilon for line in lines))
         return (
-            f"{s.method} on {s.dataset}: {s.clients} clients, {s.rounds} rounds, model {s.model}\n"
+            f"{s.method} on {s.dataset}: {counted(s.clients, 'client')}, {counted(s.rounds, 'round')}, model "
+            f"{s.model}\n"
             f"accuracy   {percent(s.accuracy)} on simulated test data\n"
             f"ε          {certified} certified per {lines[0].spec.unit}\n"
             f"folder     {self.folder}"
@@ -131,6 +133,7 @@ def train(
     folder: str | PathLike[str] | None = None,
     resume: bool = False,
     watch: Watch | None = None,
+    track: Sequence[Tracker] = (),
     transcript: bool = False,
     audit: str | None = None,
 ) -> Run:
@@ -141,6 +144,7 @@ def train(
     `simulation=False` draws noise from the operating system's cryptographic generator instead of the seed, and
     looks at no test record.
     `compile=True` compiles clipped sums of single models, which pays on a GPU after thousands of steps.
+    `track` hears of every round what was released: `[mo.TensorBoard()]`, `[mo.MLflow()]`, or your own.
     `transcript=True` writes down what each party sees; `modicum.load_transcript` reads it back.
     `audit` names an audit (docs/audits.md) that plays the experiment once more with canaries when it is over.
     `resume=True` continues a run of the same experiment that was interrupted.
@@ -174,6 +178,7 @@ def train(
         describe_experiment(experiment, simulation, transcript, audit),
         simulation=simulation,
         watch=watch,
+        track=track,
         transcript=transcript_in(files, transcript),
         audit=audit,
     )
@@ -240,7 +245,7 @@ def _flat(record: RoundRecord) -> dict[str, Any]:
     row["reserved"] = record.reserved
     for kind in ("simulated", "public", "released"):
         row |= {f"{kind}_{name}": value for name, value in getattr(record, kind).items()}
-    return row
+    return row | {f"released_{name}_std": value for name, value in record.noise.items()}
 
 
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:
@@ -260,6 +265,7 @@ def carry_out(
     *,
     simulation: bool = True,
     watch: Watch | None = None,
+    track: Sequence[Tracker] = (),
     transcript: Transcript | None = None,
     audit: str | None = None,
 ) -> Run:
@@ -271,14 +277,30 @@ def carry_out(
     with files.alone():
         run = _open(experiment, files, config, simulation, transcript, audit)
         try:
-            for record in run.rounds():
-                if watch is not None:
-                    watch(run, record)
+            with tracking(track, files.path.name, _public_settings(run)) as heard:
+                for record in run.rounds():
+                    heard.round(record)
+                    if watch is not None:
+                        watch(run, record)
             return _finish(run, files, audit)
         finally:
             run.close()
             if isinstance(transcript, FileTranscript):
                 transcript.close()
+
+
+def _public_settings(run: Simulation) -> dict[str, str]:
+    e = run.experiment
+    facts = {
+        "method": run.method.name,
+        "model": e.model if isinstance(e.model, str) else type(e.model).__name__,
+        "dataset": e.federation.data.dataset,
+        "clients": len(e.federation.budgets),
+        "budgets": ", ".join(f"{b:g}" for b in sorted(set(e.federation.budgets))),
+        "rounds": e.rounds,
+        "seed": e.seed,
+    }
+    return {name: str(value) for name, value in facts.items()}
 
 
 def _open(
@@ -351,4 +373,4 @@ def _needs_safetensors() -> None:
     try:
         import safetensors  # noqa: F401
     except ImportError:
-        raise MissingExtraError("safetensors", "cli", "writing the model") from None
+        raise MissingExtraError("safetensors", None, "writing the model") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 import pytest
 import typer
@@ -29,3 +31,17 @@ def test_help_is_plain_text(verb: tuple[str, ...], capsys: pytest.CaptureFixture
     said = capsys.readouterr().out
     assert said.startswith("Usage: modicum")
     assert "\\" not in said
+
+
+@pytest.mark.parametrize("verb", verbs(typer.main.get_command(app)), ids=" ".join)  # type: ignore[arg-type]
+def test_every_argument_and_option_is_explained(verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """In what a user sees: click and typer have lost the help of arguments between them before."""
+    command: Any = typer.main.get_command(app)
+    for name in verb:
+        command = command.commands[name]
+    assert run(app, [*verb, "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for parameter in command.params:
+        if parameter.name != "help":
+            assert parameter.help, parameter.name
+            assert " ".join(parameter.help.split()[:3]) in said

@@ -189,10 +189,10 @@ def test_methods_are_listed_with_their_settings(call: Call) -> None:
 def test_the_demo_ends_in_a_table_a_picture_and_verified_certificates(call: Call) -> None:
     code, out, _ = call("demo", "--rounds", "1", "--out", "d")
     assert code == 0
-    assert "Verified: all 6 certificates" in out
+    assert "Verified: all 7 certificates" in out
     assert Path("d/report.png").read_bytes().startswith(b"\x89PNG")
     assert "Simulated ground truth" in Path("d/report.html").read_text()
-    shown = {"fedavg", "dp-sgd", "aqc", "pac-dp", "auto", "acdp-pfsd"}
+    shown = {"fedavg", "dp-sgd", "aqc", "pac-dp", "fedcompdp", "auto", "acdp-pfsd"}
     assert {p.name for p in Path("d").iterdir() if p.is_dir()} == shown
 
 
@@ -242,7 +242,7 @@ def test_the_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> No
     assert command_line(app, ["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["libraries"]["torch"]
-    assert found["can"]["experiment files and this command"] is True
+    assert found["can"]["keys of silos, secure aggregation"] is True
     assert command_line(app, ["doctor"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("modicum ")
@@ -255,7 +255,7 @@ def test_unscaled_inputs_are_told_of_in_simulations_alone(
     """The warning is a statistic of private records; its twin is the warning itself, which a simulation shows."""
     rows = "".join(f"{'ab'[i % 2]},{i * 10},{i % 2}\n" for i in range(40))
     (tmp_path / "t.csv").write_text("client,x,label\n" + rows)
-    text = f'[data]\ncsv = "{tmp_path / "t.csv"}"\n[method]\nname = "dp-sgd"\n[run]\nrounds = 1\n'
+    text = f'[data]\ncsv = "{tmp_path / "t.csv"}"\nclasses = 2\n[method]\nname = "dp-sgd"\n[run]\nrounds = 1\n'
     for simulation in (True, False):
         (tmp_path / "e.toml").write_text(f"{text}simulation = {str(simulation).lower()}\n")
         out = str(tmp_path / f"out-{simulation}")

@@ -78,3 +78,15 @@ def test_a_scale_free_fit_is_relative_to_the_public_norm() -> None:
     fit = fit_curve(matrix([0, 0, 1, 2]), scale_free=True)
     assert fit.curve.scale_free
     assert fit.pairs[-1] == (30.0, 8.0)
+
+
+def test_bounds_at_the_edge_of_the_grid_are_told() -> None:
+    bounds = np.array([LIMITS[0], *np.linspace(0.5, 1.0, len(X) - 2), LIMITS[1]])
+    assert fit_pairs(X, bounds, LIMITS).at_edge == (X[0], X[-1])
+    assert fit_pairs(X, np.full(len(X), 0.5), LIMITS).at_edge == ()
+
+
+def test_a_constant_is_called_one() -> None:
+    assert fit_pairs(X, np.full(len(X), 0.5), LIMITS).shape == "constant"
+    rising = fit_pairs(X, 0.7 * X**0.5, LIMITS)
+    assert rising.shape == rising.kind

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from multiprocessing import get_context
 from typing import Any
 
-import torch
-
+from modicum.comparing.workers import players
 from modicum.core.setting import MethodSpec
 from modicum.data.arrays import FederatedData
 from modicum.errors import UserError
@@ -154,24 +151,5 @@ def runner(place: Workspace, workers: int, progress: Progress | None = None) -> 
 
     Results come one by one, in the order of the cells.
     """
-
-    def counted(found: Iterator[Found], total: int) -> Iterator[Found]:
-        for done, one in enumerate(found, start=1):
-            if progress is not None:
-                progress(done, total)
-            yield one
-
-    if workers < 2:
-        yield lambda function, cells: counted((function(place, cell) for cell in cells), len(cells))
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
-
-        def run(function: Callable[[Workspace, Any], Found], cells: Sequence[Any]) -> Iterator[Found]:
-            size = max(1, len(cells) // (4 * workers))
-            return counted(pool.map(partial(function, place), cells, chunksize=size), len(cells))
-
-        yield run
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+    with players(workers, chunks=4) as play:
+        yield lambda function, cells: play(partial(function, place), cells, progress=progress)

@@ -11,7 +11,7 @@ def main() -> None:
     try:
         from modicum.cli.app import app
     except ModuleNotFoundError as missing:
-        print(f"modicum: the command line needs {missing.name}: pip install 'modicum[cli]'", file=sys.stderr)
+        print(f"modicum: the command line needs {missing.name}: pip install {missing.name}", file=sys.stderr)
         raise SystemExit(2) from None
     sys.exit(run(app))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import typer
 import typer.core
 
@@ -28,6 +31,19 @@ from modicum.cli import (
 
 # Where rich is installed, typer escapes "[default: …]" for it even in help that rich does not show.
 typer.core.HAS_RICH = False
+
+
+def _keep_help(init: Callable[..., None]) -> Callable[..., None]:
+    """click 8.5 gives arguments a help of its own, empty, in place of the one that typer < 0.21 has just set."""
+
+    def kept(self: typer.core.TyperArgument, **settings: Any) -> None:
+        init(self, **settings)
+        self.help = settings.get("help")
+
+    return kept
+
+
+typer.core.TyperArgument.__init__ = _keep_help(typer.core.TyperArgument.__init__)  # type: ignore[method-assign]
 
 app = typer.Typer(
     name="modicum",

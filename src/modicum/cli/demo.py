@@ -67,13 +67,14 @@ def _methods() -> dict[str, MethodSpec]:
 
     The test images are the same for every seed, so this shows how methods behave and is no benchmark.
     """
-    from modicum.methods import AcdpPfsd, Aqc, Auto, DpSgd, FedAvg, PacDp
+    from modicum.methods import AcdpPfsd, Aqc, Auto, DpSgd, FedAvg, FedCompDp, PacDp
 
     return {
         "fedavg": FedAvg(lr=4.0),
         "dp-sgd": DpSgd(lr=4.0),
         "aqc": Aqc(lr=4.0),
         "pac-dp": PacDp(lr=8.0),
+        "fedcompdp": FedCompDp(lr=1.0),
         "auto": Auto(),
         "acdp-pfsd": AcdpPfsd(lr=1.0),
     }
@@ -114,10 +115,12 @@ def _closing(files: RunFolder, runs: Sequence[Run], checks: dict[str, bool]) -> 
         [
             "",
             table([run.summary for run in runs]),
-            "fedavg protects nothing; dp-sgd, aqc, pac-dp and auto hide each record. acdp-pfsd hides whole",
-            "clients behind secure aggregation and trains a model for each: its figures are those on the right,",
-            "and the shared model on the left is for nobody. auto begins with the 5% of records that are public,",
-            "which do most of its work here: on so few digits private records add little.",
+            "fedavg protects nothing; dp-sgd, aqc, pac-dp, fedcompdp and auto hide each record. fedcompdp weighs",
+            "clients by how reliable they look on the 5% of records that are public, which are few here: its",
+            "weights cost more than they bring. auto begins with these records, which do most of its work: on so",
+            "few digits private ones add little. acdp-pfsd hides whole clients behind secure aggregation and",
+            "trains a model for each: its figures are those on the right, and the shared model on the left is for",
+            "nobody. fedmap is not shown: its network is trained first, by `modicum fit-metanet`.",
             "",
             _verdict(checks),
             f"picture  {files.picture}",

@@ -18,15 +18,13 @@ from modicum import __version__
 
 # What a person wants to do, the packages behind it, and the extra that brings them.
 WISHES = (
-    ("experiment files and this command", ("pydantic", "safetensors", "rich"), "cli"),
-    ("certificates recomputed by a second accountant", ("dp_accounting",), "verify"),
-    ("embedded datasets", ("sklearn",), "data"),
-    ("pictures in reports", ("matplotlib",), "report"),
     ("the studio, in a browser", ("starlette", "uvicorn"), "studio"),
     ("keys of silos, secure aggregation", ("cryptography",), "secure"),
-    ("deployments on Flower", ("flwr",), "flower"),
-    ("comparisons on a Ray cluster", ("ray",), "ray"),
+    ("deployments on Flower", ("flwr", "cryptography"), "deploy"),
     ("data frames", ("pandas",), "frames"),
+    ("rounds in TensorBoard and MLflow", ("tensorboard", "mlflow"), "track"),
+    ("FedMAP with a pretrained encoder", ("transformers",), "metanet"),
+    ("comparisons on a Ray cluster", ("ray",), "ray"),
 )
 LIBRARIES = ("torch", "numpy", "scipy", "flwr", "dp-accounting", "cryptography")
 

@@ -14,6 +14,7 @@ from modicum.errors import UserError, counted
 if TYPE_CHECKING:
     from modicum.config import Config
     from modicum.federation.run_folder import RunFolder
+    from modicum.report.track import Tracker
     from modicum.runs import Run
 
 
@@ -27,6 +28,9 @@ def run(
     resume: Path | None = typer.Option(None, "--resume", help="Continue the run in this folder."),
     data_dir: Path | None = typer.Option(
         None, "--data-dir", help="Folder of dataset files (default: MODICUM_DATA, else the cache)."
+    ),
+    track: list[str] = typer.Option(
+        [], "--track", help="Also tell tensorboard[:FOLDER] or mlflow[:URI] what is released (repeatable)."
     ),
     transcript: bool = typer.Option(False, "--transcript", help="Short for --set run.transcript=true."),
     explain: bool = typer.Option(
@@ -45,7 +49,9 @@ def run(
     if len(files or ()) > 1 and (out is not None or resume is not None or print_config):
         raise UserError("--out, --resume and --print-config are for one experiment: give one file with them")
     from modicum.config import read, to_toml
+    from modicum.report.track import tracker_named
 
+    trackers = [tracker_named(one) for one in track]
     titles = [file.stem for file in files] if files else ["run" if resume is None else resume.name]
     configs = [read(file, options, seed) for file in _files(files, resume)]  # all are checked before one begins
     if print_config:
@@ -55,7 +61,10 @@ def run(
         said = [line for config in configs for line in _explained(config)]
         typer.echo(json.dumps(said, ensure_ascii=False, indent=2) if as_json else "\n".join(said))
         return
-    done = [_carry_out(config, title, out, resume, as_json) for config, title in zip(configs, titles, strict=True)]
+    done = [
+        _carry_out(config, title, out, resume, trackers, as_json)
+        for config, title in zip(configs, titles, strict=True)
+    ]
     if as_json:
         facts = [_facts(run) for run in done]
         typer.echo(
@@ -87,7 +96,9 @@ def _files(files: list[Path], resume: Path | None) -> list[Path]:
     return [resume / "config.toml"]
 
 
-def _carry_out(config: Config, title: str, out: Path | None, resume: Path | None, quiet: bool) -> Run:
+def _carry_out(
+    config: Config, title: str, out: Path | None, resume: Path | None, trackers: Sequence[Tracker], quiet: bool
+) -> Run:
     from modicum.cli.progress import watching
     from modicum.config import experiment, to_toml
     from modicum.data.columns import unscaled
@@ -115,6 +126,7 @@ def _carry_out(config: Config, title: str, out: Path | None, resume: Path | None
                 to_toml(config),
                 simulation=simulation,
                 watch=watch,
+                track=trackers,
                 transcript=seen,
                 audit=config.run.audit,
             )

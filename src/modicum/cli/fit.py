@@ -93,7 +93,8 @@ def _facts(fit: Fit, curve_file: Path, picture: Path | None) -> dict[str, Any]:
     return {
         "curve": str(curve_file),
         "picture": None if picture is None else str(picture),
-        "kind": fit.kind,
+        "kind": fit.shape,
+        "at_edge": fit.at_edge,
         "r2": fit.r2,
         "leave_one_out": {k: v if v < float("inf") else None for k, v in fit.errors.items()},
         "pairs": fit.pairs,
@@ -106,10 +107,20 @@ def _text(fit: Fit, facts: dict[str, Any]) -> str:
         raise UserError("no pairs are left after removing outliers: widen the grid")
     lines = [f"C* at ε={e:g}: {c:.4g}" for e, c in fit.pairs]
     lines += [f"outlier  ε={e:g}: {c:.4g}" for e, c in fit.outliers]
-    lines.append(
-        f"{fit.kind} curve, R² = {fit.r2:.3f}; constant below {fit.curve.inputs[0]:g} and above "
-        f"{fit.curve.inputs[-1]:g}"
-    )
+    if fit.shape == "constant":
+        lines.append(
+            f"a constant: C = {fit.curve.bounds[0]:.4g} whatever the budget, so a fixed bound does the same"
+        )
+    else:
+        lines.append(
+            f"{fit.kind} curve, R² = {fit.r2:.3f}; constant below {fit.curve.inputs[0]:g} and above "
+            f"{fit.curve.inputs[-1]:g}"
+        )
+    if fit.at_edge:
+        at = ", ".join(f"{e:g}" for e in fit.at_edge)
+        lines.append(
+            f"warning  at ε={at} the best bound is the smallest or largest that was tried: widen fit.bounds"
+        )
     lines += [f"curve    {facts['curve']}", f"picture  {facts['picture'] or 'needs matplotlib'}"]
     lines.append(f'use it   [method] name = "pac-dp", curve = "{facts["curve"]}"')
     return "\n".join(lines)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -13,10 +15,16 @@ from modicum.cli import flower_keys
 from modicum.errors import UserError, counted
 
 if TYPE_CHECKING:
+    from modicum.config import Config
     from modicum.deploy.flower.up import Deployment
+    from modicum.federation.records import RoundRecord
+    from modicum.report.track import Tracker
 
 app = typer.Typer(help="Run an experiment on Flower: separate silos, own keys, own budgets.", no_args_is_help=True)
 app.add_typer(flower_keys.app, name="keys")
+TRACK = typer.Option(
+    [], "--track", help="Also tell tensorboard[:FOLDER] or mlflow[:URI] what is released (repeatable)."
+)
 
 
 @app.command("up")
@@ -27,37 +35,57 @@ def up(
     port: int | None = typer.Option(None, "--port", help="Port of the SuperLink [default: any free one]."),
     wait: float = typer.Option(3600.0, "--wait", help="Seconds to wait for a round's answers."),
     options: list[str] = typer.Option([], "--set", help="Change a setting: --set run.rounds=10 (repeatable)."),
+    track: list[str] = TRACK,
     as_json: bool = typer.Option(False, "--json", help="Nothing but a summary in JSON at the end."),
 ) -> None:
     """Start a SuperLink, nodes and silos on this machine with TLS and node keys, and run the experiment."""
     from modicum.config import read
     from modicum.deploy.flower.up import Deployment
+    from modicum.report.track import tracker_named
     from modicum.runs import new_folder
 
     if nodes is not None and nodes < 1:
         raise UserError(f"--nodes must be at least 1, got {nodes}")
+    trackers = [tracker_named(one) for one in track]
     asked = [*options, *([f"data.clients={nodes}"] if nodes is not None else [])]
     config = read(file, asked)
     root = out or new_folder(f"{file.stem}-flower")
     deployment = Deployment(config, root, port=port, wait=wait)
     try:
-        _see_through(deployment, file.stem, quiet=as_json)
+        _see_through(deployment, file.stem, trackers, quiet=as_json)
     except KeyboardInterrupt:
         typer.echo(f"modicum: stopped; continue with: modicum flower up {file} --out {root}", err=True)
         raise typer.Exit(130) from None
     _tell_results(deployment, as_json)
 
 
-def _see_through(deployment: Deployment, title: str, *, quiet: bool) -> None:
-    from modicum.cli.progress import watching
-
+def _see_through(deployment: Deployment, title: str, trackers: Sequence[Tracker], *, quiet: bool) -> None:
     def tell(text: str) -> None:
         if not quiet:
             typer.echo(text, err=True)
 
-    shape: Any = SimpleNamespace(experiment=SimpleNamespace(rounds=deployment.config.run.rounds))
-    with deployment.running(tell), watching(title, quiet=quiet) as watch:
-        deployment.run(lambda record: None if watch is None else watch(shape, record), tell)
+    with deployment.running(tell), _telling(title, deployment.config, trackers, quiet=quiet) as told:
+        deployment.run(told, tell)
+
+
+@contextmanager
+def _telling(
+    title: str, config: Config, trackers: Sequence[Tracker], *, quiet: bool
+) -> Iterator[Callable[[RoundRecord], None]]:
+    """Rounds on the screen, and to trackers."""
+    from modicum.cli.progress import watching
+    from modicum.report.track import tracking
+
+    shape: Any = SimpleNamespace(experiment=SimpleNamespace(rounds=config.run.rounds))
+    settings = {"method": config.method_name, "model": config.model.name, "rounds": str(config.run.rounds)}
+    with watching(title, quiet=quiet) as watch, tracking(trackers, title, settings) as heard:
+
+        def told(record: RoundRecord) -> None:
+            heard.round(record)
+            if watch is not None:
+                watch(shape, record)
+
+        yield told
 
 
 def _tell_results(deployment: Deployment, as_json: bool) -> None:
@@ -117,6 +145,7 @@ def start(
     key: Path = typer.Option(..., "--key", help="The key that signs the app."),
     silos: Path | None = typer.Option(None, "--silos", help="Register the nodes of this file first."),
     seconds: float = typer.Option(60.0, "--wait", help="Seconds to wait for the SuperLink."),
+    track: list[str] = TRACK,
     detach: bool = typer.Option(False, "--detach", help="Come back at once; `modicum flower status` tells more."),
 ) -> None:
     """Sign the app, register nodes, start, and follow the run to its end; an interrupted one is continued.
@@ -127,10 +156,12 @@ def start(
     from modicum.deploy.flower import link
     from modicum.deploy.flower.follow import Started, note_start, registered, run_folder
     from modicum.deploy.flower.register import read_public_keys, read_register
+    from modicum.report.track import tracker_named
 
     for path in (project / "pyproject.toml", key, ca, *([silos] if silos else [])):
         if not path.is_file():
             raise UserError(f"there is no {path}: `modicum flower init` and `modicum flower keys make` make it")
+    trackers = [tracker_named(one) for one in track]
     folder, nodes = run_folder(project), {} if silos is None else read_public_keys(silos)
     known = read_register(registered(project))
     known.nodes()  # a revoked key is found before anything is started
@@ -145,18 +176,17 @@ def start(
     note_start(folder, Started(number, superlink, str(ca.absolute())))
     typer.echo(f"started Flower run {number}")
     if not detach:
-        _follow(project, folder)
+        _follow(project, folder, trackers)
 
 
-def _follow(project: Path, folder: Path) -> None:
+def _follow(project: Path, folder: Path, trackers: Sequence[Tracker]) -> None:
     """Rounds as they come, then the result and what to do next."""
-    from modicum.cli.progress import watching
-    from modicum.deploy.flower.follow import follow, planned_rounds
+    from modicum.deploy.flower.follow import follow, planned
 
-    shape: Any = SimpleNamespace(experiment=SimpleNamespace(rounds=planned_rounds(project)))
     try:
-        with watching(project.absolute().parent.name, quiet=False) as watch:
-            known = follow(folder, lambda record: None if watch is None else watch(shape, record))
+        name = project.absolute().parent.name
+        with _telling(name, planned(project), trackers, quiet=False) as told:
+            known = follow(folder, told)
     except KeyboardInterrupt:
         typer.echo(f"modicum: the run goes on; stop it with: modicum flower stop {project}", err=True)
         raise typer.Exit(130) from None

@@ -62,11 +62,17 @@ def line(title: str, run: Simulation, record: RoundRecord) -> str:
     pairs: dict[str, Any] = {"run": title, "round": record.round + 1, "rounds": run.experiment.rounds}
     pairs |= {f"simulated_{name}": f"{value:.4f}" for name, value in record.simulated.items()}
     pairs |= {f"public_{name}": f"{value:.4f}" for name, value in record.public.items()}
-    pairs |= {f"released_{name}": f"{value:.4f}" for name, value in record.released.items()}
+    pairs |= {
+        f"released_{name}": _with_noise(value, record.noise.get(name)) for name, value in record.released.items()
+    }
     pairs |= {"bound": f"{record.bound:.4g}", "answered": record.answered, "reserved": f"{record.reserved:.4f}"}
     pairs |= {name: f"{value:.4g}" for name, value in record.traffic.items()}
     pairs |= {"void": repr(record.void)} if record.void else {}
     return " ".join(f"{key}={value}" for key, value in pairs.items())
+
+
+def _with_noise(value: float, std: float | None) -> str:
+    return f"{value:.4f}" + ("" if std is None else f"±{std:.4f}")
 
 
 def _bar() -> Any:

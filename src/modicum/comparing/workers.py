@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from modicum.errors import MissingExtraError, UserError
 
@@ -17,6 +18,15 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Progress = Callable[[int, int], None]  # done, of how many
 KILLED_AGAIN = 10  # a piece whose process dies so often is given up: it is the piece that kills
+
+
+class Play(Protocol):
+    """Does lists of pieces, one list after another."""
+
+    def __call__(
+        self, function: Callable[[Item], Result], items: Sequence[Item], *, progress: Progress | None = None
+    ) -> Iterator[Result]:
+        """`function` of every item, in their order; both must be known to other processes by name."""
 
 
 def work(
@@ -27,20 +37,43 @@ def work(
     ray: str | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Result]:
-    """`function` of every item, in their order; both must be known to other processes by name.
+    """`function` of every item, in their order, as `players` do it; for one list of pieces."""
+    with players(workers, ray) as play:
+        yield from play(function, items, progress=progress)
 
-    With `ray`, the address of a cluster, pieces of lost machines are played again elsewhere.
+
+@contextmanager
+def players(workers: int = 1, ray: str | None = None, *, chunks: int | None = None) -> Iterator[Play]:
+    """Whoever does pieces of work, kept for several lists: what a process has loaded, it keeps.
+
+    With `ray`, the address of a cluster, pieces of lost machines are played again elsewhere. Many short pieces
+    travel better together: with `chunks`, each worker is sent so many times.
     """
-    if ray is not None:
-        results = _on_ray(function, items, ray)
-    elif workers == 1:
-        results = (alone(function, item) for item in items)
-    else:
-        results = _in_processes(function, items, workers)
-    for done, result in enumerate(results, start=1):
-        if progress is not None:
-            progress(done, len(items))
-        yield result
+    pool = None
+    if ray is None and workers > 1:
+        pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+
+    def play(
+        function: Callable[[Item], Result], items: Sequence[Item], *, progress: Progress | None = None
+    ) -> Iterator[Result]:
+        results: Iterator[Result]
+        if ray is not None:
+            results = _on_ray(function, items, ray)
+        elif pool is None:
+            results = (alone(function, item) for item in items)
+        else:
+            size = 1 if chunks is None else max(1, len(items) // (chunks * workers))
+            results = pool.map(partial(alone, function), items, chunksize=size)
+        for done, result in enumerate(results, start=1):
+            if progress is not None:
+                progress(done, len(items))
+            yield result
+
+    try:
+        yield play
+    finally:
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def alone(function: Callable[[Item], Result], item: Item) -> Result:
@@ -53,14 +86,6 @@ def alone(function: Callable[[Item], Result], item: Item) -> Result:
         return function(item)
     finally:
         torch.set_num_threads(threads)
-
-
-def _in_processes(function: Callable[[Item], Result], items: Sequence[Item], workers: int) -> Iterator[Result]:
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
-    try:
-        yield from pool.map(partial(alone, function), items)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _on_ray(function: Callable[[Item], Result], items: Sequence[Item], address: str) -> Iterator[Result]:

@@ -105,7 +105,7 @@ def read_table(source: Source, cls: type[Any], name: str, table: Mapping[str, An
     try:
         from pydantic import TypeAdapter, ValidationError
     except ImportError:
-        raise MissingExtraError("pydantic", "cli", "reading a configuration file") from None
+        raise MissingExtraError("pydantic", None, "reading a configuration file") from None
     hidden = {"options"} if cls is ModelConfig else {"delta", "adjacency"} if name == "method" else set()
     _known(source, {k: v for k, v in table.items() if k not in hidden}, _keys(cls, hidden), "keys", name)
     try:

@@ -202,7 +202,7 @@ def encode(message: Anything) -> bytes:
     try:
         from safetensors.torch import save
     except ModuleNotFoundError:
-        raise MissingExtraError("safetensors", "cli", "sending messages") from None
+        raise MissingExtraError("safetensors", None, "sending messages") from None
     meta: dict[str, Any]
     if isinstance(message, Broadcast):
         meta = {

@@ -55,5 +55,5 @@ def _sklearn() -> Any:
     try:
         from sklearn import datasets
     except ImportError:
-        raise MissingExtraError("scikit-learn", "data", "an embedded dataset") from None
+        raise MissingExtraError("scikit-learn", None, "an embedded dataset") from None
     return datasets

@@ -26,7 +26,7 @@ def draw_partition(
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingExtraError("matplotlib", "report", "a picture") from None
+        raise MissingExtraError("matplotlib", None, "a picture") from None
     counts = label_counts(data)
     n, classes = counts.shape
     # Many clients or classes share a fixed space rather than growing the picture without limit.

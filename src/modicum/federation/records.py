@@ -27,6 +27,7 @@ class RoundRecord:
     reserved: float  # share of the planned releases that is reserved so far, mean over clients (R3)
     public: Mapping[str, float] = field(default_factory=dict)
     released: Mapping[str, float] = field(default_factory=dict)  # metrics that clients' budgets cover
+    noise: Mapping[str, float] = field(default_factory=dict)  # standard deviation of that in `released`
     simulated: Mapping[str, float] = field(default_factory=dict)
     impossible: Mapping[str, str] = field(default_factory=dict)  # whose answers no honest client can have sent
     void: str = ""  # why secure aggregation gave no sum; what it cost stays charged

@@ -16,7 +16,7 @@ from typing import Protocol
 from torch import Tensor
 
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Opened, mean_metrics
+from modicum.core.messages import Opened
 from modicum.core.parts import Backend, Batch, State
 from modicum.core.store import load_state, save_state
 from modicum.federation.evaluation import accuracy_by_client, evaluate, own_model
@@ -24,6 +24,7 @@ from modicum.federation.experiment import Prepared
 from modicum.federation.records import MetricsFile, RoundRecord
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.server import Proposal, Server
+from modicum.mechanisms.common import told_metrics
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,8 @@ class Rounds:
         server.observe(proposal, opened, public, left, stock)
         secret = server.method.mechanism.cohort_rate is not None  # who was drawn, and how many, stays untold (R5)
         names = proposal.decisions if secret else proposal.asked
+        unit, declared = server.method.mechanism.spec.unit, server.kit.metrics
+        released, noise = told_metrics(opened, declared, unit, server.public.clients)
         record = RoundRecord(
             round=proposal.round,
             bounds={name: proposal.decisions[name].bound for name in names},
@@ -187,7 +190,8 @@ class Rounds:
             abandoned=not moved,
             reserved=self.carrier.reserved(),
             public=public,
-            released=mean_metrics(opened),
+            released=released,
+            noise=noise,
             simulated={} if self.evaluation is None else self.evaluation.simulated(proposal.round),
             impossible={} if secret else done.impossible,
             void=done.void,

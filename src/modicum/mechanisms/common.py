@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from modicum.core.door import ReleaseRequest
-from modicum.core.facts import Metric
-from modicum.core.messages import Broadcast, Message, Noised, Range, Released
+from modicum.core.facts import ClientFacts, Metric
+from modicum.core.messages import Broadcast, Message, Noised, Opened, Range, Released, ReleasedSum, mean_metrics
 from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Opening, Signal, SignalName
 from modicum.core.sockets import Transform
 from modicum.errors import UserError
@@ -179,6 +179,27 @@ def metric_value(job: Job, kit: ClientKit, unit: Unit) -> Tensor:
 def metric_rate(noised: float, unit: Unit, records: int) -> float:
     """A released count as a share of the records, back on the scale from 0 to 1."""
     return noised / max(1, records) if unit is Unit.RECORD else noised + SIGNAL_BOUND
+
+
+def told_metrics(
+    opened: Opened | None, declared: Sequence[Metric], unit: Unit, clients: Iterable[ClientFacts]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Released metrics for people, and the standard deviation of the noise in each that was declared.
+
+    A rate below 0 or above 1 is told as 0 or 1: that is post-processing, and policies see what was released.
+    """
+    values, sizes, stds = mean_metrics(opened), {f.name: max(1, f.validation) for f in clients}, dict[str, float]()
+    for metric in (m for m in declared if m.name in values):
+        if not math.isnan(values[metric.name]):
+            values[metric.name] = min(1.0, max(0.0, values[metric.name]))
+        bound = 1.0 if unit is Unit.RECORD else SIGNAL_BOUND
+        if isinstance(opened, ReleasedSum):
+            stds[metric.name] = metric.noise_multiplier * bound / opened.denominator
+        elif opened is not None:
+            own = [r.client for r in opened if metric.name in r.metrics]
+            shares = [bound / (sizes[name] if unit is Unit.RECORD else 1) for name in own]
+            stds[metric.name] = metric.noise_multiplier * math.hypot(*shares) / len(own)
+    return values, stds
 
 
 def released_metrics(job: Job, kit: ClientKit, spec: PrivacySpec) -> dict[str, float]:

@@ -27,7 +27,7 @@ def _library() -> Any:
     try:
         import dp_accounting
     except ImportError:
-        raise MissingExtraError("dp-accounting", "verify", "a second opinion on ε") from None
+        raise MissingExtraError("dp-accounting", None, "a second opinion on ε") from None
     return dp_accounting
 
 

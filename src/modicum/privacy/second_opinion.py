@@ -27,7 +27,7 @@ def library() -> Any:
         import dp_accounting.pld
         import dp_accounting.rdp
     except ImportError:
-        raise MissingExtraError("dp-accounting", "verify", "the independent second opinion") from None
+        raise MissingExtraError("dp-accounting", None, "the independent second opinion") from None
     return dp_accounting
 
 

@@ -120,7 +120,7 @@ def _tells(lines: Sequence[Sequence[str]], column: int) -> bool:
 def picture_part(picture: bytes | None) -> str:
     """A picture inside the page, or why there is none."""
     if picture is None:
-        return "<p class=\"quiet\">No picture: matplotlib is not installed (pip install 'modicum[report]').</p>"
+        return '<p class="quiet">No picture: matplotlib is not installed (pip install matplotlib).</p>'
     data = base64.b64encode(picture).decode()
     return f'<img alt="The run by rounds" src="data:image/png;base64,{data}">'
 
@@ -197,7 +197,9 @@ def _paid(summary: Summary, records: Sequence[RoundRecord]) -> str:
     reserved = f"{percent(records[-1].reserved)} of what was planned is reserved." if records else ""
     items.append(f"{reserved} The ε above is that of the whole plan: it holds however much of it was used.")
     items += [
-        f"Metric {name}, released with noise and charged: {value:.3f}" for name, value in summary.released.items()
+        f"Metric {name}, released with noise and charged: {value:.3f}"
+        + (f" ± {summary.noise[name]:.3f} (standard deviation of its noise)" if name in summary.noise else "")
+        for name, value in summary.released.items()
     ]
     items += [f"{name} on public proxy data, free: {value:.3f}" for name, value in summary.public.items()]
     return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"

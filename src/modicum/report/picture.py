@@ -55,7 +55,7 @@ def _axes(accuracy: bool) -> tuple[Any, Sequence[Any]]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingExtraError("matplotlib", "report", "a picture") from None
+        raise MissingExtraError("matplotlib", None, "a picture") from None
     figure = Figure(figsize=(9.5 if accuracy else 4.75, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(1, 2 if accuracy else 1, squeeze=False)[0]

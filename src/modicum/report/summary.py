@@ -69,6 +69,7 @@ class Summary:
     public: dict[str, float]  # the last model on public proxy data
     released: dict[str, float]  # the last values that clients released and paid for
     groups: tuple[Group, ...]
+    noise: dict[str, float] = field(default_factory=dict)  # standard deviation of the noise in `released`
     traffic: dict[str, float] = field(default_factory=dict)  # deployed: of a round, in the middle of all rounds
     void: tuple[str, ...] = ()  # rounds without a sum behind secure aggregation, and why
 
@@ -121,6 +122,7 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
         loss=simulated.get("test_loss"),
         public=last(record.public for record in records),
         released=last(record.released for record in records),
+        noise=last(record.noise for record in records),
         groups=tuple(groups(budgets, certificate, records, run.client_accuracies())),
         void=void(records),
     )
@@ -149,8 +151,12 @@ def traffic_line(found: Mapping[str, float]) -> str:
     """For people; empty where nothing travelled."""
     if not found:
         return ""
-    up, down = found["bytes_up"] / 1e6, found["bytes_down"] / 1e6
-    return f"a round took {found['seconds']:.1f} s; a silo sent {up:.3g} MB and was sent {down:.3g} MB"
+    up, down = (_bytes(found[name]) for name in ("bytes_up", "bytes_down"))
+    return f"a round took {found['seconds']:.1f} s; a silo sent {up} and was sent {down}"
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 1e6:.3g} MB" if count >= 1e5 else f"{count / 1e3:.3g} kB"
 
 
 def void(records: Sequence[RoundRecord]) -> tuple[str, ...]:

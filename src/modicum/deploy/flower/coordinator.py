@@ -251,6 +251,7 @@ class Coordinator:
             loss=simulated.get("test_loss"),
             public=last(record.public for record in records),
             released=last(record.released for record in records),
+            noise=last(record.noise for record in records),
             groups=tuple(groups(budgets, certificate, records, {})),
             traffic=traffic(records),
             void=void(records),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modicum.config import read
+from modicum.config import Config, read
 from modicum.core.store import write_durably
 from modicum.deploy.flower import link
 from modicum.deploy.flower.project import LOG_FILE, STATUS
@@ -42,9 +42,9 @@ def registered(project: Path) -> Path:
     return Path(_settings(project)["silos"])
 
 
-def planned_rounds(project: Path) -> int:
-    """As the project's experiment says now."""
-    return read(_settings(project)["experiment"]).run.rounds
+def planned(project: Path) -> Config:
+    """The project's experiment as it is now."""
+    return read(_settings(project)["experiment"])
 
 
 def _settings(project: Path) -> dict[str, str]:

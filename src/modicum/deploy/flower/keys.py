@@ -124,5 +124,5 @@ def _cryptography() -> tuple[Any, Any, Any, Any]:
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError:
-        raise MissingExtraError("cryptography", "flower", "making keys and certificates") from None
+        raise MissingExtraError("cryptography", "deploy", "making keys and certificates") from None
     return x509, ec, hashes, serialization

@@ -27,7 +27,7 @@ def check_version() -> None:
     try:
         from flwr.supercore.version import package_version
     except ImportError:
-        raise MissingExtraError("flwr", "flower", "deploying on Flower") from None
+        raise MissingExtraError("flwr", "deploy", "deploying on Flower") from None
     if package_version != FLWR:
         raise UserError(
             f"this works with flwr {FLWR} and {package_version} is installed: pip install flwr=={FLWR}"

@@ -17,7 +17,7 @@ def flower() -> Any:
     try:
         import flwr.app
     except ImportError:
-        raise MissingExtraError("flwr", "flower", "deploying on Flower") from None
+        raise MissingExtraError("flwr", "deploy", "deploying on Flower") from None
     return flwr.app
 
 

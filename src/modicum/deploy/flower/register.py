@@ -103,7 +103,7 @@ def pem(text: str, otherwise: str = "that is no public key: it looks like ecdsa-
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError:
-        raise MissingExtraError("cryptography", "flower", "making keys and certificates") from None
+        raise MissingExtraError("cryptography", "deploy", "making keys and certificates") from None
     try:
         key: Any = serialization.load_ssh_public_key(text.strip().encode())
     except (ValueError, TypeError, UnsupportedAlgorithm):

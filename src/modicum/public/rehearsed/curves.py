@@ -30,6 +30,13 @@ class Fit:
     errors: dict[str, float]  # leave-one-out root mean square error of log C, by class
     pairs: tuple[tuple[float, float], ...]
     outliers: tuple[tuple[float, float], ...]
+    at_edge: tuple[float, ...] = ()  # inputs whose best bound is the smallest or the largest that was tried
+
+    @property
+    def shape(self) -> str:
+        """The class, or "constant" where the curve says the same of every budget."""
+        low, high = min(self.curve.bounds), max(self.curve.bounds)
+        return "constant" if high <= low * (1 + 1e-9) else self.kind
 
 
 def fit_curve(matrix: Matrix, scale_free: bool = False) -> Fit:
@@ -69,6 +76,7 @@ def fit_curve(matrix: Matrix, scale_free: bool = False) -> Fit:
         fit.errors,
         fit.pairs,
         fit.outliers,
+        fit.at_edge,
     )
 
 
@@ -96,6 +104,7 @@ def fit_pairs(
         errors,
         tuple(zip(kept[0].tolist(), kept[1].tolist(), strict=True)),
         tuple(zip(budgets[~keep].tolist(), chosen[~keep].tolist(), strict=True)),
+        tuple(budgets[np.isclose(chosen, limits[0]) | np.isclose(chosen, limits[1])].tolist()),
     )
 
 

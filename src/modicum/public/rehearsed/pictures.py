@@ -26,7 +26,7 @@ def _two_pictures() -> tuple[Any, Any, Any]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingExtraError("matplotlib", "report", "a picture") from None
+        raise MissingExtraError("matplotlib", None, "a picture") from None
     figure = Figure(figsize=(10, 3.9), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, *figure.subplots(1, 2)
