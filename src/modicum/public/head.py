@@ -74,8 +74,8 @@ def _folds(y: Tensor, seed: int) -> list[Tensor]:
 
 def decay_path(x: Tensor, y: Tensor, classes: int) -> list[tuple[Tensor, Tensor]]:
     """Logistic heads for all decays, each started at the one before it."""
-    weight = torch.zeros(classes, x.shape[1], dtype=torch.double, requires_grad=True)
-    bias = torch.zeros(classes, dtype=torch.double, requires_grad=True)
+    weight = torch.zeros(classes, x.shape[1], dtype=torch.double, device=x.device, requires_grad=True)
+    bias = torch.zeros(classes, dtype=torch.double, device=x.device, requires_grad=True)
     found = []
     for decay in DECAYS:
         optimiser = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe")
