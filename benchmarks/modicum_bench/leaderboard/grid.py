@@ -32,7 +32,8 @@ class Task:
     budgets: tuple[float, float, float]
     source: str | None = None  # a public dataset with other records, which features are fitted to
     backbone: str | None = None  # trained on those
-    most: int | None = None  # training records that are used; None: all
+    most: int | None = None  # training records that are used, of the source too; None: all
+    few: int | None = None  # records of the source that go through the backbone; None: all
     clients: tuple[int, int] = (50, 10)
 
 
@@ -43,7 +44,7 @@ TASKS = {
         Task("mnist", (0.05, 0.1, 1.0), "emnist-merge47:10-46", "emnist-letters.npz"),
         Task("heart-disease", (0.1, 0.5, 2.0), clients=(4, 4)),
         Task("svhn", (0.5, 1.0, 5.0), "rendered", "house-numbers.npz"),
-        Task("cifar-100", (3.0, 5.0, 10.0), "cifar-10", "cifar-10-group.npz"),
+        Task("cifar-100", (3.0, 5.0, 10.0), "cifar-10", "cifar-10-group.npz", few=1_500),
         Task("fashion-mnist", (0.1, 0.5, 2.0), "emnist-merge47:10-46", "emnist-letters.npz", most=30_000),
         Task("emnist-merge47:10-46", (0.5, 1.0, 5.0), "mnist", most=20_000),
         Task("digits", (0.5, 2.0, 5.0), clients=(20, 20)),

@@ -18,7 +18,7 @@ from modicum.federation.evaluation import evaluate
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.rehearsal import Rehearsal
 from modicum.public.head import decay_path, logistic_head
-from modicum_bench.leaderboard.grid import CHOICES, MESSAGES, ROWS, Cell, Choice, made
+from modicum_bench.leaderboard.grid import CHOICES, MESSAGES, ROWS, TWINS, Cell, Choice, alike, made
 from modicum_bench.leaderboard.tasks import StandIn, private, stand_in
 
 Found = dict[str, Any]
@@ -74,11 +74,22 @@ def played(draw: Draw) -> list[Found]:
             result["accuracy"] = no_privacy(federation.data, cell.hot)
         else:
             result |= {"rate": choice[0], "clip": choice[1]}
-            result |= _outcome(federation, name, choice, cell.view, draw.seed, model)
+            result |= _as_before(name, choice, federation, cell.view, found) or _outcome(
+                federation, name, choice, cell.view, draw.seed, model
+            )
         with draw.kept.open("a", encoding="utf-8") as file:
             file.write(json.dumps(result) + "\n")
         found.append(result)
     return found
+
+
+def _as_before(name: str, choice: Choice, federation: Federation, view: str, found: list[Found]) -> Found | None:
+    """The outcome of a method that is the same one here, if it was played with the same settings."""
+    twin = TWINS.get(name)
+    if twin is None or not alike(federation) or view != MESSAGES:
+        return None
+    same = (one for one in found if one["method"] == twin and (one["rate"], one["clip"]) == tuple(choice))
+    return next(({"accuracy": one["accuracy"], "same_as": twin} for one in same if "accuracy" in one), None)
 
 
 def _outcome(federation: Federation, name: str, choice: Choice, view: str, seed: int, model: nn.Module) -> Found:

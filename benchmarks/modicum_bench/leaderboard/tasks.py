@@ -55,7 +55,9 @@ def records(task: Task, folder: Path) -> tuple[Dataset, Dataset | None]:
     if task.source == "rendered":
         own, _, _ = behind(weights, cache, own, False, None)
         return own, _stored(folder / "rendered-features.npz")
-    own, _, source = behind(weights, cache, own, False, load(task.source))
+    public = load(task.source)
+    public = replace(public, train=public.train.take(slice(0, task.few)))
+    own, _, source = behind(weights, cache, own, False, public)
     assert source is not None
     return _some(own, task.most), _some(source, task.most)
 
