@@ -1,4 +1,4 @@
-"""A task's features in eight bits, turned and with each cell's geometry, to carry them to another machine."""
+"""A task's features in six bits, turned and with each cell's geometry, to carry them to another machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from modicum.data.arrays import Arrays, Dataset
 from modicum.data.geometry import Geometry
 from modicum_bench.leaderboard.grid import Cell, Task
 
-REACH = 4.0  # standard deviations of public records that eight bits cover
+REACH, STEPS = 4.0, 31  # six bits: steps up to so many standard deviations of public records
 
 
 def packed(task: Task, folder: Path) -> Path:
@@ -29,9 +29,9 @@ def pack(
     def turned(arrays: Arrays) -> np.ndarray:
         return (arrays.scaled().reshape(len(arrays), -1) - largest.mean) @ largest.matrix
 
-    scale = (REACH * turned(source.train).std(0) / 127).astype(np.float32)
+    scale = (REACH * turned(source.train).std(0) / STEPS).astype(np.float32)
     parts = {"train": records.train, "test": records.test}
-    coded = {k: np.clip(np.round(turned(a) / scale), -127, 127).astype(np.int8) for k, a in parts.items()}
+    coded = {k: np.clip(np.round(turned(a) / scale), -STEPS, STEPS).astype(np.int8) for k, a in parts.items()}
     labels = {f"y_{k}": a.y.astype(np.uint8) for k, a in parts.items()}
     about = {"name": np.array(task.name), "classes": np.array(records.classes), "note": np.array(records.note)}
     spectra = {_key(cell): np.stack([g.between, g.within]) for cell, g in known.items()}
