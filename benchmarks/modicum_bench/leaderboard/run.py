@@ -14,7 +14,7 @@ from modicum.errors import UserError
 from modicum_bench.leaderboard.grid import CHOICES, PRESETS, ROWS, Cell, Choice, noise_of
 from modicum_bench.leaderboard.play import NO_PRIVACY, Draw, Try, played, tried
 from modicum_bench.leaderboard.report import page
-from modicum_bench.leaderboard.tasks import STAND_INS, private
+from modicum_bench.leaderboard.tasks import STAND_INS, undressed
 
 Say = Callable[[str], None]
 STAGES = ("choose", "test", "report")
@@ -113,7 +113,7 @@ def draws(kept: Path, backbones: Path, cells: Sequence[Cell], settings: dict[str
 def _settings(cell: Cell, settings: dict[str, Any], backbones: Path) -> dict[str, Choice]:
     """Those of the nearest noise, from stand-ins that hold none of the task's records."""
     without = next((s.name for s in STAND_INS if not s.serves(cell.task)), "")
-    noise = noise_of(private(cell, backbones, 0), cell.view)
+    noise = noise_of(undressed(cell, backbones, 0), cell.view)
     near = min(NOISES, key=lambda n: abs(math.log(n / noise)))
     chosen = settings[without]
     keys = {name: _key(name, cell.hot, near) for name, row in ROWS.items() if row.tuned}

@@ -91,17 +91,23 @@ def divided(records: Dataset, cell: Cell, seed: int) -> FederatedData:
     )
 
 
-def private(cell: Cell, folder: Path, seed: int) -> Federation:
-    """The task itself."""
+def undressed(cell: Cell, folder: Path, seed: int) -> Federation:
+    """The task's clients with their records as they are stored, and their budgets."""
     task = TASKS[cell.task]
     budget: Any = list(cell.budget) if isinstance(cell.budget, tuple) else cell.budget
-    if packed(task, folder).is_file():
-        data = divided(unpack(packed(task, folder)), cell, seed)
-        data = geometry_of(packed(task, folder), cell).over(data)
-        return Federation(data, assign_budgets(budget, len(data.clients), seed))
-    own, source = records(task, folder)
+    known = packed(task, folder)
+    own = unpack(known) if known.is_file() else records(task, folder)[0]
     data = divided(own, cell, seed)
-    budgets = assign_budgets(budget, len(data.clients), seed)
+    return Federation(data, assign_budgets(budget, len(data.clients), seed))
+
+
+def private(cell: Cell, folder: Path, seed: int) -> Federation:
+    """The task itself, on its features."""
+    task, bare = TASKS[cell.task], undressed(cell, folder, seed)
+    data, budgets = bare.data, bare.budgets
+    if packed(task, folder).is_file():
+        return Federation(geometry_of(packed(task, folder), cell).over(data), budgets)
+    source = records(task, folder)[1]
     if source is None:
         return Federation(_cut(data), budgets)
     spec = spec_of(len(budgets), cell.view)
