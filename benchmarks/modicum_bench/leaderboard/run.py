@@ -6,6 +6,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ def bench(
     *,
     stages: Sequence[str] = STAGES,
     workers: int = 1,
+    device: str = "cpu",
     say: Say = print,
     progress: Progress | None = None,
 ) -> str:
@@ -44,7 +46,7 @@ def bench(
         choose(out, backbones, workers=workers, progress=progress)
         say(f"settings: {out / 'settings.json'}")
     if "test" in stages:
-        play(out, backbones, cells, workers=workers, progress=progress)
+        play(out, backbones, cells, workers=workers, device=device, progress=progress)
     return page(_lines(out / "results.jsonl"), cells, out) if "report" in stages else ""
 
 
@@ -84,13 +86,20 @@ def best(tries: Sequence[dict[str, Any]]) -> dict[str, dict[str, Choice]]:
 
 
 def play(
-    out: Path, backbones: Path, cells: Sequence[Cell], *, workers: int = 1, progress: Progress | None = None
+    out: Path,
+    backbones: Path,
+    cells: Sequence[Cell],
+    *,
+    workers: int = 1,
+    device: str = "cpu",
+    progress: Progress | None = None,
 ) -> None:
     """Every method of every cell, one seed after another; what is in results.jsonl is not played again."""
     if not (out / "settings.json").is_file():
         raise UserError("settings are chosen before the test is opened: run the stage choose first")
     settings = json.loads((out / "settings.json").read_text())
-    todo = list(draws(out / "results.jsonl", backbones, cells, settings))
+    left = draws(out / "results.jsonl", backbones, cells, settings)
+    todo = [replace(draw, device=device) for draw in left]
     for _ in work(played, todo, workers=workers, progress=progress):
         pass
 

@@ -106,6 +106,7 @@ def leaderboard(
     backbones: Path = typer.Option(Path("backbones"), "--backbones", help="Folder of backbones' weights."),
     out: Path = typer.Option(Path("runs/leaderboard"), "--out", help="Folder for results; what is there is kept."),
     workers: int = typer.Option(1, "--workers", help="Processes that share the cells."),
+    device: Device = typer.Option(Device.CPU, "--device", help="Where the test is computed."),
 ) -> None:
     """Every record-level method on the same features, budgets and starts; settings chosen on public records."""
     from modicum.cli.progress import counting
