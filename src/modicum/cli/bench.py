@@ -114,7 +114,16 @@ def leaderboard(
 
     wanted = [s.strip() for s in stages.split(",")]
     with counting(quiet=False) as progress:
-        text = run(str(preset), out, backbones, stages=wanted, workers=workers, say=typer.echo, progress=progress)
+        text = run(
+            str(preset),
+            out,
+            backbones,
+            stages=wanted,
+            workers=workers,
+            device=str(device),
+            say=typer.echo,
+            progress=progress,
+        )
     typer.echo(text)
 
 
