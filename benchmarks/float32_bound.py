@@ -22,7 +22,7 @@ from tests.compute.attacks import CAUGHT, MODELS, ROUTES, THRESHOLDS, TWINS, Att
 from tests.compute.helpers import cross_entropy
 from torch import Tensor
 
-from modicum.compute import Flat, Way, clipped_sum, convolution
+from modicum.compute import Flat, Way, clipped_sum
 from modicum.compute.convolution import ConvWeight, Geometry
 from modicum.models import build
 
@@ -131,18 +131,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=60, help="of searching, for each precision")
-    parser.add_argument(
-        "--form-again",
-        action="store_true",
-        help="through the kernel that waits for this search",
-    )
     chosen = parser.parse_args()
-    convolution.SEARCHED = chosen.form_again
-    found: dict[str, object] = {
-        "torch": torch.__version__,
-        "device": chosen.device,
-        "form_again": chosen.form_again,
-    }
+    found: dict[str, object] = {"torch": torch.__version__, "device": chosen.device}
     for precision in ("high", "highest"):
         torch.set_float32_matmul_precision(precision)
         torch.backends.cudnn.allow_tf32 = precision == "high"

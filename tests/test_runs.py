@@ -208,3 +208,45 @@ def test_records_alone_need_budgets() -> None:
         mo.train("digits", method="dp-sgd")  # type: ignore[arg-type]
     with pytest.raises(mo.UserError, match="no finished run"):
         mo.load("nowhere")
+
+
+def _table(path: Path, odd_label: int) -> Path:
+    rows = [f"{'ab'[i % 2]},{i // 2 % 2 if i else odd_label},{i % 5},{i % 7}" for i in range(40)]
+    path.write_text("client,label,x,z\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def _real(folder: Path, federated: object) -> mo.Run:
+    method = mo.methods.DpSgd(steps=1)
+    return mo.train(federated, budgets=1.0, method=method, rounds=1, folder=folder, simulation=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("own", "division", "said"),
+    [
+        ({}, {}, "largest label of private records"),
+        ({"classes": 3}, {"proxy": 0.2}, "share of private records is not public"),
+        ({"classes": 3}, {"partition": "dirichlet:1", "clients": 2}, "follow from private labels"),
+        ({"classes": 3}, {"partition": "size-skew:2", "clients": 2}, "follow from private labels"),
+    ],
+)
+def test_with_real_noise_no_record_decides_what_is_told(
+    own: dict[str, int], division: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    data = mo.federate(mo.from_csv(_table(tmp_path / "t.csv", 2), **own), **division)  # type: ignore[arg-type]
+    with pytest.raises(mo.UserError, match=said):
+        _real(tmp_path / "r", data)
+    assert not (tmp_path / "r").exists()
+
+
+def test_agreed_classes_and_clients_of_their_own_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One record's label shows in nothing public; without the refusal it shows in the model's very shape."""
+
+    def told(odd_label: int, folder: str, **own: int) -> object:
+        data = mo.federate(mo.from_csv(_table(tmp_path / "t.csv", odd_label), **own))  # type: ignore[arg-type]
+        run = _real(tmp_path / folder, data)
+        return {name: tuple(value.shape) for name, value in run.parameters.items()}, run.summary.run
+
+    assert told(2, "a", classes=3) == told(1, "b", classes=3)
+    monkeypatch.setattr("modicum.runs.refuse_peeks", lambda _: None)
+    assert told(2, "c") != told(1, "d")

@@ -18,3 +18,8 @@ class MissingExtraError(UserError, ImportError):
 
 class PrivacyWarning(UserWarning):
     """Something legal that weakens privacy or accuracy more than a user would expect."""
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, "1 round" or "12 rounds"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from modicum.attacks.audits import Settings as AuditSettings
 from modicum.attacks.audits import audit as play_audit
-from modicum.attacks.audits import refuse_unfit
+from modicum.attacks.audits import refuse_real, refuse_unfit
 from modicum.config.write import describe_experiment
 from modicum.core.parts import ModelWrapper, Plain
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
+from modicum.data.check import refuse_peeks
 from modicum.errors import MissingExtraError, UserError
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.model_file import as_inputs, restored
@@ -260,10 +261,8 @@ def carry_out(
     `config` is the text of the folder's config.toml; one that is there already is kept.
     """
     _needs_safetensors()
-    if audit is not None:
-        refuse_unfit(audit, experiment)
     with files.alone():
-        run = _open(experiment, files, config, simulation, transcript)
+        run = _open(experiment, files, config, simulation, transcript, audit)
         try:
             for record in run.rounds():
                 if watch is not None:
@@ -276,14 +275,24 @@ def carry_out(
 
 
 def _open(
-    experiment: Experiment, files: RunFolder, config: str, simulation: bool, transcript: Transcript | None
+    experiment: Experiment,
+    files: RunFolder,
+    config: str,
+    simulation: bool,
+    transcript: Transcript | None,
+    audit: str | None,
 ) -> Simulation:
-    if not files.config.exists():
-        files.write(files.config, config.encode())
-    geometry = experiment.federation.data.geometry
-    if geometry is not None and not files.geometry.exists():
-        files.write(files.geometry, geometry.to_bytes())
     try:
+        if audit is not None:
+            refuse_real(simulation)
+            refuse_unfit(audit, experiment)
+        if not simulation:
+            refuse_peeks(experiment.federation.data)
+        if not files.config.exists():
+            files.write(files.config, config.encode())
+        geometry = experiment.federation.data.geometry
+        if geometry is not None and not files.geometry.exists():
+            files.write(files.geometry, geometry.to_bytes())
         noise = None if simulation else CryptoNoise()
         return Simulation(experiment, files.path, noise=noise, transcript=transcript)
     except BaseException:

@@ -69,9 +69,9 @@ def test_what_is_proved_of_a_sound_mechanism_is_under_its_claim(name: str) -> No
     assert found.canaries >= 100
 
 
-SENDS_NO_GRADIENTS = {
+SENDS_NO_GRADIENTS = {"auto-sums"} | {
     name for name in METHOD_ROWS if "class-means" in name or (name.endswith("adam") and "nbafl" not in name)
-}  # class sums, and steps of Adam that are released one by one
+}  # class sums, which auto takes behind a sum, and steps of Adam that are released one by one
 
 
 @pytest.mark.heavy
@@ -254,3 +254,33 @@ def test_a_certificate_with_another_audit_is_refused(change: dict[str, Any], tmp
     told["audit"] |= change
     with pytest.raises(UserError, match="audit"):
         Certificate.from_json(json.dumps(told))
+
+
+def real_run(tmp_path: Path, audit: str | None) -> Path:
+    """A run with real noise, which is not known to anybody."""
+    fed = mo.Federation.from_dataset("digits", clients=2, budgets=1.0)
+    spec = DpSgd(batch=None, steps=1)
+    return mo.train(fed, method=spec, rounds=1, simulation=False, folder=tmp_path / "run", audit=audit).folder
+
+
+def test_real_records_are_not_audited_for_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An audit plays the run again on its own records with seeded noise: a release that no ledger holds."""
+    with pytest.raises(UserError, match="no budget pays"):
+        real_run(tmp_path, "one-run")
+    assert not (tmp_path / "run").exists()  # nothing was reserved
+    folder = real_run(tmp_path, None)
+    before = (folder / "certificate.json").read_bytes()
+    assert command(app, ["audit", str(folder)]) == 2
+    assert "no budget pays" in capsys.readouterr().err
+    assert (folder / "certificate.json").read_bytes() == before
+
+
+def test_what_an_unrefused_audit_would_tell_depends_on_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broken twin: without the refusal a real run's certificate holds what was measured on its records."""
+    monkeypatch.setattr("modicum.runs.refuse_real", lambda simulation: None)  # noqa: ARG005
+    told = Certificate.read(real_run(tmp_path, "one-run") / "certificate.json")
+    assert not told.noise["simulation"]
+    assert told.audit is not None
+    assert "guesses right" in told.audit["note"]

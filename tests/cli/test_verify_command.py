@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from modicum.cli import main
+from modicum.core.facts import ClientFacts
+from modicum.errors import UserError
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import NoSampling
 from modicum.privacy.journal import Journal
@@ -46,6 +48,26 @@ def test_match(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     out = capsys.readouterr().out
     assert "Match: the certificate follows from the ledger for all 2 clients." in out
     assert "MISMATCH" not in out
+
+
+@pytest.mark.parametrize("obeyed", [False, True], ids=["plain", "twin"])
+def test_a_terminal_obeys_no_name(
+    obeyed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Up and wiped: the line that says SIMULATION would be gone from the screen, and a match would stand there."""
+    if obeyed:
+        monkeypatch.setattr("modicum.cli.verify.plain", lambda text: text)
+    name = "ward\r\x1b[9A\x1b[2K\x1b[9B"
+    with Ledger.create(tmp_path / "ledger.sqlite", "run-1", SimulatedNoise(0)) as ledger:
+        ledger.declare(
+            [PrivacyPlan(client=name, spec=PrivacySpec(unit="record"), budget=math.inf, guard=Guard.NONE)]
+        )
+    assert call(monkeypatch, "verify", str(tmp_path / "ledger.sqlite")) == 0
+    out = capsys.readouterr().out
+    assert "SIMULATION" in out
+    assert ("\r" in out) is obeyed  # colours and the like are left out where nobody looks at a screen
+    with pytest.raises(UserError, match="rename client"):
+        ClientFacts(name, 10, 1.0, 1)
 
 
 def test_mismatch(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from modicum.core.facts import ClientFacts
 from modicum.core.parts import Batch
 from modicum.errors import UserError
 from modicum.federation.rehearsal import RehearsedNoise
+from modicum.mechanisms import batch_clipped
 from modicum.mechanisms.as_published import AsPublished
 from modicum.mechanisms.batch_clipped import BatchClipped
 from modicum.methods import FedCompDp
@@ -55,6 +56,37 @@ def test_one_record_turns_a_clipped_batch_round() -> None:
     assert (one - two).norm().item() <= event.blocks[0].bound == 2 * bound
     assert event.blocks[0].noise_std == pytest.approx(SIGMA * bound)
     assert event.noise_multiplier == pytest.approx(SIGMA / 2)
+
+
+def overflowing(model_scale: float, record: float) -> list[Tensor]:
+    """What goes to the door of batches in single precision, of which one record or the model is huge."""
+    backend, theta = loop(double_model("linear", 0).float())
+    batch = Batch(records(5, 8).x.float(), records(5, 8).targets)
+    batch.x[0] = torch.tensor([1.0, -1.0, 1.0, -1.0, 0.5, 1.0]) * record
+    stage = Stage(PUBLISHED, backend, lr=1e-12)
+    job = stage.job("c", batch, theta * model_scale, Silent(0))
+    stage.run([job])
+    assert isinstance(job.door, OpenDoor)
+    return [private["gradient"] for _, _, private in job.door.private]
+
+
+@pytest.mark.parametrize(("model_scale", "record"), [(1.0, 1e30), (1e19, 3e38), (1e38, 3e38)])
+def test_what_overflows_is_bounded_too(model_scale: float, record: float) -> None:
+    """Whoever sends a huge model, or holds one huge record, would else be told by a NaN, whatever the noise."""
+    found = overflowing(model_scale, record)
+    assert all(bool(torch.isfinite(g).all()) and g.norm() <= 1 + 1e-6 for g in found)
+
+
+def test_the_printed_clipping_alone_tells_who_overflowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_clipped, "clip_rows", _as_printed)
+    assert not all(bool(torch.isfinite(g).all()) for g in overflowing(1e19, 3e38))
+    assert all(bool(torch.isfinite(g).all()) for g in overflowing(1e19, 1.0))
+
+
+def _as_printed(gradients: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
+    """The twin: Eq. (4) and nothing else."""
+    norms = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
+    return gradients * (bounds / (norms + 1e-6)).clamp(max=1.0).to(gradients.dtype)[:, None], norms
 
 
 def test_a_pass_is_one_event_of_batches_without_a_common_record() -> None:

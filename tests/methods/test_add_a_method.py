@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "add-a-method.md"
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> MethodSpec:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S)
+    code, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S)
     lines = [line for line in code.splitlines() if line.strip()]
     assert len(lines) < 40, "the example must stay under 40 lines"
     module = ModuleType("patient")

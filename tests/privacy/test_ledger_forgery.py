@@ -168,10 +168,13 @@ def test_no_forgery_wins_anything(court: Court) -> None:
 
 
 @pytest.mark.soak
-def test_no_forgery_wins_anything_in_100_000(court: Court) -> None:
-    outcomes, won = court.trial(range(10_000, 110_000))
+@pytest.mark.parametrize("part", range(10))
+def test_no_forgery_wins_anything_in_100_000(part: int, court: Court) -> None:
+    """In ten parts, so that several cores share them."""
+    first = 10_000 * (1 + part)
+    outcomes, won = court.trial(range(first, first + 10_000))
     assert won == []
-    assert outcomes["believed"] > 2000
+    assert outcomes["believed"] > 200
 
 
 def last_one_wins(_: Grammar, entry: Entry) -> Said:

@@ -130,6 +130,26 @@ def test_a_proxy_with_other_labels_passes_through_the_same_backbone(weights: Pat
     assert np.array_equal(again.clients[2].train.x, data.clients[2].train.x)
 
 
+def test_features_of_ones_own_records_are_written_nowhere(weights: Path, tmp_path: Path) -> None:
+    """Named datasets are public and cached; what is left of private images would outlive every run."""
+    public = load("digits:0-4")
+    (tmp_path / "own").mkdir()
+    np.savez(tmp_path / "own" / "ward.npz", x=public.train.x[:40], y=public.train.y[:40])
+    text = f"""
+    [data]
+    npz = "own"
+    classes = 5
+    backbone = "{weights}"
+    dir = "{tmp_path}"
+    """
+    (x,) = (c.train.x for c in experiment(read(write(tmp_path, text))).federation.data.clients)
+    assert not list(tmp_path.glob("features/*"))
+    few = replace(public, train=public.train.take(slice(40)), test=Arrays.empty(public.test))
+    cached, *_ = behind(weights, tmp_path / "features", few, False, None)
+    assert len(list(tmp_path.glob("features/*"))) == 1  # the twin
+    assert np.array_equal(x, cached.train.x)
+
+
 def test_what_does_not_fit_is_said_before_anything_is_computed(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

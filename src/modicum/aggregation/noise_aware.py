@@ -1,4 +1,4 @@
-"""Weights for clients of unequal budgets: the noisier an update, the less it counts."""
+"""Weights for clients of unequal budgets and sizes: the noisier an update, the less it counts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ TINY = 1e-30
 
 @dataclass(frozen=True)
 class NoiseAware:
-    """w_i ∝ 1/(τ² + d·σ_i²): the least variance when updates differ by τ² (squared norm) beside their noise.
+    """The least expected error of Σ n_i·θ_i / Σ n_i where a release is θ_i and noise of variance v_i = d·σ_i².
 
-    σ_i² is public. τ² is estimated from the releases of *earlier* rounds (R7), so a round's weights do not depend
-    on its own noise. Under non-IID data the weights lean towards clients with large budgets: read accuracy by
-    budget group.
+    θ_i differ by τ² (squared norm) from one another. Best linear prediction shrinks each towards the mean by
+    precision: with k_i = τ²/(τ² + v_i), a_i = s_i·k_i + (1 − Σ s_j·k_j)·p_i, where s_i is the client's share of
+    records and p_i ∝ 1/(τ² + v_i). Without noise clients count by records, in much noise by precision, and clients
+    of equal size always by p_i.
+
+    σ_i² and n_i are public. τ² is estimated from the releases of *earlier* rounds (R7), so a round's weights do
+    not depend on its own noise. Under non-IID data the weights lean towards clients with large budgets: read
+    accuracy by budget group.
     """
 
     lr: float = 1.0
@@ -35,8 +40,10 @@ class NoiseAware:
         if not 0 <= self.memory < 1:
             raise UserError(f"the memory of the noise-aware weights must lie in [0, 1), got {self.memory}")
 
-    def init(self, public: PublicFacts) -> State:  # noqa: ARG002
-        return {"tau2": 0.0, "mass": 0.0}  # a running mean of estimates, and the weight it has gathered
+    def init(self, public: PublicFacts) -> State:
+        records = {c.name: c.records for c in public.clients}
+        # A running mean of estimates, and the weight it has gathered.
+        return {"tau2": 0.0, "mass": 0.0, "records": records}
 
     def combine(
         self,
@@ -54,22 +61,25 @@ class NoiseAware:
         return model + self.lr * step, self._learn(state, weights, opened, step)
 
     def weights(self, state: State, released: tuple[Released, ...]) -> dict[str, float]:
-        """1/(τ² + d·σ_i²) for each client that answered, not normalised; τ² is that of earlier rounds."""
+        """a_i of each client that answered; τ² is that of earlier rounds."""
         noise = {r.client: r.update.numel() * r.facts.variance for r in released}
         # Before anything is known: as much as the least noise.
-        tau2 = max(state["tau2"] / state["mass"], 0.0) if state["mass"] else min(noise.values())
-        return {name: 1 / (tau2 + n + TINY) for name, n in noise.items()}
+        tau2 = (max(state["tau2"] / state["mass"], 0.0) if state["mass"] else min(noise.values())) + TINY
+        precision = {name: 1 / (tau2 + v) for name, v in noise.items()}
+        records = sum(state["records"][name] for name in noise)
+        own = {name: state["records"][name] / records * tau2 * p for name, p in precision.items()}  # s_i·k_i
+        shared = (1 - sum(own.values())) / sum(precision.values())
+        return {name: own[name] + shared * precision[name] for name in noise}
 
     def _learn(
         self, state: State, weights: dict[str, float], released: tuple[Released, ...], mean: Tensor
     ) -> State:
-        """Method of moments: with a_i = w_i/Σw, E Σ a_i‖u_i − ū‖² = Σ a_i(1−a_i)(τ² + dσ_i²)."""
+        """Method of moments: with Σ a_i = 1, E Σ a_i‖u_i − ū‖² = Σ a_i(1−a_i)(τ² + dσ_i²)."""
         if len(released) < 2:
             return state
-        total = sum(weights.values())
         seen = noise = share = 0.0
         for r in sorted(released, key=lambda r: r.client):
-            a = weights[r.client] / total
+            a = weights[r.client]
             seen += a * torch.sum((r.update - mean).double().square()).item()
             noise += a * (1 - a) * r.update.numel() * r.facts.variance
             share += a * (1 - a)
@@ -79,6 +89,7 @@ class NoiseAware:
         estimate = (seen - noise) / share
         keep = self.memory
         return {
+            **state,
             "tau2": keep * state["tau2"] + (1 - keep) * estimate,
             "mass": keep * state["mass"] + (1 - keep),
         }

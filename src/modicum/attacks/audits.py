@@ -184,6 +184,15 @@ AUDITS: dict[str, Callable[[Experiment, Path, Settings], Found]] = {
 }
 
 
+def refuse_real(simulation: bool) -> None:
+    """An audit trains on the same records again, under noise that anybody can compute, and nothing charges it."""
+    if not simulation:
+        raise UserError(
+            "an audit of a run with real noise would be a release that no budget pays for: audit the same "
+            "experiment with run.simulation = true, on records that need no protection"
+        )
+
+
 def refuse_unfit(name: str, experiment: Experiment, settings: Settings | None = None) -> None:
     """Before anything is played: is there such an audit, and can it look at this experiment?"""
     settings = settings or Settings()

@@ -10,6 +10,11 @@ import typer
 
 from modicum.errors import UserError
 
+PRIVATE = (
+    "what an attack finds is scored against the run's own records: the page shows some, no budget pays for it. "
+    "Keep RUN/attacks where the records are"
+)
+
 
 class Party(StrEnum):
     """Whose eyes a transcript is read with."""
@@ -57,10 +62,13 @@ def attack(
     seen_by = SERVER if party is Party.SERVER else AGGREGATOR
     order = Order(named, targets, preset, seed=seed, party=seen_by, reference=reference, device=device)
     device_named(device)
+    config = read(files.config)
+    if not config.run.simulation:
+        typer.echo(f"modicum: {PRIVATE}", err=True)
     seen = load_transcript(run).seen
     folder = run / "attacks"
     with counting(quiet=as_json) as progress:
-        report = carry_out(experiment(read(files.config)), seen, order, folder, progress)
+        report = carry_out(experiment(config), seen, order, folder, progress)
     files.write(folder / "attacks.html", attack_page(f"Attacks on {run.name}", report).encode())
     told = json.dumps(report.to_dict(), ensure_ascii=False, indent=2, default=str)
     files.write(folder / "attacks.json", f"{told}\n".encode())

@@ -23,7 +23,7 @@ def audit(
 
     Exit code 1 where more is proved than claimed.
     """
-    from modicum.attacks.audits import Settings
+    from modicum.attacks.audits import Settings, refuse_real
     from modicum.attacks.audits import audit as play
     from modicum.config import experiment, read
     from modicum.federation.run_folder import RunFolder
@@ -33,6 +33,7 @@ def audit(
     if not files.config.is_file() or not files.certificate.is_file():
         raise UserError(f"{run} is no finished run: it needs config.toml and certificate.json")
     certificate = Certificate.read(files.certificate)
+    refuse_real(certificate.noise["simulation"])
     found = play(method, experiment(read(files.config)), Settings(canaries, share, seed))
     replace(certificate, audit=found.to_dict()).write(files.certificate)
     if as_json:

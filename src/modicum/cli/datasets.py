@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from modicum.errors import counted
+
 if TYPE_CHECKING:
     from modicum.data import FederatedData
 
@@ -133,7 +135,7 @@ def _facts(data: FederatedData, how: str, seed: int, budgets: tuple[float, ...] 
 def _table(facts: dict[str, Any]) -> str:
     rows = facts["clients"]
     width = max(6, *(len(row["name"]) for row in rows))
-    head = f"{facts['dataset']}: {len(rows)} clients, {facts['partition']}, seed {facts['seed']}"
+    head = f"{facts['dataset']}: {counted(len(rows), 'client')}, {facts['partition']}, seed {facts['seed']}"
     lines = [head, *([facts["note"]] if facts["note"] else [])]
     title = f"{'client':<{width}} {'train':>7} {'valid.':>7} {'test':>7} {'classes':>8} {'largest class':>14}"
     lines += ["", title + ("        ε" if "budget" in rows[0] else "")]

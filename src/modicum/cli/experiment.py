@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from modicum.errors import UserError
+from modicum.errors import UserError, counted
 
 if TYPE_CHECKING:
     from modicum.config import Config
@@ -155,7 +155,7 @@ def _text(done: Sequence[Run]) -> str:
 
 def _closing(run: Run) -> Iterator[str]:
     if run.summary.rounds < run.summary.rounds_planned:
-        rounds = f"{run.summary.rounds} round{'' if run.summary.rounds == 1 else 's'}"
+        rounds = counted(run.summary.rounds, "round")
         yield f"Ended after {rounds}: every client has used its budget."
     if run.summary.note:
         yield f"note        {run.summary.note}"

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from modicum.errors import UserError
+from modicum.cli import flower_keys
+from modicum.errors import UserError, counted
 
 if TYPE_CHECKING:
     from modicum.deploy.flower.up import Deployment
 
 app = typer.Typer(help="Run an experiment on Flower: separate silos, own keys, own budgets.", no_args_is_help=True)
+app.add_typer(flower_keys.app, name="keys")
 
 
 @app.command("up")
@@ -105,25 +107,6 @@ def init(
     typer.echo(f"wrote {folder}: read {folder / 'README.md'}")
 
 
-@app.command("keys")
-def keys(
-    folder: Path = typer.Argument(help="Where to put them."),
-    hosts: list[str] = typer.Option(
-        ["127.0.0.1", "localhost"], "--host", help="Names of the server (repeatable)."
-    ),
-    node: list[str] = typer.Option([], "--node", help="Also a key pair for this node (repeatable)."),
-) -> None:
-    """Make a TLS certificate for the server, a key pair for each node, and a key that signs the app."""
-    from modicum.deploy.flower import keys as make
-    from modicum.deploy.silo.signing import make_signing_key
-
-    make.check_tls(make.make_tls(folder, hosts))
-    for name in node:
-        make.make_node_key(folder / name)
-    make_signing_key(folder / "bundle")
-    typer.echo(f"keys in {folder}: keep those without .crt or .pub to yourself")
-
-
 @app.command("start")
 def start(
     project: Path = typer.Argument(help="The Flower project (the folder with pyproject.toml)."),
@@ -140,19 +123,22 @@ def start(
     Runs on the SuperLink's machine: Flower takes signatures of local apps from its database only. The exit code is
     the run's: 0 where it finished, 1 where it failed.
     """
-    from modicum.deploy.flower import keys as made
     from modicum.deploy.flower import link
-    from modicum.deploy.flower.follow import Started, note_start, run_folder
+    from modicum.deploy.flower.follow import Started, note_start, registered, run_folder
+    from modicum.deploy.flower.register import read_public_keys, read_register
 
     for path in (project / "pyproject.toml", key, ca, *([silos] if silos else [])):
         if not path.is_file():
-            raise UserError(f"there is no {path}: `modicum flower init` and `modicum flower keys` make it")
-    folder = run_folder(project)
+            raise UserError(f"there is no {path}: `modicum flower init` and `modicum flower keys make` make it")
+    folder, nodes = run_folder(project), {} if silos is None else read_public_keys(silos)
+    known = read_register(registered(project))
+    known.nodes()  # a revoked key is found before anything is started
     link.wait_for(superlink, ca, seconds, tell=lambda text: typer.echo(text, err=True))
     with link.control(superlink, ca) as client:
-        if silos is not None:
-            for name, public in made.read_public_keys(silos).items():
-                link.register(client, name, public)
+        for name in link.unregister(client, known.gone()):
+            typer.echo(f"turned away the revoked node of {name}", err=True)
+        for name, public in nodes.items():
+            link.register(client, name, public)
         link.publish(project, database, key)
         number = link.start_signed_run(client, project)
     note_start(folder, Started(number, superlink, str(ca.absolute())))
@@ -198,9 +184,10 @@ def status(
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
         return
-    last = f"; in the last, {records[-1].answered} silos answered" if records else ""
+    answered = records[-1].answered if records else None
+    last = "" if answered is None else f"; in the last, {counted(answered, 'silo')} answered"
     said = f": {found['said']}" if found["said"] else ""
-    typer.echo(f"{found['state']}{said}\n{len(records)} round{'' if len(records) == 1 else 's'} done{last}")
+    typer.echo(f"{found['state']}{said}\n{counted(len(records), 'round')} done{last}")
     typer.echo(f"folder     {folder}")
 
 

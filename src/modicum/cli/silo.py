@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from modicum.errors import UserError
+from modicum.errors import UserError, counted
 
 if TYPE_CHECKING:
     from modicum.config.schema import DataConfig
@@ -41,7 +41,7 @@ def check(
         False, "--suggest", help="Propose ranges for [data.columns] from the records here."
     ),
 ) -> None:
-    """Read data and grant as `serve` would, say what would be granted and what the account has left, and stop."""
+    """Read data and grant as `serve` would, ask what the run will ask, say what the account has left, and stop."""
     from modicum.data.columns import unscaled
     from modicum.deploy.silo.account import overview
     from modicum.deploy.silo.silo import Silo
@@ -58,6 +58,8 @@ def check(
         own = silo.experiment.federation.data.clients[0]
         try:
             typer.echo(_line(silo))
+            if silo.taking_part is None:
+                typer.echo(f"run        {silo.check_beforehand()}")
             if warning := unscaled(own.train.x):
                 typer.echo(f"warning    {warning}; `modicum silo check --suggest` proposes ranges")
         finally:
@@ -128,6 +130,6 @@ def _line(silo: Silo) -> str:
     noise = "SIMULATED noise, which protects nobody" if spec.simulation else "cryptographic noise"
     state = f"in run {silo.taking_part.join.run}" if silo.taking_part else f"waits for run {spec.run!r}"
     return (
-        f"silo       {facts.name}: {facts.records} records, ε ≤ {facts.budget:g}, δ ≤ {spec.grant.delta:g} per "
-        f"{spec.grant.unit}, {noise}; {state}"
+        f"silo       {facts.name}: {counted(facts.records, 'record')}, ε ≤ {facts.budget:g}, δ ≤ "
+        f"{spec.grant.delta:g} per {spec.grant.unit}, {noise}; {state}"
     )

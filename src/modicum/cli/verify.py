@@ -36,15 +36,20 @@ def verify(
 def _show(outcome: Verification) -> None:
     """What is claimed comes first: a match of figures says nothing without it."""
     for line in [*_of_the_file(outcome), *_of_the_claim(outcome)]:
-        typer.echo(line)
+        typer.echo(plain(line))
     width = max([len(check.client) for check in outcome.clients] + [6])
     if outcome.clients:
         typer.echo(f"\n{'client':<{width}}  {'certified ε':>11}  {'recomputed':>11}  {'dp-accounting':>13}")
     for check in outcome.clients:
-        typer.echo(_line(check, width))
+        typer.echo(plain(_line(check, width)))
     for problem in outcome.problems:
-        typer.echo(f"\nMISMATCH  {problem}")
+        typer.echo(plain(f"\nMISMATCH  {problem}"))
     typer.echo(f"\n{_verdict(outcome)}")
+
+
+def plain(text: str) -> str:
+    """Text of others that a terminal must not obey: a name could wipe out the line that warns of a simulation."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def _of_the_file(outcome: Verification) -> list[str]:
@@ -94,7 +99,7 @@ def _of_the_claim(outcome: Verification) -> list[str]:
 
 def _some(clients: list[str], every: int) -> str:
     if len(clients) == every:
-        return f"all {every} clients"
+        return "the only client" if every == 1 else f"all {every} clients"
     return f"{len(clients)} of {every} clients: {', '.join(clients[:5])}{', …' if len(clients) > 5 else ''}"
 
 
@@ -104,7 +109,7 @@ def _verdict(outcome: Verification) -> str:
         wrong = sum(not check.matches for check in outcome.clients)
         return f"Mismatch: {wrong} of {every} clients, {len(outcome.problems)} for the whole file."
     if outcome.certificate:
-        return f"Match: the certificate follows from the ledger for all {every} clients."
+        return f"Match: the certificate follows from the ledger for {_some([''] * every, every)}."
     return "Match: the ledger is sound. No certificate was given to compare it with."
 
 

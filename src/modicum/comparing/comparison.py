@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.comparing.cells import Cell
-from modicum.errors import MissingExtraError, UserError
+from modicum.errors import MissingExtraError, UserError, counted
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
 from modicum.report.table import frame, number, percent, plain_table
@@ -151,7 +151,7 @@ class Comparison:
         return self
 
     def __repr__(self) -> str:
-        return f"Comparison of {len(self.rows)} runs in {self.folder}\n{self.table()}"
+        return f"Comparison of {counted(len(self.rows), 'run')} in {self.folder}\n{self.table()}"
 
 
 def _rest(line: Line) -> tuple[str, ...]:

@@ -22,13 +22,6 @@ FORMED = 3.05 * 2.0**-16
 """What its products may be off by: of numbers in two parts of eight bits each it leaves out the product of the
 second parts, and what is beyond them, each 2⁻¹⁶ at most."""
 
-
-SEARCHED = False
-"""Whether the search for the largest movement of a sum has been through the kernel that forms gradients again.
-
-Until it has, sums of late convolutions on a GPU are products in float64, whose bound was searched.
-"""
-
 PATCHES = 1 << 23
 """Numbers of patches that are copied at once for a weighted sum; of more, some channels at a time."""
 
@@ -82,8 +75,7 @@ class ConvWeight:
         """Whether a kernel forms each example's gradient once more for the sum, in three products of bf16."""
         places = math.prod(self.g.shape[2:])
         return (
-            SEARCHED
-            and self._has_kernel
+            self._has_kernel
             and product_rounding(self.a.device, self.a.dtype) > 0
             and self.a.shape[1] % TILE == self.g.shape[1] % TILE == 0
             and places <= PLACES

@@ -179,7 +179,7 @@ def launch(
 
 
 TILE, SHARES, DEEPEST = 64, 8, 64
-"""Of `weighted_tiles`: rows and columns of a tile, programs that share the batch, places of one product."""
+"""Of `weighted_tiles`: columns of a tile and least rows, programs that share the batch, places of one product."""
 
 
 def launch_sum(
@@ -201,14 +201,16 @@ def launch_sum(
     outs, high, wide = g.shape[1:]
     inner, places = channels * kernel[0] * kernel[1], high * wide
     deep = min(DEEPEST, max(16, _power(places)))
+    # Of few places a product is short, and a wider tile reads less for each; of many, registers run out.
+    rows = 2 * TILE if places <= 16 and outs % (2 * TILE) == 0 else TILE
     share = -(-batch // (SHARES * run)) * run
     out = a.new_empty(SHARES, outs, inner, dtype=torch.float64)
-    weighted_tiles[(outs // TILE * (inner // TILE), SHARES)](
+    weighted_tiles[(outs // rows * (inner // TILE), SHARES)](
         a, g, weights, out,
         *a.stride(), *g.stride(),
         channels, height, width, outs, wide, places, inner, batch, share,
         kernel[1], stride[0], stride[1], padding[0], padding[1], dilation[0], dilation[1],
-        -(-places // deep), run, TILE, TILE, deep,
+        -(-places // deep), run, rows, TILE, deep,
         num_warps=4, num_stages=3,
     )  # fmt: skip
     return out.sum(0).view(outs, *kernel, channels)

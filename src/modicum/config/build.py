@@ -107,7 +107,8 @@ def _datasets(config: Config, alone: str | None) -> tuple[Dataset, Proxy, Datase
     data = config.data
     proxy = load(data.proxy, data.dir) if isinstance(data.proxy, str) else data.proxy
     source = None if data.features_from is None else load(data.features_from, data.dir)
-    return behind(data.backbone, data_folder(data.dir) / "features", _records(config, alone), proxy, source)
+    cache, records = data_folder(data.dir) / "features", _records(config, alone)
+    return behind(data.backbone, cache, records, proxy, source, own=data.name is None)
 
 
 def _records(config: Config, alone: str | None = None) -> Dataset:

@@ -24,11 +24,16 @@ class ClientFacts:
 
     def __post_init__(self) -> None:
         # A client's name is a folder's name and a key of its noise; the server's own key is "(server)".
-        if not self.name or self.name != self.name.strip(" .") or set(self.name) & set("/\\()\0"):
+        if not self.name or self.name != self.name.strip(" .") or _unfit(self.name):
             raise UserError(
-                f"rename client {self.name!r}: a name is not empty, holds none of / \\ ( ) and does not begin or "
-                "end with a dot or a space"
+                f"rename client {self.name!r}: a name is not empty, holds none of / \\ ( ), can be printed and "
+                "does not begin or end with a dot or a space"
             )
+
+
+def _unfit(name: str) -> bool:
+    """Characters that lead out of a folder, or that a terminal or a reader of logs would obey."""
+    return bool(set(name) & set("/\\()")) or not name.isprintable()
 
 
 @dataclass(frozen=True, eq=False)

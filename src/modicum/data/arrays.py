@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
     from modicum.data.geometry import Geometry
 
 Array = npt.NDArray[Any]
+
+
+class Peek(StrEnum):
+    """What a run tells for free where clients' records decided it; where they are private, what to do instead."""
+
+    CLASSES = "the largest label of private records is private: say how many classes there are (classes = …)"
+    PROXY = "a share of private records is not public: name another dataset as proxy"
+    DIVISION = "who holds what would follow from private labels: use natural clients, or the partition iid"
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +91,7 @@ class Dataset:
     test_clients: npt.NDArray[np.int64] | None = None  # the same for the test rows, where known
     client_names: tuple[str, ...] = ()
     note: str = ""  # what a table has to say, e.g. "subset: 30,000 of 73,257 training records"
+    peeks: tuple[Peek, ...] = ()  # what was taken from these very records instead of being agreed on
 
     def only(self, classes: Iterable[int]) -> Dataset:
         """The records of some classes, relabelled 0, 1, … in the order given."""
@@ -130,6 +140,7 @@ class FederatedData:
     note: str = ""
     proxy_name: str = ""  # the dataset that the proxy comes from
     geometry: Geometry | None = None  # what made these features of records; None: nothing did
+    peeks: tuple[Peek, ...] = ()  # what clients' records decided for everybody to see: for simulations alone
 
     @property
     def input_shape(self) -> tuple[int, ...]:

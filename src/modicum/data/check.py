@@ -24,12 +24,19 @@ def check(data: FederatedData, budgets: Sequence[float] | None = None) -> None:
     check_arrays(data.test, data.classes, data.input_shape, "the global test data")
     check_arrays(data.proxy, data.proxy_classes, data.input_shape, "the proxy")
     check_arrays(data.proxy_validation, data.proxy_classes, data.input_shape, "the proxy's validation data")
-    if len(np.unique(np.concatenate([np.unique(c.train.y) for c in data.clients]))) < 2:
+    # One client alone may well have one class. A silo that stayed away for it would tell that it has no other.
+    if len(data.clients) > 1 and len({int(y) for c in data.clients for y in np.unique(c.train.y)}) < 2:
         raise UserError(
             "all training records have the same label: there is nothing to learn, check the label column"
         )
     if budgets is not None:
         _check_budgets(data, budgets)
+
+
+def refuse_peeks(data: FederatedData) -> None:
+    """For runs with real noise: nothing that is told was decided by the records that it protects."""
+    for peek in data.peeks:
+        raise UserError(f"with simulation = false {peek}")
 
 
 def check_arrays(arrays: Arrays, classes: int, shape: tuple[int, ...], where: str) -> None:

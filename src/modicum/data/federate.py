@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from modicum.data.arrays import Array, Arrays, ClientData, Dataset, FederatedData
+from modicum.data.arrays import Array, Arrays, ClientData, Dataset, FederatedData, Peek
 from modicum.data.partition import Iid, Natural, Partition, apportion, parse_partition
 from modicum.errors import UserError
 
@@ -60,7 +60,15 @@ def federate(
         proxy_classes=public.classes,
         note=dataset.note,
         proxy_name=public.name,
+        peeks=_peeks(dataset, part, proxy),
     )
+
+
+def _peeks(dataset: Dataset, part: Partition, proxy: bool | float | Dataset) -> tuple[Peek, ...]:
+    """What these records decided that everybody sees. By labels, one record would also move others elsewhere."""
+    share = (Peek.PROXY,) if proxy and not isinstance(proxy, Dataset) else ()
+    division = () if isinstance(part, Natural | Iid) else (Peek.DIVISION,)
+    return (*dataset.peeks, *share, *division)
 
 
 def stratified_rows(strata: Array, fraction: float, rng: np.random.Generator) -> Array:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from modicum.data.arrays import Array, Arrays, Dataset
+from modicum.data.arrays import Array, Arrays, Dataset, Peek
 from modicum.data.check import check_arrays
 from modicum.data.columns import Column, read_columns
 from modicum.errors import UserError
@@ -175,6 +175,7 @@ def _assemble(
     if empty:
         raise UserError(f"client {empty[0]!r} has no records: leave it out")
     present = [part for part in (*parts, *tests, common) if part is not None and len(part)]
+    peeks = (Peek.CLASSES,) if classes is None else ()
     classes = max(int(part.y.max()) for part in present) + 1 if classes is None else classes
     for client, part, test in zip(names, parts, tests, strict=True):
         check_arrays(part, classes, shape, f"client {client!r}")
@@ -185,6 +186,5 @@ def _assemble(
     test_owners = np.repeat(np.arange(len(parts)), [0 if test is None else len(test) for test in tests])
     train = Arrays.concatenate(parts)
     test = common if common is not None else Arrays.concatenate(held) if held else Arrays.empty(train)
-    return Dataset(
-        name, train, test, classes, owners, test_owners if held and common is None else None, tuple(names)
-    )
+    whose = test_owners if held and common is None else None
+    return Dataset(name, train, test, classes, owners, whose, tuple(names), peeks=peeks)

@@ -99,8 +99,19 @@ class BatchClipped(RecordLocal):
     ) -> Tensor:
         batches = pool.batches([stepper.chosen(step) for stepper in steppers])
         gradients = kit.backend.gradients(theta, batches, kit.training.losses)
-        norms = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
-        bounds = norms.new_tensor([stepper.decision.bound for stepper in steppers])
-        factors = (bounds / (norms + SLACK)).clamp(max=1.0)  # Eq. (4)
-        clipped = gradients * factors.to(gradients.dtype)[:, None]
+        bounds = gradients.new_tensor([stepper.decision.bound for stepper in steppers], dtype=torch.float64)
+        clipped, norms = clip_rows(gradients, bounds)
         return _release(steppers, step, clipped, list(norms[:, None]))  # Eq. (8)
+
+
+def clip_rows(gradients: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row clipped to its bound by Eq. (4), and the norms before (R10).
+
+    A gradient that overflowed becomes zero: no factor bounds it. Products are made in double precision, where the
+    factor of the longest row is not rounded to nothing.
+    """
+    norms = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
+    finite = torch.isfinite(norms)
+    factors = (bounds / (norms + SLACK)).clamp(max=1.0)
+    clipped = torch.where(finite[:, None], gradients.double() * factors[:, None], 0.0)
+    return clipped.to(gradients.dtype), torch.where(finite, norms, 0.0)

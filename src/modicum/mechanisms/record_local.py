@@ -21,7 +21,7 @@ from modicum.core.needs import Need
 from modicum.core.parts import Batch, ClientKit, Job, Observation, Opening, Place, Scope, State
 from modicum.core.sockets import Climbs, Pulls
 from modicum.core.stack import Pool
-from modicum.errors import UserError
+from modicum.errors import UserError, counted
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, most_drawn, noise_norm, rounded_away, spread
 from modicum.privacy.accounting.rdp import best_order
@@ -93,8 +93,8 @@ class RecordLocal:
             return NoSampling()
         if self.batch > facts.records:
             raise UserError(
-                f"client {facts.name!r} has {facts.records} records, fewer than the batch of {self.batch}: "
-                "lower the batch size or leave it out for whole batches"
+                f"client {facts.name!r} has {counted(facts.records, 'record')}, fewer than the batch of "
+                f"{self.batch}: lower the batch size or leave it out for whole batches"
             )
         return Poisson(self.batch / facts.records, KnownTo.CLIENT)
 

@@ -63,15 +63,16 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:12]
 
 
-def featured(dataset: Dataset, extractor: Extractor, cache: str | Path, device: str = "cpu") -> Dataset:
-    """The dataset with features (float32 vectors) in place of its images."""
+def featured(dataset: Dataset, extractor: Extractor, cache: str | Path | None, device: str = "cpu") -> Dataset:
+    """The dataset with features (float32 vectors) in place of its images. Without a cache nothing is written."""
     if dataset.train.shape[0] != extractor.channels:
         raise UserError(
             f"{extractor.name} takes images of {extractor.channels} channels, those of {dataset.name} have "
             f"{dataset.train.shape[0]}: choose a backbone that was trained on such images"
         )
-    folder = Path(cache)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = None if cache is None else Path(cache)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     parts = {}
     for split, arrays in (("train", dataset.train), ("test", dataset.test)):
         pieces = [
@@ -82,7 +83,9 @@ def featured(dataset: Dataset, extractor: Extractor, cache: str | Path, device: 
     return replace(dataset, train=parts["train"], test=parts["test"])
 
 
-def _piece(extractor: Extractor, arrays: Arrays, folder: Path, device: str) -> np.ndarray:
+def _piece(extractor: Extractor, arrays: Arrays, folder: Path | None, device: str) -> np.ndarray:
+    if folder is None:
+        return compute(extractor, arrays, device).astype(np.float16).astype(np.float32)  # the same bits
     path = folder / f"{extractor.name}-{_digest(np.ascontiguousarray(arrays.x).tobytes())}.npy"
     if path.exists():
         found: np.ndarray = np.load(path, allow_pickle=False)

@@ -155,7 +155,13 @@ class DatasetAccount:
 
     def left(self, table: Digests) -> float:
         """The share of the grant that the most-spent record of a table still has."""
-        return max(0.0, 1 - self.share(float(self.spending().of(table, self.identity).max(initial=0.0))))
+        return max(0.0, 1 - self.share(self.spending().most(table, self.identity)))
+
+    def afford(self, plan: PrivacyPlan, table: Digests) -> None:
+        """Raises `DrawRefused` where a new run with this plan could not be drawn; draws nothing."""
+        self._refuse_overdraft(
+            "the next run", self.lifetime.price(plan), self.spending().most(table, self.identity)
+        )
 
     def share(self, cost: float) -> float:
         """A cost as a share of the cap; nothing is ever used up where the cap is ∞."""
@@ -173,8 +179,7 @@ class DatasetAccount:
                 self._check_same(known, agreement, plan, mark)
                 return known
             before = self.spending()
-            spent = before.of(table, self.identity)
-            self._refuse_overdraft(run, cost, float(spent.max(initial=0.0)))
+            self._refuse_overdraft(f"run {run!r}", cost, before.most(table, self.identity))
             blob = before.after(table, cost, self.identity).pack()
             value = {
                 "run": run,
@@ -259,17 +264,17 @@ class DatasetAccount:
             "head": self.head,
         }
 
-    def _refuse_overdraft(self, run: str, cost: float, spent: float) -> None:
+    def _refuse_overdraft(self, who: str, cost: float, spent: float) -> None:
         if spent + cost <= self.lifetime.cap:
             return
         if self.lifetime.filter is Filter.ONE_RUN:
             raise DrawRefused(
                 f"records of this table took part in an earlier run, or cannot be told from such, and "
-                f"{self.folder} was opened for one run, without a lifetime grant: run {run!r} needs other records "
+                f"{self.folder} was opened for one run, without a lifetime grant: {who} needs other records "
                 "(see docs/silo-account.md)"
             )
         raise DrawRefused(
-            f"run {run!r} asks {percent(self.share(cost))} of the lifetime grant ({_shown(self.lifetime)}) and "
+            f"{who} asks {percent(self.share(cost))} of the lifetime grant ({_shown(self.lifetime)}) and "
             f"{percent(max(0.0, 1 - self.share(spent)), up=False)} is left for the most-spent of its records: "
             "plan fewer rounds or a smaller budget, or leave those records out"
         )

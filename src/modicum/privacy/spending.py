@@ -109,6 +109,10 @@ class Spending:
         spent[known] = self.spent[at[known]]
         return spent
 
+    def most(self, table: Digests, identity: Identity) -> float:
+        """What the most-spent record of a table has drawn."""
+        return float(self.of(table, identity).max(initial=0.0))
+
     def after(self, table: Digests, cost: float, identity: Identity) -> Spending:
         """When each record of the table has drawn the cost, and so has whatever may be one of them."""
         drawn, absent = self.of(table, identity) + cost, self._absent(table)

@@ -28,12 +28,19 @@ Proxy = bool | float | Dataset
 
 
 def behind(
-    weights: Weights | None, cache: Path, task: Dataset, proxy: Proxy, source: Dataset | None
+    weights: Weights | None,
+    cache: Path,
+    task: Dataset,
+    proxy: Proxy,
+    source: Dataset | None,
+    *,
+    own: bool = False,
 ) -> tuple[Dataset, Proxy, Dataset | None]:
     """The task's and public datasets with a backbone's features in place of images; None: as they are.
 
     Public images are brought to the task's shape first, so that whatever does not fit is said before anything is
-    computed. Only their training records are used.
+    computed. Only their training records are used. Features of somebody's `own` records are computed anew each
+    time: the cache lies where others may read, and outlives every run.
     """
 
     def alike(public: Dataset) -> Dataset:
@@ -47,7 +54,7 @@ def behind(
     from modicum.models.features import featured, from_backbone
 
     extractor = from_backbone(weights)
-    task = featured(task, extractor, cache)
+    task = featured(task, extractor, None if own else cache)
     proxy = featured(proxy, extractor, cache) if isinstance(proxy, Dataset) else proxy
     return task, proxy, None if source is None else featured(source, extractor, cache)
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from modicum.deploy.flower import keys, link
+from modicum.deploy.flower import keys, link, register
 from modicum.deploy.flower.project import write_project
 from modicum.deploy.flower.up import HOST, Deployment
 from modicum.federation.records import read_records
@@ -102,7 +102,7 @@ class Played:
     made: Deployment
     folder: Path
     loot: dict[str, str]
-    stranger: str
+    strangers: tuple[str, str]
     nodes: set[str]
     impostor: Impostor
     victim: str
@@ -129,12 +129,12 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
         made = deployment(folder, ADAPTIVE)
         with made.running(silent):
             victim, impostor = _lured_away(made, folder)
-            stranger = _stranger(made)
+            strangers = _strangers(made, folder)
             loot = _hostile_run(made, folder)
             with link.control(made.address, made.tls.ca) as client:
-                nodes = {node.name for node in link._list_nodes(client)}
+                nodes = {node.name for node in link._list_nodes(client) if node.status != link.GONE}
             made.run(watch, silent)
-    return Played(made, folder, loot, stranger, nodes, impostor, victim, killed, made.crew.leftovers())
+    return Played(made, folder, loot, strangers, nodes, impostor, victim, killed, made.crew.leftovers())
 
 
 def _lured_away(made: Deployment, folder: Path) -> tuple[str, Impostor]:
@@ -151,16 +151,25 @@ def _lured_away(made: Deployment, folder: Path) -> tuple[str, Impostor]:
     return log_of(made, "lured"), impostor
 
 
-def _stranger(made: Deployment) -> str:
-    key = keys.make_node_key(made.at.root / "stranger")
-    command = [a.replace(str(made.node_keys["client-00"]), str(key)) for a in made.node_command("client-00")]
-    command[command.index("--port") + 1] = str(made.ports.nodes["client-00"] + 18)
-    process = start(made, "stranger", [*command, "--max-retries", "1"])
+def _strangers(made: Deployment, folder: Path) -> tuple[str, str]:
+    """A node that was never registered, and one whose key was revoked: both give up."""
+    processes = []
+    for i, name in enumerate(("stranger", "revoked")):
+        key = keys.make_node_key(made.at.root / name)
+        if name == "revoked":
+            public = register.read_public_keys(_silos_file(folder, name, key))[name]
+            with link.control(made.address, made.tls.ca) as client:
+                link.register(client, name, public)
+                assert link.unregister(client, {public}) == [name]
+        command = [a.replace(str(made.node_keys["client-00"]), str(key)) for a in made.node_command("client-00")]
+        command[command.index("--port") + 1] = str(made.ports.nodes["client-00"] + 18 + 20 * i)
+        processes.append(start(made, name, [*command, "--max-retries", "1"]))
     try:
-        wait_until(lambda: process.poll() is not None, 60, "the stranger gives up")
+        wait_until(lambda: all(p.poll() is not None for p in processes), 60, "the strangers give up")
     finally:
-        end(process)
-    return log_of(made, "stranger")
+        for process in processes:
+            end(process)
+    return log_of(made, "stranger"), log_of(made, "revoked")
 
 
 def _hostile_run(made: Deployment, folder: Path) -> dict[str, str]:
@@ -168,7 +177,7 @@ def _hostile_run(made: Deployment, folder: Path) -> dict[str, str]:
     silos = made.at.root / "silos"
     key = keys.make_node_key(made.at.keys / "careless")
     with link.control(made.address, made.tls.ca) as client:
-        public = keys.read_public_keys(_silos_file(folder, "careless", key))["careless"]
+        public = register.read_public_keys(_silos_file(folder, "careless", key))["careless"]
         link.register(client, "careless", public)
     command = [a.replace(str(made.node_keys["client-00"]), str(key)) for a in made.node_command("client-00")]
     at = command.index("--trusted-entities")
@@ -215,7 +224,7 @@ def _shut(silos: Path) -> Iterator[None]:
 
 def _silos_file(folder: Path, name: str, key: Path) -> Path:
     path = folder / f"{name}.keys.toml"
-    keys.write_public_keys(path, {name: key})
+    register.write_public_keys(path, {name: key})
     return path
 
 
@@ -269,10 +278,11 @@ def test_silos_and_server_agree_on_what_was_released(played: Played) -> None:
                 assert [r.to_dict() for r in own.spent(name)] == [r.to_dict() for r in server.spent(name)]
 
 
-def test_a_stranger_gets_nothing(played: Played) -> None:
+def test_a_stranger_and_a_revoked_node_get_nothing(played: Played) -> None:
     assert played.nodes == {*played.made.budgets, "careless"}
-    assert "Failed to activate SuperNode" in played.stranger
-    assert "Receiving" not in played.stranger
+    for said in played.strangers:
+        assert "Failed to activate SuperNode" in said
+        assert "Receiving" not in said
 
 
 def test_a_man_in_the_middle_hears_nothing(played: Played) -> None:

@@ -79,7 +79,7 @@ def test_status_and_logs_tell_why_a_run_died(project: Path, capsys: pytest.Captu
 
 def test_a_server_that_breaks_leaves_its_reason(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = project.parent / "server"
-    monkeypatch.setattr("modicum.deploy.flower.keys.read_public_keys", lambda _: 1 / 0)
+    monkeypatch.setattr("modicum.deploy.flower.register.read_public_keys", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         server_app.run(None, {k: str(v) for k, v in settings(project, folder, project).items()})
     assert status_of(folder)["state"] == "failed"

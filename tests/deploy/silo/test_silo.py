@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ import torch
 from modicum.core.messages import Decision
 from modicum.deploy.silo.silo import Silo
 from modicum.deploy.silo.spec import read_spec
-from modicum.deploy.silo.wire import Code, UnreachableError, ask
+from modicum.deploy.silo.terms import Terms
+from modicum.deploy.silo.wire import Code, Kind, UnreachableError, ask
 from modicum.errors import UserError
 from modicum.privacy.verify import verify
 from tests.deploy.silo.helpers import (
@@ -62,6 +65,32 @@ def test_the_folder_and_the_socket_are_private(tmp_path: Path) -> None:
     assert not (tmp_path / "client-00.sock").exists()
 
 
+def test_a_silo_with_one_class_takes_part(tmp_path: Path) -> None:
+    """One record of another class must not decide whether it is there: both look the same to a server."""
+    cards = []
+    for name, poison in (("one", "one class"), ("both", "")):
+        data = own_records(tmp_path / name, "ward", poison=poison)
+        with opened(write_silo(tmp_path / name, "ward", experiment=TABLE, data=data)) as server:
+            server.names = ("clinic", "ward")
+            cards.append(server.card())
+            assert server.join().refused is None
+            assert server.propose(0).refused is None
+    assert cards[0] == cards[1]
+
+
+@pytest.mark.parametrize("simulation", [False, True])
+def test_classes_are_agreed_wherever_the_table_is_named(tmp_path: Path, simulation: bool) -> None:
+    """In the silo's own file or in the experiment's: a largest label would be told with the first card."""
+    own_records(tmp_path, "ward")
+    text = TABLE.replace('name = "digits"\nclients = 3\npartition = "iid"', 'npz = "records-ward"')
+    path = write_silo(tmp_path, "ward", experiment=text, simulation=simulation)
+    if simulation:
+        Silo(read_spec(path)).close()
+    else:
+        with pytest.raises(UserError, match="largest label"):
+            Silo(read_spec(path))
+
+
 def _serve(path: Path) -> None:
     from modicum.deploy.silo.serve import serve
 
@@ -70,7 +99,7 @@ def _serve(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("poison", "said"),
-    [("nan", "NaN or Inf in record 5"), ("one class", "the same label"), ("empty", "no records")],
+    [("nan", "NaN or Inf in record 5"), ("empty", "no records")],
 )
 def test_data_that_cannot_be_trained_on_is_found_before_joining(tmp_path: Path, poison: str, said: str) -> None:
     records = 0 if poison == "empty" else 50
@@ -207,3 +236,105 @@ def test_killed_at_a_few_random_moments(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
     kill_at_random_moments(tmp_path, kills=20, rounds=200, seed=2)
+
+
+AGREED = """
+[run.silos]
+clinic = { records = 200, budget = 2.0 }
+ward = { records = 120, budget = 2.0 }
+"""
+
+
+def check_of(folder: Path, experiment: str, records: int = 120, **silo: str) -> str:
+    """What `modicum silo check` asks before it says that all is well."""
+    data = own_records(folder, "ward", records)
+    path = write_silo(folder, "ward", experiment=experiment, data=data, **silo)  # type: ignore[arg-type]
+    silo_process = Silo(read_spec(path))
+    try:
+        return silo_process.check_beforehand()
+    finally:
+        silo_process.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("batch = 16", "batch = 128"), "fewer than the batch of 128"),
+        (("records = 120", "records = 121"), "agreed are 121, 0 and 2"),
+        (("seed", "seed"), ""),
+        (
+            ("ward = { records = 120, budget = 2.0 }", "other = { records = 120, budget = 2.0 }"),
+            "does not name 'ward'",
+        ),
+        (("ward = { records = 120, budget = 2.0 }", "ward = { records = 120, budget = 3.0 }"), "0 and 3"),
+    ],
+)
+def test_check_asks_what_the_run_will_ask(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    text = (TABLE + AGREED).replace(*change)
+    if not said:
+        assert "would join: 4 rounds" in check_of(tmp_path, text)
+        return
+    with pytest.raises(UserError, match=said):
+        check_of(tmp_path, text)
+
+
+def test_check_finds_a_batch_that_is_larger_than_the_records_without_agreed_silos(tmp_path: Path) -> None:
+    """60 records and a batch of 64."""
+    with pytest.raises(UserError, match="has 60 records, fewer than the batch of 64"):
+        check_of(tmp_path, TABLE.replace("batch = 16", "batch = 64"), 60)
+    assert "only this one's own plan" in check_of(tmp_path / "fits", TABLE, 60)
+
+
+@pytest.mark.parametrize(
+    ("silo", "said"),
+    [
+        ({"grant": "rounds = 3"}, "too-many-rounds: .* rounds under its"),
+        ({"grant": "smallest_noise = 50.0"}, "noise-too-small"),
+        ({"grant": 'unit = "client"'}, "spec-differs: unit, adjacency"),
+        ({"grant": "[account]\nbudget = 0.5\ndelta = 1e-5"}, "asks more than the lifetime grant"),
+    ],
+)
+def test_check_compares_the_run_with_grant_and_account(tmp_path: Path, silo: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        check_of(tmp_path, TABLE + AGREED, **silo)
+    assert not (tmp_path / "account-ward").exists()  # nothing was drawn
+
+
+def test_check_knows_what_earlier_runs_drew(tmp_path: Path) -> None:
+    grant = "[account]\nbudget = 2.5\ndelta = 1e-5"
+    assert "would join" in check_of(tmp_path, TABLE + AGREED, grant=grant)
+    with opened(tmp_path / "ward.toml") as server:
+        server.names = ("clinic", "ward")
+        assert server.silo is not None
+        join = replace(server.invitation(), facts=Terms(server.silo.spec.experiment, ("clinic", "ward")).agreed())
+        assert server.ask(Kind.JOIN, join.encode()).refused is None
+    with pytest.raises(UserError, match="is left for the most-spent of its records"):
+        check_of(tmp_path, TABLE + AGREED, grant=grant)
+
+
+def test_the_log_has_a_line_for_each_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_silo(tmp_path)
+    with caplog.at_level(logging.INFO, "modicum.silo"), opened(path) as server:
+        assert server.join().refused is None
+        for round in (0, 1, 1):
+            assert server.propose(round).refused is None
+    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("round ")]
+    assert lines == [
+        "round 1 of 4: asked for bound 0.5; charged 2 releases; 75% of the plan for ε = 2 is left",
+        "round 2 of 4: asked for bound 0.5; charged 2 releases; 50% of the plan for ε = 2 is left",
+        "round 2 of 4: asked for bound 0.5; sent again, nothing charged; 50% of the plan for ε = 2 is left",
+    ]
+
+
+def test_another_experiment_is_told_on_both_sides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(write_silo(tmp_path)) as server:
+        assert server.join(digest="another").refused is Code.EXPERIMENT_DIFFERS
+    assert "restart the silos to agree to it" in caplog.text
+
+
+def test_a_table_without_a_column_of_clients_is_one_silo_s(tmp_path: Path) -> None:
+    rows = [f"{i % 7},{i % 5},{int(i % 7 > 3)}" for i in range(120)]
+    (tmp_path / "ward.csv").write_text("\n".join(["age,pressure,label", *rows]) + "\n")
+    path = write_silo(tmp_path, "ward", experiment=TABLE, data='\n[data]\ncsv = "ward.csv"\nclasses = 2\n')
+    with opened(path) as server:
+        assert server.card()["records"] == 120

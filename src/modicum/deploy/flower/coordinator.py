@@ -27,15 +27,15 @@ from modicum.deploy.flower.card import Card, Kinds
 from modicum.deploy.flower.secure_silos import SecureSilos
 from modicum.deploy.flower.silos import Courier, Silos
 from modicum.deploy.silo.secure import SecureTerms, check_terms
-from modicum.deploy.silo.terms import Join, Terms, digest
-from modicum.deploy.silo.wire import Answer, Code, Kind
-from modicum.errors import UserError
+from modicum.deploy.silo.terms import Join, Terms, check_agreed, digest
+from modicum.deploy.silo.wire import ADVICE, Answer, Code, Kind
+from modicum.errors import UserError, counted
 from modicum.federation.experiment import Experiment, Federation, compression_line, offer_of, prepare
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.rounds import Evaluation, Folder, Rounds
 from modicum.federation.run_folder import RunFolder
-from modicum.federation.setup import adapts, make_kit, make_server
+from modicum.federation.setup import make_kit, make_server
 from modicum.federation.transcript_file import transcript_in
 from modicum.privacy.certificate import Certificate
 from modicum.public.features import is_file
@@ -154,14 +154,8 @@ class Coordinator:
         if card.facts.name != name:
             raise UserError(f"the node of {name!r} speaks for {card.facts.name!r}: register it under that name")
         if card.digest != digest(self.config):
-            raise UserError(f"silo {name!r} agreed to another experiment: give all the same experiment file")
-        said = replace(card.facts, participations=agreed.participations)
-        if said != agreed:
-            raise UserError(
-                f"silo {name!r} has {said.records} records, {said.validation} for validation, and grants ε = "
-                f"{said.budget:g}; agreed are {agreed.records}, {agreed.validation} and {agreed.budget:g}: "
-                "correct [run.silos] in everybody's experiment file, or the silo's own"
-            )
+            raise UserError(f"silo {name!r} agreed to another experiment: {ADVICE[Code.EXPERIMENT_DIFFERS]}")
+        check_agreed(replace(card.facts, participations=agreed.participations), agreed)
         return card
 
     def _invitation(self) -> Join:
@@ -169,15 +163,7 @@ class Coordinator:
         path = self.files.path / INVITATION
         if path.exists():
             return self._kept(Join.decode(path.read_bytes()))
-        facts, plans = self.terms.agreed(), self.plans
-        join = Join(
-            run=secrets.token_hex(8),
-            digest=digest(self.config),
-            spec=self.terms.spec.to_dict(),
-            facts=facts,
-            multipliers={name: self.terms.multiplier(plan) for name, plan in plans.items()},
-            adaptive=any(adapts(plan) for plan in plans.values()),
-        )
+        join = self.terms.invitation(secrets.token_hex(8), self.plans)
         self.files.write(path, join.encode())
         return join
 
@@ -250,7 +236,7 @@ class Coordinator:
         summary = Summary(
             method=self.terms.method.name,
             model=config.model.name,
-            dataset=f"{len(budgets)} silos",
+            dataset=counted(len(budgets), "silo"),
             note=" ".join(note for note in (compression_line(self.experiment), *self.terms.method.notes) if note),
             run=self.join.run,
             seed=config.run.seed,
@@ -332,14 +318,7 @@ def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:
 
 
 def _advice(code: Code) -> str:
-    return {
-        Code.UNKNOWN_RUN: ": it belongs to another run; a new run needs a new folder, and draws on its account",
-        Code.BUDGET: ": its budget, or what its account has left over all runs, is too small for this run",
-        Code.FACTS_DIFFER: ": its records, budget or noise are not those of [run.silos]: correct either",
-        Code.NOISE_TOO_SMALL: ": its calibrated noise is under its own floor",
-        Code.WEAKER_VIEW: ": the method's view trusts somebody whom the silo does not trust",
-        Code.UNAVAILABLE: ": it gave no answer in time",
-    }.get(code, "")
+    return f": {ADVICE[code]}" if code in ADVICE else ""
 
 
 def _some(names: Sequence[str]) -> str:

@@ -37,6 +37,11 @@ def run_folder(project: Path) -> Path:
     return Path(_settings(project)["folder"])
 
 
+def registered(project: Path) -> Path:
+    """The file with the names and keys of who takes part."""
+    return Path(_settings(project)["silos"])
+
+
 def planned_rounds(project: Path) -> int:
     """As the project's experiment says now."""
     return read(_settings(project)["experiment"]).run.rounds
@@ -46,7 +51,7 @@ def _settings(project: Path) -> dict[str, str]:
     try:
         tables = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
         found: dict[str, str] = tables["tool"]["flwr"]["app"]["config"]
-        return {name: found[name] for name in ("folder", "experiment")}
+        return {name: found[name] for name in ("folder", "experiment", "silos")}
     except OSError:
         raise UserError(f"there is no project in {project}: `modicum flower init` makes one") from None
     except (KeyError, TypeError, tomllib.TOMLDecodeError):

@@ -1,18 +1,15 @@
-"""Certificates and keys for a deployment, made on the spot: TLS for the server, a key pair for every node, and a
-signing key for the app bundle.
-"""
+"""Certificates and keys for a deployment, made on the spot: TLS for the server, and a key pair for every node."""
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modicum.deploy.silo.signing import public, write_pair, write_secret
+from modicum.deploy.silo.signing import write_pair, write_secret
 from modicum.errors import MissingExtraError, UserError
 
 DAYS = 365
@@ -53,16 +50,18 @@ def check_tls(tls: Tls) -> None:
     x509, _, _, _ = _cryptography()
     for path in (tls.ca, tls.certificate, tls.key):
         if not path.is_file():
-            raise UserError(f"there is no {path}: make it with `modicum flower keys`")
+            raise UserError(f"there is no {path}: make it with `modicum flower keys make`")
     for path in (tls.ca, tls.certificate):
         try:
             until = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
         except ValueError:
-            raise UserError(f"{path} is not a PEM certificate: make it anew with `modicum flower keys`") from None
+            raise UserError(
+                f"{path} is no PEM certificate: make it anew with `modicum flower keys make`"
+            ) from None
         if until < datetime.datetime.now(datetime.UTC):
             raise UserError(
                 f"the certificate {path} expired on {until:%Y-%m-%d}: delete it and make it anew with "
-                "`modicum flower keys`"
+                "`modicum flower keys make`"
             )
 
 
@@ -73,28 +72,6 @@ def make_node_key(path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_pair(path, ec.generate_private_key(ec.SECP384R1()), serialization)
     return path
-
-
-def write_public_keys(path: Path, keys: Mapping[str, Path]) -> None:
-    """Who takes part: each silo's name and its node's public key."""
-    lines = [f'"{name}" = "{public(key).read_text().strip()}"' for name, key in sorted(keys.items())]
-    path.write_text("[silos]\n" + "\n".join(lines) + "\n", encoding="utf-8")
-
-
-def read_public_keys(path: Path) -> dict[str, bytes]:
-    """Name → public key, as Flower writes it down."""
-    _, _, _, serialization = _cryptography()
-    try:
-        silos = tomllib.loads(path.read_text(encoding="utf-8"))["silos"]
-        keys = {str(n): serialization.load_ssh_public_key(str(k).encode()) for n, k in silos.items()}
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (KeyError, ValueError, AttributeError):
-        raise UserError(f'{path} must hold a table [silos] with lines name = "ecdsa-sha2-nistp384 …"') from None
-    if not keys:
-        raise UserError(f"{path} names no silo: add at least one")
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return {n: k.public_bytes(serialization.Encoding.PEM, form) for n, k in keys.items()}
 
 
 def _name(x509: Any, text: str) -> Any:

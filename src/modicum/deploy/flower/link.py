@@ -9,7 +9,7 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from modicum.deploy.flower.project import FLWR, NAME, PUBLISHER
 from modicum.deploy.silo import signing
 from modicum.errors import MissingExtraError, UserError
 
+GONE = "unregistered"  # a node's status in Flower's list, which forgets nobody
 KEY_ID = "fpk_modicum"  # the name under which nodes know the signing key
 
 
@@ -91,6 +92,19 @@ def register(client: Any, name: str, public_key: bytes) -> None:
         client.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name))
     except Exception as error:
         raise UserError(f"the SuperLink does not register {name!r}: {_why(error)}") from None
+
+
+def unregister(client: Any, revoked: Collection[bytes]) -> list[str]:
+    """Turn away the nodes with these keys, connected or not; says which were known."""
+    from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+    known = [node for node in _list_nodes(client) if bytes(node.public_key) in revoked and node.status != GONE]
+    for node in known:
+        try:
+            client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+        except Exception as error:
+            raise UserError(f"the SuperLink does not turn {node.name!r} away: {_why(error)}") from None
+    return [node.name for node in known]
 
 
 def _list_nodes(client: Any) -> list[Any]:

@@ -31,7 +31,7 @@ def run(grid: Any, settings: dict[str, str]) -> None:
     from modicum.core.store import write_durably
     from modicum.deploy.flower.carrier import GridCarrier
     from modicum.deploy.flower.coordinator import Coordinator, Patience
-    from modicum.deploy.flower.keys import read_public_keys
+    from modicum.deploy.flower.register import read_public_keys
     from modicum.federation.run_folder import RunFolder
 
     folder = Path(settings["folder"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from modicum.data import federate, load
-from modicum.deploy.flower import keys, link
+from modicum.deploy.flower import keys, link, register
 from modicum.deploy.flower.project import FLWR, settings, write_project
 from modicum.deploy.silo.signing import make_signing_key
 from modicum.errors import UserError
@@ -87,7 +87,7 @@ def write_template(folder: Path, names: Sequence[str], host: str, port: int) -> 
     at = folder / "keys"
     keys.make_tls(at, tuple(dict.fromkeys((host, "127.0.0.1", "localhost"))))
     pairs = {name: keys.make_node_key(at / name) for name in names}
-    keys.write_public_keys(at / "silos.toml", pairs)
+    register.write_public_keys(at / "silos.toml", pairs)
     link.write_trusted(at / "trusted.yaml", make_signing_key(at / "bundle"))
     (folder / "silos").mkdir(parents=True, exist_ok=True)
     (folder / "flower").mkdir(exist_ok=True)

@@ -17,14 +17,14 @@ from typing import Any
 from modicum.config import Config, federation, to_toml
 from modicum.config.schema import SiloTerms
 from modicum.config.write import toml_value
-from modicum.deploy.flower import keys, link
+from modicum.deploy.flower import keys, link, register
 from modicum.deploy.flower.crew import Crew
 from modicum.deploy.flower.follow import BEGIN, OnRound, new_rounds, status_of
 from modicum.deploy.flower.project import STATUS, settings, write_project
 from modicum.deploy.silo.signing import make_signing_key, public_text
 from modicum.deploy.silo.terms import Terms
 from modicum.deploy.silo.wire import Kind, UnreachableError, ask
-from modicum.errors import UserError
+from modicum.errors import UserError, counted
 from modicum.federation.experiment import Federation
 
 HOST = "127.0.0.1"
@@ -121,7 +121,7 @@ class Deployment:
         self.tls = keys.make_tls(at.keys, (HOST, "localhost"))
         keys.check_tls(self.tls)
         self.node_keys = {name: keys.make_node_key(at.keys / name) for name in self.budgets}
-        keys.write_public_keys(at.keys / "silos.toml", self.node_keys)
+        register.write_public_keys(at.keys / "silos.toml", self.node_keys)
         self.signing_key = make_signing_key(at.keys / "bundle")
         link.write_trusted(at.keys / "trusted.yaml", self.signing_key)
         for name, budget in self.budgets.items():
@@ -169,13 +169,14 @@ class Deployment:
             shutil.rmtree(self.sockets, ignore_errors=True)
 
     def _start(self, tell: Tell) -> None:
-        tell(f"starting {len(self.budgets)} silos, a SuperLink at {self.address} and {len(self.budgets)} nodes")
+        silos, nodes = (counted(len(self.budgets), what) for what in ("silo", "node"))
+        tell(f"starting {silos}, a SuperLink at {self.address} and {nodes}")
         for name in self.budgets:
             self.crew.start(f"silo-{name}", _modicum("silo", "serve", str(self.at.silo(name))))
         self.crew.start("superlink", self.superlink_command())
         link.wait_for(self.address, self.tls.ca, 90, tell=None, alive=lambda: self.crew.alive("superlink"))
         with link.control(self.address, self.tls.ca) as client:
-            for name, key in keys.read_public_keys(self.at.keys / "silos.toml").items():
+            for name, key in register.read_public_keys(self.at.keys / "silos.toml").items():
                 link.register(client, name, key)
         for name in self.budgets:
             self.crew.start(f"node-{name}", self.node_command(name))

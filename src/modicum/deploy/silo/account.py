@@ -22,7 +22,7 @@ from modicum.privacy.account_files import exists
 from modicum.privacy.accounting.rdp import ORDERS
 from modicum.privacy.dataset_account import DatasetAccount
 from modicum.privacy.ledger import Ledger
-from modicum.privacy.lifetime import SIMULATED, Filter, Lifetime, order_for, samples
+from modicum.privacy.lifetime import SIMULATED, DrawRefused, Filter, Lifetime, order_for, samples
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import Adjacency, Unit
 from modicum.privacy.spending import Digests, Identity, by_contents, by_id, whole_client
@@ -36,6 +36,9 @@ class Account(Protocol):
 
     def draw(self, join: Join, plan: PrivacyPlan) -> None:
         """Draws the run's price, once; raises `DrawRefused` where it does not fit. Before anything is reserved."""
+
+    def afford(self, plan: PrivacyPlan) -> None:
+        """Raises `DrawRefused` where `draw` would; draws nothing."""
 
     def remember(self, ledger: Ledger) -> None:
         """Notes how far the run's ledger has come. Before anything is sent."""
@@ -54,6 +57,9 @@ class Exempt:
     reason: str
 
     def draw(self, join: Join, plan: PrivacyPlan) -> None:
+        pass
+
+    def afford(self, plan: PrivacyPlan) -> None:
         pass
 
     def remember(self, ledger: Ledger) -> None:
@@ -103,6 +109,17 @@ class Kept:
         receipt = {"account": account.id, "run": join.run, "entry": done.number, "hash": done.hash}
         if self._receipt() != receipt:
             write_durably(self.spec.folder / RECEIPT, json.dumps(receipt).encode())
+
+    def afford(self, plan: PrivacyPlan) -> None:
+        if self._account is None:
+            lifetime = lifetime_for(self.spec, plan)
+            if lifetime.price(plan) > lifetime.cap:
+                raise DrawRefused(
+                    "this run alone asks more than the lifetime grant under [account]: plan fewer rounds or a "
+                    "smaller budget"
+                )
+        else:
+            self._account.afford(plan, self._table(self._account))
 
     def remember(self, ledger: Ledger) -> None:
         assert self._account is not None  # drawn on before there was a ledger

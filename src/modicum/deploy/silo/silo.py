@@ -17,18 +17,19 @@ from modicum.core.messages import Broadcast, decode
 from modicum.core.needs import Offer, check_data
 from modicum.core.parts import Method
 from modicum.core.store import write_durably
-from modicum.data.arrays import Arrays, FederatedData
+from modicum.data.arrays import Arrays, FederatedData, Peek
 from modicum.deploy.silo.account import account_of
 from modicum.deploy.silo.grant import too_much, within
 from modicum.deploy.silo.signing import raw_public, read_signing_key
 from modicum.deploy.silo.spec import FIRST, SiloSpec
 from modicum.deploy.silo.taking_part import Agreement, TakingPart, agree
-from modicum.deploy.silo.terms import Join, Terms, digest
-from modicum.deploy.silo.wire import SECURE, SMALL, Answer, Code, Kind, Refuse, read_step
-from modicum.errors import UserError
+from modicum.deploy.silo.terms import Join, Terms, check_agreed, digest
+from modicum.deploy.silo.wire import ADVICE, SECURE, SMALL, Answer, Code, Kind, Refuse, read_step
+from modicum.errors import UserError, counted
 from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import adapts
+from modicum.privacy.accounting.choose import shown
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.lifetime import DrawRefused
 from modicum.privacy.noise import CryptoNoise, NoiseSource, SimulatedNoise
@@ -175,6 +176,10 @@ class Silo:
         if self.spec.name not in join.names:
             raise Refuse(Code.UNKNOWN_CLIENT)
         if join.digest != digest(self.spec.experiment):
+            LOG.warning(
+                "the server's experiment is not the copy that this silo read when it started: %s",
+                ADVICE[Code.EXPERIMENT_DIFFERS],
+            )
             raise Refuse(Code.EXPERIMENT_DIFFERS)
         terms = Terms(self.spec.experiment, join.names)
         try:
@@ -212,6 +217,31 @@ class Silo:
             raise Refuse(Code.FACTS_DIFFER)
         self._check_secure(agreement)
         return plan
+
+    def check_beforehand(self) -> str:
+        """Asks itself what the run will ask, as far as the experiment file tells; raises what would be refused."""
+        config = self.spec.experiment
+        terms = Terms(config, tuple(sorted(config.run.silos)) or (self.spec.name,))
+        if not config.run.silos:
+            terms.plan(self.facts)
+            return "the experiment names no silos under [run.silos]: only this one's own plan could be checked"
+        if self.spec.name not in terms.names:
+            raise UserError(f"the experiment's [run.silos] does not name {self.spec.name!r}: agree on it there")
+        agreed = terms.agreed()
+        own = agreed[terms.names.index(self.spec.name)]
+        check_agreed(replace(self.facts, participations=own.participations), own)
+        plans, _ = terms.plans(agreed, self.experiment, self.prepared(terms.method))
+        try:
+            plan = self._check_terms(terms.invitation("beforehand", plans))
+        except Refuse as refusal:
+            why = ADVICE.get(refusal.code, "the log above says more")
+            raise UserError(f"the run would be refused, {refusal.code}: {why}") from None
+        self.account.afford(plan)
+        multiplier, rounds = terms.multiplier(plan), own.participations
+        return (
+            f"would join: {counted(rounds, 'round')}, noise multiplier {multiplier:.4g}, "
+            f"ε = {shown(plan.budget)} of {self.spec.grant.budget:g}"
+        )
 
     def _check_secure(self, agreement: Agreement) -> None:
         """Behind secure aggregation a silo counts others' noise: it takes nothing about them from the server."""
@@ -291,6 +321,8 @@ def own_experiment(spec: SiloSpec) -> Experiment:
     if spec.name not in data.names:
         shown = ", ".join(data.names[:5]) + (", …" if len(data.names) > 5 else "")
         raise UserError(f"there are no records of {spec.name!r} in {data.dataset}: it has {shown}")
+    if not spec.simulation and Peek.CLASSES in data.peeks:
+        raise UserError(str(Peek.CLASSES))
     own = data.clients[data.names.index(spec.name)]
     nothing = Arrays.empty(own.train)
     alone = FederatedData(

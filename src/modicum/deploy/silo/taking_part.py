@@ -20,12 +20,13 @@ from modicum.core.parts import Batch, ClientKit, Losses
 from modicum.deploy.silo.grant import GrantWatch, objection, too_much, within
 from modicum.deploy.silo.terms import Join, Terms
 from modicum.deploy.silo.wire import Code, Kind, Refuse
-from modicum.errors import UserError
+from modicum.errors import UserError, counted
 from modicum.federation.clients import Answer as Answered
 from modicum.federation.clients import Client, Clients
 from modicum.federation.experiment import Prepared
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.setup import first_state, make_kit
+from modicum.privacy.accounting.choose import shown
 from modicum.privacy.budgets import Reason, Refusal
 from modicum.privacy.lattice import Integers
 from modicum.privacy.plan import PrivacyPlan
@@ -168,6 +169,7 @@ class TakingPart:
 
     def _message(self, b: Broadcast) -> Message:
         """Charged, computed, settled: it may leave in the way that the view allows."""
+        charged = self.ledger.releases_made(self.name)
         try:
             answer = self._ask(b, self.kit)
         except Exception:  # what failed may depend on the records, so the message must not
@@ -177,9 +179,20 @@ class TakingPart:
             LOG.warning("round %d is refused: %s", b.round, self.watch.refused or answer.detail or answer.reason)
             raise Refuse(self.watch.refused or FROM_LEDGER.get(answer.reason, Code.NOT_PLANNED))
         self.account.remember(self.ledger)
+        self._tell(b, charged)
         # The server proposes a round only after it has stored all earlier ones.
         self.clients.acknowledge(b.round)
         return answer
+
+    def _tell(self, b: Broadcast, before: int) -> None:
+        """One line for the operator: what was asked, charged, and is left; all of it public values."""
+        charged, left = self.ledger.releases_made(self.name) - before, self.ledger.left()[self.name]
+        what = f"charged {counted(charged, 'release')}" if charged else "sent again, nothing charged"
+        LOG.info(
+            "round %d of %d: asked for bound %.4g; %s; %.0f%% of the plan for ε = %s is left",
+            *(b.round + 1, self.terms.config.run.rounds, b.decision.bound),
+            *(what, 100 * left, shown(self.ledger.reported(self.name))),
+        )
 
     def _ask(self, b: Broadcast, kit: ClientKit) -> Answered:
         self.clients.kit, self.watch.refused = kit, None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,10 +19,10 @@ from modicum.core.integers import Agreed
 from modicum.core.parts import Method, OnLattice
 from modicum.core.setting import Setting
 from modicum.data.geometry import load_geometry
-from modicum.errors import UserError
+from modicum.errors import UserError, counted
 from modicum.federation.cohort import Cohorts, public_cohorts, rounds_of
 from modicum.federation.experiment import VARIANTS, Experiment, Prepared, with_integers
-from modicum.federation.setup import put_on_lattice
+from modicum.federation.setup import adapts, put_on_lattice
 from modicum.mechanisms.common import metric_plans, training_multiplier
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
@@ -149,6 +149,27 @@ class Terms:
     def multiplier(self, plan: PrivacyPlan) -> float:
         """The noise multiplier of a plan's training releases."""
         return training_multiplier(plan, self.method.mechanism.purpose)
+
+    def invitation(self, run: str, plans: Mapping[str, PrivacyPlan]) -> Join:
+        """What an honest server asks of every silo, given everybody's plans."""
+        return Join(
+            run=run,
+            digest=digest(self.config),
+            spec=self.spec.to_dict(),
+            facts=self.agreed(),
+            multipliers={name: self.multiplier(plan) for name, plan in plans.items()},
+            adaptive=any(adapts(plan) for plan in plans.values()),
+        )
+
+
+def check_agreed(said: ClientFacts, agreed: ClientFacts) -> None:
+    """Refuse a silo that is not as the experiment file has it, and say in what."""
+    if said != agreed:
+        raise UserError(
+            f"silo {agreed.name!r} has {counted(said.records, 'record')}, {said.validation} for validation, and "
+            f"grants ε = {said.budget:g}; agreed are {agreed.records}, {agreed.validation} and {agreed.budget:g}: "
+            "correct [run.silos] in everybody's experiment file, or the silo's own"
+        )
 
 
 def _check_secure(view: SecureAggregation) -> None:

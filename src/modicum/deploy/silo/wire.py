@@ -74,6 +74,19 @@ class Code(StrEnum):
     UNAVAILABLE = "unavailable"  # the silo cannot serve now; nothing was computed
 
 
+ADVICE = {
+    Code.UNKNOWN_RUN: "it belongs to another run; a new run needs a new folder, and draws on its account",
+    Code.EXPERIMENT_DIFFERS: "give all the same experiment file, and restart the silos to agree to it",
+    Code.BUDGET: "its budget, or what its account has left over all runs, is too small for this run",
+    Code.FACTS_DIFFER: "its records, budget or noise are not those of [run.silos]: correct either",
+    Code.NOISE_TOO_SMALL: "its calibrated noise is under its own floor, smallest_noise under [grant]",
+    Code.TOO_MANY_ROUNDS: "it would take part more often than rounds under its [grant]",
+    Code.SPEC_DIFFERS: "unit, adjacency or δ are not those of its [grant]",
+    Code.WEAKER_VIEW: "the method's view trusts somebody whom the silo does not trust",
+    Code.UNAVAILABLE: "it gave no answer in time",
+}
+"""What to do about a refusal to join, in one line."""
+
 TRANSIENT = frozenset({Code.UNAVAILABLE})  # worth asking again; everything else is final
 
 

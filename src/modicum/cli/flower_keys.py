@@ -1,0 +1,96 @@
+"""`modicum flower keys`: make the keys of a deployment, and between runs revoke or replace those of silos."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from modicum.errors import UserError
+
+app = typer.Typer(
+    help="Make keys and certificates; between runs, revoke a silo's key or replace it.", no_args_is_help=True
+)
+PROJECT = typer.Argument(help="The Flower project (the folder with pyproject.toml).")
+NAME = typer.Argument(help="The silo's name.")
+
+
+@app.command("make")
+def make(
+    folder: Path = typer.Argument(help="Where to put them."),
+    hosts: list[str] = typer.Option(
+        ["127.0.0.1", "localhost"], "--host", help="Names of the server (repeatable)."
+    ),
+    node: list[str] = typer.Option([], "--node", help="Also a key pair for this node (repeatable)."),
+) -> None:
+    """Make a TLS certificate for the server, a key pair for each node, and a key that signs the app."""
+    from modicum.deploy.flower import keys
+    from modicum.deploy.silo.signing import make_signing_key
+
+    keys.check_tls(keys.make_tls(folder, hosts))
+    for name in node:
+        keys.make_node_key(folder / name)
+    make_signing_key(folder / "bundle")
+    typer.echo(f"keys in {folder}: keep those without .crt or .pub to yourself")
+
+
+@app.command("revoke")
+def revoke(project: Path = PROJECT, name: str = NAME) -> None:
+    """Take a silo out, and its key for ever. Between runs; the next `modicum flower start` turns its node away."""
+    from modicum.deploy.flower.register import read_register
+
+    path = _register(project)
+    read_register(path).without(name).write(path)
+    typer.echo(
+        f"revoked {name}: take it out of [run.silos] in everybody's experiment file and restart the silos to "
+        "agree to it; the next `modicum flower start` turns its node away"
+    )
+
+
+@app.command("rotate")
+def rotate(
+    project: Path = PROJECT,
+    name: str = NAME,
+    key: Path | None = typer.Option(
+        None,
+        "--key",
+        help="The new public key, where the silo made its own (default: a new pair).",
+    ),
+) -> None:
+    """Give a silo's node a new key and revoke its old one. Between runs; the silo's account is untouched."""
+    from modicum.deploy.flower import keys
+    from modicum.deploy.flower.register import read_register
+    from modicum.deploy.silo.signing import public
+
+    path = _register(project)
+    found = read_register(path)
+    if key is not None:
+        found.with_key(name, _public_key(key)).write(path)
+        typer.echo(f"{name} has the key in {key} now; its old one is revoked")
+        return
+    if name not in found.silos:
+        found.without(name)  # says who there is
+    fresh, own = path.parent / f"{name}.new", path.parent / name
+    for half in (fresh, public(fresh)):
+        half.unlink(missing_ok=True)  # of a rotation that was interrupted
+    keys.make_node_key(fresh)
+    found.with_key(name, public(fresh).read_text(encoding="utf-8")).write(path)
+    fresh.replace(own)
+    public(fresh).replace(public(own))
+    typer.echo(f"{name} has a new key in {own}: send it there by a safe way; its old one is revoked")
+
+
+def _public_key(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise UserError(f"cannot read {path}: give the public key's file, NAME.pub") from None
+
+
+def _register(project: Path) -> Path:
+    """The project's register. Not while a run goes on, which has asked whoever was in it."""
+    from modicum.deploy.flower.follow import registered, run_folder, status_of
+
+    if status_of(run_folder(project))["state"] == "running":
+        raise UserError(f"a run goes on: end it with `modicum flower stop {project}` before keys change")
+    return registered(project)
