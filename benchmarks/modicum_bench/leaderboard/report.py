@@ -97,7 +97,7 @@ def _html(table: Table) -> str:
 
     head, *rows = table
     lines = row(head, "th") + "".join(row(r, "td") for r in rows)
-    return f"<div style='overflow-x: auto'><table>{lines}</table></div>"
+    return f"<div style='overflow-x: auto; white-space: nowrap'><table>{lines}</table></div>"
 
 
 def picture(found: Sequence[Played], path: Path) -> str:
@@ -121,6 +121,7 @@ def picture(found: Sequence[Played], path: Path) -> str:
     for name in reversed(ROWS):
         style: dict[str, Any] = {"marker": "o", "markersize": 3, "color": colours[name], "label": name}
         style |= {"linewidth": 2.5, "zorder": 3} if name == "auto" else {"linewidth": 1}
+        style["linestyle"] = "-" if [*ROWS].index(name) < len(ROWS) / 2 else "--"
         _plot(axes[0], _mean_gains(hot, name), style)
         for axis, task in zip(axes[1:], names, strict=False):
             _plot(axis, _gains([one for one in hot if one.cell.task == task], name), style)
@@ -167,6 +168,8 @@ def _named(axis: Any, title: str, ticks: Sequence[str] | None) -> None:
     axis.tick_params(labelsize=7)
     if ticks is None:
         axis.set_xscale("log")
+        axis.set_xticks(TASKS[title].budgets, [f"{b:g}" for b in TASKS[title].budgets], minor=False)
+        axis.set_xticks([], minor=True)
         axis.set_xlabel("ε", fontsize=8)
     else:
         axis.set_xticks(range(len(ticks)), ticks)
