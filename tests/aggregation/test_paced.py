@@ -56,14 +56,10 @@ def test_unequal_noise_is_weighed_by_precision_or_averaged() -> None:
 def test_behind_a_sum_every_part_is_scaled_to_one_noise() -> None:
     """R13: parts are scaled by z_min/z_i and divided by Σ n_i·z_min/z_i, so strict clients count less."""
     public = facts(2, c1=2 * Z)
-    made = Paced(Momentum(_Sum(), 0.0), 0.3, 0.1)
+    made = Paced(Momentum(Mean(), 0.0), 0.3, 0.1, summed=True)
     one = Z / math.sqrt(ROUNDS)
     noise = one * math.sqrt(2) / (RECORDS * (1 + 1 / 2))
     assert made.pace(public).step == pytest.approx(0.1 / 0.3 / noise / ROUNDS)
-
-
-class _Sum(Mean):
-    needs_individuals = False
 
 
 def test_public_records_shorten_the_steps_by_their_precision() -> None:

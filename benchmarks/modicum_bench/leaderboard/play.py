@@ -68,7 +68,7 @@ def tried(one: Try) -> list[Found]:
 
 def played(draw: Draw) -> list[Found]:
     """What each method came to on test records, beside the public head."""
-    cell, found = draw.cell, []
+    cell, found = draw.cell, list[Found]()
     federation = private(cell, draw.folder, draw.seed)
     model, public_only = _start(_Key(federation), cell.hot)
     for name, choice in draw.methods:

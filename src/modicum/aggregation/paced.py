@@ -41,6 +41,7 @@ class Paced:
     base: Momentum
     clip: float
     noise: float  # that steps may leave in a logit where nothing of the task is public
+    summed: bool = False  # whether only the sum over all clients is seen
 
     @property
     def needs_individuals(self) -> bool:
@@ -81,7 +82,7 @@ class Paced:
         records = [c.records for c in public.clients]
         if not all(noises):
             return 0.0  # somebody adds none
-        if not self.needs_individuals:
+        if self.summed:
             return noise_of_sum(noises, records)
         each = [z / n for z, n in zip(noises, records, strict=True)]
         if isinstance(self.base.base, NoiseAware):
