@@ -2,6 +2,7 @@
 
 python benchmarks/secagg_plus.py 20 1000000       # clients, coordinates; complete graph, like ours
 python benchmarks/secagg_plus.py 50 1000000 --dropouts 3
+python benchmarks/secagg_plus.py 200 100000 --shares 53 --threshold 33       # sparse
 
 Processor time of one client and of the server, and what the client sends. Local training costs nothing here.
 """
@@ -68,7 +69,9 @@ def _size(value: Any) -> int:
     return sum(_size(v) for v in value) if isinstance(value, list) else 8
 
 
-def play(clients: int, dimension: int, dropouts: int) -> str:
+def play(
+    clients: int, dimension: int, dropouts: int, shares: int | None = None, threshold: int | None = None
+) -> str:
     vector = np.linspace(-1, 1, dimension)
     grid = Grid(clients, vector, dropouts)
     empty = ndarrays_to_parameters([np.zeros(1)])
@@ -86,8 +89,7 @@ def play(clients: int, dimension: int, dropouts: int) -> str:
         client_manager=SimpleNamespace(num_available=lambda: clients),
         history=SimpleNamespace(add_metrics_distributed_fit=lambda **_: None),
     )
-    threshold = (clients + 1) // 2 + 1
-    workflow = SecAggPlusWorkflow(1.0, threshold)
+    workflow = SecAggPlusWorkflow(shares or 1.0, threshold or (clients + 1) // 2 + 1)
     own, server = WorkflowState(), 0.0
     for stage in STAGES:
         grid.stage, before, start = stage, grid.all, time.process_time()
@@ -107,10 +109,14 @@ def main() -> None:
     parser.add_argument("clients", type=int)
     parser.add_argument("dimension", type=int)
     parser.add_argument("--dropouts", type=int, default=0)
+    parser.add_argument(
+        "--shares", type=int, help="holders of a client's shares: a sparse graph, drawn by the server"
+    )
+    parser.add_argument("--threshold", type=int, help="shares that open a secret")
     asked = parser.parse_args()
     logging.disable(logging.WARNING)
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
-    print(play(asked.clients, asked.dimension, asked.dropouts))
+    print(play(asked.clients, asked.dimension, asked.dropouts, asked.shares, asked.threshold))
 
 
 if __name__ == "__main__":

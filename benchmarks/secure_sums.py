@@ -26,6 +26,7 @@ from modicum_bench.pac_dp.settings import PRESETS, TASKS, Task
 OUT = Path(__file__).parent / "secure-sums"
 PAGE = Path(__file__).parent / "pac-dp"
 AS_ON_PAGE = "pac-dp as on its page"
+ALL_DIMENSIONS = "pac-dp, all 384 dimensions"  # the choice between features left out
 FEATURES = {  # candidates; a cold start has seen no public label. MNIST: those that the PAC-DP page chose
     ("mnist", "hot"): ("whitened-128",),
     ("mnist", "cold"): ("whitened-64",),
@@ -35,6 +36,7 @@ FEATURES = {  # candidates; a cold start has seen no public label. MNIST: those 
 BOUNDS = (0.2, 1.0)
 VIEWS = {"each client's own noise": "server-sees-messages", "behind a sum": "secure-aggregation"}
 BUDGETS = {"mnist": (0.05, 0.1, 0.2, 0.5, 1.0), "cifar-10": (0.1, 0.5, 1.0, 2.0, 5.0)}
+_ROW = ("task", "start", "row", "view", "features")
 ROUNDS = {"mnist": 10, "cifar-10": 20}  # those that the PAC-DP page chose
 
 
@@ -62,12 +64,14 @@ def page(names: list[str]) -> None:
 
 def rows(start: str) -> tuple[str, ...]:
     """Class means know public sums with labels, so they are no cold start."""
-    return ("pac-dp", "class-means") if start == "hot" else ("pac-dp",)
+    return ("pac-dp", ALL_DIMENSIONS, "class-means") if start == "hot" else ("pac-dp",)
 
 
 def trials(task: Task, start: str, row: str) -> Iterator[tuple[str, float, float]]:
     """(features, learning rate, bound): as many for either view."""
     for features in FEATURES[task.name, start]:
+        if row == ALL_DIMENSIONS and features != "whitened-384":
+            continue
         if row == "class-means":
             yield features, 0.0, 0.0
             continue
@@ -76,13 +80,13 @@ def trials(task: Task, start: str, row: str) -> Iterator[tuple[str, float, float
                 yield features, lr, bound
 
 
-def choose(names: list[str], run: Runner) -> None:
-    """Settings by mean accuracy on public records over the tuning seeds."""
+def choose(names: list[str], wanted: list[str], run: Runner) -> None:
+    """Settings of the wanted rows by mean accuracy on public records over the tuning seeds."""
     cells: list[tuple[tuple[str, ...], tuple[str, float, float], Cell]] = []
     for name in names:
         task = TASKS[name]
         for start in ("hot", "cold"):
-            for row in rows(start):
+            for row in (r for r in rows(start) if r in wanted):
                 for view in VIEWS.values():
                     for trial in trials(task, start, row):
                         features, lr, bound = trial
@@ -102,29 +106,30 @@ def choose(names: list[str], run: Runner) -> None:
         public = round(statistics.fmean(by_trial[best]), 4)
         chosen.append({**about, **settings, "public_accuracy": public, "trials": len(by_trial)})
     path = OUT / "settings.json"
-    kept = [c for c in _lines(path) if c["task"] not in names or c["row"] == AS_ON_PAGE]
+    kept = [c for c in _lines(path) if c["task"] not in names or c["row"] not in wanted]
     _write(path, kept + chosen)
 
 
 def test(names: list[str], run: Runner) -> None:
-    cells = []
+    """What is missing in the results; a row is run anew when its lines are taken out of them."""
+    path, cells = OUT / "results.json", []
+    found = _lines(path)
+    known = {tuple(r[name] for name in (*_ROW, "case", "seed")) for r in found}
     for c in _lines(OUT / "settings.json"):
         if c["task"] not in names:
             continue
         method = make(c["row"], c["view"], c["lr"], c["bound"], c.get("curve"))
         for case in ("personal", *BUDGETS[c["task"]]):
             for seed in range(3):
+                if (*(c[name] for name in _ROW), case, seed) in known:
+                    continue
                 shape = (c["features"], c["start"] == "hot", ROUNDS[c["task"]])
                 cells.append((c, case, seed, Cell(c["task"], method, *shape, case, seed)))  # type: ignore[arg-type]
     cells.sort(key=lambda c: (c[3].task, c[3].hot, c[3].features, c[3].seed))
-    path = OUT / "results.json"
-    done = {(c["task"], c["row"]) for c, *_ in cells}
-    kept = [r for r in _lines(path) if (r["task"], r["row"]) not in done]
     for (c, case, seed, _), result in zip(cells, run(tested, [cell for *_, cell in cells]), strict=True):
-        about = {name: c[name] for name in ("task", "start", "row", "view", "features")}
         figures = {name: result.get(name) for name in ("accuracy", "first", "epsilon", "reason")}
-        kept.append({**about, "case": case, "seed": seed, **figures})
-    _write(path, kept)
+        found.append({**{name: c[name] for name in _ROW}, "case": case, "seed": seed, **figures})
+        _write(path, found)
 
 
 def table() -> str:
@@ -181,6 +186,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="+", choices=("page", "choose", "test", "table"))
     parser.add_argument("--tasks", nargs="+", default=["mnist", "cifar-10"], choices=list(ROUNDS))
+    parser.add_argument("--rows", nargs="+", default=list(rows("hot")), choices=rows("hot"), help="to choose for")
     parser.add_argument("--backbones", type=Path, default=Path("backbones"))
     parser.add_argument("--cache", type=Path, default=Path("cache"))
     parser.add_argument("--data")
@@ -191,7 +197,7 @@ def main() -> None:
         page(given.tasks)
     with runner(place, given.workers) as run:
         if "choose" in given.stages:
-            choose(given.tasks, run)
+            choose(given.tasks, given.rows, run)
         if "test" in given.stages:
             test(given.tasks, run)
     if "table" in given.stages:

@@ -53,6 +53,7 @@ from modicum.methods import (
     AcdpPfsd,
     Aqc,
     Auto,
+    AwdpFl,
     Censor,
     CgmMedian,
     ClassMeans,
@@ -83,6 +84,7 @@ from modicum.policies import (
     BudgetCurve,
     Curve,
     Fixed,
+    LayerNorms,
     MedianNorm,
     MetaNet,
     NaiveMedianNorm,
@@ -131,6 +133,7 @@ POLICIES: dict[str, Policy] = {
     "adaptive-quantile": AdaptiveQuantile(0.5),
     "median-norm": MedianNorm(0.5, headroom=2.0),
     "naive-median-norm": NaiveMedianNorm(0.5),
+    "layer-norms": LayerNorms(0.5),
     "step-quantile": StepQuantile(),
     "ppo": Ppo(0.5, memory=2, passes=2, sample=2, random_rounds=1),
     "ppo-bits": Ppo(0.5, memory=2, passes=2, sample=2, random_rounds=1, clip_bits=True),
@@ -246,6 +249,9 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "fedsa-sum": FedSa(view="secure-aggregation"),
     "fedacg-sum": FedAcg(view="secure-aggregation"),
     "fedsa-faithful": FedSa(mode="faithful"),
+    "awdp-fl": AwdpFl(batch=4, steps=2),
+    "awdp-fl-sum": AwdpFl(view="secure-aggregation"),
+    "awdp-fl-faithful": AwdpFl(mode="faithful"),
 }
 
 

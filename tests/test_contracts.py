@@ -46,6 +46,7 @@ PUBLIC = PublicFacts(
     rounds=50,
     dimension=DIMENSION,
     multipliers=dict.fromkeys(NAMES, 4.0),
+    tensors=(("weight", DIMENSION - 1), ("bias", 1)),
 )
 SIGNALS = {"clip-bit": 0.3, "square-norm": 0.4}
 
@@ -296,6 +297,7 @@ PUBLISHED_NOISE = {
     "fedcompdp-faithful",
     "dp-acdn-faithful",
     "fedsa-faithful",
+    "awdp-fl-faithful",
 }
 WITHOUT_PRIVACY = {
     "soteria",

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from modicum.attacks.audits import Found, refuse_real, refuse_unfit
 from modicum.attacks.audits import Settings as AuditSettings
 from modicum.attacks.audits import audit as play_audit
-from modicum.attacks.audits import refuse_real, refuse_unfit
 from modicum.config.write import describe_experiment
 from modicum.core.parts import ModelWrapper, Plain
 from modicum.core.setting import MethodSpec, Setting
@@ -215,6 +215,13 @@ def load(folder: str | PathLike[str], model: nn.Module | None = None) -> Run:
         raise UserError(f"the run in {folder} cannot be read back ({error}): take an intact folder") from None
     certificate = Certificate.read(files.certificate)
     return Run(files.path, summary, certificate, read_records(files.metrics), parameters, wrapper, model)
+
+
+def write_audit(run: Run, found: Found) -> None:
+    """What an audit came to, into a finished run's certificate and page; ε stays what it was."""
+    files, certificate = RunFolder(run.folder), replace(run.certificate, audit=found.to_dict())
+    certificate.write(files.certificate)
+    write_report(files, run.summary, certificate, run.records)
 
 
 def _wrapper(tables: Mapping[str, Any], summary: Summary) -> ModelWrapper:

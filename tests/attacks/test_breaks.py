@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from modicum.attacks.breaks import length_distance, without_pruned
+from modicum.attacks.breaks import by_lengths, length_distance, without_pruned
 from modicum.attacks.inversion.ig import ig
+from modicum.attacks.membership.game import ask
 from modicum.errors import UserError
-from modicum.mechanisms.soteria import first_linear
 from modicum.methods import Censor, FedAvg, Soteria
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.ledger import Ledger
@@ -51,6 +51,9 @@ def test_censor_gives_the_record_away_by_lengths(as_coded: bool, tmp_path: Path)
             length_distance(one, pool.x[j][None, None], pool.targets["y"][j][None, None]).item() for j in many[:40]
         ]
         assert min(others) > 0.1
+    questions, key = ask(stage.truth, 40)
+    members, fresh = key.split(by_lengths(stage.wire(), questions))
+    assert members.min() > fresh.max()  # the same as an attack of a campaign
 
 
 def test_censor_sends_something_orthogonal_of_the_same_length(tmp_path: Path) -> None:
@@ -84,5 +87,22 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     for bad in (Soteria(percentile=100.0), Censor(tries=0)):
         with pytest.raises(UserError):
             play(bad, federation(3, 1), tmp_path / "run", model="lenet")
+
+
+def test_soteria_refuses_a_network_that_it_cannot_prune_before_anything_is_reserved(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="first linear layer of a sequence"):
-        first_linear(torch.nn.Identity())
+        play(Soteria(batch=1), federation(3, 1, side=None), tmp_path / "other", model=Skipping())
+    assert not (tmp_path / "other" / "ledger.sqlite").exists()
+    play(Soteria(batch=1), federation(3, 1, side=None), tmp_path / "run", model="logistic")
+
+
+class Skipping(torch.nn.Module):
+    """Linear, but no sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = torch.nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.out(x)
+        return found

@@ -9,14 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modicum.attacks import campaign
 from modicum.attacks.ceilings import NOTHING
 from modicum.attacks.images import Likeness
 from modicum.attacks.membership.evidence import Auc, rate_at
+from modicum.attacks.order import EFFORTS, INVERSIONS, MEMBERSHIP, Effort
 from modicum.attacks.outcome import Membership, Quality, Reconstruction
+from modicum.attacks.reasons import checks
 from modicum.cli import run as command
 from modicum.cli.app import app
+from modicum.core.setting import Setting
+from modicum.methods import Censor, DpSgd, FedAvg, Soteria
 
+SETTING = Setting(clients=2, per_round=2, rounds=1)
 CONFIG = """
 [data]
 name = "digits"
@@ -57,8 +61,8 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    effort = campaign.Effort(dlg=8, starts=1, ig=8, gi=8, seeds=2, bayes=150, shadows=4)
-    monkeypatch.setitem(campaign.EFFORTS, "quick", effort)
+    effort = Effort(dlg=8, starts=1, ig=8, gi=8, seeds=2, bayes=150, shadows=4)
+    monkeypatch.setitem(EFFORTS, "quick", effort)
 
 
 def test_a_table_a_page_and_figures(private: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,11 +77,20 @@ def test_a_table_a_page_and_figures(private: Path, capsys: pytest.CaptureFixture
     assert by["matched"]["ceilings"][0] < 0.2
     assert not by["matched"]["rates"][0]["supported"]
     assert by["matched"]["members"] == 16  # of the clients that sent something
+    held = {check["name"]: check["holds"] for check in told["checks"]}
+    assert [held[name] for name in "bdef"] == [True] * 4  # it falls with noise, knows it, stays under the ceiling
+    shares, psnrs = zip(*bayes["falls"], strict=True)
+    assert shares == (0.0, 0.01, 0.1, 1.0)
+    assert psnrs[0] == bayes["reference"]["psnr"] > psnrs[-1]
     page = (private / "attacks" / "attacks.html").read_text()
     assert "data:image/png;base64" in page
     assert "this is what was tried" in page
+    assert "Would a failure mean anything?" in page
     assert command(app, ["attack", str(private), "--attack", "bayes,ig,matched", "--targets", "2"]) == 0
-    text = capsys.readouterr().out
+    said = capsys.readouterr()
+    text, last = said.out, said.err.splitlines()[-1]
+    total = 4 * (150 + 8) + 8  # four tries of each inversion, and one message after another
+    assert last == f"step={total} steps={total}"
     assert "unsupported" in text
     assert "The attacker brings 187 records" in text
 
@@ -92,8 +105,8 @@ def test_it_goes_on_where_it_was(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("it was found before")
 
-    monkeypatch.setitem(campaign.INVERSIONS, "bayes", (never, "gaussian"))  # type: ignore[arg-type]
-    monkeypatch.setitem(campaign.MEMBERSHIP, "quantile", never)  # type: ignore[arg-type]
+    monkeypatch.setitem(INVERSIONS, "bayes", replace(INVERSIONS["bayes"], search=never))
+    monkeypatch.setitem(MEMBERSHIP, "quantile", replace(MEMBERSHIP["quantile"], score=never))
     assert command(app, order) == 0
     assert capsys.readouterr().out == first
     with pytest.raises(AssertionError, match="found before"):
@@ -152,6 +165,41 @@ def test_what_may_be_said_of_an_inversion() -> None:
     assert replace(base, quality=None).verdict == "not tried"
     assert replace(base, quality=quality(20, hits_low=0.6)).over_ceiling
     assert not base.over_ceiling
+
+
+def test_whether_a_failure_would_mean_anything() -> None:
+    """Each of the six questions can be answered no, and is not answered where nothing was asked."""
+    good = Reconstruction(
+        "ig",
+        2,
+        1,
+        quality(11),
+        1.0,
+        quality(11),
+        quality(9),
+        quality(30),
+        1.0,
+        0.5,
+        0.1,
+        ((0, 30), (0.1, 20), (1, 11)),
+    )
+    bad = replace(
+        good,
+        missing=0.0,
+        falls=((0.0, 11.0), (1.0, 15.0)),
+        control=quality(20),
+        quality=quality(11, hits_low=0.6),
+        reference=quality(11),
+    )
+    nothing = replace(good, quality=None, ceiling=1.0)
+    sound, open_ = DpSgd().build(SETTING).mechanism, FedAvg().build(SETTING).mechanism
+    assert [c.holds for c in checks([good], sound, ["ig", "bayes"])] == [True] * 6
+    assert [c.holds for c in checks([bad], sound, ["ig"])] == [False] * 6
+    assert [c.holds for c in checks([nothing], open_, ["matched"])] == [None, None, None, True, None, None]
+    for method, needed in ((Soteria(), "ig-adaptive"), (Censor(), "lengths")):
+        defence = method.build(SETTING).mechanism
+        assert checks([good], defence, ["bayes"])[3].answer == f"add {needed}"
+        assert checks([good], defence, [needed])[3].holds
 
 
 def test_what_may_be_said_of_membership() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,13 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from modicum.attacks.membership.evidence import auc, clusters, needed, rate_at, roc
+from modicum.attacks.membership import shadow
+from modicum.attacks.membership.evidence import auc, clusters, needed, pooled, rate_at, roc
 from modicum.attacks.membership.game import Key, Questions, ask, fairness
 from modicum.attacks.membership.matched import matched
 from modicum.attacks.membership.quantile import quantile
+from modicum.attacks.membership.scores import views
 from modicum.attacks.membership.shadow import halves, likelihood_ratio, lira, lr_mia
 from modicum.core.parts import Batch
 from modicum.errors import UserError
+from modicum.federation.rehearsal import Rehearsal
 from modicum.methods import DpFedAvg, DpSgd, FedAvg
 from tests.attacks.stage import Stage, federation, play
 
@@ -81,20 +85,39 @@ def test_the_matched_filter_falls_to_chance_with_noise_and_stays_under_the_ceili
     assert found.holds(0.5) or found.value < 0.65
 
 
-def test_the_matched_filter_reads_sums_too(tmp_path: Path) -> None:
-    stage = play(
-        DpFedAvg(batch=20, steps=1), federation(4, 20, side=None, budget=1e6), tmp_path / "a", model="mlp"
-    )
+@pytest.mark.parametrize(
+    ("method", "budget"), [(DpFedAvg(batch=20, steps=1), 1e6), (DpSgd(view="secure-aggregation", lr=0.5), 50.0)]
+)
+def test_the_matched_filter_reads_sums_too(method: DpFedAvg | DpSgd, budget: float, tmp_path: Path) -> None:
+    """Sums of clients' updates, and of records' gradients."""
+    stage = play(method, federation(4, 20, side=None, budget=budget), tmp_path / "a", model="mlp")
     questions, key = played(stage, 60)
     assert auc(*key.split(matched(stage.wire(), questions))).low > 0.5
 
 
+def test_a_shadow_has_the_noise_of_the_run(tmp_path: Path) -> None:
+    """The last published model has seen two rounds of three; the plan of a shadow is for three all the same."""
+    stage = play(DpSgd(batch=None, steps=1), federation(2, 20, side=None, budget=2.0), tmp_path / "a", rounds=3)
+    wire, seen = stage.wire(), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shadow, "Rehearsal", lambda made: seen.append(Rehearsal(made)) or seen[0])
+        shadow.trained_on(wire, wire.public.pool, 0)
+    (played_again,) = seen
+    assert played_again.server.state.round == 2
+    assert played_again.plans["client-00"].releases[0].count == 3
+
+
 def test_a_game_that_records_alone_give_away_is_not_fair(overfitted: Stage) -> None:
     questions, key = played(overfitted)
-    assert fairness(questions, key).holds(0.5)
+    fair = fairness(questions, key)
+    assert fair is not None
+    assert fair.holds(0.5)
     x = questions.records.x.clone()
     x[torch.from_numpy(key.member)] += 0.3  # members from another pool: brighter pictures
-    assert not fairness(replace(questions, records=Batch(x, questions.records.targets)), key).holds(0.5)
+    unfair = fairness(replace(questions, records=Batch(x, questions.records.targets)), key)
+    assert unfair is not None
+    assert not unfair.holds(0.5)
+    assert fairness(questions, Key(np.zeros(len(questions), dtype=bool))) is None
 
 
 def test_others_are_asked_about_like_members(overfitted: Stage) -> None:
@@ -122,6 +145,53 @@ def test_evidence_has_its_rules() -> None:
     assert clusters([0.1, 0.2, 0.3])[1] < 0.2 < clusters([0.1, 0.2, 0.3])[2]
     with pytest.raises(UserError, match="at least 4"):
         rate_at(members[:2], others[:2], 0.01)
+
+
+def test_runs_are_pooled_as_clusters() -> None:
+    """Five runs of 10,000 others support 0.1%; where runs differ the interval is wide."""
+    rng = np.random.default_rng(0)
+    alike = [rate_at(rng.normal(1, 1, 2000), rng.normal(0, 1, 10_000), 0.001, seed=s) for s in range(5)]
+    assert not any(rate.supported for rate in alike)
+    found = pooled(alike)
+    assert (found.supported, found.others, found.seeds, found.members) == (True, 50_000, 5, 5000)
+    assert found.low <= found.tpr <= found.high
+    assert found.false_low <= 0.001 <= found.false_high
+    apart = [rate_at(rng.normal(k, 1, 2000), rng.normal(0, 1, 10_000), 0.001, seed=k) for k in range(5)]
+    assert pooled(apart).high - pooled(apart).low > 10 * (found.high - found.low)
+    assert pooled(alike[:1]) == alike[0]
+    with pytest.raises(UserError, match="do not add up"):
+        pooled([alike[0], rate_at(rng.normal(1, 1, 9), rng.normal(0, 1, 9), 0.01)])
+
+
+def test_lira_asks_about_copies_of_images_too(tmp_path: Path) -> None:
+    x = torch.rand(2, 1, 8, 8)
+    assert [len(views(x, n)) for n in (1, 2, 18)] == [1, 2, 18]
+    assert torch.equal(views(x, 1)[0], x)
+    assert torch.equal(views(x, 2)[1], x.flip(-1))
+    assert len(views(x.flatten(1), 18)) == 1
+    with pytest.raises(UserError, match="from 1 to 18"):
+        views(x, 19)
+    stage = play(
+        FedAvg(lr=0.5, batch=4), federation(2, 4, side=8, test=40), tmp_path / "a", model=Flat(), rounds=2
+    )
+    kept: dict[str, np.ndarray] = {}
+
+    def keep(name: str, compute: Callable[[], np.ndarray]) -> np.ndarray:
+        if name not in kept:
+            kept[name] = compute()
+        return kept[name]
+
+    questions, _ = ask(stage.truth, 8)
+    first = lira(stage.wire(), questions, shadows=4, queries=3, keep=keep)
+    assert [a.shape for a in kept.values()] == [(3, 16)] * 4  # φ of three queries of 16 records in each shadow
+    assert np.array_equal(first, lira(stage.wire(), questions, shadows=4, queries=3, keep=keep))
+
+
+class Flat(torch.nn.Sequential):
+    """A linear network over images."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 
 
 def test_likelihood_ratios_are_gaussian() -> None:

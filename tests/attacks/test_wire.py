@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,6 +18,10 @@ from modicum.attacks.inversion.dlg import dlg
 from modicum.attacks.inversion.gi import gi
 from modicum.attacks.inversion.ig import ig
 from modicum.attacks.inversion.objective import Guess, Targets
+from modicum.attacks.membership.game import Questions, ask
+from modicum.attacks.membership.matched import matched
+from modicum.attacks.membership.quantile import quantile
+from modicum.attacks.membership.shadow import lira, lr_mia
 from modicum.attacks.wire import Wire, public_of, split_pool, wire_of
 from modicum.config import experiment as build
 from modicum.config import read
@@ -25,7 +31,7 @@ from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import AGGREGATOR, Remember
 from modicum.federation.transcript_file import load_transcript
-from modicum.methods import ClassMeans, DpFedAvg, FedAvg, FedPer
+from modicum.methods import ClassMeans, DpFedAvg, DpSgd, FedAvg, FedMap, FedPer
 from tests.attacks.stage import Stage, federation, play
 from tests.deploy.flower.helpers import RECORD_LEVEL
 from tests.deploy.flower.test_coordinator import Direct, coordinator, finish, silos
@@ -72,6 +78,44 @@ def reads_more_than_bytes(stage: Stage, make: Callable[[Experiment], Attack]) ->
         answers(stage, e, make) for e in (stage.experiment, replace(stage.experiment, federation=swapped))
     )
     return any(not torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+ASKED = {
+    "matched": lambda wire, questions: matched(wire, questions),
+    "lira": lambda wire, questions: lira(wire, questions, shadows=4),
+    "lr": lambda wire, questions: lr_mia(wire, questions, shadows=2),
+    "quantile": lambda wire, questions: quantile(wire, questions, epochs=2),
+}
+
+
+def peeking_member(experiment: Experiment) -> Callable[[Wire, Questions], Any]:
+    """The broken twin: it looks records up where no message is."""
+    own = [torch.from_numpy(c.train.scaled()) for c in experiment.federation.data.clients]
+    return lambda _, questions: torch.cdist(questions.records.x, torch.cat(own)).min(1).values.numpy()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    fed = federation(2, 10, side=None, budget=8.0, test=60)
+    return play(DpSgd(batch=None, steps=1), fed, tmp_path_factory.mktemp("trained"), model="mlp", rounds=2)
+
+
+def scores(stage: Stage, experiment: Experiment, attack: Callable[[Wire, Questions], Any]) -> Any:
+    pool, _, note = split_pool(experiment.federation.data)
+    wire = wire_of(stage.seen.seen, public_of(experiment, pool, note))
+    return attack(wire, ask(stage.truth)[0])  # the questions stay what they were
+
+
+@pytest.mark.parametrize("name", [*ASKED, "twin"])
+def test_membership_is_told_by_bytes_and_nothing_else(name: str, trained: Stage) -> None:
+    fed = trained.experiment.federation
+    others = federation(2, 10, side=None, seed=5).data.clients
+    swapped = replace(trained.experiment, federation=replace(fed, data=replace(fed.data, clients=others)))
+    found = [
+        scores(trained, e, ASKED[name] if name in ASKED else peeking_member(e))
+        for e in (trained.experiment, swapped)
+    ]
+    assert np.array_equal(*found) == (name != "twin")
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +178,18 @@ def test_shares_are_seen_by_the_aggregator_whom_the_claim_trusts(tmp_path: Path)
     assert not wire.claimed
     assert [o.senders for o in wire.observed] == [(f"client-0{i}",) for i in range(3)]
     assert all(isinstance(decode(s.content), Share) for s in made.seen.of("message"))
+
+
+def test_fedmap_as_printed_tells_its_noise(tmp_path: Path) -> None:
+    """σ is in the message: with it the attacker knows the noise of Δ, and from the public network C."""
+    made = play(
+        FedMap(mode="faithful", batch=None, steps=1, lr=0.5), federation(3, 4, side=None), tmp_path / "run"
+    )
+    first = made.public.method.mechanism.first()
+    for o in made.wire().observed:
+        assert o.bound == pytest.approx(first[0], rel=0.05)  # one round has hardly trained the network
+        assert o.facts.variance == pytest.approx((0.5 * first[1]) ** 2, rel=0.1)
+        assert float(o.update.var()) == pytest.approx(o.facts.variance, rel=0.3)
 
 
 def test_personal_parameters_are_unknown(tmp_path: Path) -> None:

@@ -30,7 +30,9 @@ from modicum.privacy.noise import NoiseKey, SimulatedNoise
 from modicum.privacy.spec import Adjacency, PrivacySpec
 from tests.audits.twins import (
     ChangedDoors,
+    ClippedByTensor,
     ExtraStepStepper,
+    FourTensors,
     NextBoundNoise,
     OneLayerBare,
     Peeking,
@@ -66,6 +68,11 @@ def _reused_seed(twin: bool, folder: Path) -> bool:  # noqa: ARG001
 def _next_bound(twin: bool, folder: Path) -> bool:  # noqa: ARG001
     what = Audit(mechanism=RecordLocal(steps=1), budget=BUDGET, trials=TRIALS)
     return _broken(what, watch=ChangedDoors(NextBoundNoise) if twin else None)
+
+
+def _by_tensor(twin: bool, folder: Path) -> bool:  # noqa: ARG001
+    what = Audit(mechanism=RecordLocal(steps=1), budget=BUDGET, trials=MORE, layer=None)
+    return _broken(what, backend=ClippedByTensor() if twin else FourTensors())
 
 
 def _undoubled(twin: bool, folder: Path) -> bool:  # noqa: ARG001
@@ -195,6 +202,7 @@ TWINS = {
     "a layer that remembers its inputs": Twin("model check", _refused_model(Remembering)),
     "an uncharged local epoch": Twin("canary audit", _uncharged_steps),
     "a step released twice": Twin("the door", _second_release),
+    "gradients clipped tensor by tensor": Twin("canary audit across tensors", _by_tensor),
     "RO accounted without doubling": Twin("canary audit", _undoubled),
     "a some-order filter": Twin("exact δ of a two-step interaction", _some_order),
     "a policy that reads a raw norm": Twin("non-interference", _peeking("norm")),

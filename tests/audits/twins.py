@@ -11,10 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from modicum.attacks.probe import ProbeBackend
+from modicum.core.clips import Clip
 from modicum.core.door import Door, ReleaseRequest, SumDoor
 from modicum.core.facts import PublicFacts
+from modicum.core.layout import Layout
 from modicum.core.messages import Decision
-from modicum.core.parts import Observation, Place, Scope, Signal, State
+from modicum.core.parts import Batch, Losses, Observation, Place, Scope, Signal, State
 from modicum.mechanisms import record_local
 from modicum.privacy.events import Release
 from modicum.privacy.noise import NoiseKey, SimulatedNoise
@@ -98,6 +101,28 @@ class ExtraStepStepper(record_local._Stepper):
         request = super().request(step, total, norms)
         request.door.release(request.release, request.step, request.sums)
         return request
+
+
+class FourTensors(ProbeBackend):
+    """The probe with its gradient in four tensors of two numbers."""
+
+    def __init__(self) -> None:
+        self.layout = Layout(("a", "b", "c", "d"), ((2,),) * 4)
+
+
+class ClippedByTensor(FourTensors):
+    """Each tensor of a gradient is clipped to C by itself, so that the whole is up to 2C long."""
+
+    def clipped_sums(
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, clips: Sequence[Clip]
+    ) -> tuple[Tensor, list[Tensor]]:
+        parts = [
+            super(ClippedByTensor, self).clipped_sums(
+                theta, [Batch(b.x[:, where], b.targets) for b in batches], losses, clips
+            )
+            for where in self.layout.slices().values()
+        ]
+        return torch.cat([sums for sums, _ in parts], 1), parts[0][1]
 
 
 @contextmanager

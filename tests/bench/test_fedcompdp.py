@@ -11,46 +11,123 @@ import torch
 
 from modicum.core.setting import Setting
 from modicum.errors import UserError
+from modicum.federation.experiment import Federation
 from modicum.privacy.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
+from modicum_bench.fedcompdp import run as stages
 from modicum_bench.fedcompdp.hog import hog
+from modicum_bench.fedcompdp.pack import pack, unpack
+from modicum_bench.fedcompdp.play import play, stage
 from modicum_bench.fedcompdp.rendered import Renderer, Sources
 from modicum_bench.fedcompdp.report import tables
-from modicum_bench.fedcompdp.rows import TABLE_I, TABLE_II, rounds_of, spec
+from modicum_bench.fedcompdp.rows import (
+    ALONE,
+    MESSAGES,
+    OURS,
+    SUM,
+    TABLE_I,
+    TABLE_II,
+    VIEWS,
+    names,
+    rounds_of,
+    spec,
+    tuned,
+)
 from modicum_bench.fedcompdp.run import bench
-from modicum_bench.fedcompdp.tasks import QUICK, SPEC, pack, private, stand_in, unpack
+from modicum_bench.fedcompdp.tasks import FOLDS, QUICK, SPEC, parted, private, stand_in
 
 TASK = QUICK[0]
+SETTINGS = {"way": 20.0, "clip": 0.3}
+
+
+def content(federation: Federation) -> set[bytes]:
+    """Every record of a federation, as bytes."""
+    data = federation.data
+    parts = (data.proxy, data.proxy_validation, data.test, *(client.train for client in data.clients))
+    return {row.tobytes() for part in parts for row in part.x}
 
 
 def test_a_stand_in_holds_public_records_alone(tmp_path: Path) -> None:
-    true, found = private(TASK, tmp_path, 0.0, seed=0), stand_in(TASK, tmp_path, 0.0, seed=0, releases=10)
-    known, judges = true.data.proxy, true.data.proxy_validation
-    assert sum(found.data.sizes) == len(known) // 2  # half of the public records to learn from
-    assert len(found.data.test) == len(judges)
-    assert len(found.data.proxy) + len(found.data.proxy_validation) == len(known) - len(known) // 2
+    _, public = parted(TASK, tmp_path)
+    true = private(TASK, tmp_path, seed=1)
+    geometry = true.data.geometry
+    assert geometry is not None
+    known = {row.tobytes() for row in geometry.apply(public).x}
+    for fold in range(FOLDS):
+        assert content(stand_in(TASK, tmp_path, fold, releases=10)) == known
+    private_ones = {row.tobytes() for client in true.data.clients for row in client.train.x}
+    assert not private_ones & known
+    assert private_ones & content(true)  # the broken twin: the task itself would be seen
 
 
-def test_a_stand_in_is_as_noisy_as_the_task(tmp_path: Path) -> None:
-    """Noise over records, of whole-batch steps: z'/n' = z/n."""
-    true, found = private(TASK, tmp_path, 0.0, seed=0), stand_in(TASK, tmp_path, 0.0, seed=0, releases=10)
+def test_public_records_are_the_same_in_every_draw(tmp_path: Path) -> None:
+    one, other = (private(TASK, tmp_path, seed).data for seed in (0, 1))
+    assert np.array_equal(one.proxy.x, other.proxy.x)
+    assert np.array_equal(one.proxy_validation.x, other.proxy_validation.x)
+    assert one.sizes != other.sizes
+
+
+def test_noise_and_sampling_are_the_same_multiple_of_the_tasks(tmp_path: Path) -> None:
+    """(z'/n')/(z/n) = √(n/n')."""
+    true, found = private(TASK, tmp_path, seed=0), stand_in(TASK, tmp_path, 0, releases=10)
     one, other = (
         calibrate_noise(SPEC, fed.budgets[0], NoSampling(), 10) / sum(fed.data.sizes) for fed in (true, found)
     )
-    assert other == pytest.approx(one, rel=1e-3)
+    assert other / one == pytest.approx((sum(true.data.sizes) / sum(found.data.sizes)) ** 0.5, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", TABLE_I)
-def test_rows_are_built_and_take_equally_many_steps(name: str) -> None:
-    made = spec(name, {"lr": 1.0, "clip": 1.0}).build(Setting(10, 10, rounds_of(name, 100)))
-    assert rounds_of(name, 100) * int(TABLE_I[name][1].get("steps", 1)) == 100
-    assert made.mechanism.individuals
+@pytest.mark.parametrize("view", VIEWS)
+def test_rows_are_built_and_take_equally_many_steps(view: str, tmp_path: Path) -> None:
+    true = private(TASK, tmp_path, seed=0)
+    for name in tuned(view):
+        made = spec(name, SETTINGS, true, 100, view).build(Setting(10, 10, rounds_of(name, 100)))
+        assert rounds_of(name, 100) * int(TABLE_I[name][1].get("steps", 1)) == 100
+        assert made.mechanism.individuals == (view == MESSAGES)
+    if view == SUM:
+        for name in ("DP-FedSAM", "DP-ACDN"):
+            with pytest.raises(UserError):
+                spec(name, SETTINGS, true, 100, view).build(Setting(10, 10, 50))
+            assert name in ALONE
 
 
-def test_ablations_are_other_methods() -> None:
-    ours = {"lr": 1.0, "clip": 1.0}
-    specs = {repr(spec("FedCompDP", {**ours, **change})) for change in TABLE_II.values()}
-    assert len(specs | {repr(spec("FedCompDP", ours))}) == len(TABLE_II) + 1
+def test_ablations_are_other_methods(tmp_path: Path) -> None:
+    true = private(TASK, tmp_path, seed=0)
+    specs = {repr(spec(name, SETTINGS, true, 100)) for name in (OURS, *TABLE_II)}
+    assert len(specs) == len(TABLE_II) + 1
+    behind = {repr(spec(name, SETTINGS, true, 100, SUM)) for name in names(SUM, 0) if name in (OURS, *TABLE_II)}
+    assert len(behind) == 5  # the whole without CRA, a fixed bound, a median, no threshold, none of them
+
+
+def test_no_step_is_longer_than_public_records_bear(tmp_path: Path) -> None:
+    true = private(TASK, tmp_path, seed=0)
+    short, long = (spec("FedSA", {"way": way, "clip": 0.5}, true, 100) for way in (1.0, 1e9))
+    assert short.lr == pytest.approx(sum(true.data.sizes) ** 0.5 / 50)  # type: ignore[attr-defined]
+    x = np.concatenate([true.data.proxy.x, true.data.proxy_validation.x])
+    curvature = 0.35 * np.linalg.eigvalsh(x.T @ x / len(x))[-1]
+    assert long.lr * 0.5 * curvature == pytest.approx(2.0, rel=1e-4)  # type: ignore[attr-defined]
+
+
+def test_a_row_is_played_at_its_budget(tmp_path: Path) -> None:
+    np.savez(tmp_path / "head.npz", weight=np.zeros((10, 64), np.float32), bias=np.zeros(10, np.float32))
+    on = stage(private(TASK, tmp_path, 0), 4, 0, "cpu", tmp_path / "head.npz")
+    for view in VIEWS:
+        found = play(on, OURS, SETTINGS, view)
+        assert 7.5 < found["epsilon"] <= 8.0
+        assert found["accuracy"] > 0.3
+
+
+def test_the_best_settings_are_stored_with_every_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tried(task: object, folder: object, view: str, row: str, settings: dict[str, float], steps: int) -> object:  # noqa: ARG001
+        good = settings == {"way": 40.0, "clip": 1.0} if view == SUM else settings["way"] == 80.0
+        return {"task": TASK.name, "view": view, "row": row, **settings, "public": 0.9 if good else 0.5}
+
+    monkeypatch.setattr(stages, "_tried", tried)
+    bench("quick", ["choose"], tmp_path, tmp_path, say=print)
+    chosen = json.loads((tmp_path / "settings.json").read_text())["digits"]
+    assert chosen[SUM] == {row: {"way": 40.0, "clip": 1.0} for row in tuned(SUM)}
+    assert {s["way"] for s in chosen[MESSAGES].values()} == {80.0}
+    tries = (tmp_path / "tries.jsonl").read_text().splitlines()
+    assert len(tries) == len(stages.GRID) * (len(tuned(SUM)) + len(tuned(MESSAGES)))
 
 
 def test_the_test_is_not_opened_before_settings_are_stored(tmp_path: Path) -> None:
@@ -62,15 +139,26 @@ def test_the_test_is_not_opened_before_settings_are_stored(tmp_path: Path) -> No
 
 def test_tables_say_what_was_not_run(tmp_path: Path) -> None:
     assert tables(tmp_path) == "\n"
-    row = {"task": "svhn dirichlet:0.1", "row": "FedSA", "macro_f1": 0.5, "epsilon": 8.0}
+    row = {"task": "svhn dirichlet:0.1", "view": MESSAGES, "row": "FedSA", "macro_f1": 0.5, "epsilon": 8.0}
     lines = [json.dumps({**row, "seed": s, "accuracy": 0.5 + s / 10}) for s in (0, 1)]
     (tmp_path / "results.jsonl").write_text("\n".join(lines))
     text = tables(tmp_path)
     assert "| **FedSA** | 0.5500 ± 0.0707 / 0.5000 ± 0.0000 | not run | 0.7693 / 0.7621 |" in text
-    assert "| **FedCompDP** | not run | not run | 0.8974 / 0.8903 |" in text
+    assert "| **FedCompDP** | not run | refused: CRA needs messages | 0.8974 / 0.8903 |" in text
 
 
-def test_features_travel_in_eight_bits(tmp_path: Path) -> None:
+def test_parts_are_weighed_seed_by_seed(tmp_path: Path) -> None:
+    def line(row: str, seed: int, accuracy: float) -> str:
+        common = {"task": "svhn dirichlet:0.1", "view": MESSAGES, "macro_f1": 0.5, "epsilon": 8.0}
+        return json.dumps({**common, "row": row, "seed": seed, "accuracy": accuracy})
+
+    part = "without CRA (DA)"
+    rows = [line(OURS, 0, 0.5), line(part, 0, 0.49), line(OURS, 1, 0.7), line(part, 1, 0.68), line(part, 2, 0.1)]
+    (tmp_path / "results.jsonl").write_text("\n".join(rows))
+    assert "| without CRA (DA) | +1.50 ± 0.71 |" in tables(tmp_path)
+
+
+def test_features_travel_in_few_bits(tmp_path: Path) -> None:
     from modicum.data import load
 
     digits = load("digits")
@@ -102,9 +190,9 @@ def test_rendered_digits_are_pictures_with_labels() -> None:
 
 
 def test_histograms_see_edges_and_not_brightness() -> None:
-    image = np.zeros((1, 3, 32, 32), np.uint8)
-    image[..., 16:] = 200
-    one, dimmer = hog(image), hog((image * 0.5).astype(np.uint8) + 20)
+    image = np.zeros((1, 3, 32, 32), np.float32)
+    image[..., 16:] = 0.8
+    one, dimmer = hog(image), hog(image * 0.5 + 0.1)
     assert one.shape == (1, 7 * 7 * 36)
     np.testing.assert_allclose(one, dimmer, atol=0.1)
     assert one.max() > 0.5

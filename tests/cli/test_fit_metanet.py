@@ -9,6 +9,9 @@ import pytest
 
 from modicum.cli import run
 from modicum.cli.app import app
+from modicum.cli.fit_metanet import _facts, _text
+from modicum.policies.network import Network
+from modicum.public.rehearsed.metanet import Fitted
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fedmap-digits.toml"
 SMALL = ["run.rounds=4", "metanet.runs=1", "metanet.held_out=2", "metanet.passes=1", "metanet.epochs=2"]
@@ -27,6 +30,15 @@ def test_the_example_becomes_a_network(tmp_path: Path, capsys: pytest.CaptureFix
     assert len(facts["gains"]) == 2
     assert len(facts["decisions"]) == 4
     assert facts["picture"] is None or Path(facts["picture"]).exists()
+
+
+def test_a_network_is_recommended_where_its_gain_is_clear() -> None:
+    def said(*gains: float) -> str:
+        return _text(_facts(Fitted({}, Network(3), gains, (), ()), Path("n.npz"), None))
+
+    assert 'network = "n.npz"' in said(0.03, 0.02, 0.025)
+    for unclear in ((-0.07, -0.08, -0.06), (0.03, -0.02, 0.0), (0.05,)):
+        assert 'clipping = "auto", kinds = []' in said(*unclear)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ REFUSED = [
     ({"clients": 1}, "neither colludes nor drops out"),
     ({"settings": "batch = 16"}, "Poisson"),
     ({"settings": "steps = 3"}, "one step"),
-    ({"clients": 101}, "at most 100 clients"),
+    ({"clients": 1001}, "at most 1000 clients"),
     ({"privacy": 'noise = "float"'}, "masks need integers"),
     ({"run": 'secure_aggregation = "hopeful"'}, "secure_aggregation"),
     ({"method": "fedavg"}, "view"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.compute import twin
-from modicum.compute.fused import FusedBackend, SlowEngineWarning
+from modicum.compute.fused import SUMS, FusedBackend, SlowEngineWarning
 from modicum.compute.loop import LoopBackend
 from modicum.compute.pieces import LinearWeight
 from modicum.compute.stacked import StackedEngine
@@ -319,3 +320,12 @@ def test_passes_in_bf16_are_compared_in_full_precision(monkeypatch: pytest.Monke
     with torch.autocast("cpu", torch.bfloat16):
         FusedBackend(model).clipped_sums(theta.float(), batches, losses, clips(BOUNDS))
     assert seen == [False]
+
+
+@pytest.mark.parametrize(("dtype", "agrees"), [(torch.float32, True), (torch.float64, False)])
+def test_the_comparison_asks_for_the_precision_that_a_model_computes_in(dtype: torch.dtype, agrees: bool) -> None:
+    """Sums of many examples are float64 even where their terms are float32, and a millionth is rounding then."""
+    backend = FusedBackend(nn.Linear(4, 3).to(dtype))
+    truth = torch.randn(3, backend.layout.dimension, dtype=torch.float64)
+    with nullcontext() if agrees else pytest.warns(SlowEngineWarning):
+        assert backend._compare(SUMS, truth * (1 + 1e-6), truth) is agrees

@@ -52,7 +52,14 @@ NOT_DEPLOYED = {  # and what says so, before anything is reserved
         "trusted server is not offered",
     ),
     **dict.fromkeys(  # their true ε is above it
-        ("pac-dp-faithful", "nbafl-faithful", "fedcompdp-faithful", "dp-acdn-faithful", "fedsa-faithful"),
+        (
+            "pac-dp-faithful",
+            "nbafl-faithful",
+            "fedcompdp-faithful",
+            "dp-acdn-faithful",
+            "fedsa-faithful",
+            "awdp-fl-faithful",
+        ),
         "does not join: budget",
     ),
 }

@@ -21,6 +21,7 @@ from modicum.core.setting import MethodSpec
 from modicum.errors import UnsoundError, UserError
 from modicum.federation.experiment import build_method
 from modicum.federation.in_process import Faults
+from modicum.federation.protocol_parties import Parties, check_view
 from modicum.federation.secure_sums import InTheClear
 from modicum.federation.simulation import Simulation
 from modicum.mechanisms import integers
@@ -31,7 +32,11 @@ from modicum.privacy.integer_terms import IntegerTerms
 from modicum.privacy.lattice import Integers
 from modicum.privacy.noise import NoiseKey, SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
+from modicum.privacy.sampler_charge import graph_doubt
 from modicum.privacy.skellam_noise import Bits
+from modicum.privacy.views import SecureAggregation, Variant
+from modicum.secure_aggregation import terms as secure_terms
+from modicum.secure_aggregation.shape import Shape
 from tests.rows import CLIENTS, experiment, federation
 
 FALSE_ALARM = 1e-6
@@ -65,6 +70,25 @@ def test_the_protocol_gives_the_sum_that_is_added_in_the_clear(method: MethodSpe
         assert torch.equal(run.model, runs[0].model)
         assert [r.released for r in run.records] == [r.released for r in runs[0].records]  # type: ignore[attr-defined]
         assert [r.abandoned for r in run.records] == [False, *[not allowed] * 2, False]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("variant", [Variant.SIGNED_SURVIVORS, Variant.HONEST_BUT_CURIOUS])
+def test_more_than_a_hundred_draw_whom_they_mask_against(
+    variant: Variant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A simulation's parties have the agreed graph, as likely to fail as is charged; a smaller one is refused."""
+    views = {p: SecureAggregation(p, colluding=1, dropouts=10, variant=variant) for p in (100, 101)}
+    names = [f"client-{i:03d}" for i in range(101)]
+    made = {p: Parties("run", view, 32, names).terms(names[:p], 4) for p, view in views.items()}
+    assert not made[100].sparse
+    assert made[100].doubt == 0
+    assert made[101].sparse
+    assert 0 < made[101].doubt <= graph_doubt(101)
+    assert "draw whom they mask against" in views[101].assumption
+    assert "draw whom they mask against" not in views[100].assumption
+    monkeypatch.setattr(secure_terms, "agree_shape", lambda *_: Shape(12, 8))
+    with pytest.raises(UserError, match="more than is charged"):
+        check_view(views[101])
 
 
 def test_an_ideal_that_forgets_the_modulus_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

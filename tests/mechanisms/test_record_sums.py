@@ -18,7 +18,7 @@ from modicum.core.setting import MethodSpec
 from modicum.errors import UserError
 from modicum.federation.interference import check
 from modicum.federation.simulation import Simulation
-from modicum.methods import Aqc, ClassMeans, DpSgd, NbAfl, PacDp, RpdpFl
+from modicum.methods import Aqc, AwdpFl, ClassMeans, DpSgd, NbAfl, PacDp, RpdpFl
 from modicum.policies import Curve
 from modicum.privacy.accounting import epsilon
 from modicum.privacy.integer_noise import Rounding
@@ -34,6 +34,7 @@ METHODS: dict[str, MethodSpec] = {
     "dp-sgd": DpSgd(**SUM),
     "dp-sgd-replace-one": DpSgd(adjacency="replace-one", rule="auto", dropouts=1, **SUM),
     "aqc": Aqc(**SUM),
+    "awdp-fl": AwdpFl(clip=0.5, **SUM),
     "pac-dp": PacDp(clip=0.5, optimiser="adam", lr=0.05, **SUM),
     "class-means": ClassMeans(**SUM),
     "class-means-steps": ClassMeans(steps=2, **SUM),
@@ -111,8 +112,14 @@ def summand(run: Simulation, client: str, change: Any = None) -> Summand:
     return message
 
 
-@pytest.mark.parametrize("bound", [0.01, 100.0])
-def test_one_record_moves_the_integers_by_at_most_the_plans_square(bound: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "clipped"),
+    [(DpSgd(clip=0.01, **SUM), True), (DpSgd(clip=100.0, **SUM), False), (AwdpFl(clip=0.01, **SUM), True)],
+    ids=["clipped", "whole", "by-layer"],
+)
+def test_one_record_moves_the_integers_by_at_most_the_plans_square(
+    method: MethodSpec, clipped: bool, tmp_path: Path
+) -> None:
     """Through the whole mechanism, for every record of a client, blanked out; the same words and no noise.
 
     A record of zeros with weight: its gradient is blanked out by leaving it away (a sum has no other trace of it).
@@ -126,7 +133,6 @@ def test_one_record_moves_the_integers_by_at_most_the_plans_square(bound: float,
 
         return change
 
-    method = DpSgd(clip=bound, **SUM)
     run = simulated(method, tmp_path / "all", Silent(1), metrics=(), rounds=1)
     whole = summand(run, "client-00")
     noise = run.plans["client-00"].releases[0].integers
@@ -137,7 +143,7 @@ def test_one_record_moves_the_integers_by_at_most_the_plans_square(bound: float,
         fewer = summand(other, "client-00", without(i))
         moved.append(int(squared_norms((whole.update - fewer.update).numpy()[None])[0]))
     assert max(moved) <= noise.square
-    assert bound > 1 or max(moved) > 0.8 * noise.square  # a clipped record uses most of it
+    assert not clipped or max(moved) > 0.8 * noise.square  # a clipped record uses most of it
 
 
 def test_the_step_is_that_of_the_mean_clipped_gradient(tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ def test_names_and_settings() -> None:
         ("fedcompdp", {"view": "secure-aggregation"}),  # reliability is of single clients
         ("fedcompdp", {"mode": "faithful", "view": "secure-aggregation"}),
         ("fedsa", {"mode": "faithful", "view": "secure-aggregation"}),
+        ("awdp-fl", {"mode": "faithful", "view": "secure-aggregation"}),
+        ("awdp-fl", {"trust": 1.5}),
         ("dp-acdn", {"view": "secure-aggregation"}),
         ("dp-acdn", {"ratio": 0.0}),
         ("dp-fedsam-record", {"view": "secure-aggregation"}),

@@ -14,7 +14,7 @@ from modicum.core.messages import NoiseFacts, Opened, Released, ReleasedSum
 from modicum.core.parts import Observation, Policy, State
 from modicum.errors import UserError
 from modicum.policies import MedianNorm, NaiveMedianNorm
-from modicum.policies.median import _releases, _square
+from modicum.policies.median import _square, releases_of
 
 PUBLIC = PublicFacts((), 1, 1, {})
 DIMENSION, CLIENTS = 500, 15
@@ -92,7 +92,7 @@ class FollowsTheEstimate(MedianNorm):
     """A broken twin: it goes wherever an estimate points that stands out of the quietest client's noise."""
 
     def observe(self, state: State, observed: Observation) -> State:
-        known = [_square(r) for r in _releases(observed)]
+        known = [_square(r) for r in releases_of(observed)]
         square = statistics.median(value for value, _ in known)
         if not square > min(error for _, error in known) / math.sqrt(len(known)):
             return state

@@ -30,7 +30,8 @@ from modicum.privacy.ledger import Ledger
 from modicum.privacy.lifetime import DrawRefused, Filter, Lifetime
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
-from modicum.privacy.sampler_charge import SHARE, charge, draws_distance, largest_epsilon
+from modicum.privacy.sampler_charge import SHARE, charge, doubts, draws_distance, largest_epsilon
+from modicum.privacy.skellam_second_opinion import delta_taken
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
 from modicum.privacy.views import Adjacency, Variant
 
@@ -223,6 +224,20 @@ def test_a_lifetime_account_pays_for_the_draws(order: float | None) -> None:
         runs = 1e6
         left = gdp.delta(10.0, math.sqrt(grant.cap)) - gdp.delta(10.0, math.sqrt(grant.cap - runs * extra))
         assert left >= runs * charge(plan().releases, 10.0) > 0
+
+
+@pytest.mark.parametrize(("clients", "graphs"), [(100, 0), (101, 100)])
+def test_sums_along_a_drawn_graph_are_charged(clients: int, graphs: int) -> None:
+    """Beyond 100 clients δ pays 2^−60 a sum, by either opinion; where that does not fit, nothing is certified."""
+    terms = agree(dimension=650, smallest_multiplier=6.0, largest_multiplier=6.0, clients=clients, honest=90)
+    releases = (planned(terms),)
+    draws = delta_taken([(replace(r.integers, clients=100), r.count) for r in releases if r.integers], 0.0)
+    assert doubts(releases) == graphs * 2.0**-60
+    assert charge(releases, 0.0) == pytest.approx(draws + graphs * 2.0**-60, rel=1e-9)
+    taken = delta_taken([(r.integers, r.count) for r in releases if r.integers], 0.0)
+    assert taken == pytest.approx(charge(releases, 0.0), rel=1e-9)
+    small = 50 * 2.0**-60 / SHARE
+    assert (largest_epsilon(releases, small) == 0) == (graphs > 0)
 
 
 def test_a_lifetime_beyond_the_sampler_is_refused() -> None:

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from modicum.core.setting import Setting
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation
 from modicum.methods import DpSgd, FedMap
-from modicum.policies import MetaNet
+from modicum.policies import Fixed, MetaNet
 from modicum.policies.network import Network, load_network
-from modicum.public.rehearsed.metanet import Batched, Played, Schedule, fit_metanet, train
+from modicum.public.rehearsed.metanet import Batched, Played, Schedule, WithPolicy, fit_metanet, train
 from modicum.theory.utility import Round, Trace
 
 D, LENGTH = 20, 8
@@ -120,6 +121,12 @@ def test_the_whole_phase_writes_a_network_that_runs(tmp_path: Path) -> None:
     frozen = Network(3).first(0)
     assert all(torch.equal(weights[n], frozen[n]) for n in weights if n.startswith("bert."))
     assert any(not torch.equal(weights[n], frozen[n]) for n in weights)
+
+
+def test_the_network_is_compared_with_one_noise_and_not_with_kinds_in_some_order() -> None:
+    setting = Setting(5, 5, 6)
+    built = [WithPolicy(FedMap(), Fixed(1.0), even).build(setting).mechanism for even in (False, True)]
+    assert [getattr(m, "stock", None) is None for m in built] == [False, True]
 
 
 def test_without_public_records_or_a_network_it_is_refused(tmp_path: Path) -> None:

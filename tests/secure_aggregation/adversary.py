@@ -11,6 +11,7 @@ from scipy.stats import chi2
 
 from modicum.secure_aggregation import Client, Step, Terms, masks, shamir, wire
 from modicum.secure_aggregation.client import Secrets
+from modicum.secure_aggregation.graph import Graph
 from modicum.secure_aggregation.shamir import SHARE
 from tests.secure_aggregation.players import Round
 
@@ -49,31 +50,41 @@ class Adversary:
             self.learn(public[owner], secret, held)
 
     def learn(self, public: bytes, secret: str, held: dict[int, bytes]) -> None:
-        if len(held) < self.terms.threshold:
+        least = self.terms.shape.shares
+        if len(held) < least:
             return
-        chosen = sorted(held)[: self.terms.threshold]
+        chosen = sorted(held)[:least]
         found = shamir.combine(held, shamir.weights(chosen))
         if found is not None and secret == "mask" and masks.public_key(found) == public[:32]:
             self.mask_keys[public[:32]] = found
-        if found is not None and secret == "seed" and masks.commitment(found) == public[64:]:
-            self.seeds[public[64:]] = found
+        if found is not None and secret == "seed" and masks.commitment(found) == public[64:96]:
+            self.seeds[public[64:96]] = found
 
     def public(self, game: Round) -> dict[int, bytes]:
         return {i: m[wire.HEADER.size : -wire.SIGNATURE] for i, m in game.seen[Step.KEYS].items()}
 
     def residual(self, game: Round, victims: Collection[int]) -> np.ndarray:
         """The victims' masked inputs, added up, without all masks that are known."""
+        graph = Graph(self.terms, self.public(game))
         total = np.zeros(self.terms.dimension, dtype=self.terms.dtype)
         public, round = self.public(game), game.number
-        pool = sorted(game.seen[Step.MASKED])
+        pool = sorted(game.seen[Step.SHARES])
         for i in victims:
             body = game.seen[Step.MASKED][i][wire.HEADER.size : -wire.SIGNATURE]
             total += np.frombuffer(body[wire.DIGEST :], dtype=self.terms.dtype)
-            if (seed := self.seeds.get(public[i][64:])) is not None:
+            if (seed := self.seeds.get(public[i][64:96])) is not None:
                 masks.add_stream(total, masks.self_key(seed, self.terms, round, i), -1)
-            for j in pool:
+            for j in graph.peers(i, pool):
                 if j not in victims and (key := self._pair(public, round, i, j)) is not None:
                     masks.add_stream(total, key, -1 if i < j else 1)
+        return total
+
+    def residual_alone(self, game: Round, victim: int) -> np.ndarray:
+        """A masked input without its own mask, for a client that masked against nobody."""
+        body = game.seen[Step.MASKED][victim][wire.HEADER.size : -wire.SIGNATURE]
+        total = np.frombuffer(body[wire.DIGEST :], dtype=self.terms.dtype).copy()
+        seed = self.seeds[self.public(game)[victim][64:96]]
+        masks.add_stream(total, masks.self_key(seed, self.terms, game.number, victim), -1)
         return total
 
     def _pair(self, public: dict[int, bytes], round: int, i: int, j: int) -> bytes | None:
@@ -86,8 +97,8 @@ class Adversary:
         body, size = raw[wire.HEADER.size : -wire.SIGNATURE], wire.set_bytes(self.terms)
         sender = wire.HEADER.unpack_from(raw)[-1]
         survivors = wire.read_set(self.terms, body[32 : 32 + size])
-        pool = sorted(game.seen[Step.SHARES])
-        for k, owner in enumerate(pool):
+        graph = Graph(self.terms, self.public(game))
+        for k, owner in enumerate(graph.owners(sender, game.seen[Step.SHARES])):
             kind = "seed" if owner in survivors else "mask"
             shares[owner, kind][sender] = body[32 + size + SHARE * k : 32 + size + SHARE * (k + 1)]
 
@@ -95,7 +106,7 @@ class Adversary:
         """A colluder writes down its secrets as it goes: the harness keeps them in `spies`."""
         secrets, held = spies[id(client)][game.number]
         public = secrets.public()
-        self.mask_keys[public[:32]], self.seeds[public[64:]] = secrets.mask, secrets.seed
+        self.mask_keys[public[:32]], self.seeds[public[64:96]] = secrets.mask, secrets.seed
         for owner, both in held.items():
             for kind in ("mask", "seed"):
                 shares[owner, kind][client.index] = share_of(kind, both)

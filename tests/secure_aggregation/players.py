@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from modicum.secure_aggregation import (
     gather_shares,
     open_sum,
 )
+from modicum.secure_aggregation.shape import Shape
 
 Carry = Callable[[Step, int, bytes], Sequence[bytes]]
 """What becomes of a client's message on its way to the server: none, one or several messages arrive."""
@@ -34,16 +35,37 @@ def as_is(step: Step, sender: int, message: bytes) -> Sequence[bytes]:  # noqa: 
     return [message]
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=1024)
 def signing_key(index: int) -> Ed25519PrivateKey:
-    return Ed25519PrivateKey.from_private_bytes(bytes([7, index]) * 16)
+    return Ed25519PrivateKey.from_private_bytes(index.to_bytes(2, "big") * 16)
 
 
 def public_bytes(index: int) -> bytes:
     return signing_key(index).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
 
 
-def terms_for(clients: int, **changes: Any) -> Terms:
+class Drawn(Terms):
+    """Terms with a graph of a given shape: at so few clients none would be agreed on."""
+
+    given = Shape(0, 0)
+
+    @cached_property
+    def shape(self) -> Shape:
+        return self.given
+
+
+def drawn(neighbours: int, shares: int) -> type[Drawn]:
+    return type("DrawnHere", (Drawn,), {"given": Shape(neighbours, shares)})
+
+
+class Ring(Client):
+    """Draws the next k clients, so that a test knows the graph."""
+
+    def _draw(self) -> tuple[int, ...]:
+        return tuple((self.index + j + 1) % self.terms.clients for j in range(self.terms.shape.neighbours))
+
+
+def terms_for(clients: int, kind: type[Terms] = Terms, **changes: Any) -> Terms:
     c = changes.get("colluders", 0)
     t = changes.pop("threshold", (clients + c) // 2 + 1)
     given: dict[str, Any] = {
@@ -54,7 +76,7 @@ def terms_for(clients: int, **changes: Any) -> Terms:
         "dropouts": clients - t,
         "dimension": 8,
     }
-    return Terms(**(given | changes))
+    return kind(**(given | changes))
 
 
 def players(terms: Terms, kind: type[Client] = Client) -> dict[int, Client]:

@@ -21,7 +21,7 @@ from modicum.secure_aggregation import (
 )
 from modicum.secure_aggregation.client import Secrets
 from tests.secure_aggregation.adversary import Adversary, share_of, spy, uniform
-from tests.secure_aggregation.players import Round, players, signing_key, terms_for
+from tests.secure_aggregation.players import Ring, Round, drawn, players, signing_key, terms_for
 
 SIZE = 4096  # words of an input: 16 kB, enough for a chi-square over bytes
 
@@ -31,8 +31,17 @@ def zeros(terms: Terms) -> dict[int, np.ndarray]:
     return {i: np.full(terms.dimension, i + 1) for i in range(terms.clients)}
 
 
-def plain_terms(**changes: object) -> Terms:
-    return terms_for(6, **({"colluders": 2, "dimension": SIZE} | changes))
+GRAPHS: dict[str, type[Terms]] = {"complete": Terms, "drawn": drawn(3, 3)}
+COLLUDERS = (4, 5)
+
+
+def plain_terms(graph: str = "complete", **changes: object) -> Terms:
+    """Six clients, two colluders; the drawn graph has neighbourhoods of four, three of whom open a secret."""
+    return terms_for(6, GRAPHS[graph], **({"colluders": 2, "dimension": SIZE} | changes))
+
+
+def ring(terms: Terms, kind: type[Client] = Ring) -> dict[int, Client]:
+    return players(terms, kind)
 
 
 def watched_round(
@@ -57,10 +66,11 @@ HONEST = (0, 1, 2, 3)
 
 @pytest.mark.parametrize("gone", [(), (0,)])
 @pytest.mark.parametrize("bits", [32, 64])
-def test_honest_inputs_look_uniform(gone: tuple[int, ...], bits: int) -> None:
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_honest_inputs_look_uniform(graph: str, gone: tuple[int, ...], bits: int) -> None:
     """Alone, in pairs and in threes; also of a client whom the server declares lost: its own mask stays."""
-    terms = plain_terms(bits=bits)
-    clients, enemy = players(terms), Adversary(terms, (4, 5))
+    terms = plain_terms(graph, bits=bits)
+    clients, enemy = ring(terms), Adversary(terms, COLLUDERS)
     game = watched_round(terms, clients, enemy, declared_gone=gone)
     for k in (1, 2, 3):
         for start in range(4):
@@ -73,23 +83,25 @@ def test_honest_inputs_look_uniform(gone: tuple[int, ...], bits: int) -> None:
     }  # the adversary is no weaker than it may be
 
 
-def test_rounds_have_nothing_in_common() -> None:
-    terms = plain_terms()
-    clients, enemy = players(terms), Adversary(terms, (4, 5))
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_rounds_have_nothing_in_common(graph: str) -> None:
+    terms = plain_terms(graph)
+    clients, enemy = ring(terms), Adversary(terms, COLLUDERS)
     first = watched_round(terms, clients, enemy, 1)
     second = watched_round(terms, clients, enemy, 2, declared_gone=(1,))
     for i in HONEST:
         assert uniform(enemy.residual(first, {i}) - enemy.residual(second, {i}))
 
 
-def test_masks_used_again_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_masks_used_again_are_caught(graph: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin has the same keys in every round, and streams that do not depend on the round."""
     derive = masks._derive
     monkeypatch.setattr(
         masks, "_derive", lambda purpose, secret, terms, _round, *names: derive(purpose, secret, terms, 0, *names)
     )
-    terms = plain_terms()
-    clients, enemy = players(terms, fixed_secrets(mask=True, seed=True)), Adversary(terms, (4, 5))
+    terms = plain_terms(graph)
+    clients, enemy = ring(terms, fixed_secrets(mask=True, seed=True)), Adversary(terms, COLLUDERS)
     first = watched_round(terms, clients, enemy, 1)
     second = watched_round(terms, clients, enemy, 2)
     assert not uniform(enemy.residual(first, {0}) - enemy.residual(second, {0}))
@@ -98,7 +110,7 @@ def test_masks_used_again_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def fixed_secrets(*, mask: bool = False, seed: bool = False) -> type[Client]:
     kept: dict[int, Secrets] = {}
 
-    class RunLong(Client):
+    class RunLong(Ring):
         def _new_secrets(self, round: int) -> Secrets:  # noqa: ARG002
             new = Secrets.fresh()
             old = kept.setdefault(self.index, new)
@@ -107,16 +119,17 @@ def fixed_secrets(*, mask: bool = False, seed: bool = False) -> type[Client]:
     return RunLong
 
 
-@pytest.mark.parametrize("kind", [Client, fixed_secrets(mask=True)])
-def test_survive_round_1_drop_in_round_2(kind: type[Client]) -> None:
+@pytest.mark.parametrize("kind", [Ring, fixed_secrets(mask=True)])
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_survive_round_1_drop_in_round_2(graph: str, kind: type[Client]) -> None:
     """Recovering somebody who dropped out reveals nothing of earlier rounds; run-long mask keys would."""
-    terms = plain_terms()
-    clients, enemy = players(terms, kind), Adversary(terms, (4, 5))
+    terms = plain_terms(graph)
+    clients, enemy = ring(terms, kind), Adversary(terms, COLLUDERS)
     first = watched_round(terms, clients, enemy, 1)
     assert uniform(enemy.residual(first, {0}))
     watched_round(terms, clients, enemy, 2, declared_gone=(0,))
     left = enemy.residual(first, {0})
-    if kind is Client:
+    if kind is Ring:
         assert uniform(left)
     else:
         assert set(left) == {1}
@@ -132,14 +145,15 @@ class Forgetful(MemoryStore):
 
 
 @pytest.mark.parametrize("store", [MemoryStore, Forgetful])
-def test_both_shares_revealed(store: type[MemoryStore]) -> None:
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_both_shares_revealed(graph: str, store: type[MemoryStore]) -> None:
     """A server that asks twice, with and without client 0 among the survivors, even if it may show any set."""
-    terms = plain_terms(variant=Variant.HONEST_BUT_CURIOUS, threshold=5)
-    clients = {i: Client(terms, i, signing_key(i), store()) for i in range(6)}
-    enemy = Adversary(terms, (4, 5))
+    terms = plain_terms(graph, variant=Variant.HONEST_BUT_CURIOUS, threshold=5)
+    clients = {i: Ring(terms, i, signing_key(i), store()) for i in range(6)}
+    enemy = Adversary(terms, COLLUDERS)
     game = Round(terms, clients, zeros(terms))
     masked = game.until_masked()
-    spy(game, (4, 5))
+    spy(game, COLLUDERS)
     game.finish(masked)
     without = wire.request(terms, 1, Step.REVEAL, wire.write_set(terms, range(1, 6)))
     more = []
@@ -153,17 +167,19 @@ def test_both_shares_revealed(store: type[MemoryStore]) -> None:
 
 
 @pytest.mark.parametrize("signatures", [True, False])
-def test_keys_that_the_server_made(signatures: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_keys_that_the_server_made(graph: str, signatures: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server shows client 0 its own keys in place of everybody else's; the twin looks at no signature."""
-    terms = plain_terms()
-    clients = players(terms)
+    terms = plain_terms(graph)
+    clients = ring(terms)
     if not signatures:
         monkeypatch.setattr(wire, "read", read_unsigned)
     fakes = {i: Secrets.fresh() for i in range(1, 6)}
     forger = signing_key(99)
     bundle = clients[0].keys(1)
     for i, fake in fakes.items():
-        bundle += wire.sign(terms, 1, Step.KEYS, i, fake.public(), forger)
+        names = wire.write_set(terms, clients[i]._draw()) if terms.sparse else b""
+        bundle += wire.sign(terms, 1, Step.KEYS, i, fake.public() + names, forger)
     request = wire.request(terms, 1, Step.SHARES, bundle)
     if signatures:
         with pytest.raises(ProtocolError, match="signature"):
@@ -171,9 +187,9 @@ def test_keys_that_the_server_made(signatures: bool, monkeypatch: pytest.MonkeyP
         return
     shared = clients[0].shares(1, request)
     enemy = Adversary(terms, ())
-    own = bundle[wire.HEADER.size : wire.HEADER.size + wire.KEYS]
+    own = bundle[wire.HEADER.size : wire.HEADER.size + 96]
     held = {}
-    for k, (i, fake) in enumerate(fakes.items()):
+    for k, (i, fake) in enumerate(list(fakes.items())[: terms.shape.neighbours]):
         start = wire.HEADER.size + wire.DIGEST + k * masks.SEALED
         sealed = shared[start : start + masks.SEALED]
         held[i] = masks.open_shares(fake.share, own[32:64], terms, 1, 0, i, sealed)
@@ -189,23 +205,23 @@ def read_unsigned(terms: Terms, round: int, step: Step, message: bytes, length: 
     return wire.Message(sender, message[wire.HEADER.size : -wire.SIGNATURE], message)
 
 
-class ShortSeeds(Client):
+class ShortSeeds(Ring):
     """32 bits of seed, as numpy's generators like them."""
 
     def _new_secrets(self, round: int) -> Secrets:
         return replace(super()._new_secrets(round), seed=os.urandom(4) + bytes(28))
 
 
-@pytest.mark.parametrize("kind", [Client, ShortSeeds])
-def test_seeds_have_256_bits(kind: type[Client]) -> None:
+@pytest.mark.parametrize(("graph", "kind"), [("complete", Ring), ("complete", ShortSeeds), ("drawn", ShortSeeds)])
+def test_seeds_have_256_bits(graph: str, kind: type[Client]) -> None:
     """Every byte of every seed that the server learns is uniform."""
-    terms = plain_terms(dimension=1)
-    clients, enemy = players(terms, kind), Adversary(terms, (4, 5))
+    terms = plain_terms(graph, dimension=1)
+    clients, enemy = ring(terms, kind), Adversary(terms, COLLUDERS)
     for number in range(1, 21):
         watched_round(terms, clients, enemy, number)
     seeds = b"".join(enemy.seeds.values())
     assert len(seeds) == 20 * 6 * 32
-    assert uniform(np.frombuffer(seeds, dtype=np.uint8)) == (kind is Client)
+    assert uniform(np.frombuffer(seeds, dtype=np.uint8)) == (kind is Ring)
 
 
 VIEWS = {0: {2, 3, 4, 5}, 1: {5, 6, 7, 8}} | {2 + j: {2 + (j + k) % 7 for k in range(1, 5)} for j in range(7)}
@@ -217,7 +233,7 @@ dropped by five clients or more, and 0 and 1 by none."""
 def test_different_survivors_for_different_clients(variant: Variant) -> None:
     """P = 10, t = 6, c = 1: trusting the server's sets lets it open the sum of two; signatures do not."""
     terms = terms_for(10, colluders=1, threshold=6, variant=variant, dimension=SIZE)
-    clients, enemy = players(terms), Adversary(terms, (9,))
+    clients, enemy = ring(terms), Adversary(terms, (9,))
     game = Round(terms, clients, zeros(terms))
     game.until_masked()
     spy(game, (9,))
@@ -246,10 +262,11 @@ def test_different_survivors_for_different_clients(variant: Variant) -> None:
         assert uniform(opened)
 
 
-def test_noise_is_counted_for_the_smallest_sum_that_can_be_opened() -> None:
+@pytest.mark.parametrize("graph", [Terms, drawn(6, 4)])
+def test_noise_is_counted_for_the_smallest_sum_that_can_be_opened(graph: type[Terms]) -> None:
     """t survivors with all colluders among them: t − c honest inputs are in the sum, and not one more."""
-    terms = terms_for(9, colluders=2, threshold=6, dimension=8)
-    clients = players(terms)
+    terms = terms_for(9, graph, colluders=2, threshold=6, dimension=8)
+    clients = ring(terms)
     inputs = {i: np.full(8, 0 if i >= 7 else 1) for i in range(9)}  # each honest client counts itself
     game = Round(terms, clients, inputs, gone={Step.MASKED: (0, 1, 2)})
     counted = int(game.play()[0])

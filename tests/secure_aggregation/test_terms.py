@@ -20,7 +20,7 @@ from tests.secure_aggregation.players import Round, players, public_bytes, signi
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"keys": tuple(bytes([i]) * 32 for i in range(101)), "threshold": 60}, "per_round = 100"),
+        ({"keys": tuple(i.to_bytes(32) for i in range(1001)), "threshold": 600}, "per_round = 1000"),
         ({"keys": (bytes(32),), "threshold": 1}, "at least 2 clients"),
         ({"keys": (bytes(32),) * 5}, "public key of its own"),
         ({"keys": tuple(bytes([i]) * 31 for i in range(5))}, "public key of its own"),

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from modicum.attacks.campaign import Order, Report, attack
+from modicum.attacks.campaign import Report, attack
+from modicum.attacks.order import Order
 from modicum.core.setting import MethodSpec
 from modicum.data import load
 from modicum.data.arrays import Arrays, ClientData, Dataset, FederatedData
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import AGGREGATOR, Remember
-from modicum.methods import METHODS, AcdpPfsd, Censor, DpSgd, FedAvg, PacDp, Soteria
+from modicum.methods import AcdpPfsd, Censor, DpSgd, FedAvg, FedCompDp, FedMap, PacDp, Soteria
 from modicum.privacy.noise import SimulatedNoise
 
 BUDGET = 8.0
@@ -28,41 +29,53 @@ class Row:
     """One line of both tables."""
 
     name: str
-    make: Make | None  # None: the method is not there yet, and the row says so
+    make: Make
     budget: float = BUDGET
     party: str = "(server)"
-    adaptive: bool = False  # attack with the defence taken into account
-
-
-def _named(name: str, **settings: object) -> Make | None:
-    if name not in METHODS:
-        return None
-    return lambda batch, steps: METHODS[name](batch=batch, steps=steps, **settings)  # type: ignore[call-arg]
+    instead: tuple[str, ...] = ()  # attacks that know the defence, in place of all others
+    rounds: int = 3  # of a run whose first messages are inverted: FedMAP's plan has three kinds of noise
 
 
 def _acdp(view: str) -> Make:
     return lambda batch, steps: AcdpPfsd(batch=batch, steps=steps, view=view, lr=0.1, clipping="fixed")  # type: ignore[arg-type]
 
 
+def _soteria(batch: int, steps: int) -> MethodSpec:
+    return Soteria(batch=batch, steps=steps, lr=0.1)
+
+
+def _censor(batch: int, steps: int) -> MethodSpec:
+    return Censor(batch=batch, steps=steps, lr=0.1)
+
+
 ROWS: tuple[Row, ...] = (
     Row("fedavg", lambda batch, steps: FedAvg(batch=batch, steps=steps, lr=0.1), math.inf),
     Row("dp-sgd", lambda batch, steps: DpSgd(batch=batch, steps=steps, lr=0.1)),
+    Row("fedmap, sound", lambda batch, steps: FedMap(batch=batch, steps=steps, lr=0.1)),
+    Row("fedmap, faithful", lambda batch, steps: FedMap(batch=batch, steps=steps, lr=0.1, mode="faithful")),
     Row("pac-dp", lambda batch, steps: PacDp(batch=batch, steps=steps, lr=0.1)),
     Row("acdp-pfsd, messages", _acdp("server-sees-messages")),
     Row("acdp-pfsd, sum", _acdp("secure-aggregation")),
     Row("acdp-pfsd, each share", _acdp("secure-aggregation"), party=AGGREGATOR),
-    Row("fedmap, sound", _named("fedmap")),
-    Row("fedmap, faithful", _named("fedmap", mode="faithful")),
-    Row("fedcompdp", _named("fedcompdp")),
-    Row("soteria", lambda batch, steps: Soteria(batch=batch, steps=steps, lr=0.1), math.inf),
-    Row(
-        "soteria, adaptive",
-        lambda batch, steps: Soteria(batch=batch, steps=steps, lr=0.1),
-        math.inf,
-        adaptive=True,
-    ),
-    Row("censor", lambda batch, steps: Censor(batch=batch, steps=steps, lr=0.1), math.inf),
+    # Reliable weights need labelled public records and change no message.
+    Row("fedcompdp", lambda batch, steps: FedCompDp(batch=batch, steps=steps, lr=0.1, cra=False)),
+    Row("soteria", _soteria, math.inf),
+    Row("soteria, adaptive", _soteria, math.inf, instead=("ig-adaptive",)),
+    Row("censor", _censor, math.inf),
+    Row("censor, adaptive", _censor, math.inf, instead=("lengths",)),
 )
+
+
+EPSILONS = (1e6, 1e5, 1e4, 1e3, 300.0, 100.0, 30.0, 8.0, 1.0)
+"""Of one message, for the curve of quality against noise."""
+
+
+def _at(epsilon: float) -> Row:
+    return Row(f"ε={epsilon:g}", lambda batch, steps: DpSgd(batch=None, steps=steps, lr=0.1), epsilon, rounds=1)  # noqa: ARG005
+
+
+CURVE = tuple(_at(epsilon) for epsilon in EPSILONS)
+RESNET = tuple(replace(ROWS[0], name=f"fedavg by {attack}") for attack in ("ig", "gi", "bayes", "idlg"))
 
 
 @dataclass(frozen=True)
@@ -74,20 +87,22 @@ class Size:
     clients: int  # of the second table
     records: int
     rounds: int
+    others: int  # records that are nobody's: half of them the attacker's own
+    seeds: int  # runs with other splits, of the second table
     effort: str
 
 
 SIZES = {
-    "quick": Size(targets=2, batch=1, clients=4, records=100, rounds=4, effort="quick"),
-    "paper": Size(targets=32, batch=1, clients=10, records=500, rounds=20, effort="paper"),
+    "quick": Size(targets=4, batch=1, clients=4, records=50, rounds=3, others=2_000, seeds=1, effort="quick"),
+    "paper": Size(targets=32, batch=1, clients=10, records=200, rounds=6, others=20_000, seeds=5, effort="paper"),
 }
 
 
-def divided(data: Dataset, clients: int, records: int, budget: float, seed: int) -> Federation:
+def divided(data: Dataset, clients: int, records: int, others: int, budget: float, seed: int) -> Federation:
     """Clients of so many records each; members and others are drawn from one pool by a public coin."""
     whole = Arrays.concatenate([data.train, data.test])
     order = np.random.default_rng([seed, 18]).permutation(len(whole))
-    mine, rest = order[: clients * records], order[clients * records :][:20_000]
+    mine, rest = order[: clients * records], order[clients * records :][:others]
     nothing = Arrays.empty(whole)
     own = tuple(
         ClientData(f"client-{i:03d}", whole.take(mine[i * records : (i + 1) * records]), nothing, nothing)
@@ -98,6 +113,7 @@ def divided(data: Dataset, clients: int, records: int, budget: float, seed: int)
 
 
 def recorded(experiment: Experiment, folder: Path) -> Remember:
+    """Play it, and keep what everybody saw."""
     seen = Remember()
     sim = Simulation(experiment, folder, noise=SimulatedNoise(experiment.seed), transcript=seen)
     try:
@@ -111,29 +127,30 @@ def recorded(experiment: Experiment, folder: Path) -> Remember:
 def reconstruct(
     row: Row, data: Dataset, model: str, size: Size, attacks: tuple[str, ...], folder: Path, device: str, seed: int
 ) -> Report:
-    """Table 1: one round, clients of one batch each."""
-    assert row.make is not None
-    fed = divided(data, size.targets, size.batch, row.budget, seed)
-    made = Experiment(federation=fed, method=row.make(size.batch, 1), model=model, rounds=1, seed=seed)
-    named = tuple("ig-adaptive" if name == "ig" and row.adaptive else name for name in attacks)
-    order = Order(named, size.targets, size.effort, row.party, seed, reference=False, device=device)
+    """Table 1: clients of one batch each, and their first messages."""
+    fed = divided(data, size.targets, size.batch, min(size.others, 4_000), row.budget, seed)
+    made = Experiment(federation=fed, method=row.make(size.batch, 1), model=model, rounds=row.rounds, seed=seed)
+    order = Order(
+        row.instead or attacks, size.targets, size.effort, row.party, seed, reference=False, device=device
+    )
     return attack(made, recorded(made, folder / "run").seen, order, folder / "attacks")
 
 
 def members(
-    row: Row, data: Dataset, model: str, size: Size, attacks: tuple[str, ...], folder: Path, seed: int
+    row: Row, data: Dataset, model: str, size: Size, attacks: tuple[str, ...], folder: Path, device: str, seed: int
 ) -> Report:
     """Table 2: a run of some rounds, then who was in it."""
-    assert row.make is not None
-    fed = divided(data, size.clients, size.records, row.budget, seed)
+    fed = divided(data, size.clients, size.records, size.others, row.budget, seed)
     method = row.make(min(64, size.records), max(1, size.records // 64))
     made = Experiment(
         federation=fed, method=method, model=model, rounds=size.rounds, seed=seed, evaluate_every=size.rounds
     )
-    order = Order(attacks, 1, size.effort, row.party, seed, reference=False)
-    return attack(made, recorded(made, folder / "run").seen, order, folder / "attacks")
+    order = Order(attacks, 1, size.effort, row.party, seed, reference=False, device=device)
+    played = recorded(replace(made, device=device), folder / "run")
+    return attack(made, played.seen, order, folder / "attacks")
 
 
 def dataset(name: str, data_dir: Path | None) -> Dataset:
+    """As published, without its own division into clients."""
     found = load(name, data_dir)
     return replace(found, clients=None)

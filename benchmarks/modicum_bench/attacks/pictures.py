@@ -1,102 +1,63 @@
-"""What a message gives away, in pictures: one method a row, and the same attack behind more and more noise.
-
-    python -m modicum_bench.attacks.pictures --task mnist --device cuda --out DIR [--targets 32] [--seconds 180]
-
-records (what is there is kept) and draws where matplotlib is installed.
-"""
+"""What a message gives away, in pictures: a row for each method, and quality behind more and more noise."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from modicum.data.arrays import Dataset
-from modicum.methods import DpSgd
-from modicum_bench.attacks.cells import ROWS, Row, Size, dataset, reconstruct
-
-SHOWN = (
-    "fedavg",
-    "soteria",
-    "soteria, adaptive",
-    "censor",
-    "dp-sgd",
-    "acdp-pfsd, messages",
-    "acdp-pfsd, each share",
-)
-EPSILONS = (1e6, 1e5, 1e4, 1e3, 300.0, 100.0, 30.0, 8.0, 1.0)
+from modicum_bench.attacks.cells import EPSILONS, ROWS
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """One row: figures of each attack, and its first pictures."""
-
-    name: str
-    outcomes: list[dict[str, Any]]
-    pictures: dict[str, Any]
-
-
-def rows() -> list[tuple[str, Row, tuple[str, ...]]]:
-    """(name, row, attacks): methods first, then one curve over ε with the attack that knows the noise."""
-    known = {row.name: row for row in ROWS}
-    found: list[tuple[str, Row, tuple[str, ...]]] = [(name, known[name], ("ig", "bayes")) for name in SHOWN]
-    for epsilon in EPSILONS:
-        made = Row(f"ε = {epsilon:g}", lambda batch, steps: DpSgd(batch=None, steps=steps, lr=0.1), epsilon)  # noqa: ARG005
-        found.append((f"curve-{epsilon:g}", made, ("bayes",)))
-    return found
+def draw_all(out: Path, tasks: Sequence[str]) -> None:
+    """Every figure whose cells are there; none where matplotlib is not."""
+    for task in tasks:
+        found = _read(out, task)
+        points = _points(out, task)
+        try:
+            if found:
+                draw_methods(found).savefig(out / f"attacks-{task}.png", dpi=130)
+            if points:
+                draw_curve(points).savefig(out / f"attacks-{task}-noise.png", dpi=130)
+        except ImportError:
+            return
 
 
-def record(data: Dataset, out: Path, size: Size, device: str, seconds: float) -> None:
-    """Fill what is missing until `seconds` have passed. Methods train LeNet-5, the curve a network that hides
-    nothing of one record: its first layer is linear."""
-    began = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
-    for name, row, attacks in rows():
-        path = out / f"{name.replace(', ', '-').replace(' ', '-')}.npz"
-        if path.exists() or time.monotonic() - began > seconds:
-            continue
-        with tempfile.TemporaryDirectory() as passing:
-            model = "mlp" if name.startswith("curve") else "lenet"
-            report = reconstruct(row, data, model, size, attacks, Path(passing), device, 0)
-        told = json.dumps({"name": name, "outcomes": [o.to_dict() for o in report.outcomes]}, default=str)
-        images = {}
-        if report.picture is not None:
-            images = {"original": report.picture.original.numpy(), "public mean": report.picture.floor.numpy()}
-            images |= {attack: found.numpy() for attack, found in report.picture.found.items()}
-        np.savez_compressed(path, told=np.array(told), **images)  # type: ignore[arg-type]
-        print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
-
-
-def read(out: Path) -> dict[str, Recorded]:
-    """What was recorded, by name."""
+def _read(out: Path, task: str) -> dict[str, tuple[list[dict[str, Any]], dict[str, Any]]]:
+    """(figures, pictures) of each row that has pictures."""
     found = {}
-    for path in sorted(out.glob("*.npz")):
-        with np.load(path) as kept:
-            told = json.loads(str(kept["told"]))
-            pictures = {name: kept[name] for name in kept.files if name != "told"}
-        found[told["name"]] = Recorded(told["name"], told["outcomes"], pictures)
+    for row in ROWS:
+        path = out / f"reconstruction-{task}-{row.name.replace(', ', '-').replace(' ', '-')}-0.json"
+        if path.exists() and path.with_suffix(".npz").exists():
+            with np.load(path.with_suffix(".npz")) as kept:
+                found[row.name] = json.loads(path.read_text(encoding="utf-8")), dict(kept)
     return found
 
 
-def draw_methods(found: dict[str, Recorded], most: int = 6) -> Any:
-    """A row of originals, for each method its better attack by PSNR, and the floor."""
-    lines: list[tuple[str, Any]] = []
-    first = next(found[name] for name in SHOWN if name in found)
-    lines.append(("original", first.pictures["original"]))
-    for name in (n for n in SHOWN if n in found):
-        best = max(found[name].outcomes, key=lambda o: o["quality"]["psnr"] if o["quality"] else -math.inf)
-        psnr = best["quality"]["psnr"]
-        lines.append((f"{name}\n{best['attack']}, {psnr:.1f} dB", found[name].pictures[best["attack"]]))
-    floor = first.outcomes[0]["floor"]["psnr"]
-    lines.append((f"public mean: the floor\n{floor:.1f} dB", first.pictures["public mean"]))
+def _points(out: Path, task: str) -> list[tuple[float, dict[str, Any]]]:
+    found = []
+    for epsilon in sorted(EPSILONS):
+        path = out / f"noise-{task}-ε={epsilon:g}-0.json"
+        if path.exists():
+            one = json.loads(path.read_text(encoding="utf-8"))[0]
+            found += [(epsilon, one)] if one.get("quality") else []
+    return found
+
+
+def draw_methods(found: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]], most: int = 6) -> Any:
+    """A row of originals, for each method its best attack by PSNR, and the floor."""
+    outcomes, pictures = next(iter(found.values()))
+    lines: list[tuple[str, Any]] = [("original", pictures["original"])]
+    for name, (told, images) in found.items():
+        best = max(told, key=lambda o: o["quality"]["psnr"] if o.get("quality") else -math.inf)
+        lines.append((f"{name}\n{best['attack']}, {best['quality']['psnr']:.1f} dB", images[best["attack"]]))
+    floor = next(o["floor"]["psnr"] for o in outcomes if o.get("floor"))
+    lines.append((f"public mean: the floor\n{floor:.1f} dB", pictures["public mean"]))
+    most = min(most, len(pictures["original"]))
     figure = _figure(1.0 * most + 2.2, 1.0 * len(lines))
     axes = figure.subplots(len(lines), most, squeeze=False)
     for row, (label, images) in zip(axes, lines, strict=True):
@@ -110,10 +71,8 @@ def draw_methods(found: dict[str, Recorded], most: int = 6) -> Any:
     return figure
 
 
-def draw_curve(found: dict[str, Recorded]) -> Any:
+def draw_curve(points: Sequence[tuple[float, dict[str, Any]]]) -> Any:
     """PSNR, and hits beside their ceiling, against ε of one message."""
-    kept = {epsilon: found.get(f"curve-{epsilon:g}") for epsilon in sorted(EPSILONS)}
-    points = [(epsilon, one.outcomes[0]) for epsilon, one in kept.items() if one and one.outcomes[0]["quality"]]
     figure = _figure(9.0, 3.4)
     left, right = figure.subplots(1, 2)
     x = [epsilon for epsilon, _ in points]
@@ -146,28 +105,3 @@ def _figure(width: float, height: float) -> Any:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Record, then draw what can be drawn."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", default="mnist")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--targets", type=int, default=6)
-    parser.add_argument("--preset", default="quick")
-    parser.add_argument("--seconds", type=float, default=1e6)
-    given = parser.parse_args(arguments)
-    size = Size(targets=given.targets, batch=1, clients=1, records=1, rounds=1, effort=given.preset)
-    record(dataset(given.task, given.data_dir), given.out, size, given.device, given.seconds)
-    found = read(given.out)
-    try:
-        draw_methods(found).savefig(given.out / f"attacks-{given.task}.png", dpi=130)
-        draw_curve(found).savefig(given.out / f"attacks-{given.task}-noise.png", dpi=130)
-    except ImportError:
-        print("matplotlib is not installed: no figures")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,22 +1,58 @@
-"""`modicum bench attacks`: both tables for every method, cell by cell; what is there is kept."""
+"""`modicum bench attacks`: reconstruction and membership for every method, cell by cell; what is there is kept."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from modicum.attacks.campaign import Report
 from modicum.errors import UserError
-from modicum_bench.attacks.cells import ROWS, SIZES, Row, Size, dataset, members, reconstruct
+from modicum_bench.attacks.cells import CURVE, RESNET, ROWS, SIZES, Row, Size, dataset, members, reconstruct
+from modicum_bench.attacks.pictures import draw_all
+from modicum_bench.attacks.tables import noise_table, table
 
 INVERSIONS = ("ig", "gi", "bayes", "analytic")
-MODEL = "lenet"
-MEMBERSHIP = ("matched", "lr", "quantile")
-TASKS = {"quick": ("fashion-mnist",), "paper": ("fashion-mnist", "svhn", "cifar-10")}
+MEMBERSHIP = ("matched", "lr", "quantile", "quantile-unseen")
+TASKS = {"quick": ("fashion-mnist",), "paper": ("fashion-mnist", "cifar-10", "svhn")}
+TABLES = ("reconstruction", "noise", "membership", "resnet18")
+KNOWN = {row.name: row for row in (*ROWS, *CURVE, *RESNET)}
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One cell."""
+
+    table: str
+    task: str
+    row: str
+    seed: int
+    model: str
+    attacks: tuple[str, ...]
+    size: Size
+    out: Path
+    data_dir: Path | None
+    device: str
+    until: float  # by the clock of `time.time`: nothing begins later
+
+    @property
+    def path(self) -> Path:
+        """Of what was found."""
+        return path_of(self.out, self.table, self.task, self.row, self.seed)
+
+
+def path_of(out: Path, name: str, task: str, row: str, seed: int) -> Path:
+    """The file of one cell."""
+    return out / f"{name}-{task}-{row.replace(', ', '-').replace(' ', '-')}-{seed}.json"
 
 
 def bench(
@@ -24,102 +60,104 @@ def bench(
     out: Path,
     *,
     only: Sequence[str] = (),
-    tables: Sequence[str] = ("reconstruction", "membership"),
+    tables: Sequence[str] = TABLES,
     data_dir: Path | None = None,
     device: str = "cpu",
     seconds: float = 1e6,
-    seed: int = 0,
+    workers: int = 1,
     progress: Progress | None = None,
     size: Size | None = None,
+    model: str = "lenet",
 ) -> str:
     """Fill what is missing of the tables in `out` until `seconds` have passed, then write them as Markdown."""
-    began, size = time.monotonic(), size or SIZES[preset]
-    tasks = tuple(only) or TASKS[preset]
+    unknown = [name for name in tables if name not in TABLES]
+    if unknown or workers < 1:
+        raise UserError(
+            f"unknown table {unknown[0]!r}: use {', '.join(TABLES)}" if unknown else "give at least one worker"
+        )
+    size, tasks, until = size or SIZES[preset], tuple(only) or TASKS[preset], time.time() + seconds
     out.mkdir(parents=True, exist_ok=True)
-    cells = [(table, task, row) for task in tasks for table in tables for row in ROWS]
-    for i, (table, task, row) in enumerate(cells, start=1):
-        path = _path(out, table, task, row)
-        if row.make is not None and not path.exists() and time.monotonic() - began < seconds:
-            path.write_text(json.dumps(_cell(table, task, row, size, data_dir, device, seed), ensure_ascii=False))
+    jobs = [
+        Job(name, task, row.name, seed, network, attacks, how, out, data_dir, device, until)
+        for name in tables
+        for task in tasks
+        for row, seed, network, attacks, how in _cells(name, task, tasks, size, model)
+    ]
+    for i, _ in enumerate(_all(jobs, workers), start=1):
         if progress is not None:
-            progress(i, len(cells))
-    text = "\n\n".join(_table(out, table, task) for task in tasks for table in tables)
+            progress(i, len(jobs))
+    text = "\n\n".join(_written(jobs, name, task) for name in tables for task in tasks if _any(jobs, name, task))
     (out / "attacks.md").write_text(text + "\n", encoding="utf-8")
+    draw_all(out, tasks)
     return text
 
 
-def _path(out: Path, table: str, task: str, row: Row) -> Path:
-    name = row.name.replace(", ", "-").replace(" ", "-")
-    return out / f"{table}-{task}-{name}.json"
+def _cells(
+    name: str, task: str, tasks: Sequence[str], size: Size, model: str
+) -> Iterator[tuple[Row, int, str, tuple[str, ...], Size]]:
+    """(row, seed, network, attacks, size) of one table."""
+    if name == "reconstruction":
+        yield from ((row, 0, model, INVERSIONS, size) for row in ROWS)
+    elif name == "membership":
+        rows = [row for row in ROWS if not row.instead]
+        yield from ((row, seed, model, MEMBERSHIP, size) for seed in range(size.seeds) for row in rows)
+    elif name == "noise" and task == tasks[0]:  # on a network that hides nothing: its first layer is linear
+        yield from ((row, 0, "mlp", ("bayes",), size) for row in CURVE)
+    elif name == "resnet18" and task == "cifar-10":  # one message of four records for each attack
+        one = replace(size, targets=1, batch=4, effort="quick")
+        yield from ((row, 0, name, (row.name.rpartition(" ")[2],), one) for row in RESNET)
 
 
-def _cell(
-    table: str, task: str, row: Row, size: Size, data_dir: Path | None, device: str, seed: int
-) -> list[dict[str, Any]]:
-    began, data = time.monotonic(), dataset(task, data_dir)
+def _all(jobs: Sequence[Job], workers: int) -> Iterator[None]:
+    if workers == 1:
+        yield from map(_play, jobs)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(_play, jobs)
+
+
+def _play(job: Job) -> None:
+    """One cell into its file, with pictures beside it."""
+    if job.path.exists() or time.time() > job.until:
+        return
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as passing:
-        folder = Path(passing)
         try:
-            if table == "reconstruction":
-                found = reconstruct(row, data, MODEL, size, INVERSIONS, folder, device, seed)
-            else:
-                found = members(row, data, MODEL, size, MEMBERSHIP, folder, seed)
+            found = _report(job, Path(passing))
         except UserError as why:
-            return [{"attack": "all", "note": str(why), "verdict": "not tried", "seconds": 0.0}]
-    rows = [outcome.to_dict() for outcome in found.outcomes]
-    for one in rows:
-        one.pop("roc", None)
-        one["seconds"] = round((time.monotonic() - began) / len(rows), 1)
-    return rows
+            told: list[dict[str, Any]] = [{"attack": "all", "note": str(why), "verdict": "not tried"}]
+        else:
+            told = [outcome.to_dict() for outcome in found.outcomes]
+            _keep_pictures(job.path.with_suffix(".npz"), found)
+    for one in told:
+        one["seconds"] = round((time.monotonic() - began) / len(told), 1)
+    part = job.path.with_suffix(".part")
+    part.write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
+    part.replace(job.path)
 
 
-def _table(out: Path, table: str, task: str) -> str:
-    head = {
-        "reconstruction": ("MSE", "PSNR", "SSIM", "labels", "hits", "ceiling", "floor PSNR", "what it says"),
-        "membership": ("AUC", "TPR at 1%", "ceiling", "TPR at 0.1%", "ε ≥", "claimed", "what it says"),
-    }[table]
-    columns = ("method", "attack", *head)
-    lines = [f"### {table.capitalize()}, {task}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for row in ROWS:
-        path = _path(out, table, task, row)
-        if not path.exists():
-            why = "the method is not there yet" if row.make is None else "no time"
-            lines.append(f"| {row.name} | not run: {why} |" + " |" * len(head))
-            continue
-        made = _inverted if table == "reconstruction" else _asked
-        lines += [
-            f"| {row.name} | {one['attack']} | {' | '.join(made(one))} |" for one in json.loads(path.read_text())
-        ]
-    return "\n".join(lines)
+def _report(job: Job, folder: Path) -> Report:
+    data = dataset(job.task, job.data_dir)
+    play = members if job.table == "membership" else reconstruct
+    return play(KNOWN[job.row], data, job.model, job.size, job.attacks, folder, job.device, job.seed)
 
 
-def _inverted(one: dict[str, Any]) -> list[str]:
-    q, floor = one.get("quality"), one.get("floor")
-    if q is None or floor is None:
-        return [*("–" for _ in range(7)), f"not tried: {one['note']}"]
-    at_floor = q["psnr"] <= floor["psnr"] + 1
-    ssim = "–" if q["ssim"] is None else f"{q['ssim']:.2f}"
-    hits = f"{q['hits']:.0%} [{q['hits_low']:.0%}, {q['hits_high']:.0%}]"
-    ceiling = "none" if one["ceiling"] >= 1 else f"{one['ceiling']:.1%}"
-    figures = [f"{q['mse']:.4f}", f"{q['psnr']:.1f}", ssim, f"{one['labels']:.0%}", hits, ceiling]
-    return [*figures, f"{floor['psnr']:.1f}", "at the floor" if at_floor else "leaks"]
+def _keep_pictures(path: Path, found: Report) -> None:
+    if found.picture is None:
+        return
+    attacks = {name.partition(",")[0]: images for name, images in found.picture.found.items()}
+    images = {"original": found.picture.original, "public mean": found.picture.floor, **attacks}
+    np.savez_compressed(path, **{name: value.numpy() for name, value in images.items()})  # type: ignore[arg-type]
 
 
-def _asked(one: dict[str, Any]) -> list[str]:
-    if one.get("auc") is None:
-        return [*("–" for _ in range(6)), f"not tried: {one['note']}"]
-    rates = [
-        f"{r['tpr']:.2%} [{r['low']:.2%}, {r['high']:.2%}]{'' if r['supported'] else ' unsupported'}"
-        for r in one["rates"]
-    ]
-    claimed = "∞" if one["claimed"] is None else f"{one['claimed']:.3g}"
-    auc = f"{one['auc']['value']:.3f} [{one['auc']['low']:.3f}, {one['auc']['high']:.3f}]"
-    return [
-        auc,
-        rates[0],
-        f"{one['ceilings'][0]:.1%}",
-        rates[1],
-        f"{one['epsilon_lower']:.2f}",
-        claimed,
-        one["verdict"],
-    ]
+def _any(jobs: Sequence[Job], name: str, task: str) -> bool:
+    return any(job.table == name and job.task == task for job in jobs)
+
+
+def _written(jobs: Sequence[Job], name: str, task: str) -> str:
+    found: dict[str, list[list[dict[str, object]] | None]] = {}
+    for job in jobs:
+        if job.table == name and job.task == task:
+            kept = json.loads(job.path.read_text(encoding="utf-8")) if job.path.exists() else None
+            found.setdefault(job.row, []).append(kept)
+    return noise_table(task, found) if name == "noise" else table(name, task, found)

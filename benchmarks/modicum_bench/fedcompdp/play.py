@@ -3,54 +3,82 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from modicum.core.setting import MethodSpec
+from modicum.data.arrays import FederatedData
 from modicum.federation.evaluation import evaluate, macro_f1
 from modicum.federation.experiment import Experiment, Federation, Prepared, build_method, prepare
 from modicum.federation.rehearsal import Rehearsal
 from modicum.privacy.accounting.choose import epsilon
+from modicum.public.head import logistic_head
+from modicum.training.small_bias import SmallBiasHead
+from modicum_bench.fedcompdp.rows import AUTO, MESSAGES, OURS, Settings, rounds_of, spec
 
-HOT_START = 10  # epochs on public records, for all alike
-AVERAGE = 0.8  # of the models of the last rounds
-
-
-def experiment(federation: Federation, spec: MethodSpec, rounds: int, seed: int, device: str) -> Experiment:
-    return Experiment(
-        federation=federation,
-        method=spec,
-        model=head(federation),
-        rounds=rounds,
-        seed=seed,
-        hot_start=HOT_START,
-        average=AVERAGE,
-        evaluate_every=rounds,
-        device=device,
-    )
+AVERAGE = 0.9  # of the models of the last rounds, for all but auto, which has its own
+BIAS = 0.1  # length of the constant feature beside records of length 1
+PRINTED = 5  # rounds of the faithful row
 
 
-def head(federation: Federation) -> nn.Module:
-    """A linear head without biases: records are centred, and a bias would bound everybody's step."""
-    size = math.prod(federation.data.input_shape)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(size, federation.data.classes, bias=False))
-    nn.init.zeros_(next(model.parameters()))
-    return model
+@dataclass(frozen=True)
+class Stage:
+    """A division with the public head as everybody's first model; tensors are shared by all rows."""
+
+    federation: Federation
+    start: nn.Module | None  # None where nothing is public
+    prepared: Prepared | None
+    steps: int
+    seed: int
+    device: str
 
 
-def prepared_for(federation: Federation, spec: MethodSpec, seed: int, device: str) -> Prepared:
-    """Tensors and the hot start, shared by all rows of a federation."""
-    asked = experiment(federation, spec, 1, seed, device)
-    return prepare(asked, build_method(asked))
+def stage(federation: Federation, steps: int, seed: int, device: str, kept: Path | None = None) -> Stage:
+    """What all rows of a division share; `kept` is a file for the public head, where it is the same elsewhere."""
+    if not len(federation.data.proxy):
+        return Stage(federation, None, None, steps, seed, device)
+    start = public_head(federation.data, kept)
+    plain = spec(OURS, {"way": 1.0, "clip": 1.0}, federation, steps)
+    asked = Experiment(federation=federation, method=plain, model=start, rounds=1, seed=seed, device=device)
+    return Stage(federation, start, prepare(asked, build_method(asked)), steps, seed, device)
+
+
+def public_head(data: FederatedData, kept: Path | None = None) -> nn.Module:
+    """A logistic head on the public records, its decay by cross-validation; no private record has a say."""
+    linear = nn.Linear(math.prod(data.input_shape), data.classes)
+    head = SmallBiasHead(linear, BIAS)
+    x, y = torch.from_numpy(data.proxy.x), torch.from_numpy(data.proxy.y)
+    if kept is not None and kept.is_file():
+        with np.load(kept) as file:
+            head.load(*(torch.from_numpy(file[name]) for name in ("weight", "bias")))
+        return head
+    weight, bias = (part.float() for part in logistic_head(x, y, data.classes))
+    head.load(weight, bias)
+    if kept is not None:
+        np.savez(kept, weight=weight.numpy(), bias=bias.numpy())
+    return head
 
 
 def play(
-    federation: Federation, spec: MethodSpec, rounds: int, seed: int, device: str, prepared: Prepared | None = None
+    on: Stage, name: str, chosen: Settings, view: str = MESSAGES, rounds: int | None = None
 ) -> dict[str, Any]:
     """Accuracy and macro-F1 on the federation's test records, and the largest true ε of any client."""
-    run = Rehearsal(experiment(federation, spec, rounds, seed, device), prepared)
+    own = name == AUTO
+    asked = Experiment(
+        federation=on.federation,
+        method=spec(name, chosen, on.federation, on.steps, view),
+        model="logistic" if own or on.start is None else on.start,
+        rounds=rounds or rounds_of(name, on.steps),
+        seed=on.seed,
+        average=0.0 if own else AVERAGE,
+        evaluate_every=10**6,
+        device=on.device,
+    )
+    run = Rehearsal(asked, None if own else on.prepared)
     list(run.rounds())
     found = evaluate(run.backend, run.server.full_model(run.data.first), run.data.test)
     plans = run.plans.values()
@@ -58,34 +86,38 @@ def play(
     return {"accuracy": found["accuracy"], "macro_f1": found["macro_f1"], "epsilon": true}
 
 
-def start(
-    prepared: Prepared, federation: Federation, spec: MethodSpec, seed: int, device: str
-) -> dict[str, float]:
-    """The hot start alone: what public records give without any client."""
-    run = Rehearsal(experiment(federation, spec, 1, seed, device), prepared)
-    return evaluate(run.backend, prepared.first, prepared.test)
+def public_alone(on: Stage) -> dict[str, float]:
+    """What the first model has without any client."""
+    assert on.start is not None
+    test = on.federation.data.test
+    with torch.no_grad():
+        told = on.start(torch.from_numpy(test.scaled())).argmax(1)
+    return _judged(told, torch.from_numpy(test.y), on.federation.data.classes)
 
 
-def probe(federation: Federation, device: str, decay: float = 1e-5, steps: int = 200) -> dict[str, float]:
+def probe(on: Stage, decay: float = 1e-6, steps: int = 200) -> dict[str, float]:
     """The gate: a linear head on all clients' records together, without any privacy."""
-    data = federation.data
-    x = torch.cat([torch.from_numpy(c.train.x) for c in data.clients]).to(device)
-    y = torch.cat([torch.from_numpy(c.train.y) for c in data.clients]).to(device)
-    head = torch.nn.Linear(x.shape[1], data.classes).to(device)
-    torch.nn.init.zeros_(head.weight)
-    optimiser = torch.optim.LBFGS(head.parameters(), max_iter=steps, history_size=10)
+    data = on.federation.data
+    x = torch.cat([torch.from_numpy(c.train.scaled()) for c in data.clients]).flatten(1).to(on.device)
+    y = torch.cat([torch.from_numpy(c.train.y) for c in data.clients]).to(on.device)
+    head = nn.Linear(x.shape[1], data.classes).to(on.device)
+    nn.init.zeros_(head.weight)
+    optimiser = torch.optim.LBFGS(
+        head.parameters(), max_iter=steps, history_size=10, line_search_fn="strong_wolfe"
+    )
 
     def loss() -> torch.Tensor:
         optimiser.zero_grad()
-        value = torch.nn.functional.cross_entropy(head(x), y) + decay * head.weight.square().sum()
+        value = nn.functional.cross_entropy(head(x), y) + decay * head.weight.square().sum()
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
     optimiser.step(loss)  # type: ignore[no-untyped-call]
     with torch.no_grad():
-        told = head(torch.from_numpy(data.test.x).to(device)).argmax(1).cpu()
-    truth = torch.from_numpy(data.test.y)
-    return {
-        "accuracy": (told == truth).double().mean().item(),
-        "macro_f1": macro_f1(told, truth, data.classes),
-    }
+        told = head(torch.from_numpy(data.test.scaled()).flatten(1).to(on.device)).argmax(1).cpu()
+    return _judged(told, torch.from_numpy(data.test.y), data.classes)
+
+
+def _judged(told: torch.Tensor, truth: torch.Tensor, classes: int) -> dict[str, float]:
+    right = (told == truth).double().mean().item()
+    return {"accuracy": right, "macro_f1": macro_f1(told, truth, classes)}

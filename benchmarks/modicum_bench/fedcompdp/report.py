@@ -7,7 +7,19 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from modicum_bench.fedcompdp.rows import AS_PRINTED, GATE, NOT_BUILT, PUBLIC, TABLE_I, TABLE_II
+from modicum_bench.fedcompdp.play import PRINTED
+from modicum_bench.fedcompdp.rows import (
+    ALONE,
+    AS_PRINTED,
+    AUTO,
+    GATE,
+    MESSAGES,
+    OURS,
+    PUBLIC,
+    SUM,
+    TABLE_I,
+    TABLE_II,
+)
 
 PUBLISHED = {  # accuracy, macro-F1 at a claimed ε of 8
     "cifar-10": {
@@ -33,15 +45,39 @@ PUBLISHED = {  # accuracy, macro-F1 at a claimed ε of 8
         "without LLCM's threshold (LC)": (0.8167, 0.8019),
     },
 }
-HIDDEN = "not run"  # the record-level view of secure aggregation
+WITHOUT_CRA = "without CRA (DA)"
+SCRATCH = "nothing public"
 
 
 def tables(out: Path) -> str:
     """Gate, Table I, Table II and the faithful row of every task that was played."""
     path = out / "results.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    tasks = list(dict.fromkeys(r["task"] for r in rows))
-    return "\n\n".join(_task(name, [r for r in rows if r["task"] == name]) for name in tasks) + "\n"
+    tasks = sorted({r["task"] for r in rows})
+    parts = [_task(name, [r for r in rows if r["task"] == name]) for name in tasks]
+    return "\n\n".join([*parts, *_worth(rows, [t for t in tasks if not t.endswith(SCRATCH)])]) + "\n"
+
+
+def _worth(rows: list[dict[str, Any]], tasks: list[str]) -> list[str]:
+    """Points by which FedCompDP is better than without a part: paired by seed, with the spread of that."""
+    if not any(r["row"] in TABLE_II for r in rows):
+        return []
+    lines = ["### What each part is worth, in points of accuracy", ""]
+    lines += [f"| FedCompDP less itself … | {' | '.join(tasks)} |", "|---|" + "---|" * len(tasks)]
+    for view, said in ((MESSAGES, ""), (SUM, ", in a sum")):
+        for part in (part for part in TABLE_II if view == MESSAGES or part not in ALONE):
+            cells = " | ".join(_difference(rows, task, view, part) for task in tasks)
+            lines.append(f"| {part}{said} | {cells} |")
+    return ["\n".join(lines)]
+
+
+def _difference(rows: list[dict[str, Any]], task: str, view: str, part: str) -> str:
+    found = {(r["row"], r["seed"]): r["accuracy"] for r in rows if (r["task"], r["view"]) == (task, view)}
+    both = [100 * (found[OURS, s] - found[n, s]) for n, s in found if n == part and (OURS, s) in found]
+    if not both:
+        return "not run"
+    spread = f" ± {statistics.stdev(both):.2f}" if len(both) > 1 else ""
+    return f"{statistics.fmean(both):+.2f}{spread}"
 
 
 def _task(name: str, rows: list[dict[str, Any]]) -> str:
@@ -53,24 +89,39 @@ def _task(name: str, rows: list[dict[str, Any]]) -> str:
         "| row | accuracy / macro-F1, true ε = 8, server sees messages | behind secure aggregation | printed |",
         "|---|---|---|---|",
     ]
-    gate, built = (GATE, PUBLIC), (*TABLE_I, *NOT_BUILT)
-    lines += [f"| {row} | {_cell(rows, row)} | – | – |" for row in gate]
-    lines += [f"| **{row}** | {_cell(rows, row)} | {HIDDEN} | {_printed(published, row)} |" for row in built]
+    lines += [f"| {row} | {_cell(rows, row, MESSAGES)} | – | – |" for row in (GATE, PUBLIC)]
+    if name.endswith(SCRATCH):
+        return "\n".join([*lines[:4], *(_both(rows, row) for row in (GATE, AUTO))])
+    shown = [(f"**{row}**", row) for row in (*TABLE_I, AUTO)] + [(f"{OURS}, {row}", row) for row in TABLE_II]
     lines += [
-        f"| FedCompDP, {row} | {_cell(rows, row)} | {HIDDEN} | {_printed(published, row)} |" for row in TABLE_II
+        f"| {title} | {_cell(rows, row, MESSAGES)} | {_behind(rows, row)} | {_printed(published, row)} |"
+        for title, row in shown
     ]
     for row in (r for r in rows if r["row"] == AS_PRINTED):
-        shown = f"{row['accuracy']:.4f} / {row['macro_f1']:.4f} at a true ε of {row['epsilon']:.0f}"
-        lines.append(f"| {row['row']} (5 rounds, seed 0) | {shown} | – | – |")
+        figures = f"{row['accuracy']:.4f} / {row['macro_f1']:.4f} at a true ε of {row['epsilon']:.0f}"
+        lines.append(f"| {row['row']} ({PRINTED} rounds, seed 0) | {figures} | – | – |")
     return "\n".join(lines)
+
+
+def _both(rows: list[dict[str, Any]], row: str) -> str:
+    return f"| {row} | {_cell(rows, row, MESSAGES)} | {'–' if row == GATE else _cell(rows, row, SUM)} | – |"
+
+
+def _behind(rows: list[dict[str, Any]], row: str) -> str:
+    """What a sum has of the row: FedCompDP without CRA is what it can be there."""
+    if row == OURS:
+        return "refused: CRA needs messages"
+    if row == WITHOUT_CRA:
+        return _cell(rows, OURS, SUM)
+    return "refused" if row in ALONE else _cell(rows, row, SUM)
 
 
 def _printed(published: dict[str, tuple[float, float]], row: str) -> str:
     return "{:.4f} / {:.4f}".format(*published[row]) if row in published else "–"
 
 
-def _cell(rows: list[dict[str, Any]], name: str) -> str:
-    own = [r for r in rows if r["row"] == name]
+def _cell(rows: list[dict[str, Any]], name: str, view: str) -> str:
+    own = [r for r in rows if r["row"] == name and r["view"] == view]
     if not own:
         return "not run"
     return " / ".join(_spread([r[key] for r in own]) for key in ("accuracy", "macro_f1"))
@@ -79,3 +130,31 @@ def _cell(rows: list[dict[str, Any]], name: str) -> str:
 def _spread(values: list[float]) -> str:
     mean = f"{statistics.fmean(values):.4f}"
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.4f}"
+
+
+def picture(out: Path) -> None:
+    """What each part is worth: accuracy without it less accuracy with it, seed by seed."""
+    path = out / "results.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    tasks = sorted({r["task"] for r in rows})
+    if not tasks:
+        return
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(tasks), figsize=(3.2 * len(tasks), 3), sharey=True, squeeze=False)
+    for axis, task in zip(axes[0], tasks, strict=True):
+        found = {
+            (r["row"], r["seed"]): 100 * r["accuracy"] for r in rows if (r["task"], r["view"]) == (task, MESSAGES)
+        }
+        for place, row in enumerate(TABLE_II):
+            gains = [found[row, s] - found[OURS, s] for n, s in found if n == row and (OURS, s) in found]
+            axis.plot(gains, [place] * len(gains), "o", color="tab:blue", alpha=0.6)
+        axis.axvline(0, color="grey", linewidth=0.5)
+        axis.set(title=task, yticks=range(len(TABLE_II)), xlabel="points over FedCompDP whole")
+        axis.set_yticklabels(list(TABLE_II), fontsize=7)
+    figure.tight_layout()
+    figure.savefig(out / "ablations.svg")
+    plt.close(figure)

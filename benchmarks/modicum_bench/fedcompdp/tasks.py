@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from modicum.data import assign_budgets, federate, load
 from modicum.data.arrays import Arrays, Dataset, FederatedData
+from modicum.data.federate import stratified_rows
 from modicum.data.fetch import data_folder
 from modicum.data.geometry import Geometry
 from modicum.errors import UserError
@@ -21,9 +23,14 @@ from modicum.privacy.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.spec import PrivacySpec, Unit
+from modicum_bench.fedcompdp.hog import hand_made
+from modicum_bench.fedcompdp.pack import packed_file, unpack
 
 CLIENTS, BUDGET = 10, 8.0
 SPEC = PrivacySpec(unit=Unit.RECORD)
+PUBLIC_SEED = 0  # public records are the same in every draw, since settings are chosen on them
+FOLDS = 5
+KNOWN = 13  # a stand-in's clients have all but two of so many parts of its records: public ones are few
 
 
 @dataclass(frozen=True)
@@ -35,26 +42,36 @@ class Task:
     backbones: tuple[str, ...] = ()  # files in the folder of backbones; their features stand side by side
     rotate: str | None = None  # a public dataset, to whose leading directions the features are turned
     size: int | None = None  # of those directions
+    power: float = 0.0  # of the public spread that coordinates are divided by
     proxy: float = 0.05  # share of the training records that is public
+    scratch: bool = False  # hand-made features and no public record at all
 
     @property
     def key(self) -> str:
-        return f"{self.name} {self.partition}"
+        return f"{self.name} {self.partition}{', nothing public' if self.scratch else ''}"
 
 
-WIDE = ("cifar-100.npz", "cifar-100-wide.npz")
-PAPER = (
-    Task("cifar-10", "dirichlet:0.3", WIDE, "cifar-100", 512),
-    Task("svhn", "dirichlet:0.1", ("house-numbers.npz",)),
-    Task("cifar-10", "dirichlet:0.1", WIDE, "cifar-100", 512),
-)
-QUICK = (Task("digits", "dirichlet:0.3", proxy=0.4),)
+def _cifar(partition: str) -> Task:
+    return Task("cifar-10", partition, ("cifar-100.npz", "cifar-100-wide.npz"), "cifar-100", 640, 0.75)
+
+
+def _svhn(partition: str) -> Task:
+    return Task("svhn", partition, ("house-numbers.npz",), power=1.0)
+
+
+def _scratch(name: str) -> Task:
+    return Task(name, "dirichlet:0.3", proxy=0.0, scratch=True)
+
+
+PAPER = tuple(make(f"dirichlet:{alpha}") for alpha in (0.3, 0.1) for make in (_cifar, _svhn))
+SCRATCH = tuple(_scratch(name) for name in ("cifar-10", "svhn"))
+QUICK = (Task("digits", "dirichlet:0.3", power=0.5, proxy=0.4),)
 
 
 @lru_cache(maxsize=4)
 def records(name: str, backbones: tuple[str, ...], rotate: str | None, size: int | None, folder: Path) -> Dataset:
-    """The dataset's features; `folder` may hold them ready made, as NAME-features.npz (see `pack`)."""
-    packed = folder / f"{name}-features.npz"
+    """The dataset's features; `folder` may hold them ready made, as NAME-features.npz (see `pack.py`)."""
+    packed = packed_file(folder, name)
     if backbones and packed.is_file():
         return unpack(name, packed)
     task = load(name)
@@ -95,76 +112,79 @@ def _rotated(task: Dataset, public: Arrays, size: int) -> Dataset:
     return replace(task, train=turned(task.train), test=turned(task.test))
 
 
-def pack(dataset: Dataset, scale: npt.NDArray[np.float32], path: Path) -> None:
-    """Features in eight bits, to carry them elsewhere; `scale`, the step of each coordinate, is public."""
-    parts = {s: getattr(dataset, s) for s in ("train", "test")}
-    coded = {s: np.clip(np.round(a.x / scale), -127, 127).astype(np.int8) for s, a in parts.items()}
-    labels = {f"y_{s}": a.y.astype(np.uint8) for s, a in parts.items()}
-    np.savez_compressed(path, scale=scale, **coded, **labels)
-
-
-def unpack(name: str, path: Path) -> Dataset:
-    with np.load(path) as file:
-        train, test = (
-            Arrays(file[s].astype(np.float32) * file["scale"], file[f"y_{s}"].astype(np.int64))
-            for s in ("train", "test")
-        )
-    return Dataset(name, train, test, classes=10)
-
-
-def private(task: Task, folder: Path, power: float, seed: int) -> Federation:
+def private(task: Task, folder: Path, seed: int) -> Federation:
     """The task: some training records are public, four fifths of them to learn from and one to judge by."""
-    return Federation(scaled(_divided(task, folder, seed), power), assign_budgets(BUDGET, CLIENTS))
+    whole, public = parted(task, folder)
+    data = federate(whole, clients=CLIENTS, partition=task.partition, seed=seed)
+    if task.scratch:
+        return Federation(data, assign_budgets(BUDGET, CLIENTS))
+    judged = len(public) // FOLDS
+    known = _with_public(data, public.take(slice(judged, None)), public.take(slice(0, judged)))
+    return Federation(scaled(known, public, task.power), assign_budgets(BUDGET, CLIENTS))
 
 
-def _divided(task: Task, folder: Path, seed: int) -> FederatedData:
-    return federate(
-        records(task.name, task.backbones, task.rotate, task.size, folder),
-        clients=CLIENTS,
-        partition=task.partition,
-        proxy=task.proxy,
-        seed=seed,
-    )
+def stand_in(task: Task, folder: Path, fold: int, releases: int, most: float = math.inf) -> Federation:
+    """The task made small, of public records alone: a fold of them judges, most of the others are clients'.
 
-
-def stand_in(task: Task, folder: Path, power: float, seed: int, releases: int) -> Federation:
-    """The same of public records alone: clients have half of those to learn from, and those for judging judge.
-
-    There are fewer of them, so their budgets are such that a mean over all has the task's own noise.
+    Noise is less by as much as sampling is worse: both are the same multiple of the task's, where the ε that this
+    takes is not above `most`.
     """
-    true = _divided(task, folder, seed)
-    rng = np.random.default_rng([seed, 0xFED])
-    order = rng.permutation(len(true.proxy))
-    known, theirs = (true.proxy.take(np.sort(part)) for part in np.array_split(order, 2))
-    base = Dataset(task.name, theirs, theirs.take(slice(0)), true.classes)
-    clients = federate(base, clients=CLIENTS, partition=task.partition, seed=seed).clients
-    part = len(known) // 5
-    data = replace(
-        true,
-        clients=clients,
-        test=true.proxy_validation,
-        proxy=known.take(slice(part, None)),
-        proxy_validation=known.take(slice(0, part)),
-        note="public records",
+    whole, public = parted(task, folder)
+    rows = np.arange(len(public))
+    judges, rest = public.take(rows[fold::FOLDS]), public.take(rows[rows % FOLDS != fold])
+    few = len(rest) // KNOWN
+    theirs = Dataset(task.name, rest.take(slice(2 * few, None)), judges, whole.classes)
+    data = federate(theirs, clients=CLIENTS, partition=task.partition, seed=fold)
+    known = _with_public(data, rest.take(slice(0, few)), rest.take(slice(few, 2 * few)))
+    budget = _as_noisy(sum(data.sizes) / len(whole.train), releases)
+    return Federation(scaled(known, public, task.power), assign_budgets(min(budget, most), CLIENTS))
+
+
+def records_of(task: Task, folder: Path) -> Dataset:
+    """All of the task's features."""
+    if task.scratch:
+        return featured(load(task.name), hand_made(), data_folder() / "features")
+    return records(task.name, task.backbones, task.rotate, task.size, folder)
+
+
+def parted(task: Task, folder: Path) -> tuple[Dataset, Arrays]:
+    """The dataset without its public records, and these in a random order."""
+    dataset = records_of(task, folder)
+    rng = np.random.default_rng([PUBLIC_SEED, 0xFED])
+    chosen = stratified_rows(dataset.train.y, task.proxy, rng)
+    kept = np.setdiff1d(np.arange(len(dataset.train)), chosen)
+    public = dataset.train.take(rng.permutation(chosen))
+    return replace(dataset, train=dataset.train.take(kept)), public
+
+
+def _with_public(data: FederatedData, known: Arrays, judged: Arrays) -> FederatedData:
+    return replace(
+        data, proxy=known, proxy_validation=judged, proxy_classes=data.classes, proxy_name="public records"
     )
-    budget = _as_noisy(sum(data.sizes) / sum(true.sizes), releases)
-    return Federation(scaled(data, power), assign_budgets(budget, CLIENTS))
 
 
 def _as_noisy(share: float, releases: int) -> float:
-    """The ε at which so many whole-batch releases of this share of the records are as noisy as all are at 8."""
+    """The ε at which whole-batch releases of this share of the records are √share times as noisy as at 8."""
     z = calibrate_noise(SPEC, BUDGET, NoSampling(), releases)
-    return epsilon([PlannedRelease("gradient", share * z, NoSampling(), releases)], SPEC).epsilon
+    return epsilon([PlannedRelease("gradient", math.sqrt(share) * z, NoSampling(), releases)], SPEC).epsilon
 
 
-def scaled(data: FederatedData, power: float) -> FederatedData:
-    """Records centred, each coordinate over its public spread to this power, at length 1."""
+def scaled(data: FederatedData, public: Arrays, power: float) -> FederatedData:
+    """Records centred, each coordinate over its spread in public records to this power, at length 1."""
     if not 0 <= power <= 1:
         raise UserError(f"the power of the spread lies between 0 and 1, got {power}")
-    x = data.proxy.scaled().reshape(len(data.proxy), -1)
+    x = public.scaled().reshape(len(public), -1)
     spread = x.std(0) + 0.1 * x.std()
-    size = x.shape[1]
     matrix = np.diag(spread**-power).astype(np.float32)
-    flat = np.full(size, 1 / size, np.float32)
     about = {"kind": "standardised", "records": len(x), "source": data.proxy_name, "classes": data.proxy_classes}
-    return Geometry(x.mean(0).astype(np.float32), matrix, flat, flat, about).over(data)
+    flat = np.zeros(x.shape[1], np.float32)
+    bare = Geometry(x.mean(0).astype(np.float32), matrix, flat, flat, about)
+    between, within = _spreads(bare.apply(public))
+    return replace(bare, between=between, within=within).over(data)
+
+
+def _spreads(public: Arrays) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Variances of class means and inside classes, of public records of length 1."""
+    means = np.stack([public.x[public.y == label].mean(0) for label in np.unique(public.y)])
+    within = (public.x - means[np.searchsorted(np.unique(public.y), public.y)]).var(0)
+    return means.var(0).astype(np.float32), within.astype(np.float32)

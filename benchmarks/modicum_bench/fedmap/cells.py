@@ -22,36 +22,41 @@ class Task:
     budgets: dict[float, float]  # by participation
     printed: dict[float, float]
     clients: int = CLIENTS
+    proxy: float = PROXY  # share of public records
 
 
 TASKS = {
     "fashion-mnist": Task(
         "fashion-mnist",
-        "lenet",
-        100,
+        "lenet, normalised",
+        150,
         {0.1: 1.04, 0.2: 3.57, 0.3: 7.71},
         {0.1: 0.7824, 0.2: 0.7940, 0.3: 0.8011},
     ),
     "cifar-10": Task(
         "cifar-10",
-        "cnn-small",
-        100,
+        "cnn, normalised",
+        150,
         {0.1: 2.19, 0.2: 8.81, 0.3: 19.78},
         {0.1: 0.4253, 0.2: 0.4435, 0.3: 0.4700},
     ),
     "svhn": Task(
         "svhn",
-        "cnn-small",
-        100,
+        "cnn, normalised",
+        150,
         {0.1: 2.23, 0.2: 10.38, 0.3: 27.64},
         {0.1: 0.4016, 0.2: 0.4813, 0.3: 0.4926},
     ),
-    "digits": Task("digits", "logistic", 20, {0.5: 2.0}, {}, clients=10),
-    **{name: Task(name, "logistic", 20, {0.5: e}, {}, clients=10) for name, e in REGIMES.items()},
+    "digits": Task("digits", "logistic", 20, {0.5: 2.0}, {}, clients=10, proxy=0.2),
+    **{name: Task(name, "logistic", 20, {0.5: e}, {}, clients=10, proxy=0.2) for name, e in REGIMES.items()},
 }
 
 for _name, _kind in (("fashion-mnist", "hog"), ("svhn", "hog"), ("cifar-10", "features")):  # rivals
     TASKS[f"{_name} {_kind}"] = replace(TASKS[_name], name=f"{_name} {_kind}", model="logistic")
+
+LARGE = "resnet18"  # once each, to show its limit
+for _name in ("cifar-10", "svhn"):
+    TASKS[f"{_name} {LARGE}"] = replace(TASKS[_name], name=f"{_name} {LARGE}", model=LARGE, rounds=30)
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "metanet": {"clipping": "metanet", "kinds": KINDS},
@@ -76,7 +81,9 @@ class Choice:
 
     lr: float
     momentum: float
-    clip: float = 1.0
+    share: float = 1.0  # of the median norm of a public gradient at the first model: C₀
+    average: float = 0.0  # β of the average over rounds
+    clip: float = 1.0  # C₀, once it is known
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,29 @@ from modicum.federation.experiment import Experiment, Federation, Prepared, prep
 from modicum.federation.rehearsal import Rehearsal
 from modicum.public.rehearsed.grid import gradient_scale
 from modicum.public.rehearsed.metanet import Schedule, fit_metanet, stand_in
-from modicum_bench.fedmap.cells import ALPHA, PROXY, TASKS, TRAINED, Cell, Choice, method
+from modicum_bench.fedmap.cells import ALPHA, LARGE, TASKS, TRAINED, Cell, Choice, method
+from modicum_bench.fedmap.networks import NETWORKS
+from modicum_bench.fedmap.networks import network as network_of
 
 Loader = Callable[[str], Dataset]
-GRID = tuple(Choice(lr, m) for m, rates in ((0.0, (0.1, 0.2, 0.4)), (0.9, (0.01, 0.02, 0.04))) for lr in rates)
+LINEAR = tuple(Choice(lr, 0.0) for lr in (0.3, 1.0, 3.0))
+RATES = {0.1: (0.04, 0.07, 0.12), 0.2: (0.08, 0.14, 0.24), 0.3: (0.12, 0.21, 0.36)}  # by participation
+
+
+def grid(task: str, participation: float) -> tuple[Choice, ...]:
+    """What is tried: a network from nothing has momentum, an average over rounds and bounds under the median."""
+    if TASKS[task].model == LARGE:
+        return tuple(Choice(lr, 0.9) for lr in (0.03, 0.1, 0.3))
+    if TASKS[task].model not in NETWORKS:
+        return LINEAR
+    return tuple(Choice(lr, 0.9, 0.3, 0.95) for lr in RATES[participation])
 
 
 class Bench:
     """Keeps data that several cells share, and writes each result as it comes."""
 
-    def __init__(self, load: Loader, out: Path, device: str = "cpu", proxy: float = PROXY) -> None:
-        self.load, self.out, self.device, self.proxy = load, out, device, proxy
+    def __init__(self, load: Loader, out: Path, device: str = "cpu") -> None:
+        self.load, self.out, self.device = load, out, device
         self._sets: dict[str, Dataset] = {}
         self._federations: dict[tuple[str, float, int], Federation] = {}
         self._prepared: tuple[tuple[str, int], Prepared] | None = None
@@ -39,54 +51,60 @@ class Bench:
             self._sets[task] = self.load(task)
         key = (task, budget, seed)
         if key not in self._federations:
-            clients = TASKS[task].clients
-            data = federate(
-                self._sets[task], clients=clients, partition=Dirichlet(ALPHA), seed=seed, proxy=self.proxy
-            )
+            clients, proxy = TASKS[task].clients, TASKS[task].proxy
+            data = federate(self._sets[task], clients=clients, partition=Dirichlet(ALPHA), seed=seed, proxy=proxy)
             self._federations = {key: Federation(data, assign_budgets(budget, clients, seed))}
         return self._federations[key]
 
     def experiment(self, cell: Cell, choice: Choice, network: str | None = None) -> Experiment:
         task = TASKS[cell.task]
+        federation = self.federation(cell.task, cell.budget, cell.seed)
+        data, named = federation.data, task.model in NETWORKS
         return Experiment(
-            federation=self.federation(cell.task, cell.budget, cell.seed),
+            federation=federation,
             method=method(cell.variant, choice, network),
-            model=task.model,
+            model=network_of(task.model, data.input_shape, data.classes, cell.seed) if named else task.model,
             rounds=task.rounds,
             per_round=round(cell.participation * task.clients),
             seed=cell.seed,
+            average=choice.average,
             evaluate_every=task.rounds,
             device=self.device,
         )
 
     def scaled(self, cell: Cell, choice: Choice) -> Choice:
-        """C₀ is the median norm of a public gradient at the first model."""
+        """C₀ is the choice's share of the median norm of a public gradient at the first model."""
         if cell.task not in self._scale:
             made = stand_in(self.experiment(replace(cell, seed=0), choice), 0)
             self._scale[cell.task] = gradient_scale(prepare(made, made.method.build(made.setting)))
-        return replace(choice, clip=self._scale[cell.task])
+        return replace(choice, clip=choice.share * self._scale[cell.task])
 
-    def tuned(self, task: str, participation: float, grid: Sequence[Choice] = GRID) -> Choice:
-        """The choice with the best accuracy of a constant bound on stand-ins of public records."""
-        found = [self.tried(task, participation, choice) for choice in grid]
-        self._write(f"choice {task} {participation:g}", {"tried": [(a, asdict(c)) for a, c in found]})
-        return max(found, key=lambda f: f[0])[1]
+    def tuned(self, task: str, participation: float, variant: str = "fixed") -> Choice:
+        """The choice with which a variant is best on stand-ins of public records; kept in a file."""
+        name = f"choice {task} {participation:g} {variant}"
+        if not self._path(name).exists():
+            found = [self.tried(task, participation, choice, variant) for choice in grid(task, participation)]
+            self._write(name, {"tried": [(a, asdict(c)) for a, c in found]})
+        tried = json.loads(self._path(name).read_text())["tried"]
+        return Choice(**max(tried, key=lambda t: t[0])[1])
 
-    def tried(self, task: str, participation: float, choice: Choice) -> tuple[float, Choice]:
+    def tried(self, task: str, participation: float, choice: Choice, variant: str) -> tuple[float, Choice]:
         """Accuracy of one choice there, and the choice with its bound."""
-        cell = Cell(task, participation, "fixed", 0)
+        cell = Cell(task, participation, variant, 0)
         choice = self.scaled(cell, choice)
         run = Rehearsal(stand_in(self.experiment(cell, choice), 0))
         return float(list(run.rounds())[-1].simulated["test_accuracy"]), choice
 
     def fitted(self, task: str, participation: float, body: str, choice: Choice, schedule: Schedule) -> Path:
-        """A network trained on public records of this task."""
-        variant = "mlp" if body == "mlp" else "metanet"
-        path = self.out / f"{task}-{participation:g}-{body}.npz"
+        """A network trained on public records of this task, from its file where there is one."""
+        variant, name = "mlp" if body == "mlp" else "metanet", f"network {task} {participation:g} {body}"
+        path = self._path(name).with_suffix(".npz")
+        if self._path(name).exists():
+            return path
         made = self.experiment(Cell(task, participation, variant, 0), choice)
         fit = fit_metanet(made, replace(schedule, body="mlp" if body == "mlp" else "bert"), path)
         figures = {"gains": fit.gains, "losses": fit.losses, "decisions": fit.decisions}
-        self._write(f"network {task} {participation:g} {body}", figures)
+        self._write(name, figures)
         return path
 
     def played(self, cell: Cell, choice: Choice, network: str | None = None) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 - `aligned`: one record in ten has a large gradient that tells the classes apart; the others are small and their
   labels are chance. Small bounds (and AUTO-S) let the crowd drown them.
-- `decaying`: classes lie far apart, so that a few rounds find most of what there is and the signal is gone after.
+- `decaying`: classes lie far apart, so that a few rounds find most of what there is and the signal is gone after;
+  its budget is small enough for noise to show all the same.
 - `even`: every record alike, and hard enough for the signal to last.
 """
 
@@ -12,11 +13,12 @@ import numpy as np
 
 from modicum.data.arrays import Arrays, Dataset
 
-REGIMES = {"aligned": 2.0, "decaying": 1.0, "even": 1.0}  # with their budgets
+REGIMES = {"aligned": 2.0, "decaying": 0.1, "even": 1.0}  # with their budgets
 FEATURES, TRAIN, TEST = 20, 4000, 1000
+DRAW = 1  # on draw 0 the constructions were tried
 
 
-def regime(name: str, seed: int = 0) -> Dataset:
+def regime(name: str, seed: int = DRAW) -> Dataset:
     """Two classes in twenty dimensions."""
     rng = np.random.default_rng([seed, list(REGIMES).index(name)])
     train, test = (_records(name, rng, n, training) for n, training in ((TRAIN, True), (TEST, False)))

@@ -43,7 +43,7 @@ def table(results: Results, task: str) -> str:
         cells = [_shown(_of(results, task, p, variant)) for p in parts]
         if any(cells):
             rows.append([variant, *cells])
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def differences(results: Results, task: str, participation: float, base: str = "fixed") -> str:
@@ -58,7 +58,7 @@ def differences(results: Results, task: str, participation: float, base: str = "
         mean, half = interval([100 * (own[s] - against[s]) for s in common])
         verdict = "better" if mean > half else "worse" if mean < -half else "no difference shown"
         rows.append([variant, f"{mean:+.2f} ± {half:.2f}", str(len(common)), verdict])
-    return _markdown(["", f"points over {base}, 95%", "pairs", ""], rows)
+    return markdown(["", f"points over {base}, 95%", "pairs", ""], rows)
 
 
 def _of(results: Results, task: str, participation: float, variant: str) -> list[Mapping[str, Any]]:
@@ -77,6 +77,7 @@ def _shown(results: Results) -> str:
     return f"{mean:.1f}" if math.isinf(half) else f"{mean:.1f} ± {half:.1f} ({len(results)})"
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from modicum.data.arrays import Array, Arrays, Dataset
+from modicum_bench.fedmap.cells import LARGE
 
 ORIENTATIONS, CELL = 8, 4
 
@@ -60,6 +61,6 @@ def loader(load: Callable[[str], Dataset], backbone: Path | None, cache: Path) -
             return on_hog(load(base))
         if kind == "features" and backbone is not None:
             return on_backbone(load(base), backbone, cache)
-        return load(name)
+        return load(base if kind == LARGE else name)
 
     return found

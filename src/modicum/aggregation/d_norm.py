@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 Floats = npt.NDArray[np.float64]
-HALVINGS = 80  # bisections of each multiplier: the last digit
+HALVINGS = 80  # bisections of λ: the last digit
 
 
 def project(a: Sequence[float], q: Sequence[float], reach: Sequence[float], gamma: float) -> Floats:
@@ -47,16 +47,15 @@ def project(a: Sequence[float], q: Sequence[float], reach: Sequence[float], gamm
 
 
 def _balanced(v: Floats, width: Floats, low: Floats, high: Floats) -> Floats:
-    """u of the multiplier μ that makes Σu = 0."""
-    most = float(np.abs(v).max() + width.max() + high.max() + np.abs(low).max() + 1e-12)
-    below, above = -most, most
-    for _ in range(HALVINGS):
-        mu = (below + above) / 2
-        if _shrunk(v - mu, width, low, high).sum() > 0:
-            below = mu
-        else:
-            above = mu
-    return _shrunk(v - (below + above) / 2, width, low, high)
+    """u of the multiplier μ that makes Σu = 0: Σu falls in μ, in straight lines between known corners."""
+    corners = np.sort(np.concatenate([v - width - high, v - width, v + width, v + width - low]))
+    sums = _shrunk(v - corners[:, None], width, low, high).sum(1)
+    after = int(np.searchsorted(-sums, 0.0))  # the first corner with Σu ≤ 0
+    if after in (0, len(sums)):  # rounding alone: all are at their highest or lowest
+        return _shrunk(v - corners[min(after, len(sums) - 1)], width, low, high)
+    above, below = sums[after - 1], sums[after]
+    mu = corners[after - 1] + (corners[after] - corners[after - 1]) * above / (above - below)
+    return _shrunk(v - mu, width, low, high)
 
 
 def _shrunk(x: Floats, width: Floats, low: Floats, high: Floats) -> Floats:

@@ -14,6 +14,7 @@ import numpy as np
 from modicum.attacks.canife import canife
 from modicum.attacks.one_run import BETA, audit_scores, most_provable
 from modicum.attacks.planted import Planting, plant
+from modicum.attacks.recipe import refuse_unreadable
 from modicum.attacks.wire import public_of, split_pool, wire_of
 from modicum.core.door import DoorWatch
 from modicum.errors import UserError
@@ -202,7 +203,10 @@ def refuse_unfit(name: str, experiment: Experiment, settings: Settings | None = 
         raise UserError(f"canaries replace a share of records above 0 and up to 1, got {settings.share}")
     if not 20 <= settings.canaries <= MOST_CANARIES:
         raise UserError(f"an audit takes from 20 to {MOST_CANARIES:,} canaries, got {settings.canaries}")
-    spec = build_method(experiment).mechanism.spec
+    method = build_method(experiment)
+    spec = method.mechanism.spec
+    if spec.unit is Unit.RECORD:
+        refuse_unreadable(method)
     if name == "client-canaries" and spec.unit is not Unit.CLIENT:
         raise UserError("client canaries are for runs that protect clients: use one-run or canife for records")
     if name == "canife" and (spec.unit is not Unit.RECORD or spec.view.shows is not Shows.MESSAGES):

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from modicum.attacks.bounds import FloatArray
 from modicum.attacks.inversion.objective import Targets, names_kept, soft, updates
-from modicum.attacks.wire import Public
+from modicum.attacks.membership.game import Questions
+from modicum.attacks.wire import Public, Wire
+from modicum.errors import UserError
 from modicum.mechanisms.soteria import first_linear
+
+Done = Callable[[int], None]
+CHUNK = 64  # candidates at a time
 
 
 def without_pruned(public: Public) -> Tensor:
@@ -28,3 +37,21 @@ def length_distance(targets: Targets, x: Tensor, y: Tensor) -> Tensor:
         mine, theirs = (v[:, where].double().norm(dim=1).clamp(min=1e-30) for v in (found, targets.update))
         total += torch.log(theirs / mine).abs().cpu()
     return total
+
+
+def by_lengths(wire: Wire, questions: Questions, *, done: Done | None = None) -> FloatArray:
+    """Minus the distance above, of each question's record from its client's messages of one record."""
+    total = torch.zeros(len(questions), dtype=torch.float64)
+    y = questions.records.targets["y"]
+    for observed in wire.observed:
+        one = Targets.of(wire, [observed], str(wire.public.device))
+        if one.recipe.used != 1:
+            raise UserError(f"lengths tell one record, and these messages hold {one.recipe.used}")
+        rows = [i for i, name in enumerate(questions.clients) if name in observed.senders]
+        for at in torch.split(torch.tensor(rows, dtype=torch.long), CHUNK):
+            many = replace(one, observed=(observed,) * len(at))
+            x, labels = questions.records.x[at][:, None].to(one.device), y[at][:, None].to(one.device)
+            total[at] -= length_distance(many, x, labels)
+        if done is not None:
+            done(1)
+    return total.numpy()

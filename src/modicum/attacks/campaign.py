@@ -6,11 +6,10 @@ computed anew from what was found.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,109 +18,37 @@ import torch
 from torch import Tensor
 
 from modicum.attacks.bounds import FloatArray, lower_bounds
-from modicum.attacks.breaks import without_pruned
-from modicum.attacks.ceilings import Ceiling, ceiling_of, weakest
-from modicum.attacks.images import Likeness, best_blind_guess, floors, likeness, matched
-from modicum.attacks.inversion.analytic import analytic
-from modicum.attacks.inversion.bayes import Gaussian, bayes
-from modicum.attacks.inversion.dlg import dlg
-from modicum.attacks.inversion.gi import NOTE as NO_BATCH_NORM
-from modicum.attacks.inversion.gi import gi
-from modicum.attacks.inversion.ig import ig
-from modicum.attacks.inversion.objective import Cost, Guess, Targets, at
+from modicum.attacks.ceilings import NOTHING, Ceiling, ceiling_of, weakest
+from modicum.attacks.images import HIT, LEVELS, Likeness, blind_rates, floors, likeness, matched
+from modicum.attacks.inversion.bayes import Gaussian
+from modicum.attacks.inversion.objective import Targets, at
+from modicum.attacks.kept import Kept
 from modicum.attacks.membership.evidence import AT, auc, rate_at, roc
 from modicum.attacks.membership.game import Key, Questions, ask, fairness
-from modicum.attacks.membership.matched import matched as matched_filter
-from modicum.attacks.membership.quantile import quantile
-from modicum.attacks.membership.shadow import lira, lr_mia
-from modicum.attacks.outcome import Membership, Outcome, Quality, Reconstruction
+from modicum.attacks.order import EFFORTS, INVERSIONS, MEMBERSHIP, Found, Order, undefended
+from modicum.attacks.outcome import Hits, Membership, Outcome, Quality, Reconstruction
+from modicum.attacks.reasons import Check, checks
 from modicum.attacks.truth import Truth, truth_of
-from modicum.attacks.wire import Observed, Public, Wire, public_of, split_pool, wire_of
-from modicum.core.door import SERVER
+from modicum.attacks.wire import Observed, Wire, public_of, split_pool, wire_of
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import Remember, Seen
-from modicum.mechanisms.soteria import Soteria
 from modicum.privacy.noise import SimulatedNoise
 
-Done = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How long each attack searches."""
-
-    dlg: int
-    starts: int  # of DLG
-    ig: int
-    gi: int
-    seeds: int
-    bayes: int
-    shadows: int
-
-
-EFFORTS = {
-    "quick": Effort(dlg=60, starts=1, ig=400, gi=400, seeds=2, bayes=300, shadows=8),
-    "paper": Effort(dlg=300, starts=3, ig=4800, gi=4800, seeds=8, bayes=2000, shadows=64),
-}
-
-
-@dataclass(frozen=True)
-class Order:
-    """What to try."""
-
-    attacks: tuple[str, ...]
-    targets: int = 4
-    effort: str = "quick"
-    party: str = SERVER
-    seed: int = 0
-    reference: bool = True  # try each inversion where nothing is hidden, too
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        unknown = [name for name in self.attacks if name not in (*INVERSIONS, *MEMBERSHIP)]
-        if unknown or not self.attacks:
-            named = f"unknown attack {unknown[0]!r}" if unknown else "no attack is named"
-            raise UserError(f"{named}: use some of {', '.join((*INVERSIONS, *MEMBERSHIP))}, by commas")
-        if self.targets < 1:
-            raise UserError(f"attack at least 1 target, got {self.targets}")
-        if self.effort not in EFFORTS:
-            raise UserError(f"unknown preset {self.effort!r}: use {' or '.join(EFFORTS)}")
-
-
-Found = list[Guess]
-Invert = Callable[[Targets, Effort, int], Found]
-
-INVERSIONS: dict[str, tuple[Invert, Cost]] = {
-    "dlg": (lambda t, e, s: dlg(t, steps=e.dlg, restarts=e.starts, seed=s), "l2"),
-    "idlg": (lambda t, e, s: dlg(t, steps=e.dlg, restarts=e.starts, seed=s, joint=False), "l2"),
-    "ig": (lambda t, e, s: ig(t, steps=e.ig, seed=s), "cosine"),
-    "ig-adaptive": (lambda t, e, s: ig(t, steps=e.ig, seed=s, keep=_undefended(t.public)), "cosine"),
-    "gi": (lambda t, e, s: gi(t, steps=e.gi, seeds=e.seeds, seed=s), "l2"),
-    "analytic": (lambda t, e, s: analytic(t, steps=e.bayes, seed=s), "l2"),
-    "bayes": (lambda t, e, s: bayes(t, steps=e.bayes, seed=s), "gaussian"),
-}
-MEMBERSHIP: dict[str, Callable[[Wire, Questions, Effort, int], FloatArray]] = {
-    "matched": lambda w, q, e, s: matched_filter(w, q),  # noqa: ARG005
-    "lira": lambda w, q, e, s: lira(w, q, shadows=e.shadows, seed=s),
-    "lr": lambda w, q, e, s: lr_mia(w, q, shadows=min(8, e.shadows), seed=s),
-    "quantile": lambda w, q, e, s: quantile(w, q, seed=s),  # noqa: ARG005
-}
-
-
-def _undefended(public: Public) -> Tensor | None:
-    """What counts for an attacker who knows the defence."""
-    return without_pruned(public) if isinstance(public.method.mechanism, Soteria) else None
+Done = Callable[[int, int], None]  # steps made, of how many
+SHARES = (0.01, 0.1)  # of the noise, between none and all of it
+MOST_QUESTIONS = 20_000
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """Some records, what an attack made of them, and the best guess without a message, row by row."""
+    """Some records, what each attack made of them, and the best guess without a message, row by row."""
 
     original: Tensor = field(repr=False)
     floor: Tensor = field(repr=False)
-    found: Mapping[str, Tensor] = field(repr=False)
+    found: Mapping[str, Tensor] = field(repr=False)  # by what stands beside the row
+    floor_name: str = "public mean"
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,10 +59,15 @@ class Report:
     picture: Picture | None
     ceiling: Ceiling
     sentences: tuple[str, ...]  # who saw what, and what the attacker brought
+    checks: tuple[Check, ...]  # whether a failure would mean something: (a) to (f)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {"about": list(self.sentences), "outcomes": [outcome.to_dict() for outcome in self.outcomes]}
+        return {
+            "about": list(self.sentences),
+            "outcomes": [outcome.to_dict() for outcome in self.outcomes],
+            "checks": [check.to_dict() for check in self.checks],
+        }
 
 
 def attack(
@@ -148,10 +80,13 @@ def attack(
             "an attacker brings some records of its own: give the data at least 32 test records, or a proxy"
         )
     public, truth = public_of(experiment, pool, note), truth_of(experiment, fresh)
+    public.model.to(order.device)
     wire = wire_of(seen, public, order.party)
     stage = _Stage(experiment, wire, truth, order, folder, done)
     outcomes = tuple(stage.outcome(name) for name in order.attacks)
-    return Report(outcomes, stage.picture(), stage.ceiling, (wire.sentence(), f"The attacker brings {note}."))
+    sentences = (wire.sentence(), f"The attacker brings {note}.")
+    found = checks(outcomes, public.method.mechanism, order.attacks)
+    return Report(outcomes, stage.picture(), stage.ceiling, sentences, found)
 
 
 class _Stage:
@@ -160,60 +95,79 @@ class _Stage:
     def __init__(
         self, experiment: Experiment, wire: Wire, truth: Truth, order: Order, folder: Path, done: Done | None
     ) -> None:
-        self.experiment, self.wire, self.truth, self.order, self.folder = experiment, wire, truth, order, folder
-        self.effort = EFFORTS[order.effort]
-        self.done, self.finished = done, 0
-        self.ceiling = weakest(ceiling_of(plan) for plan in wire.public.setup.plans.values())
-        if not wire.claimed:  # the claim trusts this party
-            self.ceiling = Ceiling(((float("inf"), 0.0),))
+        self.experiment, self.wire, self.truth, self.order = experiment, wire, truth, order
+        self.effort, self.kept = EFFORTS[order.effort], Kept(folder, order, wire)
+        every = weakest(ceiling_of(plan) for plan in wire.public.setup.plans.values())
+        self.ceiling = every if wire.claimed else NOTHING  # the claim trusts any other party
         self._pictures: dict[str, Tensor] = {}
         self._targets = _choose(wire, order.targets)
-        self._blind: float | None = None
-        self._game: tuple[Questions, Key] | None = None
+        self._done, self._made, self._finished = done, 0, 0
 
     def outcome(self, name: str) -> Outcome:
         """The named attack, tried or found before, and scored."""
         found = self._membership(name) if name in MEMBERSHIP else self._reconstruction(name)
-        self.finished += 1
-        if self.done is not None:
-            self.done(self.finished, len(self.order.attacks))
+        self._finished += self._steps(name)
+        self._step(self._finished - self._made)  # what was found before, or told of nothing, is made now
         return found
+
+    def _steps(self, name: str) -> int:
+        if name in MEMBERSHIP:
+            return max(1, MEMBERSHIP[name].steps(self.effort, self.wire))
+        tries = 2 + len(SHARES) if self._compares else 1
+        return max(1, tries * INVERSIONS[name].steps(self.effort, len(self._targets)))
+
+    def _step(self, count: int) -> None:
+        self._made += count
+        if self._done is not None and count:
+            self._done(self._made, sum(self._steps(name) for name in self.order.attacks))
 
     # Inversions
 
     def _reconstruction(self, name: str) -> Outcome:
         try:
             targets = Targets.of(self.wire, self._targets, self.order.device)
-            guesses = self._kept(name, lambda: _invert(name, targets, self.effort, self.order.seed))
+            guesses = self._invert(name, name, targets)
         except UserError as why:
             empty = (None, None, None, None, None, None)
-            return Reconstruction(name, len(self._targets), 0, *empty, self._hit_ceiling(), self.blind, str(why))
+            return Reconstruction(name, len(self._targets), 0, *empty, self._hits, self.blind, note=str(why))
         truth = [self.truth.records[o.sender].x for o in self._targets]
-        floor = self._floor(truth)
-        self._pictures[name] = torch.cat([matched(g.x.cpu(), t)[0] for g, t in zip(guesses, truth, strict=True)])
+        each = _all(guesses, truth)
+        quality = Quality.of(each)
+        falls = self._falls(name, quality)
+        self._show(f"{name}, {quality.psnr:.1f} dB", guesses, self._targets)
         return Reconstruction(
             name,
             len(guesses),
             targets.recipe.used,
-            Quality.of(_all(guesses, truth)),
+            quality,
             self._labels(guesses),
-            floor,
+            self._floor(truth),
             Quality.of(_all(guesses, truth[1:] + truth[:1])) if len(truth) > 1 else None,
-            self._reference(name) if self.order.reference else None,
+            falls[0][1] if falls else None,
             self._missing(name, targets, guesses),
-            self._hit_ceiling(),
+            self._hits,
             self.blind,
-            NO_BATCH_NORM if name == "gi" else "",
+            tuple((share, one.psnr) for share, one in falls),
+            tuple(Hits.at(level, blind, each) for level, blind in zip(LEVELS, self._blind, strict=True)),
+            INVERSIONS[name].note,
         )
+
+    def _invert(self, kept_as: str, name: str, targets: Targets) -> Found:
+        search = INVERSIONS[name].search
+        return self.kept.guesses(kept_as, lambda: search(targets, self.effort, self.order.seed, self._step))
+
+    @cached_property
+    def _blind(self) -> tuple[float, ...]:
+        """The best blind guess's hit rate at each error, from above."""
+        return blind_rates(self.wire.public.pool.x[:2000], LEVELS)
 
     @property
     def blind(self) -> float:
-        """The best blind guess's hit rate, from above; computed once."""
-        if self._blind is None:
-            self._blind = best_blind_guess(self.wire.public.pool.x[:2000])
-        return self._blind
+        """At the error of a hit."""
+        return self._blind[LEVELS.index(HIT)]
 
-    def _hit_ceiling(self) -> float:
+    @property
+    def _hits(self) -> float:
         return self.ceiling.hits(self.blind)
 
     def _floor(self, truth: Sequence[Tensor]) -> Quality:
@@ -237,19 +191,53 @@ class _Stage:
         """(a) Where the true records have no lower objective than the found ones, no search would find them."""
         if targets.recipe.used != targets.recipe.records:
             return None  # which records were used is not known here either
-        cost = INVERSIONS[name][1]
+        cost = INVERSIONS[name].cost
         own = [self.truth.records[o.sender] for o in self._targets]
         x = torch.stack([b.x for b in own]).to(targets.device)
-        keep = _undefended(self.wire.public) if name == "ig-adaptive" else None
+        keep = undefended(self.wire.public) if name == "ig-adaptive" else None
         true = at(targets, x, torch.stack([b.targets["y"] for b in own]).to(targets.device), cost, keep)
         if cost == "gaussian":
             true = true + Gaussian.of(self.wire.public.pool.x).to(targets.device).minus_log(x)
         return float(np.mean([g.loss <= 1.01 * float(t) + 1e-9 for g, t in zip(guesses, true, strict=True)]))
 
-    def _reference(self, name: str) -> Quality | None:
-        """The same attack on the same clients' first messages with ε = ∞: does it work at all?"""
-        if all(o.facts.variance == 0 for o in self._targets) and self.wire.claimed:
-            return None  # nothing is hidden by noise here
+    # Where nothing is hidden, and behind a part of the noise
+
+    @property
+    def _compares(self) -> bool:
+        hidden = any(o.facts.variance > 0 for o in self._targets) or not self.wire.claimed
+        return self.order.reference and hidden
+
+    def _falls(self, name: str, quality: Quality) -> list[tuple[float, Quality]]:
+        """(b) The same attack on the same clients' first messages with ε = ∞, and with shares of the noise."""
+        if not self._compares:
+            return []
+        found = []
+        for share in (0.0, *SHARES):
+            targets = Targets.of(self._free, self._behind(share), self.order.device)
+            kept_as = f"{name}-reference" if share == 0 else f"{name}-noise-{share:g}"
+            guesses = self._invert(kept_as, name, targets)
+            one = Quality.of(_all(guesses, [self.truth.records[o.sender].x for o in targets.observed]))
+            found.append((share, one))
+            if share == 0:
+                self._show(f"{name}, nothing hidden: {one.psnr:.1f} dB", guesses, targets.observed)
+        return [*found, (1.0, quality)]
+
+    def _behind(self, share: float) -> tuple[Observed, ...]:
+        """The free messages, with so much of the noise that the run's own have in the mean."""
+        std = share * float(np.mean([o.facts.variance for o in self._targets])) ** 0.5
+        generator = torch.Generator().manual_seed(self.order.seed)
+        return tuple(
+            replace(
+                o,
+                update=o.update + std * torch.randn(o.update.shape, generator=generator),
+                facts=replace(o.facts, variance=std**2),
+            )
+            for o in _choose(self._free, self.order.targets)
+        )
+
+    @cached_property
+    def _free(self) -> Wire:
+        """The first round of the same experiment, with ε = ∞."""
         free = Federation(
             self.experiment.federation.data, (float("inf"),) * len(self.experiment.federation.budgets)
         )
@@ -261,27 +249,24 @@ class _Stage:
                 sim.step()
             finally:
                 sim.close()
-        public = public_of(made, split_pool(free.data)[0], "")
-        wire = wire_of(seen.seen, public, self.order.party)
-        targets = _choose(wire, self.order.targets)
-        guesses = self._kept(
-            f"{name}-reference",
-            lambda: _invert(name, Targets.of(wire, targets, self.order.device), self.effort, self.order.seed),
-        )
-        return Quality.of(_all(guesses, [self.truth.records[o.sender].x for o in targets]))
+        return wire_of(seen.seen, public_of(made, split_pool(free.data)[0], ""), self.order.party)
 
     # Membership
 
+    @cached_property
+    def _game(self) -> tuple[Questions, Key]:
+        sent = {name for o in self.wire.observed for name in o.senders}
+        known = {name: own for name, own in self.truth.records.items() if name in sent}
+        return ask(replace(self.truth, records=known), MOST_QUESTIONS, self.order.seed)
+
     def _membership(self, name: str) -> Membership:
-        if self._game is None:
-            sent = {name for o in self.wire.observed for name in o.senders}
-            known = {name: own for name, own in self.truth.records.items() if name in sent}
-            self._game = ask(replace(self.truth, records=known), MOST_QUESTIONS, self.order.seed)
         questions, key = self._game
         counts = int(key.member.sum()), int((~key.member).sum())
         claimed = None if self.ceiling.none else self.ceiling.points[0][0]
         fair = fairness(questions, key)
         try:
+            if min(counts) < 4:
+                raise UserError("membership needs at least 4 members and 4 others")
             scores = self._scores(name, questions)
         except UserError as why:
             return Membership(name, *counts, None, (), (), 0.0, claimed, fair, None, str(why))
@@ -301,39 +286,13 @@ class _Stage:
         )
 
     def _scores(self, name: str, questions: Questions) -> FloatArray:
-        path = self._path(name, "npy")
-        if path.exists():
-            return np.asarray(np.load(path))
-        scores = MEMBERSHIP[name](self.wire, questions, self.effort, self.order.seed)
-        np.save(path, scores)
-        return scores
+        def keep(part: str, compute: Callable[[], FloatArray]) -> FloatArray:
+            return self.kept.numbers(f"{name}-{part}", compute)
 
-    # What was found before
+        def ask_all() -> FloatArray:
+            return MEMBERSHIP[name].score(self.wire, questions, self.effort, self.order.seed, keep, self._step)
 
-    def _path(self, name: str, kind: str) -> Path:
-        """Named after everything that decides what is found."""
-        first = self.wire.observed[0]
-        told = [
-            name,
-            asdict(replace(self.order, attacks=("dlg",))),
-            self.wire.public.method.name,
-            len(self.wire.observed),
-        ]
-        text = json.dumps([*told, float(first.update.double().sum()), float(first.update.double().abs().max())])
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return self.folder / f"{name}-{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}.{kind}"
-
-    def _kept(self, name: str, search: Callable[[], Found]) -> Found:
-        path = self._path(name, "npz")
-        if not path.exists():
-            guesses = search()
-            x, y = (torch.stack([getattr(g, part) for g in guesses]).cpu().numpy() for part in ("x", "y"))
-            with open(path.with_suffix(".part"), "wb") as file:
-                np.savez(file, x=x, y=y, loss=np.array([g.loss for g in guesses]))
-            path.with_suffix(".part").replace(path)
-        kept = np.load(path)
-        rows = zip(kept["x"], kept["y"], kept["loss"], strict=True)
-        return [Guess(torch.from_numpy(x), torch.from_numpy(y), float(loss)) for x, y, loss in rows]
+        return self.kept.numbers(name, ask_all)
 
     def picture(self, most: int = 8) -> Picture | None:
         """The first records that every inversion was tried on; None where records are no images."""
@@ -341,23 +300,24 @@ class _Stage:
             return None
         used = len(next(iter(self._pictures.values()))) // len(self._targets)
         original = torch.cat([self.truth.records[o.sender].x[:used] for o in self._targets])[:most]
-        floor = floors(self.wire.public.pool.x, original)["public mean"]
+        mean = floors(self.wire.public.pool.x, original)["public mean"]
+        named = f"public mean, the floor: {Quality.of(likeness(mean, original)).psnr:.1f} dB"
         return Picture(
-            original, floor, {n: v[:most] for n, v in self._pictures.items() if len(v) >= len(original)}
+            original, mean, {n: v[:most] for n, v in self._pictures.items() if len(v) >= len(original)}, named
         )
 
-
-MOST_QUESTIONS = 20_000
+    def _show(self, row: str, guesses: Found, observed: Sequence[Observed]) -> None:
+        """A row of the picture, where guesses are about the records that the others are about."""
+        if [o.senders for o in observed] == [o.senders for o in self._targets]:
+            truth = [self.truth.records[o.sender].x for o in observed]
+            pairs = zip(guesses, truth, strict=True)
+            self._pictures[row] = torch.cat([matched(g.x.cpu(), t.cpu())[0] for g, t in pairs])
 
 
 def _choose(wire: Wire, count: int) -> tuple[Observed, ...]:
     """The first message of each of the first clients, and further rounds where clients are few."""
     ordered = sorted(wire.observed, key=lambda o: (o.round, o.senders))
     return tuple(ordered[:count])
-
-
-def _invert(name: str, targets: Targets, effort: Effort, seed: int) -> Found:
-    return INVERSIONS[name][0](targets, effort, seed)
 
 
 def _all(guesses: Found, truth: Sequence[Tensor]) -> list[Likeness]:

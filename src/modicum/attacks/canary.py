@@ -49,7 +49,7 @@ class Audit:
     records: int = 8  # of a client, the canary among them (record level)
     cohort: int = 3  # clients of a sum, the canary among them (client level)
     policy: Policy = field(default_factory=Fixed)
-    layer: int = 0  # in which of the probe's two layers the canary lies
+    layer: int | None = 0  # in which of the probe's tensors the canary lies; None: in all of them alike
     dimension: int = 4
     seed: int = 0
     confidence: float = CONFIDENCE
@@ -123,7 +123,9 @@ class _World:
     ) -> None:
         self.what, self.present, self.dimension = what, present, backend.layout.dimension
         self.direction = torch.zeros(self.dimension, dtype=torch.float64)
-        self.direction[0 if what.layer == 0 else backend.layout.sizes[0]] = 1.0
+        firsts = [where.start for where in backend.layout.slices().values()]
+        self.direction[firsts if what.layer is None else firsts[what.layer]] = 1.0
+        self.direction /= self.direction.norm()
         members = self._members()
         self.ledger = Ledger.create(folder / "ledger.sqlite", RUN, noise)
         self.ledger.declare(c.plan for c in members)

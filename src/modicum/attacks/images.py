@@ -6,6 +6,7 @@ taken for each image and averaged afterwards (a mean of PSNRs is not the PSNR of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.nn.functional import conv2d
 from modicum.attacks.bounds import largest_rate, least_rate
 
 HIT = 0.01  # mean squared error below which a record counts as found
+LEVELS = tuple(10 ** (-k / 4) for k in range(14, 3, -1))  # of the curve of hits: errors from 0.0003 to 0.1
 WINDOW, SPREAD, K1, K2 = 11, 1.5, 0.01, 0.03  # of SSIM (Wang et al. 2004)
 
 
@@ -85,13 +87,18 @@ def floors(pool: Tensor, truth: Tensor, seed: int = 0) -> dict[str, Tensor]:
     }
 
 
-def best_blind_guess(pool: Tensor, level: float = HIT, confidence: float = 0.95) -> float:
-    """κ: an upper bound on the share of records that one fixed guess hits, from the attacker's own records.
+def blind_rates(pool: Tensor, levels: Sequence[float], confidence: float = 0.95) -> tuple[float, ...]:
+    """κ(η): upper bounds on the share of records that one fixed guess hits within an error η, from public records.
 
     The best of all pool records and their mean, counted on the pool: more than any guess made beforehand gets.
     """
     rows = pool.cpu().flatten(1).double()
     guesses = torch.cat([rows, rows.mean(0, keepdim=True)])
-    near = torch.cdist(guesses, rows).square() / rows.shape[1] < level
-    most = int(near.sum(1).max())
-    return float(largest_rate(most, len(rows), 1 - confidence))
+    apart = torch.cdist(guesses, rows).square() / rows.shape[1]
+    most = [int((apart < level).sum(1).max()) for level in levels]
+    return tuple(float(largest_rate(count, len(rows), 1 - confidence)) for count in most)
+
+
+def best_blind_guess(pool: Tensor, level: float = HIT, confidence: float = 0.95) -> float:
+    """κ at one error."""
+    return blind_rates(pool, [level], confidence)[0]

@@ -36,6 +36,22 @@ class Quality:
 
 
 @dataclass(frozen=True)
+class Hits:
+    """How many records were found within an error, beside the best blind guess: a point under the ceiling."""
+
+    level: float  # η, a mean squared error
+    blind: float  # κ(η), from above
+    rate: float
+    low: float
+    high: float
+
+    @classmethod
+    def at(cls, level: float, blind: float, each: Sequence[Likeness]) -> Hits:
+        """Counted over records, with a Clopper–Pearson interval."""
+        return cls(level, blind, *hit_rate([one.mse for one in each], level))
+
+
+@dataclass(frozen=True)
 class Reconstruction:
     """One inversion over the targets of a run."""
 
@@ -50,14 +66,21 @@ class Reconstruction:
     missing: float | None  # (a) share of targets whose found records explain the message as well as the true ones
     ceiling: float  # the largest hit rate that the plans allow; 1: none
     blind: float  # the best blind guess's hit rate, from above
+    falls: tuple[tuple[float, float], ...] = ()  # (b) PSNR behind shares of the noise, from none to all
+    hits: tuple[Hits, ...] = ()  # at several errors
     note: str = ""
+
+    @property
+    def at_floor(self) -> bool:
+        """Whether no more was found than without any message."""
+        return self.quality is not None and self.floor is not None and self.quality.psnr <= self.floor.psnr + CLOSE
 
     @property
     def verdict(self) -> str:
         """(f): never "defended" where the attack does not work without a defence either."""
         if self.quality is None or self.floor is None:
             return "not tried"
-        if self.quality.psnr > self.floor.psnr + CLOSE:
+        if not self.at_floor:
             return "leaks"
         if self.reference is not None and self.reference.psnr <= self.floor.psnr + CLOSE:
             return "at the floor, and so it is where nothing is hidden: this attack shows nothing here"

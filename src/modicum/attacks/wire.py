@@ -35,8 +35,9 @@ from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation, offer_of
 from modicum.federation.setup import Setup, set_up
 from modicum.federation.transcript import AGGREGATOR, Seen
+from modicum.mechanisms.raw_metanet import RawMetaNet
 from modicum.privacy.noise import SimulatedNoise
-from modicum.privacy.views import Shows, View
+from modicum.privacy.views import Shows, Unit, View
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +70,11 @@ class Public:
     def view(self) -> View:
         """Who looks on."""
         return self.method.mechanism.spec.view
+
+    @property
+    def device(self) -> torch.device:
+        """Where attacks compute: wherever the model was put."""
+        return next(self.model.parameters()).device
 
     @property
     def classes(self) -> int:
@@ -202,7 +208,8 @@ def _messages(things: Iterable[Seen], sent: Sent, public: Public, party: str) ->
         if not isinstance(message, Noised | Sealed | Share) or told is None or s.sender not in public.clients:
             continue  # a hostile silo's: the server counted it as absent
         expected = _expected(public, told, sum(name == s.sender and r < s.round for name, r in sent))
-        yield _observed(public, message, told, (s.sender,), expected.facts)
+        facts, told = _as_printed(public, message, told, expected.facts)
+        yield _observed(public, message, told, (s.sender,), facts)
 
 
 def _sums(things: Iterable[Seen], sent: Sent, public: Public) -> Iterator[Observed]:
@@ -215,7 +222,9 @@ def _sums(things: Iterable[Seen], sent: Sent, public: Public) -> Iterator[Observ
             continue
         cohort = _may_hold(public, asked)
         told = sent[asked[0], s.round]
-        yield _observed(public, opened, told, cohort, opened.facts, 1 / opened.denominator)
+        of_records = public.method.mechanism.spec.unit is Unit.RECORD  # a mean over records, not over clients
+        share = 1.0 if of_records else 1 / opened.denominator
+        yield _observed(public, opened, told, cohort, opened.facts, share)
 
 
 def _may_hold(public: Public, asked: list[str]) -> tuple[str, ...]:
@@ -228,6 +237,22 @@ def _expected(public: Public, told: Broadcast, participation: int) -> Expected:
     return setup.method.mechanism.expected(
         public.clients[told.client], setup.plans[told.client], setup.kit, told, participation
     )
+
+
+def _as_printed(
+    public: Public, message: Noised | Sealed | Share, told: Broadcast, facts: NoiseFacts
+) -> tuple[NoiseFacts, Broadcast]:
+    """FedMAP as printed sends σ and keeps C to itself: the attacker reads the noise off σ, and takes C/σ for what
+    it was before the first round, which the public network fixes."""
+    mechanism = public.method.mechanism
+    if not (isinstance(mechanism, RawMetaNet) and isinstance(message, Noised) and "sigma" in message.metrics):
+        return facts, told
+    sigma, optimiser = message.metrics["sigma"], public.method.training.optimiser
+    first_bound, first_sigma = mechanism.first()
+    client = public.clients[told.client]
+    steps = max(1, mechanism.inner.total_steps(client) // client.participations)
+    bound = replace(told.decision, bound=sigma * first_bound / first_sigma)
+    return replace(facts, variance=sigma**2 * optimiser.gains(steps)[1]), replace(told, decision=bound)
 
 
 def _observed(

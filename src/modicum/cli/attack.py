@@ -28,10 +28,11 @@ def attack(
     attacks: str = typer.Option(
         "idlg,ig,bayes,matched",
         "--attack",
-        help="Some of dlg, idlg, ig, ig-adaptive, gi, analytic, bayes, matched, lira, lr, quantile.",
+        help="Some of dlg, idlg, ig, ig-adaptive, gi, analytic, bayes, matched, lira, lr, quantile, "
+        "quantile-unseen, lengths.",
     ),
     targets: int = typer.Option(4, "--targets", help="Messages that inversions are tried on."),
-    preset: str = typer.Option("quick", "--preset", help="quick: minutes; paper: the published numbers of steps."),
+    preset: str = typer.Option("quick", "--preset", help="quick: minutes; medium; paper: the published steps."),
     party: Party = typer.Option(
         Party.SERVER, "--party", help="Whose eyes; aggregator: every share behind secure aggregation."
     ),
@@ -44,8 +45,8 @@ def attack(
 
     Stopped, it goes on where it was. Exit code 1 where more was found than the run's ε allows.
     """
-    from modicum.attacks.campaign import Order
     from modicum.attacks.campaign import attack as carry_out
+    from modicum.attacks.order import Order
     from modicum.cli.progress import counting
     from modicum.config import experiment, read
     from modicum.core.device import device_named
@@ -67,7 +68,7 @@ def attack(
         typer.echo(f"modicum: {PRIVATE}", err=True)
     seen = load_transcript(run).seen
     folder = run / "attacks"
-    with counting(quiet=as_json) as progress:
+    with counting(quiet=as_json, unit="steps") as progress:
         report = carry_out(experiment(config), seen, order, folder, progress)
     files.write(folder / "attacks.html", attack_page(f"Attacks on {run.name}", report).encode())
     told = json.dumps(report.to_dict(), ensure_ascii=False, indent=2, default=str)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import typer
-
-from modicum.errors import UserError
 
 
 def audit(
@@ -19,7 +16,7 @@ def audit(
     seed: int = typer.Option(0, "--seed", help="Of canaries, coins and noise."),
     as_json: bool = typer.Option(False, "--json", help="Machine-readable output."),
 ) -> None:
-    """Play the run's experiment once more with canaries, and write what that proves beside ε into its certificate.
+    """Play the run's experiment once more with canaries; what that proves stands in its certificate and report.
 
     Exit code 1 where more is proved than claimed.
     """
@@ -27,19 +24,16 @@ def audit(
     from modicum.attacks.audits import audit as play
     from modicum.config import experiment, read
     from modicum.federation.run_folder import RunFolder
-    from modicum.privacy.certificate import Certificate
+    from modicum.runs import load, write_audit
 
-    files = RunFolder(run)
-    if not files.config.is_file() or not files.certificate.is_file():
-        raise UserError(f"{run} is no finished run: it needs config.toml and certificate.json")
-    certificate = Certificate.read(files.certificate)
-    refuse_real(certificate.noise["simulation"])
-    found = play(method, experiment(read(files.config)), Settings(canaries, share, seed))
-    replace(certificate, audit=found.to_dict()).write(files.certificate)
+    finished = load(run)
+    refuse_real(finished.certificate.noise["simulation"])
+    found = play(method, experiment(read(RunFolder(run).config)), Settings(canaries, share, seed))
+    write_audit(finished, found)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), ensure_ascii=False, indent=2, allow_nan=False))
     else:
         typer.echo(found.sentence())
-        typer.echo("An audit proves leaks, never their absence. Written into the certificate beside ε.")
+        typer.echo("An audit proves leaks, never their absence. Written into certificate and report beside ε.")
     if found.broken:
         raise typer.Exit(1)

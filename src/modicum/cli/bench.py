@@ -153,7 +153,11 @@ def attacks(
     ),
     out: Path = typer.Option(Path("runs/attacks"), "--out", help="Folder for results; what is there is kept."),
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder of dataset files."),
-    device: Device = typer.Option(Device.CPU, "--device", help="Where inversions are computed."),
+    device: Device = typer.Option(Device.CPU, "--device", help="Where attacks are computed."),
+    tables: str = typer.Option(
+        "reconstruction,noise,membership,resnet18", "--tables", help="Some of these, by commas."
+    ),
+    workers: int = typer.Option(1, "--workers", help="Processes that share the cells."),
     seconds: float = typer.Option(1e6, "--seconds", help="Begin nothing after so long."),
 ) -> None:
     """Reconstruction and membership on every method's messages, with floors and ceilings."""
@@ -164,6 +168,8 @@ def attacks(
         text = run(
             str(preset),
             out,
+            tables=[name.strip() for name in tables.split(",")],
+            workers=workers,
             only=only,
             data_dir=data_dir,
             device=str(device),
@@ -181,7 +187,7 @@ def fedcompdp(
         help="quick: embedded digits, a minute; paper: CIFAR-10 and SVHN, public features.",
     ),
     stages: str = typer.Option(
-        "choose,test,report", "--stages", help="Some of choose, test, report, by commas; what is stored is kept."
+        "choose,test,scratch,report", "--stages", help="Some of choose, test, scratch, report, by commas."
     ),
     backbones: Path = typer.Option(Path("backbones"), "--backbones", help="Folder of backbones' weights."),
     out: Path = typer.Option(Path("runs/fedcompdp"), "--out", help="Folder for settings and results."),
@@ -204,22 +210,23 @@ def fedmap(
     preset: Preset = typer.Option(
         Preset.QUICK,
         "--preset",
-        help="quick: digits and constructed regimes, minutes; paper: hours on a CPU.",
+        help="quick: digits, minutes; paper: every table and the constructed regimes, hours on a CPU.",
     ),
     only: list[str] = typer.Option([], "--only", help="A task, e.g. svhn; may be repeated [default: all]."),
-    seeds: int = typer.Option(10, "--seeds", help="Paired seeds of each cell."),
+    seeds: int | None = typer.Option(None, "--seeds", help="Paired seeds of each cell [default: 3, paper 10]."),
     out: Path = typer.Option(Path("runs/fedmap"), "--out", help="Folder for results; what is there is kept."),
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder of dataset files."),
     backbone: Path | None = typer.Option(None, "--backbone", help="Public backbone for the rival on CIFAR-10."),
     device: Device = typer.Option(Device.CPU, "--device", help="Where to compute."),
 ) -> None:
-    """FedMAP's table 4 at true budgets, beside the null models that a learned policy has to beat."""
+    """FedMAP's tables 3 and 4 and figure 3, beside the null models that a learned policy has to beat."""
     from modicum_bench.fedmap.cells import TASKS
+    from modicum_bench.fedmap.run import OTHERS
     from modicum_bench.fedmap.run import bench as run
 
     for task in only:
-        if task not in TASKS:
-            raise UserError(f"unknown task {task!r}: use {', '.join(TASKS)}")
+        if task not in (*TASKS, *OTHERS):
+            raise UserError(f"unknown task {task!r}: use {', '.join((*TASKS, *OTHERS))}")
     typer.echo(
         run(
             str(preset),

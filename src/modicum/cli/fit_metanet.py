@@ -73,6 +73,7 @@ def _facts(found: Fitted, target: Path, picture: Path | None) -> dict[str, Any]:
         "picture": None if picture is None else str(picture),
         "gain": statistics.fmean(gains),
         "standard_error": spread,
+        "pays": spread is not None and statistics.fmean(gains) > 2 * spread,
         "gains": list(gains),
         "decisions": [list(d) for d in found.decisions],
     }
@@ -83,9 +84,11 @@ def _text(facts: dict[str, Any]) -> str:
     error = "" if spread is None else f" ± {100 * spread:.2f} (standard error of {len(facts['gains'])})"
     return "\n".join(
         [
-            f"gain     {100 * facts['gain']:+.2f} points{error} over a constant bound, on public records",
+            f"gain     {100 * facts['gain']:+.2f} points{error} over constant bound and noise, on public records",
             f"network  {facts['network']}",
             f"picture  {facts['picture'] or 'needs matplotlib'}",
-            f'use it   [method] name = "fedmap", network = "{facts["network"]}"',
+            f'use it   [method] name = "fedmap", network = "{facts["network"]}"'
+            if facts["pays"]
+            else 'no gain  is clear of chance: use [method] name = "fedmap", clipping = "auto", kinds = []',
         ]
     )

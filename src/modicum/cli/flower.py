@@ -98,12 +98,13 @@ def init(
     silos: str = typer.Option("hospital-a,hospital-b,hospital-c", "--silos", help="Their names, with commas."),
     host: str = typer.Option("127.0.0.1", "--host", help="Name or address of the server's machine."),
     port: int = typer.Option(8000, "--port", help="Port of the SuperLink."),
+    secure: bool = typer.Option(False, "--secure", help="Behind secure aggregation: the server learns sums only."),
 ) -> None:
     """Write a project: the Flower app, an experiment, a file for each silo, keys, and the commands to run."""
     from modicum.deploy.flower.template import write_template
 
     names = [name.strip() for name in silos.split(",") if name.strip()]
-    write_template(folder, names, host, port)
+    write_template(folder, names, host, port, secure=secure)
     typer.echo(f"wrote {folder}: read {folder / 'README.md'}")
 
 

@@ -30,25 +30,31 @@ def watching(title: str, *, quiet: bool) -> Iterator[Watch | None]:
 
 
 @contextmanager
-def counting(*, quiet: bool) -> Iterator[Count | None]:
-    """A callback for finished cells, of how many: a bar on a terminal, a line for each tenth elsewhere."""
+def counting(*, quiet: bool, unit: str = "cells") -> Iterator[Count | None]:
+    """A callback for what is finished, of how many: a bar on a terminal, a line for each tenth elsewhere."""
     if quiet:
         yield None
     elif sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (TextColumn(unit), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task("cells", total=None)
+            task = bar.add_task(unit, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
     else:
-        yield _tenths
+        yield _tenths(unit)
 
 
-def _tenths(done: int, total: int) -> None:
-    if done * 10 // total > (done - 1) * 10 // total:
-        typer.echo(f"cell={done} cells={total}", err=True)
+def _tenths(unit: str) -> Count:
+    said = [0]
+
+    def tell(done: int, total: int) -> None:
+        if done * 10 // total > said[0]:
+            said[0] = done * 10 // total
+            typer.echo(f"{unit.removesuffix('s')}={done} {unit}={total}", err=True)
+
+    return tell
 
 
 def line(title: str, run: Simulation, record: RoundRecord) -> str:

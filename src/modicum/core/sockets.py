@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from modicum.core.facts import PublicFacts
@@ -74,3 +74,11 @@ class Explains(Protocol):
 
     def explain(self, public: PublicFacts) -> Iterable[str]:
         """What it decided and why, a sentence each."""
+
+
+@runtime_checkable
+class LooksInside(Protocol):
+    """A mechanism that needs the network's layers, beside its gradients."""
+
+    def check_layers(self, model: nn.Module) -> None:
+        """Refuse, in one line, a network that it cannot work with: before anything is reserved."""

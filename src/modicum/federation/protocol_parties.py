@@ -10,7 +10,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from numpy.typing import NDArray
 
 from modicum import secure_aggregation as secure
+from modicum.errors import UserError
 from modicum.privacy.lattice import Integers
+from modicum.privacy.sampler_charge import graph_doubt
 from modicum.privacy.views import SecureAggregation
 
 
@@ -18,7 +20,7 @@ def protocol_terms(
     view: SecureAggregation, keys: Sequence[bytes], *, run: str, dimension: int, bits: int, context: str = ""
 ) -> secure.Terms:
     """A view in the protocol's own words. Raises `UserError` where the protocol cannot give what it promises."""
-    return secure.Terms(
+    terms = secure.Terms(
         run=run,
         keys=tuple(keys),
         threshold=view.threshold,
@@ -29,6 +31,12 @@ def protocol_terms(
         variant=secure.Variant(str(view.variant)),
         context=context,
     )
+    if terms.doubt > graph_doubt(terms.clients):
+        raise UserError(
+            f"the graph of {terms.clients} clients fails with probability {terms.doubt:.2g} a round, more than is "
+            "charged to δ: another version of modicum chose it"
+        )
+    return terms
 
 
 def check_view(view: SecureAggregation) -> None:

@@ -18,7 +18,7 @@ from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
 from modicum.core.needs import with_inner
 from modicum.core.parts import Backend, ClientKit, Identity, Mechanism, Method, OnLattice, State
-from modicum.core.sockets import Explains
+from modicum.core.sockets import Explains, LooksInside
 from modicum.errors import UserError
 from modicum.federation.clients import Client
 from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, rounds_of
@@ -97,6 +97,8 @@ def make_kit(
     for rule in with_inner(method.mechanism):
         if isinstance(rule, PerLayer):
             rule.check(backend.layout.names)
+        if isinstance(rule, LooksInside):
+            rule.check_layers(data.model)
     shared = backend.layout.where(method.wrapper.shared).to(data.first.device)
     known = {} if adaptive else dict(multipliers)
     sizes = zip(backend.layout.names, backend.layout.sizes, strict=True)

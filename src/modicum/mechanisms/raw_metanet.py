@@ -93,6 +93,10 @@ class RawMetaNet:
         gain = kit.training.optimiser.gains(1)[0]
         return Expected(NoiseFacts(0.0, gain), math.inf, {}, {"sigma": around(LARGEST / 2, LARGEST / 2)})
 
+    def first(self) -> tuple[float, float]:
+        """(C, σ) before any gradient was seen: a function of public weights alone."""
+        return _Own.of(None, self).decided()
+
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         return [self._client(job, kit) for job in jobs]
 

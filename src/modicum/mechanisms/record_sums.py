@@ -52,7 +52,7 @@ class RecordSums:
     integers = True
     takes_integers = True
     purpose = GRADIENT
-    offers: ClassVar[tuple[Need, ...]] = (Need.SIGNALS, Need.OWN_BOUNDS)
+    offers: ClassVar[tuple[Need, ...]] = (Need.SIGNALS, Need.OWN_BOUNDS, Need.LAYERS)
     cohort_rate = None
 
     def __post_init__(self) -> None:
@@ -115,10 +115,7 @@ class RecordSums:
             raise UserError(
                 "a pull towards the server's model acts between local steps, and here each round is one"
             )
-        theta, clips = (
-            common.starts(jobs, kit),
-            [self.rule.scaled_to(job.broadcast.decision.bound) for job in jobs],
-        )
+        theta, clips = common.starts(jobs, kit), [job.broadcast.decision.rule(self.rule) for job in jobs]
         batches = [Batch(job.records.x, kit.training.targets(job.records, job.state, kit.backend)) for job in jobs]
         sums, norms = kit.backend.clipped_sums(theta, batches, kit.training.losses, clips)
         done: list[tuple[Message, State]] = []

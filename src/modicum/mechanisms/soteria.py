@@ -31,6 +31,10 @@ class Soteria(Clear):
         if not 0 < self.percentile < 100:
             raise UserError(f"Soteria's percentile lies between 0 and 100, got {self.percentile}")
 
+    def check_layers(self, model: nn.Module) -> None:
+        """Only a sequence of layers with a linear one can be pruned."""
+        first_linear(model)
+
     def _moved(self, job: Job, kit: ClientKit, initial: Tensor, last: Tensor) -> Tensor:
         moved = super()._moved(job, kit, initial, last)
         model = getattr(kit.backend, "model", None)

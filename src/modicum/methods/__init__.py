@@ -12,6 +12,7 @@ from modicum.errors import UserError
 from modicum.methods.acdp_pfsd import AcdpPfsd
 from modicum.methods.aqc import Aqc
 from modicum.methods.auto import Auto
+from modicum.methods.awdp_fl import AwdpFl
 from modicum.methods.cgm_median import CgmMedian
 from modicum.methods.class_means import ClassMeans
 from modicum.methods.composed import Composed
@@ -64,6 +65,7 @@ METHODS: dict[str, type[MethodSpec]] = {
     "dp-acdn": DpAcdn,
     "fedacg": FedAcg,
     "fedsa": FedSa,
+    "awdp-fl": AwdpFl,
     "fedmap": FedMap,
 }
 
@@ -114,6 +116,7 @@ __all__ = [
     "AcdpPfsd",
     "Aqc",
     "Auto",
+    "AwdpFl",
     "Censor",
     "CgmMedian",
     "ClassMeans",

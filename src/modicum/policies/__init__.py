@@ -3,6 +3,7 @@
 from modicum.policies.bandit import Bandit
 from modicum.policies.curve import BudgetCurve, Curve, ScaleFreeCurve, read_curve
 from modicum.policies.fixed import Fixed
+from modicum.policies.layers import LayerNorms
 from modicum.policies.median import MedianNorm, NaiveMedianNorm
 from modicum.policies.metanet import MetaNet
 from modicum.policies.plug_in import PlugIn
@@ -16,6 +17,7 @@ __all__ = [
     "BudgetCurve",
     "Curve",
     "Fixed",
+    "LayerNorms",
     "MedianNorm",
     "MetaNet",
     "NaiveMedianNorm",

@@ -56,7 +56,7 @@ class MedianNorm:
         return dict.fromkeys(clients, Decision(state["bound"]))
 
     def observe(self, state: State, observed: Observation) -> State:
-        releases = _releases(observed)
+        releases = releases_of(observed)
         if not releases:
             return state
         square, error = _median_square(releases)
@@ -99,7 +99,7 @@ class NaiveMedianNorm:
         return dict.fromkeys(clients, Decision(state["bound"]))
 
     def observe(self, state: State, observed: Observation) -> State:
-        releases = _releases(observed)
+        releases = releases_of(observed)
         gains = [r.facts.gain if self.per_gain else 1.0 for r in releases]
         norms = [r.update.double().norm().item() / g for r, g in zip(releases, gains, strict=True)]
         if not norms:
@@ -107,7 +107,8 @@ class NaiveMedianNorm:
         return {"bound": min(max(statistics.median(norms), self.least), LARGEST)}
 
 
-def _releases(observed: Observation) -> tuple[Released | ReleasedSum, ...]:
+def releases_of(observed: Observation) -> tuple[Released | ReleasedSum, ...]:
+    """What was opened in a round: each client's release, or the one sum; nothing of an abandoned round."""
     if observed.opened is None:
         return ()
     return (observed.opened,) if isinstance(observed.opened, ReleasedSum) else observed.opened

@@ -266,7 +266,7 @@ def _guarantee(plan: PrivacyPlan, used: dict[Sampler, None], bare: dict[str, Non
 
 
 def _integers(plan: PrivacyPlan, epsilon: float) -> dict[str, Any] | None:
-    """Lattice, modulus and noise of every query on a lattice, and what draws and rounding take of δ (R12)."""
+    """Lattice, modulus and noise of every query on a lattice, and what is left to chance takes of δ (R12)."""
     queries = {r.purpose: r.integers.to_dict() for r in plan.releases if r.integers is not None}
     if not queries:
         return None

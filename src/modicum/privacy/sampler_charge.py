@@ -1,9 +1,10 @@
-"""What inexact draws of integer noise, and roundings that go too far, cost in δ (R12): a part of δ is kept for it.
+"""What integer noise and the sums it hides in leave to chance, in δ (R12): a part of δ is kept for it.
 
 A table of Skellam's distribution is within a known total variation distance τ of it. Releases whose draws are
 together within τ of exact ones, which would be (ε, δ′)-private, are (ε, δ′ + (1 + e^ε)·τ)-private. A sum that is
-rounded as a whole moves further than its bound with probability `lattice.DOUBT` a release, which δ pays as well.
-So exact noise is priced at δ·(1 − `SHARE`), and all of this must fit into the rest.
+rounded as a whole moves further than its bound with probability `lattice.DOUBT` a release; a sum over more than
+`ALL_MASK` clients is masked along a drawn graph, which lets parts of it be opened with probability `GRAPH`. δ pays
+for both. So exact noise is priced at δ·(1 − `SHARE`), and all of this must fit into the rest.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from modicum.privacy.integer_noise import Rounding
 from modicum.privacy.lattice import DOUBT
 from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.skellam_noise import delta_charge, distance
+from modicum.privacy.views import ALL_MASK
 
 SHARE = 1e-3  # of δ: at ε = 1 it changes ε by less than 1e-4
+GRAPH = 2.0**-60
 
 
 def draws_distance(releases: Iterable[Release | PlannedRelease]) -> float:
@@ -35,11 +38,23 @@ def rounding_doubt(releases: Iterable[Release | PlannedRelease]) -> float:
     return DOUBT * sum(r.count for r in releases if r.integers is not None and r.integers.rounding is Rounding.SUM)
 
 
+def graph_doubt(clients: int) -> float:
+    """The chance that the graph of one sum over so many clients lets less than all of it be opened."""
+    return GRAPH if clients > ALL_MASK else 0.0
+
+
+def doubts(releases: Iterable[Release | PlannedRelease]) -> float:
+    """The chance that rounding or a graph fails, in all releases together."""
+    releases = tuple(releases)
+    graphs = sum(graph_doubt(r.integers.clients) * r.count for r in releases if r.integers is not None)
+    return rounding_doubt(releases) + graphs
+
+
 def charge(releases: Iterable[Release | PlannedRelease], epsilon: float) -> float:
-    """What draws and rounding add to δ at this ε."""
+    """What draws, rounding and graphs add to δ at this ε."""
     releases = tuple(releases)
     tau = draws_distance(releases)
-    return (delta_charge(tau, 1, 1, 1, epsilon) if tau else 0.0) + rounding_doubt(releases)
+    return (delta_charge(tau, 1, 1, 1, epsilon) if tau else 0.0) + doubts(releases)
 
 
 def exact_delta(releases: Iterable[Release | PlannedRelease], delta: float) -> float:
@@ -51,7 +66,7 @@ def largest_epsilon(releases: Iterable[Release | PlannedRelease], delta: float) 
     """The ε at which the charge fills the part of δ that is kept for it."""
     releases = tuple(releases)
     tau = draws_distance(releases)
-    return math.log(max(1.0, (SHARE * delta - rounding_doubt(releases)) / tau - 1)) if tau else math.inf
+    return math.log(max(1.0, (SHARE * delta - doubts(releases)) / tau - 1)) if tau else math.inf
 
 
 def refuse_uncertain(releases: Iterable[Release | PlannedRelease], epsilon: float, delta: float) -> None:

@@ -19,6 +19,7 @@ from modicum.privacy.integer_noise import IntegerNoise
 
 DISTANCE = 2.0**-100  # promised of one draw, in total variation
 TOO_FAR = 2.0**-60  # promised of one sum that is rounded as a whole
+IN_PARTS = 2.0**-60  # promised of one sum over more than a hundred clients: that parts of it stay hidden
 _MEASURED = 1 << 21  # points within which a step is measured: beyond, Skellam and Gaussian differ by under 1e-9
 _REACH = 12.0  # standard deviations that are looked at; beyond, steps only shrink
 _MOST = 1 << 24  # points
@@ -33,12 +34,13 @@ def worth(variance: float, square: int) -> float:
 
 
 def delta_taken(noises: Iterable[tuple[IntegerNoise, int]], epsilon: float) -> float:
-    """What (noise, count) releases take of δ: draws that are not exact, and sums that rounding moves too far."""
+    """What (noise, count) releases take of δ: inexact draws, roundings too far, graphs that hide too little."""
     taken = 0.0
     for noise, count in noises:
         draws = count * noise.honest * noise.dimension
         taken += draws * DISTANCE * (1 + math.exp(min(epsilon, 700.0)))
         taken += count * TOO_FAR if noise.rounding == "sum" else 0.0
+        taken += count * IN_PARTS if noise.clients > 100 else 0.0
     return taken
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from modicum.errors import UnsoundError, UserError
 
+ALL_MASK = 100  # clients a round up to which each masks against all others; more draw whom they mask against
+
 
 class Unit(StrEnum):
     """Whose participation is hidden."""
@@ -185,10 +187,15 @@ class SecureAggregation(View):
             if self.variant is Variant.HONEST_BUT_CURIOUS
             else ""
         )
+        graph = (
+            " Who helps the server is settled before the clients of a round draw whom they mask against."
+            if self.participants > ALL_MASK
+            else ""
+        )
         return (
             f"{server}Secure aggregation ({self.variant}, threshold {self.threshold} of {self.participants}): at "
             f"most {self.colluding} clients help the server, clients know each other's signing keys, and what "
-            "they have said stays on their disks."
+            f"they have said stays on their disks.{graph}"
         )
 
     @property

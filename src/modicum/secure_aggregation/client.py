@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from modicum.errors import UserError
 from modicum.secure_aggregation import masks, shamir, wire
+from modicum.secure_aggregation.graph import Graph, draw_neighbours
 from modicum.secure_aggregation.shamir import SHARE
 from modicum.secure_aggregation.store import Entry, Store
 from modicum.secure_aggregation.terms import ProtocolError, Step, Terms, Variant
@@ -72,7 +73,7 @@ class Client:
         return None if entry is None else entry.message
 
     def keys(self, round: int) -> bytes:
-        """Signed one-time public keys and a commitment to the self-mask's seed."""
+        """Signed one-time public keys, a commitment to the self-mask's seed, and whom this client drew."""
         asked = self.terms.digest
         if (said := self._repeat(round, Step.KEYS, asked)) is not None:
             return said
@@ -80,29 +81,32 @@ class Client:
         if latest is not None and round <= latest:
             raise ProtocolError(f"round {round} is over: round {latest} has begun")
         secrets = self._new_secrets(round)
-        message = self._say(round, Step.KEYS, asked, secrets.public(), secrets.encode())
+        drawn = wire.write_set(self.terms, self._draw()) if self.terms.sparse else b""
+        message = self._say(round, Step.KEYS, asked, secrets.public() + drawn, secrets.encode())
         self._store.forget(round - 1)
         return message
 
     def shares(self, round: int, request: bytes) -> bytes:
-        """Shares of this round's mask key and seed, sealed for each client whose signed keys were shown."""
+        """Shares of this round's mask key and seed, sealed for each neighbour whose signed keys were shown."""
         if (said := self._repeat(round, Step.SHARES, request)) is not None:
             return said
         terms, own = self.terms, self._before(round, Step.KEYS)
         secrets = Secrets.decode(own.state)
         body = wire.read_request(terms, round, Step.SHARES, request)
-        public = self._read_keys(round, body)
-        self._enough(public, "signed keys")
-        if own.message not in (m.raw for m in public.values()):
+        messages = self._read_keys(round, body)
+        self._enough(messages, "signed keys")
+        if own.message not in (m.raw for m in messages.values()):
             raise ProtocolError("the bundle of keys lacks this client's own")
-        mask = shamir.split(secrets.mask, terms.threshold, tuple(public))
-        seed = shamir.split(secrets.seed, terms.threshold, tuple(public))
+        public = {i: m.body for i, m in messages.items()}
+        graph = Graph(terms, public)
+        self._check_set(graph, tuple(public), tuple(public), "clients with signed keys")
+        holders = graph.holders(self.index, public)
+        mask = shamir.split(secrets.mask, terms.shape.shares, holders)
+        seed = shamir.split(secrets.seed, terms.shape.shares, holders)
         sealed = b"".join(
-            masks.seal_shares(
-                secrets.share, _share_key(m), terms, round, self.index, peer, mask[peer] + seed[peer]
-            )
-            for peer, m in public.items()
-            if peer != self.index
+            masks.seal_shares(secrets.share, _share_key(public[j]), terms, round, self.index, j, mask[j] + seed[j])
+            for j in holders
+            if j != self.index
         )
         state = mask[self.index] + seed[self.index] + body
         return self._say(round, Step.SHARES, request, wire.view_of(body) + sealed, state)
@@ -117,29 +121,28 @@ class Client:
         if (said := self._repeat(round, Step.MASKED, request)) is not None:
             return said
         terms, secrets = self.terms, Secrets.decode(self._before(round, Step.KEYS).state)
-        state = self._before(round, Step.SHARES).state
-        own, bundle = state[: 2 * SHARE], state[2 * SHARE :]
-        public = wire.read_bundle(terms, round, Step.KEYS, bundle, wire.KEYS)
+        own, bundle, public = self._shown(round)
+        graph = Graph(terms, public)
         body = wire.read_request(terms, round, Step.MASKED, request)
         size = wire.set_bytes(terms)
         pool = wire.read_set(terms, body[:size])
-        self._check_set(pool, tuple(public), "clients who shared")
-        peers = [i for i in pool if i != self.index]
-        if len(body) != size + masks.SEALED * len(peers):
-            raise ProtocolError("MASKED: as many sealed shares as peers are expected")
+        self._check_set(graph, pool, tuple(public), "clients who shared")
+        owners = graph.owners(self.index, pool)
+        if len(body) != size + masks.SEALED * (len(owners) - 1):
+            raise ProtocolError("MASKED: as many sealed shares as neighbours who drew this client are expected")
         held = {self.index: own}
-        for k, peer in enumerate(peers):
+        for k, owner in enumerate(i for i in owners if i != self.index):
             sealed = body[size + k * masks.SEALED : size + (k + 1) * masks.SEALED]
-            held[peer] = masks.open_shares(
-                secrets.share, _share_key(public[peer]), terms, round, peer, self.index, sealed
+            held[owner] = masks.open_shares(
+                secrets.share, _share_key(public[owner]), terms, round, owner, self.index, sealed
             )
         total = _words(vector() if callable(vector) else vector, terms)
         masks.add_stream(total, masks.self_key(secrets.seed, terms, round, self.index), 1)
-        for peer in peers:
+        for peer in graph.peers(self.index, pool):
             key = masks.pair_key(secrets.mask, terms, round, self.index, peer, _mask_key(public[peer]))
             masks.add_stream(total, key, 1 if self.index < peer else -1)
         name = wire.pool_of(terms, wire.view_of(bundle), pool)
-        state = name + body[:size] + b"".join(held[i] for i in pool)
+        state = name + body[:size] + b"".join(held[i] for i in owners)
         return self._say(round, Step.MASKED, request, name + total.tobytes(), state)
 
     def consent(self, round: int, request: bytes) -> bytes:
@@ -150,11 +153,11 @@ class Client:
             raise ProtocolError("these terms trust the server to be honest but curious: no survivors are signed")
         name, pool, _ = self._held(round)
         body = wire.read_request(self.terms, round, Step.CONSENT, request)
-        self._check_set(wire.read_set(self.terms, body), pool, "survivors")
+        self._check_set(self._graph(round), wire.read_set(self.terms, body), pool, "survivors")
         return self._say(round, Step.CONSENT, request, name + body, b"")
 
     def reveal(self, round: int, request: bytes) -> bytes:
-        """For each peer one share: of the seed of a survivor, of the mask key of somebody who dropped out.
+        """One share for each client that drew this one: of a survivor's seed, of a dropout's mask key.
 
         Against t clients' signatures over the set that this client signed itself, or, where the terms trust the
         server to be honest but curious, against its word. The round's secrets are destroyed with it.
@@ -165,8 +168,8 @@ class Client:
         body = wire.read_request(self.terms, round, Step.REVEAL, request)
         chosen = self._agreed_set(round, body, name)
         survivors = wire.read_set(self.terms, chosen)
-        self._check_set(survivors, pool, "survivors")
-        shares = b"".join(held[i][SHARE:] if i in survivors else held[i][:SHARE] for i in pool)
+        self._check_set(self._graph(round), survivors, pool, "survivors")
+        shares = b"".join(both[SHARE:] if i in survivors else both[:SHARE] for i, both in held.items())
         return self._say(round, Step.REVEAL, request, name + chosen + shares, b"", erase=True)
 
     def abandon(self, round: int) -> None:
@@ -177,8 +180,23 @@ class Client:
     def _new_secrets(self, round: int) -> Secrets:  # noqa: ARG002 - the tests' broken twins use the round
         return Secrets.fresh()
 
+    def _draw(self) -> tuple[int, ...]:
+        return draw_neighbours(self.terms, self.index)
+
     def _read_keys(self, round: int, body: bytes) -> dict[int, wire.Message]:
-        return wire.read_bundle(self.terms, round, Step.KEYS, body, wire.KEYS)
+        messages = wire.read_bundle(self.terms, round, Step.KEYS, body, wire.keys_length(self.terms))
+        for sender, message in messages.items():
+            wire.check_draw(self.terms, sender, message.body)
+        return messages
+
+    def _shown(self, round: int) -> tuple[bytes, bytes, dict[int, bytes]]:
+        """(this client's two shares of its own, the bundle of keys that it was shown, their bodies by sender)."""
+        state = self._before(round, Step.SHARES).state
+        own, bundle = state[: 2 * SHARE], state[2 * SHARE :]
+        return own, bundle, wire.stored_bundle(bundle, wire.keys_length(self.terms))
+
+    def _graph(self, round: int) -> Graph:
+        return Graph(self.terms, self._shown(round)[2])
 
     def _agreed_set(self, round: int, body: bytes, name: bytes) -> bytes:
         """The set of survivors, in its encoding, that this client may reveal shares for."""
@@ -195,16 +213,22 @@ class Client:
         return chosen
 
     def _held(self, round: int) -> tuple[bytes, tuple[int, ...], dict[int, bytes]]:
-        """(name of the pool, its members, the two shares that are held of each)."""
+        """(name of the pool, its members, the two shares that are held of each who drew this client)."""
         state, size = self._before(round, Step.MASKED).state, wire.set_bytes(self.terms)
         name, rest = state[: wire.DIGEST], state[wire.DIGEST + size :]
         pool = wire.read_set(self.terms, state[wire.DIGEST : wire.DIGEST + size])
-        return name, pool, {i: rest[2 * SHARE * k : 2 * SHARE * (k + 1)] for k, i in enumerate(pool)}
+        owners = self._graph(round).owners(self.index, pool)
+        return name, pool, {i: rest[2 * SHARE * k : 2 * SHARE * (k + 1)] for k, i in enumerate(owners)}
 
-    def _check_set(self, members: tuple[int, ...], within: tuple[int, ...], what: str) -> None:
+    def _check_set(self, graph: Graph, members: tuple[int, ...], within: tuple[int, ...], what: str) -> None:
         if not set(members) <= set(within) or self.index not in members:
             raise ProtocolError(f"the {what} are not among those who went before, or this client is not in them")
         self._enough(members, what)
+        if lonely := graph.lonely(members, members):
+            least = self.terms.shape.shares
+            raise ProtocolError(
+                f"client {lonely[0]} has fewer than {least} holders of its shares among the {what}"
+            )
 
     def _enough(self, members: Sequence[int] | dict[int, wire.Message], what: str) -> None:
         if len(members) < self.terms.threshold:
@@ -241,12 +265,12 @@ class Client:
         return message
 
 
-def _mask_key(message: wire.Message) -> bytes:
-    return message.body[: wire.KEY]
+def _mask_key(body: bytes) -> bytes:
+    return body[: wire.KEY]
 
 
-def _share_key(message: wire.Message) -> bytes:
-    return message.body[wire.KEY : 2 * wire.KEY]
+def _share_key(body: bytes) -> bytes:
+    return body[wire.KEY : 2 * wire.KEY]
 
 
 def _words(vector: NDArray[np.integer], terms: Terms) -> masks.Words:

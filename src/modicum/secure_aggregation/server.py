@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
 from modicum.secure_aggregation import masks, shamir, wire
+from modicum.secure_aggregation.graph import Graph
 from modicum.secure_aggregation.shamir import SHARE
 from modicum.secure_aggregation.terms import ProtocolError, Step, Terms, Variant, VoidError
 
@@ -26,6 +28,7 @@ class Keys:
     request: bytes
     view: bytes
     refused: tuple[str, ...]
+    graph: Graph
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -65,42 +68,54 @@ class Masked:
 
 def gather_keys(terms: Terms, round: int, messages: Iterable[bytes]) -> Keys:
     """The first step: signed keys of all who answer; fewer than the threshold end the round."""
-    kept, refused = _valid(terms, round, Step.KEYS, messages, range(terms.clients), wire.KEYS)
+    lengths = dict.fromkeys(range(terms.clients), wire.keys_length(terms))
+    came, refused = _valid(terms, round, Step.KEYS, messages, lengths)
+    graph = Graph(terms, {i: m.body for i, m in came.items()})
+    kept = {i: came[i] for i in _with_holders(graph, came)}
     _enough(terms, kept, "signed keys")
     body = wire.bundle(kept.values())
     request = wire.request(terms, round, Step.SHARES, body)
-    return Keys(round, dict(sorted(kept.items())), request, wire.view_of(body), refused)
+    return Keys(round, kept, request, wire.view_of(body), refused, graph)
+
+
+def _with_holders(graph: Graph, members: Iterable[int]) -> tuple[int, ...]:
+    """Those who have t holders of their shares among those who are left: the others drop out here."""
+    left = tuple(sorted(members))
+    while lonely := graph.lonely(left, left):
+        left = tuple(i for i in left if i not in lonely)
+    return left
 
 
 def gather_shares(terms: Terms, keys: Keys, messages: Iterable[bytes]) -> Pool:
     """The second step: sealed shares, passed on to those whom they are for."""
-    length = wire.DIGEST + masks.SEALED * (len(keys.members) - 1)
-    kept, refused = _valid(terms, keys.round, Step.SHARES, messages, keys.members, length, keys.view)
-    members = tuple(sorted(kept))
+    graph = keys.graph
+    holders = {i: [j for j in graph.holders(i, keys.members) if j != i] for i in keys.members}
+    lengths = {i: wire.DIGEST + masks.SEALED * len(holders[i]) for i in keys.members}
+    kept, refused = _valid(terms, keys.round, Step.SHARES, messages, lengths, keys.view)
+    members = _with_holders(graph, kept)
     _enough(terms, members, "clients who shared")
-    sealed = {i: _sealed_by(kept[i], keys.members) for i in members}
+    sealed = {i: _sealed_by(kept[i], holders[i]) for i in members}
     chosen = wire.write_set(terms, members)
-    requests = {
-        i: wire.request(terms, keys.round, Step.MASKED, chosen + b"".join(sealed[j][i] for j in members if j != i))
-        for i in members
-    }
+    requests = {}
+    for i in members:
+        parts = [sealed[j][i] for j in graph.owners(i, members) if j != i]
+        requests[i] = wire.request(terms, keys.round, Step.MASKED, chosen + b"".join(parts))
     return Pool(keys, members, requests, wire.pool_of(terms, keys.view, members), refused)
 
 
-def _sealed_by(message: wire.Message, members: tuple[int, ...]) -> dict[int, bytes]:
-    peers = [i for i in members if i != message.sender]
+def _sealed_by(message: wire.Message, holders: Iterable[int]) -> dict[int, bytes]:
     parts = message.body[wire.DIGEST :]
-    return {i: parts[k * masks.SEALED : (k + 1) * masks.SEALED] for k, i in enumerate(peers)}
+    return {j: parts[k * masks.SEALED : (k + 1) * masks.SEALED] for k, j in enumerate(holders)}
 
 
 def add_masked(terms: Terms, pool: Pool, messages: Iterable[bytes]) -> Masked:
     """Messages are added as they come and need not be kept."""
     total = np.zeros(terms.dimension, dtype=terms.dtype)
-    length = wire.DIGEST + terms.dimension * terms.dtype.itemsize
+    lengths = dict.fromkeys(pool.members, wire.DIGEST + terms.dimension * terms.dtype.itemsize)
     survivors: set[int] = set()
     refused: list[str] = []
     for raw in messages:
-        kept, why = _valid(terms, pool.keys.round, Step.MASKED, [raw], pool.members, length, pool.name)
+        kept, why = _valid(terms, pool.keys.round, Step.MASKED, [raw], lengths, pool.name)
         refused += why
         for sender, message in kept.items():
             if sender in survivors:
@@ -117,6 +132,8 @@ def masked_sum(
     """Masked inputs that are added up already, such as those that a server wrote down before it died."""
     chosen = tuple(sorted(survivors))
     _enough(terms, chosen, "survivors")
+    if lonely := pool.keys.graph.lonely(pool.members, chosen):
+        raise VoidError(f"too few survivors hold shares of client {lonely[0]}'s secrets: the round is void")
     step = Step.CONSENT if terms.variant is Variant.SIGNED_SURVIVORS else Step.REVEAL
     request = wire.request(terms, pool.keys.round, step, wire.write_set(terms, chosen))
     return Masked(pool, chosen, request, tuple(refused), total)
@@ -126,7 +143,8 @@ def gather_consents(terms: Terms, masked: Masked, messages: Iterable[bytes]) -> 
     """The request for REVEAL: the survivors' signatures over their set."""
     same = masked.pool.name + wire.write_set(terms, masked.survivors)
     round = masked.pool.keys.round
-    kept, _ = _valid(terms, round, Step.CONSENT, messages, masked.survivors, len(same), same)
+    lengths = dict.fromkeys(masked.survivors, len(same))
+    kept, _ = _valid(terms, round, Step.CONSENT, messages, lengths, same)
     _enough(terms, kept, "signatures over the survivors")
     return wire.request(terms, round, Step.REVEAL, wire.bundle(kept.values()))
 
@@ -135,16 +153,20 @@ def open_sum(terms: Terms, masked: Masked, messages: Iterable[bytes]) -> masks.W
     """The exact sum of the survivors' inputs modulo 2^bits."""
     pool, round = masked.pool, masked.pool.keys.round
     same = pool.name + wire.write_set(terms, masked.survivors)
-    length = len(same) + SHARE * len(pool.members)
-    kept, _ = _valid(terms, round, Step.REVEAL, messages, masked.survivors, length, same)
-    holders = sorted(i for i, m in kept.items() if _all_shares(m.body[len(same) :]))
-    _enough(terms, holders, "clients who revealed")
-    holders = holders[: terms.threshold]
-    weights = shamir.weights(holders)
+    owners = {i: pool.keys.graph.owners(i, pool.members) for i in masked.survivors}
+    lengths = {i: len(same) + SHARE * len(owners[i]) for i in masked.survivors}
+    kept, _ = _valid(terms, round, Step.REVEAL, messages, lengths, same)
+    shares = {i: _shares_in(m.body[len(same) :], owners[i]) for i, m in sorted(kept.items())}
+    revealed = tuple(i for i, found in shares.items() if all(map(shamir.is_share, found.values())))
+    _enough(terms, revealed, "clients who revealed")
+    if lonely := pool.keys.graph.lonely(pool.members, revealed):
+        text = f"too few revealed shares of client {lonely[0]}'s secrets: the round is void"
+        raise VoidError(text, members=revealed)
     total = masked.total.copy()
-    for k, owner in enumerate(pool.members):
-        start = len(same) + SHARE * k
-        secret = shamir.combine({h: kept[h].body[start : start + SHARE] for h in holders}, weights)
+    weights = lru_cache(maxsize=1)(shamir.weights)  # on the complete graph all have the same holders
+    for owner in pool.members:
+        holders = pool.keys.graph.holders(owner, revealed)[: terms.shape.shares]
+        secret = shamir.combine({h: shares[h][owner] for h in holders}, weights(holders))
         if secret is None:
             raise VoidError(
                 f"the shares of client {owner}'s secret do not belong together: the round is void", owner
@@ -157,7 +179,7 @@ def open_sum(terms: Terms, masked: Masked, messages: Iterable[bytes]) -> masks.W
 
 
 def _remove_self_mask(terms: Terms, pool: Pool, owner: int, seed: bytes, total: masks.Words) -> None:
-    if masks.commitment(seed) != pool.keys.messages[owner].body[2 * wire.KEY :]:
+    if masks.commitment(seed) != pool.keys.messages[owner].body[2 * wire.KEY : 3 * wire.KEY]:
         raise VoidError(f"client {owner}'s seed is not the one it committed to: the round is void", owner)
     masks.add_stream(total, masks.self_key(seed, terms, pool.keys.round, owner), -1)
 
@@ -166,14 +188,14 @@ def _remove_pair_masks(terms: Terms, masked: Masked, owner: int, private: bytes,
     keys = masked.pool.keys
     if masks.public_key(private) != keys.messages[owner].body[: wire.KEY]:
         raise VoidError(f"client {owner}'s mask key is not the one it published: the round is void", owner)
-    for survivor in masked.survivors:
+    for survivor in keys.graph.peers(owner, masked.survivors):
         public = keys.messages[survivor].body[: wire.KEY]
         key = masks.pair_key(private, terms, keys.round, owner, survivor, public)
         masks.add_stream(total, key, -1 if survivor < owner else 1)
 
 
-def _all_shares(body: bytes) -> bool:
-    return all(shamir.is_share(body[i : i + SHARE]) for i in range(0, len(body), SHARE))
+def _shares_in(body: bytes, owners: tuple[int, ...]) -> dict[int, bytes]:
+    return {owner: body[SHARE * k : SHARE * (k + 1)] for k, owner in enumerate(owners)}
 
 
 def _valid(
@@ -181,17 +203,21 @@ def _valid(
     round: int,
     step: Step,
     messages: Iterable[bytes],
-    senders: Iterable[int],
-    length: int,
+    lengths: Mapping[int, int],
     start: bytes = b"",
 ) -> tuple[dict[int, wire.Message], tuple[str, ...]]:
-    """The first valid message of each allowed sender, and a line for each other one."""
-    allowed, kept, refused = set(senders), dict[int, wire.Message](), list[str]()
+    """The first valid message of each sender that has a length, and a line for each other one."""
+    kept, refused = dict[int, wire.Message](), list[str]()
     for raw in messages:
         try:
-            message = wire.read(terms, round, step, raw, length)
-            if message.sender not in allowed or not message.body.startswith(start):
-                raise ProtocolError(f"{step.name}: client {message.sender} is not in step with the others")
+            sender = wire.sender_of(raw)
+            if sender not in lengths:
+                raise ProtocolError(f"{step.name}: nothing is expected of client {sender}")
+            message = wire.read(terms, round, step, raw, lengths[sender])
+            if step is Step.KEYS:
+                wire.check_draw(terms, sender, message.body)
+            if not message.body.startswith(start):
+                raise ProtocolError(f"{step.name}: client {sender} is not in step with the others")
             if kept.setdefault(message.sender, message).raw != raw:
                 raise ProtocolError(f"{step.name}: client {message.sender} sent another message before")
         except ProtocolError as error:

@@ -11,6 +11,7 @@ outside the model, as everywhere in this package.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 
@@ -45,14 +46,10 @@ def weights(holders: Sequence[int]) -> dict[int, int]:
     points = [holder + 1 for holder in holders]
     if len(set(points)) != len(points):
         raise UserError("Shamir: a holder appears twice")
-    result = {}
+    result, product = {}, math.prod(points)
     for holder, x in zip(holders, points, strict=True):
-        numerator = denominator = 1
-        for other in points:
-            if other != x:
-                numerator = numerator * other % PRIME
-                denominator = denominator * (other - x) % PRIME
-        result[holder] = numerator * pow(denominator, -1, PRIME) % PRIME
+        denominator = x * math.prod(other - x for other in points if other != x)  # whole numbers, of a few bytes
+        result[holder] = product * pow(denominator, -1, PRIME) % PRIME
     return result
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from modicum.errors import UserError
+from modicum.secure_aggregation.shape import Shape, agree_shape, doubt
 
-MOST_CLIENTS = 100  # on the complete graph; every client masks against every other
+MOST_CLIENTS = 1000  # what was measured: everybody still checks everybody's signatures
 MOST_COORDINATES = 1 << 28
 MOST_ROUNDS = 1 << 32
 SERVER = 0xFFFF  # the sender's number in what the server says; no client has it
@@ -78,8 +79,8 @@ class Terms:
             raise UserError(f"secure aggregation needs at least 2 clients a round, got {P}")
         if P > MOST_CLIENTS:
             raise UserError(
-                f"secure aggregation runs on the complete graph with at most {MOST_CLIENTS} clients a round, got "
-                f"{P}: let cohorts of {MOST_CLIENTS} take turns (per_round = {MOST_CLIENTS})"
+                f"secure aggregation takes at most {MOST_CLIENTS} clients a round, got {P}: let cohorts of "
+                f"{MOST_CLIENTS} take turns (per_round = {MOST_CLIENTS})"
             )
         if any(len(key) != 32 for key in self.keys) or len(set(self.keys)) != P:
             raise UserError("secure aggregation: every client needs an Ed25519 public key of its own (32 bytes)")
@@ -107,6 +108,26 @@ class Terms:
         """t − c: the honest clients that are certain to be in any sum, whose noise a client may count (R13)."""
         return self.threshold - self.colluders
 
+    @cached_property
+    def shape(self) -> Shape:
+        """k and t of the graph, which follow from the other terms: nobody chooses them."""
+        return agree_shape(self.clients, self.threshold, self.colluders, self.dropouts, self._strays)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether clients draw their neighbourhoods: on the complete graph everybody is in everybody's."""
+        return self.shape.neighbours < self.clients - 1
+
+    @property
+    def doubt(self) -> float:
+        """At most this is the chance that a round's graph lets less than the whole sum be opened."""
+        return doubt(self.clients, self.colluders, self._strays, self.shape)
+
+    @property
+    def _strays(self) -> int:
+        """T sign one set, so of the others at most P − T were shown something else. A curious server shows one."""
+        return self.clients - self.threshold if self.variant is Variant.SIGNED_SURVIVORS else 0
+
     @property
     def dtype(self) -> np.dtype[Any]:
         """Little-endian words: coordinates as they are masked and sent."""
@@ -117,4 +138,5 @@ class Terms:
         """SHA-256 over all terms: it stands in every message, so that parties who disagree cannot talk."""
         values = [self.run, [k.hex() for k in self.keys], self.threshold, self.colluders, self.dropouts]
         values += [self.dimension, self.bits, str(self.variant), self.context]
-        return hashlib.sha256(b"modicum secure aggregation terms 1" + json.dumps(values).encode()).digest()
+        values += [self.shape.neighbours, self.shape.shares]
+        return hashlib.sha256(b"modicum secure aggregation terms 2" + json.dumps(values).encode()).digest()

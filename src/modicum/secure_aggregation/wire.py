@@ -22,7 +22,6 @@ HEADER = struct.Struct(">4sB32sQH")
 SIGNATURE = 64
 DIGEST = 32
 KEY = 32
-KEYS = 3 * KEY  # mask key, share key, commitment to the self-mask's seed
 _DOMAIN = b"modicum secure aggregation message"
 
 
@@ -54,11 +53,24 @@ def sign(terms: Terms, round: int, step: Step, sender: int, body: bytes, key: Ed
     return text + key.sign(_DOMAIN + hashlib.sha256(text).digest())
 
 
+def keys_length(terms: Terms) -> int:
+    """Bytes of a KEYS body: mask key, share key, commitment to the seed, and whom the client drew, if it draws."""
+    return 3 * KEY + (set_bytes(terms) if terms.sparse else 0)
+
+
+def check_draw(terms: Terms, sender: int, body: bytes) -> None:
+    """The sender of a KEYS body drew exactly k others, where these terms have clients draw."""
+    if terms.sparse:
+        drawn = int.from_bytes(body[3 * KEY :], "little")
+        if drawn.bit_count() != terms.shape.neighbours or drawn >> terms.clients or drawn >> sender & 1:
+            raise ProtocolError(f"KEYS: client {sender} did not draw {terms.shape.neighbours} others")
+
+
 def read(terms: Terms, round: int, step: Step, message: bytes, length: int) -> Message:
     """A client's message with a body of exactly `length` bytes, or `ProtocolError`."""
     if len(message) != HEADER.size + length + SIGNATURE:
         raise ProtocolError(f"{step.name}: {len(message)} bytes are no message of this round")
-    sender = _sender(message)
+    sender = sender_of(message)
     if sender >= terms.clients or message[: HEADER.size] != header(terms, round, step, sender):
         raise ProtocolError(f"{step.name}: a message of another run, round, step or version")
     digest = hashlib.sha256(memoryview(message)[:-SIGNATURE]).digest()
@@ -69,7 +81,10 @@ def read(terms: Terms, round: int, step: Step, message: bytes, length: int) -> M
     return Message(sender, message[HEADER.size : -SIGNATURE], message)
 
 
-def _sender(message: bytes) -> int:
+def sender_of(message: bytes) -> int:
+    """Whose message this says to be; nothing of it has been checked."""
+    if len(message) < HEADER.size:
+        raise ProtocolError(f"{len(message)} bytes are no message of this round")
     sender: int = HEADER.unpack_from(message)[-1]
     return sender
 
@@ -96,6 +111,13 @@ def read_bundle(terms: Terms, round: int, step: Step, body: bytes, length: int) 
     if senders != sorted(set(senders)):
         raise ProtocolError(f"{step.name}: senders are out of order or appear twice")
     return {m.sender: m for m in messages}
+
+
+def stored_bundle(body: bytes, length: int) -> dict[int, bytes]:
+    """Bodies by sender of a bundle that `read_bundle` found in order before it was stored."""
+    size = HEADER.size + length + SIGNATURE
+    messages = (body[i : i + size] for i in range(0, len(body), size))
+    return {sender_of(m): m[HEADER.size : -SIGNATURE] for m in messages}
 
 
 def bundle(messages: Iterable[Message]) -> bytes:

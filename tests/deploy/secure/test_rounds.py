@@ -17,6 +17,10 @@ from modicum.deploy.silo.wire import SECURE, Answer, Code, Kind
 from modicum.errors import UserError
 from modicum.federation.records import read_records
 from modicum.privacy.verify import verify
+from modicum.secure_aggregation import terms as secure_terms
+from modicum.secure_aggregation.masks import SEALED
+from modicum.secure_aggregation.shape import Shape
+from modicum.secure_aggregation.wire import HEADER, SIGNATURE
 from tests.deploy.secure.helpers import (
     NAMES,
     RECORDS_TEXT,
@@ -70,6 +74,22 @@ def test_variants_and_cohorts(tmp_path: Path, text: str) -> None:
     certificate = (tmp_path / "state-client-00" / "certificate.json").read_text()
     assert ("honest-but-curious" in certificate) is curious
     assert verify(tmp_path / "state-client-00").matches
+
+
+def test_silos_that_draw_whom_they_mask_against(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As more than a hundred would: each shares with two others. A graph whose chance to fail is not charged is
+    refused."""
+    monkeypatch.setattr(secure_terms, "agree_shape", lambda *_: Shape(2, 2))
+    with silos(tmp_path) as held:
+        with pytest.raises(UserError, match="more than is charged"):
+            coordinator(tmp_path, Direct(held))
+        monkeypatch.setattr(secure_terms, "doubt", lambda *_: 0.0)
+        carrier = Direct(held)
+        deployed = finish(coordinator(tmp_path, carrier))
+    assert same(deployed, in_process(tmp_path))
+    shares = [len(m) for (_, kind, _), sent in carrier.left.items() if kind is Kind.SHARES for m in sent]
+    assert shares
+    assert set(shares) == {HEADER.size + 32 + 2 * SEALED + SIGNATURE}
 
 
 class KilledError(Exception):

@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from modicum.attacks.inversion.ig import box
 from modicum.attacks.inversion.labels import infer
-from modicum.attacks.inversion.objective import Guess, Targets, at, total_variation
+from modicum.attacks.inversion.objective import Guess, Targets, at, evaluated, total_variation
 from modicum.errors import UserError
 
 
@@ -77,10 +77,13 @@ def _through(targets: Targets, before: list[str], wanted: Tensor, steps: int, se
         out: Tensor = functional_call(front, named, (own[None],))[0].flatten()
         return out
 
-    for _ in range(steps):
+    def cost(x: Tensor) -> Tensor:
         got = torch.func.vmap(features)(targets.theta, x)
-        cost = (got - wanted).square().sum(1) / scale + tv * total_variation(x[:, None])
-        (x.grad,) = torch.autograd.grad(cost.sum(), x)
+        return (got - wanted).square().sum(1) / scale + tv * total_variation(x[:, None])
+
+    evaluate = evaluated(targets, cost)
+    for _ in range(steps):
+        x.grad = evaluate(x)[1]
         optimiser.step()
         schedule.step()
         with torch.no_grad():

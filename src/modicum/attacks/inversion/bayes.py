@@ -14,11 +14,13 @@ from torch import Tensor
 
 from modicum.attacks.inversion.ig import box
 from modicum.attacks.inversion.labels import infer
-from modicum.attacks.inversion.objective import Guess, Targets, distance, soft, updates
+from modicum.attacks.inversion.objective import Guess, Targets, distance, evaluated, soft, updates
 
 Done = Callable[[int], None]
 RIDGE = 1e-3  # variance that every direction has at least
 MOST_RECORDS = 1000  # that the law is fitted to
+LEAST = 1e-20  # variance of a message without noise
+FALL = 1e-10  # of the assumed variance, over the search: slowly first, while the prior still leads
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +63,8 @@ def bayes(
 ) -> list[Guess]:
     """The mode of the posterior, by Adam from near the prior's mean; all targets at once.
 
-    A message without noise is treated as one with very little, so that only the records that explain it are left.
+    The search begins as if all of a message were noise and comes down to the true noise: otherwise it would not
+    leave the first hollow that it comes to. A message without noise is treated as one with very little.
     """
     y = infer(targets) if labels is None else labels
     law = (prior or Gaussian.of(targets.public.pool.x)).to(targets.device)
@@ -70,12 +73,16 @@ def bayes(
     optimiser = torch.optim.Adam([x], lr=0.05)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
 
-    def cost() -> Tensor:
-        return distance(targets, updates(targets, x, target), "gaussian", keep) + law.minus_log(x)
+    def cost(x: Tensor, variance: Tensor) -> Tensor:
+        square = distance(targets, updates(targets, x, target), "l2", keep) * targets.recipe.gain**2
+        return square / (2 * variance) + law.minus_log(x)
 
-    for _ in range(steps):
-        (gradient,) = torch.autograd.grad(cost().sum(), x)
-        x.grad = gradient.nan_to_num(0.0, 1e18, -1e18)
+    evaluate = evaluated(targets, cost)
+    true = targets.variance.clamp(min=LEAST)
+    first = targets.update.square().mean(1).maximum(true)
+    for step in range(steps):
+        variance = (first * FALL ** ((step / steps) ** 3)).maximum(true)
+        x.grad = evaluate(x, variance)[1].nan_to_num(0.0, 1e18, -1e18)
         optimiser.step()
         schedule.step()
         with torch.no_grad():
@@ -83,5 +90,5 @@ def bayes(
         if done is not None:
             done(1)
     with torch.no_grad():
-        ends = cost()
+        ends = cost(x, true)
     return [Guess(own.clone(), label, float(end)) for own, label, end in zip(x.detach(), y, ends, strict=True)]

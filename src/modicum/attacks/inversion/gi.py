@@ -14,7 +14,7 @@ from torch import Tensor
 
 from modicum.attacks.inversion.ig import box
 from modicum.attacks.inversion.labels import by_smallest_entry, infer
-from modicum.attacks.inversion.objective import Guess, Targets, distance, soft, total_variation, updates
+from modicum.attacks.inversion.objective import Guess, Targets, distance, evaluated, soft, total_variation, updates
 
 Done = Callable[[int], None]
 NOTE = "no BatchNorm in this model: that part of GI's loss is off"
@@ -45,12 +45,16 @@ def gi(
     optimiser = torch.optim.Adam([x], lr=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: _rate(s, steps, min(warm_up, steps // 4)))
     generator = torch.Generator(many.device).manual_seed(seed)
+
+    def alone(x: Tensor) -> Tensor:
+        match = MATCH * 0.5 * distance(many, updates(many, x, y), "l2", keep)
+        size: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
+        return match + TV * total_variation(x) + SQUARE * size
+
+    first = evaluated(many, alone)
+    later = evaluated(many, lambda x: alone(x) + GROUP * _apart(x, count, seeds))
     for step in range(steps):
-        cost = MATCH * 0.5 * distance(many, updates(many, x, y), "l2", keep)
-        cost = cost + TV * total_variation(x) + SQUARE * x.flatten(1).norm(dim=1)
-        if step > steps // 4:
-            cost = cost + GROUP * _apart(x, count, seeds)
-        (x.grad,) = torch.autograd.grad(cost.sum(), x)
+        x.grad = (later if step > steps // 4 else first)(x)[1]
         optimiser.step()
         rate = float(schedule.get_last_lr()[0])
         schedule.step()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from modicum.attacks.inversion.labels import infer
-from modicum.attacks.inversion.objective import Guess, Targets, distance, soft, total_variation, updates
+from modicum.attacks.inversion.objective import Guess, Targets, distance, evaluated, soft, total_variation, updates
 
 Done = Callable[[int], None]
 
@@ -34,6 +34,11 @@ def ig(
     """min 1 − cos(∇(x), g) + tv·TV(x), all targets at once; Adam's rate 0.1 falls tenfold at 3/8, 5/8 and 7/8."""
     y = infer(targets) if labels is None else labels
     target, (low, high) = soft(y, targets.public.classes), box(targets)
+
+    def cost(x: Tensor) -> Tensor:
+        return distance(targets, updates(targets, x, target), "cosine", keep) + tv * total_variation(x)
+
+    evaluate = evaluated(targets, cost)
     best = [Guess(torch.empty(0), own, float("inf")) for own in y]
     for attempt in range(restarts):
         x = targets.start(seed + 1000 * attempt).requires_grad_()
@@ -41,9 +46,7 @@ def ig(
         milestones = [steps * k // 8 for k in (3, 5, 7)]
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones, 0.1)
         for _ in range(steps):
-            cost = distance(targets, updates(targets, x, target), "cosine", keep) + tv * total_variation(x)
-            (gradient,) = torch.autograd.grad(cost.sum(), x)
-            x.grad = gradient.sign()
+            x.grad = evaluate(x)[1].sign()
             optimiser.step()
             schedule.step()
             with torch.no_grad():

@@ -17,6 +17,7 @@ from torch.nn.functional import log_softmax
 
 from modicum.attacks.recipe import Clip, Recipe, recipe_of
 from modicum.attacks.wire import Observed, Public, Wire
+from modicum.compute.capture import Graphs
 from modicum.core.clips import Auto
 from modicum.errors import UserError
 
@@ -63,7 +64,7 @@ class Targets:
     @property
     def device(self) -> torch.device:
         """Where the attack computes."""
-        return next(self.public.model.parameters()).device
+        return self.public.device
 
     @cached_property
     def theta(self) -> Tensor:
@@ -94,7 +95,7 @@ class Targets:
         """N(0, 1) of the records' shape, on every device the same."""
         generator = torch.Generator().manual_seed(seed)
         shape = (len(self.observed), self.recipe.used, *self.public.shape)
-        return torch.randn(shape, generator=generator).to(self.device)
+        return torch.randn(shape, generator=generator).to(self.theta)
 
 
 def soft(labels: Tensor, classes: int) -> Tensor:
@@ -176,6 +177,27 @@ def distance(targets: Targets, found: Tensor, cost: Cost, keep: Tensor | None = 
     if cost == "gaussian":
         return square / (2 * targets.variance.clamp(min=1e-20))
     return square / targets.recipe.gain**2
+
+
+Evaluate = Callable[..., tuple[Tensor, ...]]
+
+
+def evaluated(targets: Targets, cost: Callable[..., Tensor], wrt: int = 1) -> Evaluate:
+    """(Σcost, its gradients by the first `wrt` inputs) as a function of the cost's inputs.
+
+    Whatever else the cost reads must not change: on a GPU the steps of a search are replayed as a graph, with one
+    launch in place of hundreds.
+    """
+
+    def work(*inputs: Tensor) -> tuple[Tensor, ...]:
+        leaves = [t.detach().requires_grad_() for t in inputs[:wrt]]
+        total = cost(*leaves, *inputs[wrt:]).sum()
+        return (total.detach(), *(g.detach() for g in torch.autograd.grad(total, leaves)))
+
+    if targets.device.type != "cuda":
+        return work
+    graphs = Graphs()
+    return lambda *inputs: graphs.run("cost", work, [t.detach() for t in inputs])
 
 
 def total_variation(x: Tensor) -> Tensor:

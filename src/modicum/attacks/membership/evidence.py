@@ -6,6 +6,7 @@ at a false-positive rate that the others are too few for is "unsupported": it is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -36,8 +37,10 @@ class Rate:
     false: float  # positives among the others, as counted
     false_low: float
     false_high: float
+    members: int  # counted: of the second half
     others: int  # all that there were, both halves
     supported: bool
+    seeds: int = 1  # of training: the clusters
 
     @property
     def inverted(self) -> bool:
@@ -85,9 +88,39 @@ def rate_at(members: FloatArray, others: FloatArray, fpr: float, *, seed: int = 
         false / len(count),
         float(least_rate(false, len(count), tail)),
         float(largest_rate(false, len(count), tail)),
+        len(mine),
         len(others),
         len(others) >= needed(fpr),
     )
+
+
+def pooled(rates: Sequence[Rate]) -> Rate:
+    """One rate over runs with other splits and seeds: each has a threshold of its own, and others add up.
+
+    Records of one run share its model, so that runs, not records, are independent: an interval is at least as wide
+    as that over runs (`clusters`), and at least as wide as if all records were independent.
+    """
+    first = rates[0]
+    if len({rate.fpr for rate in rates}) != 1:
+        raise UserError("rates at different false-positive rates do not add up")
+    others = sum(rate.others for rate in rates)
+    tpr = _over_runs([rate.tpr for rate in rates], [rate.members for rate in rates])
+    false = _over_runs([rate.false for rate in rates], [rate.others - rate.others // 2 for rate in rates])
+    members = sum(rate.members for rate in rates)
+    return Rate(first.fpr, *tpr, *false, members, others, others >= needed(first.fpr), len(rates))
+
+
+def _over_runs(values: Sequence[float], trials: Sequence[int]) -> tuple[float, float, float]:
+    hits, total, tail = (
+        round(sum(v * n for v, n in zip(values, trials, strict=True))),
+        sum(trials),
+        (1 - CONFIDENCE) / 2,
+    )
+    low, high = float(least_rate(hits, total, tail)), float(largest_rate(hits, total, tail))
+    if len(values) == 1:
+        return values[0], low, high
+    mean, below, above = clusters(list(values))
+    return mean, max(0.0, min(low, below)), min(1.0, max(high, above))
 
 
 def auc(members: FloatArray, others: FloatArray) -> Auc:

@@ -75,11 +75,11 @@ def ask(truth: Truth, most: int | None = None, seed: int = 0, *, informed: bool 
     return Questions(Batch(x[at], {"y": y[at]}), names_asked, rest if informed else None), Key(member)
 
 
-def fairness(questions: Questions, key: Key, seed: int = 0) -> Auc:
+def fairness(questions: Questions, key: Key, seed: int = 0) -> Auc | None:
     """AUC of a classifier that looks at records alone, without any message: must be ½ within its interval.
 
     Ridge regression on inputs and classes, fitted on one half and counted on the other. If it can tell members
-    from others, so can every attack, and none of their figures means anything.
+    from others, so can every attack, and none of their figures means anything. None: too few to tell.
     """
     x = _features(questions.records)
     sign = torch.from_numpy(np.where(key.member, 1.0, -1.0))
@@ -89,6 +89,8 @@ def fairness(questions: Questions, key: Key, seed: int = 0) -> Auc:
     weights = torch.linalg.solve(gram, x[fit].T @ sign[fit])
     scores = (x[count] @ weights).numpy()
     member = key.member[count.numpy()]
+    if member.all() or not member.any():
+        return None
     return auc(scores[member], scores[~member])
 
 

@@ -30,25 +30,56 @@ from modicum.errors import UserError
 
 Done = Callable[[int], None]
 CHUNK = 256  # gradients at a time
+MANY = 2048  # of them held at once
 MOST_OTHERS = 400  # of the attacker's records that the covariance is estimated from
 LEAST_NOISE = 1e-9  # of the others' variance: a message without noise is rounded all the same
 
 
 def gradients(public: Public, theta: Tensor, x: Tensor, y: Tensor, bound: float | None) -> Tensor:
-    """Each record's gradient, clipped where records are."""
-    model, layout = public.model, public.layout
+    """Each record's gradient, clipped where records are, on the attack's device."""
+    model, layout, theta = public.model, public.layout, theta.to(public.device)
 
     def loss(flat: Tensor, row: Tensor, label: Tensor) -> Tensor:
         return cross_entropy(functional_call(model, layout.named(flat), (row[None],)), label[None])
 
     parts = [
-        vmap(grad(loss), (None, 0, 0))(theta, rows, labels)
+        vmap(grad(loss), (None, 0, 0))(theta, rows.to(theta.device), labels.to(theta.device))
         for rows, labels in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True)
     ]
     found = torch.cat(parts)
     if bound is not None:
         found *= (bound / torch.linalg.vector_norm(found, dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
     return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Law:
+    """Of the attacker's own gradients at one model: what other records' gradients are like."""
+
+    theta: Tensor
+    bound: float | None
+    mean: Tensor
+    centred: Tensor
+    gram: Tensor
+    left_over: float
+
+    @classmethod
+    def of(cls, public: Public, theta: Tensor, bound: float | None) -> _Law:
+        each = gradients(public, theta, public.pool.x[:MOST_OTHERS], public.pool.targets["y"][:MOST_OTHERS], bound)
+        mean = each.mean(0)
+        centred = each - mean
+        return cls(theta, bound, mean, centred, centred @ centred.T, _left_over(centred))
+
+    def is_of(self, theta: Tensor, bound: float | None) -> bool:
+        return self.bound == bound and (self.theta is theta or torch.equal(self.theta, theta))
+
+
+def _left_over(centred: Tensor) -> float:
+    """The share of a gradient's variance that lies outside the span of as many others."""
+    half = len(centred) // 2
+    basis = torch.linalg.qr(centred[:half].T).Q
+    rest = centred[half:]
+    return max(0.0, 1 - float((rest @ basis).square().sum() / rest.square().sum().clamp(min=1e-30)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,25 +92,24 @@ class _Others:
     small: Tensor  # (v·I + R·Rᵀ)⁻¹, by which Woodbury's formula needs no larger inverse
 
     @classmethod
-    def of(cls, each: Tensor, scale: float, copies: float, variance: float) -> _Others:
-        mean = each.mean(0)
-        root = (each - mean) * scale * (copies / max(1, len(each) - 1)) ** 0.5
-        total = float(root.square().sum()) / root.shape[1]
-        noise = max(variance + total * _left_over(each - mean), LEAST_NOISE * total, 1e-30)
-        inner = noise * torch.eye(len(root), dtype=root.dtype, device=root.device) + root @ root.T
-        return cls(mean * scale * copies, root, noise, torch.linalg.inv(inner.double()).to(root.dtype))
+    def of(cls, law: _Law, scale: float, copies: float, variance: float) -> _Others:
+        size = scale * (copies / max(1, len(law.centred) - 1)) ** 0.5
+        total = float(law.gram.trace()) * size**2 / law.centred.shape[1]
+        noise = max(variance + total * law.left_over, LEAST_NOISE * total, 1e-30)
+        inner = noise * torch.eye(len(law.gram), dtype=torch.float64, device=law.gram.device)
+        inner += law.gram.double() * size**2
+        small = torch.linalg.inv(inner).to(law.gram.dtype)
+        return cls(law.mean * scale * copies, law.centred * size, noise, small)
 
     def whiten(self, rows: Tensor) -> Tensor:
         """Σ⁻¹·rows."""
         return (rows - (rows @ self.root.T) @ self.small @ self.root) / self.noise
 
-
-def _left_over(centred: Tensor) -> float:
-    """The share of a gradient's variance that lies outside the span of as many others."""
-    half = len(centred) // 2
-    basis = torch.linalg.qr(centred[:half].T).Q
-    rest = centred[half:]
-    return max(0.0, 1 - float((rest @ basis).square().sum() / rest.square().sum().clamp(min=1e-30)))
+    def lengths(self, rows: Tensor) -> Tensor:
+        """⟨row, Σ⁻¹·row⟩ of each, without another matrix as large as the rows."""
+        along = (rows @ self.root.T).double()
+        whole = rows.square().sum(1, dtype=torch.float64)
+        return (whole - ((along @ self.small.double()) * along).sum(1)) / self.noise
 
 
 def matched(wire: Wire, questions: Questions, *, done: Done | None = None) -> FloatArray:
@@ -88,15 +118,21 @@ def matched(wire: Wire, questions: Questions, *, done: Done | None = None) -> Fl
     rows_of: dict[str, list[int]] = {}
     for i, name in enumerate(questions.clients):
         rows_of.setdefault(name, []).append(i)
+    law: _Law | None = None  # clients of a round are sent one model
     for observed in wire.observed:
         rows = [i for name in observed.senders for i in rows_of.get(name, [])]
         if rows:
+            recipe = recipe_of(wire.public, observed)
+            bound = observed.bound if recipe.clip is Clip.RECORDS else None
+            if law is None or not law.is_of(observed.model, bound):
+                law = _Law.of(wire.public, observed.model, bound)
             at = torch.tensor(rows)
             x, y = questions.records.x[at], questions.records.targets["y"][at]
             if questions.others is None:
-                total[at] += _scores(wire.public, observed, x, y)
+                total[at] += _scores(wire.public, observed, recipe, law, x, y)
             else:
-                total[at] += _informed(wire.public, observed, x, y, [questions.others(i) for i in rows])
+                known = [questions.others(i) for i in rows]
+                total[at] += _informed(wire.public, observed, recipe, law, x, y, known)
         if done is not None:
             done(1)
     if not any(name in o.senders for o in wire.observed for name in rows_of):
@@ -104,35 +140,32 @@ def matched(wire: Wire, questions: Questions, *, done: Done | None = None) -> Fl
     return total.numpy()
 
 
-def _scores(public: Public, observed: Observed, x: Tensor, y: Tensor) -> Tensor:
-    recipe = recipe_of(public, observed)
+def _scores(public: Public, observed: Observed, recipe: Recipe, law: _Law, x: Tensor, y: Tensor) -> Tensor:
     scale, copies = _scale(public, observed, recipe)
-    bound = observed.bound if recipe.clip is Clip.RECORDS else None
-    pool_x, pool_y = public.pool.x[:MOST_OTHERS], public.pool.targets["y"][:MOST_OTHERS]
-    theta = observed.model
-    others = _Others.of(gradients(public, theta, pool_x, pool_y, bound), scale, copies, observed.facts.variance)
-    shared = public.setup.kit.shared.cpu()
-    effect = gradients(public, theta, x, y, bound) * scale * shared
-    rest = (-observed.update - others.mean) * shared
-    white = others.whiten(effect)
-    return (white @ rest - 0.5 * (white * effect).sum(1)).double()
+    others = _Others.of(law, scale, copies, observed.facts.variance)
+    shared = public.setup.kit.shared.to(public.device)
+    rest = others.whiten(((-observed.update.to(public.device) - others.mean) * shared)[None])[0]
+    found = []
+    for rows, labels in zip(torch.split(x, MANY), torch.split(y, MANY), strict=True):
+        effect = gradients(public, observed.model, rows, labels, law.bound) * scale * shared
+        found.append((effect @ rest).double() - 0.5 * others.lengths(effect))
+    return torch.cat(found).cpu()
 
 
-def _informed(public: Public, observed: Observed, x: Tensor, y: Tensor, others: list[Batch]) -> Tensor:
+def _informed(
+    public: Public, observed: Observed, recipe: Recipe, law: _Law, x: Tensor, y: Tensor, others: list[Batch]
+) -> Tensor:
     """log N(r; a, v) − log N(r; one record like the attacker's own, v), with r what is left of the message."""
-    recipe = recipe_of(public, observed)
     if len(observed.senders) > 1 or recipe.clip is not Clip.RECORDS:
         raise UserError("knowing the other records helps with one client's message whose records are clipped")
-    theta, bound, scale = observed.model, observed.bound, recipe.gain / recipe.records
-    pool = gradients(public, theta, public.pool.x[:MOST_OTHERS], public.pool.targets["y"][:MOST_OTHERS], bound)
-    law = _Others.of(pool, scale, 1.0, observed.facts.variance)
-    noise = max(observed.facts.variance, LEAST_NOISE * float(law.root.square().sum()) / law.root.shape[1])
-    effect = gradients(public, theta, x, y, bound) * scale
-    known = [gradients(public, theta, b.x, b.targets["y"], bound).sum(0) * scale for b in others]
-    rest = -observed.update - torch.stack(known)
-    away = rest - law.mean
-    null = 0.5 * (law.whiten(away) * away).sum(1)
-    return (null - (rest - effect).square().sum(1) / (2 * noise)).double()
+    theta, scale = observed.model, recipe.gain / recipe.records
+    one = _Others.of(law, scale, 1.0, observed.facts.variance)
+    noise = max(observed.facts.variance, LEAST_NOISE * float(one.root.square().sum()) / one.root.shape[1])
+    effect = gradients(public, theta, x, y, law.bound) * scale
+    known = [gradients(public, theta, b.x, b.targets["y"], law.bound).sum(0) * scale for b in others]
+    rest = -observed.update.to(public.device) - torch.stack(known)
+    null = 0.5 * one.lengths(rest - one.mean)
+    return (null - (rest - effect).square().sum(1) / (2 * noise)).double().cpu()
 
 
 def _scale(public: Public, observed: Observed, recipe: Recipe) -> tuple[float, float]:

@@ -10,6 +10,8 @@ from modicum.attacks.wire import Public, Wire
 from modicum.core.parts import Batch
 from modicum.errors import UserError
 
+MOST_QUERIES = 18  # nine shifts by at most a pixel, each as it is and mirrored
+
 
 def published(wire: Wire) -> Tensor:
     """The last model that everybody was sent."""
@@ -24,9 +26,11 @@ def published(wire: Wire) -> Tensor:
 def logits(public: Public, theta: Tensor, records: Batch, chunk: int = 1024) -> Tensor:
     """Outputs of a model given by its parameters, in double precision."""
     with torch.no_grad():
-        named = public.layout.named(theta)
-        parts = [functional_call(public.model, named, (x,)) for x in torch.split(records.x, chunk)]
-    return torch.cat(parts).double()
+        named = public.layout.named(theta.to(public.device))
+        parts = [
+            functional_call(public.model, named, (x.to(public.device),)) for x in torch.split(records.x, chunk)
+        ]
+    return torch.cat(parts).double().cpu()
 
 
 def logit_of_label(outputs: Tensor, y: Tensor) -> Tensor:
@@ -50,3 +54,17 @@ def confidence_features(outputs: Tensor, y: Tensor) -> Tensor:
     entropy = -(p * p.clamp(min=1e-12).log()).sum(1)
     right = (outputs.argmax(1) == y).double()
     return torch.cat([top, torch.stack([own, -own.log(), entropy, margin(outputs, y), right], 1)], 1)
+
+
+def views(x: Tensor, count: int) -> list[Tensor]:
+    """The records and, of images, shifted and mirrored copies of them: `count` of at most 18 queries a record."""
+    if not 1 <= count <= MOST_QUERIES:
+        raise UserError(f"LiRA asks from 1 to {MOST_QUERIES} queries a record, got {count}")
+    if x.ndim != 4:
+        return [x]
+    shifts = [(0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1), (1, -1), (-1, 1)]
+    found = []
+    for by in shifts:
+        moved = torch.roll(x, by, (-2, -1))
+        found += [moved, moved.flip(-1)]
+    return found[:count]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from modicum.attacks.bounds import FloatArray
 from modicum.attacks.membership.game import Questions
-from modicum.attacks.membership.scores import confidence_features, logit_of_label, logits, published
+from modicum.attacks.membership.scores import confidence_features, logit_of_label, logits, published, views
 from modicum.attacks.wire import Wire
 from modicum.core.parts import Batch
 from modicum.data.arrays import Arrays, ClientData
@@ -26,14 +28,21 @@ from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.rehearsal import Rehearsal
 
 Done = Callable[[int], None]
+Keep = Callable[[str, Callable[[], FloatArray]], FloatArray]  # name, how to compute it
 Inside = NDArray[np.bool_]
 MANY = 64  # shadows from which each record has variances of its own
 
 
+def anew(_: str, compute: Callable[[], FloatArray]) -> FloatArray:
+    """Nothing is kept."""
+    return compute()
+
+
 def trained_on(wire: Wire, records: Batch, seed: int) -> Tensor:
-    """The last model of a rehearsal whose clients hold these records, in their own proportions."""
+    """What a rehearsal publishes when the run published its last model, where clients hold these records in their
+    own proportions. Its plan is for all rounds, so that the noise is the run's."""
     rehearsal = Rehearsal(_over(wire, records, seed))
-    for _ in rehearsal.rounds():
+    for _ in islice(rehearsal.rounds(), max(o.round for o in wire.observed)):
         pass
     return rehearsal.model
 
@@ -61,8 +70,8 @@ def _over(wire: Wire, records: Batch, seed: int) -> Experiment:
         model=model,
         seed=seed,
         metrics=(),
-        rounds=max(o.round for o in wire.observed),
         evaluate_every=made.rounds + 1,
+        device=str(wire.public.device),
     )
 
 
@@ -82,24 +91,45 @@ def lira(
     shadows: int = 16,
     seed: int = 0,
     online: bool = True,
+    queries: int = 2,
+    keep: Keep = anew,
     done: Done | None = None,
 ) -> FloatArray:
     """The likelihood-ratio attack (Carlini et al. 2022): Gaussians of φ with the record inside and outside.
 
-    Offline, only the shadows without the record count: how far above them the target's φ lies.
+    Offline, only the shadows without the record count: how far above them the target's φ lies. Of images, φ is
+    asked of `queries` shifted and mirrored copies, and ratios are averaged. `keep` remembers a shadow's answers.
     """
     if shadows < 4 or shadows % 2:
         raise UserError(f"LiRA's shadows come in pairs, at least 4 of them, got {shadows}")
-    y = questions.records.targets["y"]
     seen, inside = [], list(halves(len(questions), shadows, seed))
     for i, chosen in enumerate(inside):
         half = questions.records.take(torch.from_numpy(np.flatnonzero(chosen)))
-        theta = trained_on(wire, half, seed * 1000 + i)
-        seen.append(logit_of_label(logits(wire.public, theta, questions.records), y).numpy())
+        seen.append(
+            keep(f"shadow-{i}", partial(_asked_of_shadow, wire, half, seed * 1000 + i, questions, queries))
+        )
         if done is not None:
             done(1)
-    target = logit_of_label(logits(wire.public, published(wire), questions.records), y).numpy()
-    return likelihood_ratio(target, np.stack(seen), np.stack(inside), online=online)
+    target = _asked(wire, published(wire), questions, queries)
+    each = [
+        likelihood_ratio(target[k], np.stack([s[k] for s in seen]), np.stack(inside), online=online)
+        for k in range(len(target))
+    ]
+    return np.asarray(np.mean(each, 0))
+
+
+def _asked_of_shadow(wire: Wire, half: Batch, seed: int, questions: Questions, queries: int) -> FloatArray:
+    return _asked(wire, trained_on(wire, half, seed), questions, queries)
+
+
+def _asked(wire: Wire, theta: Tensor, questions: Questions, queries: int) -> FloatArray:
+    """φ of every query (rows) of every record."""
+    y = questions.records.targets["y"]
+    rows = [
+        logit_of_label(logits(wire.public, theta, Batch(x, {"y": y})), y)
+        for x in views(questions.records.x, queries)
+    ]
+    return torch.stack(rows).numpy()
 
 
 def likelihood_ratio(target: FloatArray, seen: FloatArray, inside: Inside, *, online: bool) -> FloatArray:
@@ -121,13 +151,21 @@ def likelihood_ratio(target: FloatArray, seen: FloatArray, inside: Inside, *, on
 
 
 def lr_mia(
-    wire: Wire, questions: Questions, *, shadows: int = 8, seed: int = 0, done: Done | None = None
+    wire: Wire,
+    questions: Questions,
+    *,
+    shadows: int = 8,
+    seed: int = 0,
+    keep: Keep = anew,
+    done: Done | None = None,
 ) -> FloatArray:
     """Logistic regression on confidence features, learned from shadows on halves of the attacker's own records."""
     pool, rows, bits = wire.public.pool, [], []
     for i, chosen in enumerate(halves(len(pool), shadows, seed)):
-        theta = trained_on(wire, pool.take(torch.from_numpy(np.flatnonzero(chosen))), seed * 1000 + i)
-        rows.append(confidence_features(logits(wire.public, theta, pool), pool.targets["y"]))
+        half = pool.take(torch.from_numpy(np.flatnonzero(chosen)))
+        rows.append(
+            torch.from_numpy(keep(f"shadow-{i}", partial(_features_of_shadow, wire, half, seed * 1000 + i)))
+        )
         bits.append(torch.from_numpy(chosen).double())
         if done is not None:
             done(1)
@@ -138,6 +176,14 @@ def lr_mia(
         logits(wire.public, published(wire), questions.records), questions.records.targets["y"]
     )
     return np.asarray((((mine - mean) / std) @ weights + bias).numpy())
+
+
+def _features_of_shadow(wire: Wire, half: Batch, seed: int) -> FloatArray:
+    pool = wire.public.pool
+    features = confidence_features(
+        logits(wire.public, trained_on(wire, half, seed), pool), pool.targets["y"].cpu()
+    )
+    return features.numpy()
 
 
 def _logistic(x: Tensor, bits: Tensor, steps: int = 30, ridge: float = 1e-3) -> tuple[Tensor, Tensor]:

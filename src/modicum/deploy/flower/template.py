@@ -11,7 +11,7 @@ import numpy as np
 from modicum.data import federate, load
 from modicum.deploy.flower import keys, link, register
 from modicum.deploy.flower.project import FLWR, settings, write_project
-from modicum.deploy.silo.signing import make_signing_key
+from modicum.deploy.silo.signing import make_signing_key, public_text
 from modicum.errors import UserError
 
 EXPERIMENT = """# What everyone agrees on. Every silo keeps its own copy and refuses a server with another one.
@@ -22,14 +22,14 @@ clients = {clients}
 
 [method]
 name = "dp-sgd"
-batch = 64
+{method}
 
 [model]
 name = "logistic"
 
 [run]
 rounds = 10
-
+{run}
 [run.silos]                 # what was agreed: a silo that has other records or grants another ε does not join
 {silos}
 """
@@ -41,12 +41,12 @@ name = "{name}"
 experiment = "../experiment.toml"
 folder = "state-{name}"
 socket = "{name}.sock"
-
+{key}
 [grant]
 budget = 2.0                # ε of everything that leaves in this run
 delta = 1e-5
 unit = "record"
-bounds = [0.01, 10.0]       # clipping bounds it accepts
+{view}bounds = [0.01, 10.0]       # clipping bounds it accepts
 smallest_noise = 0.3        # noise multiplier under which nothing leaves
 rounds = 50
 
@@ -57,6 +57,23 @@ delta = 1e-5
 [data]
 npz = "records-{name}"      # a folder with {name}.npz: arrays x and y; here a share of the digits, to try out
 classes = 10
+"""
+
+SECURE_METHOD = """view = "secure-aggregation" # the server learns sums only: docs/secure-aggregation.md
+colluding = 1               # silos that may help the server
+dropouts = {dropouts}                # silos that may be lost in a round: of more than colluding + 2 · dropouts"""
+SECURE_RUN = """secure_aggregation = "protocol"
+"""
+SECURE_KEY = """key = "{name}.key"          # signs what it says in secure aggregation; never leaves this machine
+"""
+SECURE_VIEW = """view = "secure-aggregation"
+"""
+SECURE_README = """
+## Keys of secure aggregation
+
+`silos/NAME.key` was made here so that the project runs at once. For real records it is not copied: each silo makes
+its own with `modicum silo key silos/NAME.key`, and the line that this prints replaces the key in everybody's
+`experiment.toml`. Compare that file by another way than the server: whoever writes the keys says who is counted.
 """
 
 README = """# A deployment of {count} silos
@@ -78,10 +95,15 @@ Run `modicum silo serve` as one user and `flower-supernode` as another: see docs
 """
 
 
-def write_template(folder: Path, names: Sequence[str], host: str, port: int) -> None:
-    """A folder with keys, and settings for a server and for each silo, to be divided among its machines."""
+def write_template(folder: Path, names: Sequence[str], host: str, port: int, *, secure: bool = False) -> None:
+    """A folder with keys, and settings for a server and for each silo, to be divided among its machines.
+
+    `secure`: behind secure aggregation, against one colluding silo.
+    """
     if not names or len(set(names)) != len(names):
         raise UserError("give each silo a name of its own: --silos hospital-a,hospital-b,hospital-c")
+    if secure and len(names) < 2:
+        raise UserError("secure aggregation needs a silo that does not collude with the server: name at least two")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty: choose a new folder")
     at = folder / "keys"
@@ -92,13 +114,24 @@ def write_template(folder: Path, names: Sequence[str], host: str, port: int) -> 
     (folder / "silos").mkdir(parents=True, exist_ok=True)
     (folder / "flower").mkdir(exist_ok=True)
     for name in names:
-        (folder / "silos" / f"{name}.toml").write_text(SILO.format(name=name), encoding="utf-8")
-    sizes = _write_records(folder / "silos", names)
-    silos = "\n".join(f"{json.dumps(n)} = {{ records = {size}, budget = 2.0 }}" for n, size in sizes.items())
-    experiment = EXPERIMENT.format(clients=len(names), silos=silos)
+        own = {"key": SECURE_KEY.format(name=name), "view": SECURE_VIEW} if secure else {"key": "", "view": ""}
+        (folder / "silos" / f"{name}.toml").write_text(SILO.format(name=name, **own), encoding="utf-8")
+    experiment = _experiment(folder / "silos", names, secure=secure)
     (folder / "experiment.toml").write_text(experiment, encoding="utf-8")
     write_project(folder / "app", settings(folder / "experiment.toml", folder / "server", at / "silos.toml"))
-    (folder / "README.md").write_text(_readme(names, host, port), encoding="utf-8")
+    readme = _readme(names, host, port) + (SECURE_README if secure else "")
+    (folder / "README.md").write_text(readme, encoding="utf-8")
+
+
+def _experiment(folder: Path, names: Sequence[str], *, secure: bool) -> str:
+    """What all agree on; with `secure` also the public half of each silo's own key, which is made here."""
+    lines = []
+    for name, size in _write_records(folder, names).items():
+        key = f', key = "{public_text(make_signing_key(folder / f"{name}.key"))}"' if secure else ""
+        lines.append(f"{json.dumps(name)} = {{ records = {size}, budget = 2.0{key} }}")
+    method = SECURE_METHOD.format(dropouts=int(len(names) > 3)) if secure else "batch = 64"
+    run = SECURE_RUN if secure else ""
+    return EXPERIMENT.format(clients=len(names), silos="\n".join(lines), method=method, run=run)
 
 
 def _write_records(folder: Path, names: Sequence[str]) -> dict[str, int]:

@@ -95,13 +95,17 @@ class Explore:
 
 @dataclass(frozen=True)
 class WithPolicy:
-    """A method with another policy in it."""
+    """A method with another policy in it; `even`: with one noise in place of several kinds."""
 
     base: MethodSpec
     policy: Policy
+    even: bool = False
 
     def build(self, setting: Setting) -> Method:
-        return replace(self.base.build(setting), policy=self.policy)
+        method = replace(self.base.build(setting), policy=self.policy)
+        if self.even and isinstance(method.mechanism, RecordLocal):
+            return replace(method, mechanism=replace(method.mechanism, stock=None, adaptive=False))
+        return method
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ class Fitted:
 
     weights: Weights
     network: Network
-    gains: tuple[float, ...]  # accuracy on held-out stand-ins, less that of a constant bound and preset kinds
+    gains: tuple[float, ...]  # accuracy on held-out stand-ins, less that of a constant bound and one noise
     losses: tuple[float, ...]  # of all epochs
     decisions: tuple[tuple[float, str], ...]  # (C, kinds by client) of each round on the first held-out run
     about: dict[str, object] = field(default_factory=dict)
@@ -156,9 +160,7 @@ def fit_metanet(
         if progress is not None:
             progress(done, total)
 
-    constant = [
-        _judge(experiment, Fixed(policy.initial, policy.signals), schedule, k) for k in _held_out(schedule)
-    ]
+    constant = [_judge(experiment, Fixed(policy.initial), schedule, k, even=True) for k in _held_out(schedule)]
     for number in range(schedule.passes):
         for k in range(schedule.runs):
             seed = schedule.seed + 1000 * number + k
@@ -195,11 +197,11 @@ def stand_in(experiment: Experiment, k: int) -> Experiment:
 
 
 def _judge(
-    experiment: Experiment, policy: Policy, schedule: Schedule, k: int
+    experiment: Experiment, policy: Policy, schedule: Schedule, k: int, even: bool = False
 ) -> tuple[float, tuple[tuple[float, str], ...]]:
     """Accuracy on a held-out stand-in, and what was decided."""
     cell = stand_in(experiment, k)
-    cell = replace(cell, method=WithPolicy(experiment.method, policy), seed=schedule.seed + k)
+    cell = replace(cell, method=WithPolicy(experiment.method, policy, even), seed=schedule.seed + k)
     run, decided = Rehearsal(cell), []
     for _ in range(cell.rounds):
         if run.server.finished:

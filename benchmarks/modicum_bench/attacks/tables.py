@@ -1,0 +1,135 @@
+"""What was found, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from modicum.attacks.membership.evidence import Rate, clusters, pooled
+from modicum.attacks.outcome import CLOSE
+
+Outcomes = list[dict[str, Any]] | None  # of one cell; None: it was not run
+Found = Mapping[str, Sequence[Outcomes]]  # by row, one for each seed
+
+INVERTED = ("MSE", "PSNR", "SSIM", "labels", "hits", "ceiling", "floor PSNR", "what it says")
+ASKED = (
+    "runs",
+    "others",
+    "AUC",
+    "TPR at 1%",
+    "ceiling",
+    "TPR at 0.1%",
+    "ceiling",
+    "ε ≥",
+    "claimed",
+    "what it says",
+)
+
+
+def table(name: str, task: str, found: Found) -> str:
+    """One table; a cell that was not run says so."""
+    head = ASKED if name == "membership" else INVERTED
+    columns = ("method", "attack", *head)
+    lines = [f"### {name.capitalize()}, {task}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    bare = _undefended(found)
+    for row, seeds in found.items():
+        there = [one for one in seeds if one is not None]
+        if not there:
+            lines.append(f"| {row} | not run: no time |" + " |" * len(head))
+        for i in range(len(there[0]) if there else 0):
+            each = [seed[i] for seed in there]
+            cells = _asked(each) if name == "membership" else _inverted(each[0], bare)
+            lines.append(f"| {row} | {each[0]['attack']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _undefended(found: Found) -> dict[str, bool]:
+    """(f) Which attacks find something where nothing is hidden."""
+    first = next(iter(found.values()), [None])[0] or []
+    return {one["attack"]: _above(one) for one in first if one.get("quality")}
+
+
+def _above(one: Mapping[str, Any]) -> bool:
+    return bool(one["quality"]["psnr"] > one["floor"]["psnr"] + CLOSE)
+
+
+def _inverted(one: Mapping[str, Any], bare: Mapping[str, bool]) -> list[str]:
+    q, floor = one.get("quality"), one.get("floor")
+    if one.get("auc"):
+        candidates = one["members"] + one["others"]
+        return [
+            *("–" for _ in INVERTED[1:]),
+            f"the record among {candidates:,} candidates: AUC {one['auc']['value']:.3f}",
+        ]
+    if q is None or floor is None:
+        return [*("–" for _ in INVERTED[1:]), f"not tried: {one['note']}"]
+    ssim = "–" if q["ssim"] is None else f"{q['ssim']:.2f}"
+    hits = f"{q['hits']:.0%} [{q['hits_low']:.0%}, {q['hits_high']:.0%}]"
+    ceiling = "none" if one["ceiling"] >= 1 else f"{one['ceiling']:.1%}"
+    figures = [f"{q['mse']:.4f}", f"{q['psnr']:.1f}", ssim, f"{one['labels']:.0%}", hits, ceiling]
+    return [*figures, f"{floor['psnr']:.1f}", _said(one, bare)]
+
+
+def _said(one: Mapping[str, Any], bare: Mapping[str, bool]) -> str:
+    if _above(one):
+        return "leaks"
+    if not bare.get(one["attack"].removesuffix("-adaptive"), False):
+        return "at the floor, and so it is undefended: shows nothing"
+    if one["missing"] is not None and one["missing"] < 0.5:
+        return "at the floor: the search failed"
+    return "at the floor: not in the message"
+
+
+def _asked(each: Sequence[Mapping[str, Any]]) -> list[str]:
+    first = each[0]
+    if first.get("auc") is None:
+        return [*("–" for _ in ASKED[1:]), f"not tried: {first['note']}"]
+    area = [one["auc"]["value"] for one in each]
+    mean, low, high = clusters(area) if len(area) > 1 else (area[0], first["auc"]["low"], first["auc"]["high"])
+    rates = [pooled([_rate(one["rates"][i]) for one in each]) for i in range(len(first["rates"]))]
+    shown = [
+        cell
+        for rate, ceiling in zip(rates, first["ceilings"], strict=True)
+        for cell in (_told(rate), f"{ceiling:.1%}")
+    ]
+    claimed = "∞" if first["claimed"] is None else f"{first['claimed']:.3g}"
+    proved = max(one["epsilon_lower"] for one in each)
+    verdict = "leaks" if low > 0.5 else "inverted" if high < 0.5 else "nothing found by this attack"
+    if any(one["verdict"].startswith("not fair") for one in each):
+        verdict = "not fair"
+    return [
+        str(len(each)),
+        f"{rates[0].others:,}",
+        f"{mean:.3f} [{low:.3f}, {high:.3f}]",
+        *shown,
+        f"{proved:.2f}",
+        claimed,
+        verdict,
+    ]
+
+
+def _rate(told: Mapping[str, Any]) -> Rate:
+    return Rate(**{name: value for name, value in told.items() if name != "inverted"})
+
+
+def _told(rate: Rate) -> str:
+    shown = f"{rate.tpr:.2%} [{rate.low:.2%}, {rate.high:.2%}]"
+    return shown if rate.supported else f"{shown} unsupported"
+
+
+def noise_table(task: str, found: Found) -> str:
+    """Quality and hits against ε of one message, with the ceiling."""
+    points = {name: seeds[0][0] for name, seeds in found.items() if seeds[0] and seeds[0][0].get("quality")}
+    blind = next((one["blind"] for one in points.values()), 0.0)
+    rows = {
+        "PSNR": [f"{one['quality']['psnr']:.1f}" for one in points.values()],
+        "found (MSE < 0.01)": [f"{one['quality']['hits']:.0%}" for one in points.values()],
+        f"ceiling (blind guess {blind:.1%})": [f"{one['ceiling']:.1%}" for one in points.values()],
+    }
+    lines = [
+        f"### One message behind noise, {task}",
+        "",
+        f"| | {' | '.join(points)} |",
+        "|---" * (len(points) + 1) + "|",
+    ]
+    return "\n".join([*lines, *(f"| {name} | {' | '.join(values)} |" for name, values in rows.items())])

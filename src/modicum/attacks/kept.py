@@ -1,0 +1,61 @@
+"""What attacks found before, in a folder: a campaign that was stopped goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from modicum.attacks.bounds import FloatArray
+from modicum.attacks.inversion.objective import Guess
+from modicum.attacks.order import Found, Order
+from modicum.attacks.wire import Wire
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Files named after everything that decides what is found."""
+
+    folder: Path
+    order: Order
+    wire: Wire
+
+    def path(self, name: str, kind: str) -> Path:
+        """Of what `name` found."""
+        first = self.wire.observed[0]
+        told = [
+            name,
+            asdict(replace(self.order, attacks=("dlg",))),
+            self.wire.public.method.name,
+            len(self.wire.observed),
+        ]
+        text = json.dumps([*told, float(first.update.double().sum()), float(first.update.double().abs().max())])
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder / f"{name}-{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}.{kind}"
+
+    def guesses(self, name: str, search: Callable[[], Found]) -> Found:
+        """What an inversion found, searched for where it is not there."""
+        path = self.path(name, "npz")
+        if not path.exists():
+            found = search()
+            x, y = (torch.stack([getattr(g, part) for g in found]).cpu().numpy() for part in ("x", "y"))
+            with open(path.with_suffix(".part"), "wb") as file:
+                np.savez(file, x=x, y=y, loss=np.array([g.loss for g in found]))
+            path.with_suffix(".part").replace(path)
+        with np.load(path) as kept:
+            rows = zip(kept["x"], kept["y"], kept["loss"], strict=True)
+            return [Guess(torch.from_numpy(x), torch.from_numpy(y), float(loss)) for x, y, loss in rows]
+
+    def numbers(self, name: str, compute: Callable[[], FloatArray]) -> FloatArray:
+        """Scores, or what a shadow answered, computed where they are not there."""
+        path = self.path(name, "npy")
+        if not path.exists():
+            with open(path.with_suffix(".part"), "wb") as file:
+                np.save(file, compute())
+            path.with_suffix(".part").replace(path)
+        return np.asarray(np.load(path))
