@@ -128,6 +128,9 @@ def test_settings_come_from_stand_ins_without_the_tasks_own_records(tmp_path: Pa
     assert dict(left[0].methods)["dp-sgd"] == (1.0, 0.3)
     assert "no privacy" in dict(left[0].methods)
     assert "no privacy" not in dict(left[1].methods)
+    del settings[""]["dp-sgd, hot, 0.003"]
+    with pytest.raises(UserError, match="chosen for dp-sgd"):
+        list(draws(tmp_path / "none.jsonl", HERE, [DIGITS], settings))
 
 
 def test_without_settings_nothing_is_tested(tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ ROWS: dict[str, Row] = {
     "fedacg": Row(gain=1 / (1 - 0.85)),
     "fedsa": Row(),
     "fedmap": Row({"clipping": "plug-in"}),
+    "awdp-fl": Row(),
 }
 TWINS = {"rpdp-fl": "dp-sgd", "fedsa": "dp-sgd"}  # one method where all clients have one budget and size
 Choice = tuple[float, float]

@@ -126,6 +126,8 @@ def _settings(cell: Cell, settings: dict[str, Any], backbones: Path) -> dict[str
     near = min(NOISES, key=lambda n: abs(math.log(n / noise)))
     chosen = settings[without]
     keys = {name: _key(name, cell.hot, near) for name, row in ROWS.items() if row.tuned}
+    if missing := [name for name, key in keys.items() if key not in chosen]:
+        raise UserError(f"no settings were chosen for {', '.join(missing)}: run the stage choose again")
     return {name: tuple(chosen[key]) for name, key in keys.items()}
 
 
