@@ -91,7 +91,10 @@ def test_with_real_noise_no_test_record_is_looked_at(tmp_path: Path) -> None:
     assert runs[False].summary.groups[0].accuracy is None
     assert runs[False].summary.accuracy is None
     assert runs[False].summary.loss is None
-    assert "No accuracy" in (tmp_path / "False" / "report.html").read_text()
+    page = (tmp_path / "False" / "report.html").read_text()
+    assert "No accuracy" in page
+    assert "ground truth" not in page.split("<script")[0]
+    assert "accuracy*" not in page
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["new", "there already"])

@@ -155,7 +155,7 @@ def test_parts_are_weighed_seed_by_seed(tmp_path: Path) -> None:
     part = "without CRA (DA)"
     rows = [line(OURS, 0, 0.5), line(part, 0, 0.49), line(OURS, 1, 0.7), line(part, 1, 0.68), line(part, 2, 0.1)]
     (tmp_path / "results.jsonl").write_text("\n".join(rows))
-    assert "| without CRA (DA) | +1.50 ± 0.71 |" in tables(tmp_path)
+    assert "| without CRA (DA) | +1.50 ± 0.71 (2) |" in tables(tmp_path)
 
 
 def test_features_travel_in_few_bits(tmp_path: Path) -> None:

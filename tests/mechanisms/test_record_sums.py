@@ -34,7 +34,6 @@ METHODS: dict[str, MethodSpec] = {
     "dp-sgd": DpSgd(**SUM),
     "dp-sgd-replace-one": DpSgd(adjacency="replace-one", rule="auto", dropouts=1, **SUM),
     "aqc": Aqc(**SUM),
-    "awdp-fl": AwdpFl(clip=0.5, **SUM),
     "pac-dp": PacDp(clip=0.5, optimiser="adam", lr=0.05, **SUM),
     "class-means": ClassMeans(**SUM),
     "class-means-steps": ClassMeans(steps=2, **SUM),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.errors import MissingExtraError
+from modicum.report.colours import colours_of
 from modicum_bench.acdp_pfsd.cells import FIG_4, LONGER, OTHERS, SMALL_NETWORK, TASKS
 from modicum_bench.acdp_pfsd.report import (
     MODELS,
@@ -21,14 +22,7 @@ from modicum_bench.acdp_pfsd.report import (
     small_constants,
 )
 
-COLOURS = {
-    "pfsd": "#4a5568",
-    "dp-pfsd": "#2b6cb0",
-    "aqc": "#2f855a",
-    "bandit": "#b7791f",
-    "acdp-pfsd": "#c05621",
-    "acdp-pfsd-pretrained": "#b83280",
-}
+COLOURS = colours_of(["pfsd", "dp-pfsd", "aqc", "bandit", "acdp-pfsd", "acdp-pfsd-pretrained"])
 
 
 def draw_all(out: Path, to: Path) -> list[Path]:

@@ -17,8 +17,7 @@ CHUNK = 2000
 
 
 class Hog(nn.Module):
-    """(n, 3, 32, 32) pixels from 0 to 1 to (n, 7·7·2·2·9): blocks of 2×2 cells of 4×4 pixels, each of length 1
-    before the record's own mean is taken off."""
+    """(n, 3, 32, 32) pixels from 0 to 1 to (n, 7·7·2·2·9): blocks of 2×2 cells of 4×4 pixels, each of length 1."""
 
     def forward(self, images: Tensor) -> Tensor:
         """The histograms of each image by itself."""
@@ -51,7 +50,4 @@ def _hog(images: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     parts = [cells[:, i : side - 1 + i, j : side - 1 + j] for i in (0, 1) for j in (0, 1)]
     blocks = np.concatenate(parts, -1)
     blocks /= np.linalg.norm(blocks, axis=-1, keepdims=True) + 0.02
-    flat = blocks.reshape(n, -1)
-    # A record's own mean: without it all records point one way, and steps must be short along it.
-    centred: npt.NDArray[np.float32] = flat - flat.mean(1, keepdims=True)
-    return centred
+    return blocks.reshape(n, -1)

@@ -62,7 +62,7 @@ def _worth(rows: list[dict[str, Any]], tasks: list[str]) -> list[str]:
     """Points by which FedCompDP is better than without a part: paired by seed, with the spread of that."""
     if not any(r["row"] in TABLE_II for r in rows):
         return []
-    lines = ["### What each part is worth, in points of accuracy", ""]
+    lines = ["### What each part is worth, in points of accuracy (and of how many seeds)", ""]
     lines += [f"| FedCompDP less itself … | {' | '.join(tasks)} |", "|---|" + "---|" * len(tasks)]
     for view, said in ((MESSAGES, ""), (SUM, ", in a sum")):
         for part in (part for part in TABLE_II if view == MESSAGES or part not in ALONE):
@@ -77,7 +77,7 @@ def _difference(rows: list[dict[str, Any]], task: str, view: str, part: str) -> 
     if not both:
         return "not run"
     spread = f" ± {statistics.stdev(both):.2f}" if len(both) > 1 else ""
-    return f"{statistics.fmean(both):+.2f}{spread}"
+    return f"{statistics.fmean(both):+.2f}{spread} ({len(both)})"
 
 
 def _task(name: str, rows: list[dict[str, Any]]) -> str:
@@ -124,7 +124,9 @@ def _cell(rows: list[dict[str, Any]], name: str, view: str) -> str:
     own = [r for r in rows if r["row"] == name and r["view"] == view]
     if not own:
         return "not run"
-    return " / ".join(_spread([r[key] for r in own]) for key in ("accuracy", "macro_f1"))
+    shown = " / ".join(_spread([r[key] for r in own]) for key in ("accuracy", "macro_f1"))
+    missing = len({r["seed"] for r in rows}) - len(own)
+    return f"{shown} ({len(own)} of {len(own) + missing} seeds)" if missing else shown
 
 
 def _spread(values: list[float]) -> str:
@@ -133,10 +135,10 @@ def _spread(values: list[float]) -> str:
 
 
 def picture(out: Path) -> None:
-    """What each part is worth: accuracy without it less accuracy with it, seed by seed."""
+    """What is gained or lost without each part, seed by seed."""
     path = out / "results.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    tasks = sorted({r["task"] for r in rows})
+    tasks = sorted({r["task"] for r in rows if r["row"] in TABLE_II and r["view"] == MESSAGES})
     if not tasks:
         return
     import matplotlib
@@ -144,7 +146,7 @@ def picture(out: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, len(tasks), figsize=(3.2 * len(tasks), 3), sharey=True, squeeze=False)
+    figure, axes = plt.subplots(1, len(tasks), figsize=(2 + 3.2 * len(tasks), 2.6), sharey=True, squeeze=False)
     for axis, task in zip(axes[0], tasks, strict=True):
         found = {
             (r["row"], r["seed"]): 100 * r["accuracy"] for r in rows if (r["task"], r["view"]) == (task, MESSAGES)

@@ -21,6 +21,7 @@ from modicum.privacy.events import NoSampling
 from modicum.privacy.spec import Adjacency, PrivacySpec, ServerSeesMessages, Unit
 from modicum.public.rehearsed.pictures import plain_ticks
 from modicum.public.rehearsed.proxy import bootstrap
+from modicum.report.colours import PALETTE, colours_of
 from modicum.theory import Surrogate, surrogate
 from modicum_bench.pac_dp.data import Folders, divided, first_model, without_private
 from modicum_bench.pac_dp.methods import ADAM
@@ -28,7 +29,6 @@ from modicum_bench.pac_dp.report import results
 from modicum_bench.pac_dp.settings import CASES, TASKS, Task
 
 Say = Callable[[str], None]
-COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b83280", "#4a5568", "#b7791f", "#0987a0")
 FAR = 5.0  # points: a method that ends further than this below all others is named, and not drawn whole
 Curves = dict[str, list[list[float]]]
 SPEC = PrivacySpec(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, view=ServerSeesMessages(), delta=1e-5)
@@ -109,8 +109,8 @@ def _fit_figure(task: Task, curve: Curve, start: dict[str, Any], folders: Folder
     for i, budget in enumerate(budgets[:: max(1, len(budgets) // 2)]):
         row = budgets.index(budget)
         j = public_surrogate(task, start, folders, budget, bounds)
-        theory.plot(bounds, j.values, "--", color=COLOURS[i], label=f"ε={budget:g}")
-        other.plot(bounds, accuracy[row], "-o", color=COLOURS[i], markersize=3)
+        theory.plot(bounds, j.values, "--", color=PALETTE[i], label=f"ε={budget:g}")
+        other.plot(bounds, accuracy[row], "-o", color=PALETTE[i], markersize=3)
     theory.set(xlabel="C", xscale="log", yscale="log", ylabel="J (dashed)", title="Surrogate and accuracy")
     other.set_ylabel("public accuracy (solid)")
     plain_ticks(theory.xaxis, bounds)
@@ -162,9 +162,9 @@ def _rounds_figure(task: Task, out: Path, start: str, path: Path) -> Path:
     for axis, case in zip(axes, CASES, strict=True):
         curves = {row: v for row, v in _by_round(task, out, start, case).items() if not row.endswith(ADAM)}
         means = {row: [statistics.fmean(at) for at in zip(*v, strict=True)] for row, v in sorted(curves.items())}
-        for i, (row, mean) in enumerate(means.items()):
-            style = {"color": COLOURS[i % len(COLOURS)], "linestyle": "-" if i < len(COLOURS) else ":"}
-            axis.plot(mean, linewidth=2.2 if row == "PAC-DP" else 1.2, label=row, **style)
+        colours = colours_of(list(means))
+        for row, mean in means.items():
+            axis.plot(mean, linewidth=2.2 if row == "PAC-DP" else 1.2, label=row, color=colours[row])
         if start == "cold" and task.target is not None:
             axis.axhline(100 * task.target, color="black", linewidth=0.8, linestyle="--")
         _finish_rounds(axis, _title(task, case) + f", {start} start")
@@ -180,10 +180,13 @@ def _adam_figure(task: Task, out: Path, path: Path) -> Path:
     figure, axes = _figure(2, 4.2)
     for axis, case in zip(axes, CASES, strict=True):
         curves = _by_round(task, out, "cold", case)
-        for i, row in enumerate(sorted(row for row in curves if row.endswith(ADAM))):
+        rows = sorted(row for row in curves if row.endswith(ADAM))
+        colours = colours_of([row.removesuffix(ADAM) for row in rows])
+        for row in rows:
             for name, line in ((row, "-"), (row.removesuffix(ADAM), "--")):
                 mean = [statistics.fmean(at) for at in zip(*curves.get(name, []), strict=True)]
-                axis.plot(mean, line, color=COLOURS[i], label=name if line == "-" else f"{name}, SGD")
+                colour = colours[row.removesuffix(ADAM)]
+                axis.plot(mean, line, color=colour, label=name if line == "-" else f"{name}, SGD")
         _finish_rounds(axis, _title(task, case) + ", cold start")
     _legend_below(figure, axes)
     figure.savefig(path, dpi=90)
@@ -227,9 +230,10 @@ def _budgets_figure(task: Task, out: Path, start: str, path: Path) -> Path:
             if wanted and r.get("accuracy") is not None:
                 points["PAC-DP" if ours else r["row"].removeprefix(kind)][float(r["case"])].append(r["accuracy"])
         means = {row: [100 * statistics.fmean(by[e]) for e in sorted(by)] for row, by in points.items()}
-        for i, (row, mean) in enumerate(means.items()):
-            width = 2.2 if row == "PAC-DP" else 1.2
-            axis.plot(sorted(points[row]), mean, "-o", markersize=3, label=row, color=COLOURS[i], linewidth=width)
+        colours = colours_of(list(means))
+        for row, mean in means.items():
+            look = {"label": row, "color": colours[row], "linewidth": 2.2 if row == "PAC-DP" else 1.2}
+            axis.plot(sorted(points[row]), mean, "-o", markersize=3, **look)
         against = "fixed bounds" if kind == "search " else "other methods"
         title = f"{task.title}, {against}, {start} start"
         axis.set(xlabel="ε of everyone", ylabel="test accuracy (%)", xscale="log", title=title)

@@ -22,6 +22,7 @@ from modicum.cli import (
     flower,
     methods,
     silo,
+    studio,
     verify,
 )
 
@@ -61,6 +62,7 @@ app.add_typer(account.app, name="account")
 app.add_typer(datasets.app, name="datasets")
 app.command("methods")(methods.methods)
 app.command("check")(check.check)
+app.command("studio")(studio.studio)
 app.command("verify")(verify.verify)
 app.command("attack")(attack.attack)
 app.command("doctor")(doctor.doctor)

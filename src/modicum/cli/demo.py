@@ -93,7 +93,8 @@ def _write(files: RunFolder, runs: Sequence[Run], checks: dict[str, bool]) -> No
     picture = png(draw([run.curve for run in runs]))
     files.write(files.picture, picture)
     title = f"Modicum demo: digits, {CLIENTS} clients, three budgets"
-    page = comparison_page(title, [run.summary for run in runs], picture, [_verdict(checks)])
+    records = {run.summary.method: [run.records] for run in runs}
+    page = comparison_page(title, [run.summary for run in runs], picture, [_verdict(checks)], records)
     files.write(files.report, page.encode())
 
 

@@ -22,6 +22,7 @@ WISHES = (
     ("certificates recomputed by a second accountant", ("dp_accounting",), "verify"),
     ("embedded datasets", ("sklearn",), "data"),
     ("pictures in reports", ("matplotlib",), "report"),
+    ("the studio, in a browser", ("starlette", "uvicorn"), "studio"),
     ("keys of silos, secure aggregation", ("cryptography",), "secure"),
     ("deployments on Flower", ("flwr",), "flower"),
     ("comparisons on a Ray cluster", ("ray",), "ray"),

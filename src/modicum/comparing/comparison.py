@@ -135,19 +135,19 @@ class Comparison:
         """Table, picture and page put into the folder."""
         from modicum.report.compared import compared_page
         from modicum.report.picture import draw_bands, png
+        from modicum.report.view import bands_of
 
-        files = RunFolder(self.folder)
+        files, records = RunFolder(self.folder), self.records()
         files.write(self.folder / "compare.csv", self.to_csv().encode())
         try:
-            picture: bytes | None = png(draw_bands(self.records()))
+            picture: bytes | None = png(draw_bands(records))
         except MissingExtraError:
             picture = None  # the page says so
         if picture is not None:
             files.write(files.picture, picture)
-        files.write(
-            files.report,
-            compared_page(self.folder.name, self.table(), picture, self.rows, self.simulation).encode(),
-        )
+        title, lines = self.folder.name, bands_of(records)
+        page = compared_page(title, self.table(), picture, self.rows, self.simulation, lines)
+        files.write(files.report, page.encode())
         return self
 
     def __repr__(self) -> str:

@@ -31,6 +31,9 @@ class RoundRecord:
     impossible: Mapping[str, str] = field(default_factory=dict)  # whose answers no honest client can have sent
     void: str = ""  # why secure aggregation gave no sum; what it cost stays charged
     traffic: Mapping[str, float] = field(default_factory=dict)  # deployed: seconds, most bytes_up and bytes_down
+    # Share of what clients may release that is reserved so far, by the ε that they grant: mean over its clients.
+    reserved_by_budget: Mapping[str, float] = field(default_factory=dict)
+    parties: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # deployed: traffic of each silo
 
     def to_dict(self) -> dict[str, Any]:
         """One line of `metrics.jsonl`."""
@@ -71,13 +74,26 @@ def read_records(path: Path) -> tuple[RoundRecord, ...]:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     """Whole lines only: the last one may have been cut off by a crash."""
-    if not path.exists():
-        return []
-    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    return _parse(path.read_bytes().rpartition(b"\n")[0], path) if path.exists() else []
+
+
+def parse_records(whole: bytes, path: Path) -> tuple[RoundRecord, ...]:
+    """The rounds in some whole lines of the file at `path`, for readers that follow it as it grows."""
+    try:
+        return tuple(RoundRecord(**line) for line in _parse(whole, path))
+    except TypeError:
+        raise _damaged(path) from None
+
+
+def _parse(whole: bytes, path: Path) -> list[dict[str, Any]]:
     try:
         return [_back(json.loads(line)) for line in whole.splitlines()]
-    except (ValueError, TypeError, KeyError):
-        raise UserError(f"{path} is damaged: resume from an intact folder") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise _damaged(path) from None
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(f"{path} is damaged: resume from an intact folder")
 
 
 def _encode(line: dict[str, Any]) -> bytes:
@@ -96,5 +112,6 @@ def _back(line: dict[str, Any]) -> dict[str, Any]:
     if "paid" in line:  # its name in older files
         line["released"] = line.pop("paid")
     for group in ("bounds", "public", "released", "simulated"):
-        line[group] = {key: math.nan if v is None else v for key, v in line[group].items()}
+        if None in line[group].values():
+            line[group] = {key: math.nan if v is None else v for key, v in line[group].items()}
     return line

@@ -6,14 +6,16 @@ may be seen of their answers, and in what is kept; every setting means the same 
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
+from modicum.core.facts import ClientFacts
 from modicum.core.messages import Opened, mean_metrics
 from modicum.core.parts import Backend, Batch, State
 from modicum.core.store import load_state, save_state
@@ -35,6 +37,7 @@ class Exchange:
     impossible: Mapping[str, str] = field(default_factory=dict)
     void: str = ""  # why secure aggregation gave no sum
     traffic: Mapping[str, float] = field(default_factory=dict)  # seconds and bytes, where messages travel
+    parties: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # the same of each client
 
 
 class Carrier(Protocol):
@@ -54,6 +57,18 @@ class Carrier(Protocol):
 
     def stock(self) -> Mapping[str, tuple[float, ...]]:
         """The same share of each kind of noise on its own, where plans hold several (R11); public as well."""
+
+
+def reserved_by_budget(clients: Sequence[ClientFacts], left: Mapping[str, float]) -> dict[str, float]:
+    """Share of plan or filter that is reserved, in the mean over the clients that grant the same ε (R3).
+
+    A share and no ε: what was spent so far is no guarantee. Who grants ∞ has nothing that could be reserved.
+    """
+    shares: dict[float, list[float]] = {}
+    for facts in clients:
+        if facts.name in left and math.isfinite(facts.budget):
+            shares.setdefault(facts.budget, []).append(1 - left[facts.name])
+    return {f"{budget:g}": statistics.fmean(group) for budget, group in sorted(shares.items())}
 
 
 class Evaluation:
@@ -160,7 +175,8 @@ class Rounds:
         moved = server.advance(opened, done.retired)
         public = {} if self.evaluation is None else self.evaluation.public()
         stock = self.carrier.stock() if server.public.stock else {}
-        server.observe(proposal, opened, public, self.carrier.left(), stock)
+        left = self.carrier.left()
+        server.observe(proposal, opened, public, left, stock)
         secret = server.method.mechanism.cohort_rate is not None  # who was drawn, and how many, stays untold (R5)
         names = proposal.decisions if secret else proposal.asked
         record = RoundRecord(
@@ -176,6 +192,8 @@ class Rounds:
             impossible={} if secret else done.impossible,
             void=done.void,
             traffic=done.traffic,
+            reserved_by_budget=reserved_by_budget(server.public.clients, left),
+            parties=done.parties,
         )
         if self.folder is not None:
             self.folder.keep(record, server)

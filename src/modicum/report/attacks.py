@@ -14,7 +14,7 @@ from modicum.attacks.membership.evidence import Auc, Rate
 from modicum.attacks.outcome import Membership, Quality, Reconstruction
 from modicum.errors import MissingExtraError
 from modicum.report.colours import colours_of
-from modicum.report.page import page
+from modicum.report.inline import page
 from modicum.report.picture import png
 
 if TYPE_CHECKING:

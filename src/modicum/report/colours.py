@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 # Told apart on white and on dark, also by most who see red and green alike.
 PALETTE = (
@@ -21,18 +22,19 @@ METHODS = {
 
 
 def colour_of(name: str) -> str:
-    """Of a method, or of a label that begins with one; others get a colour that depends on their name alone."""
-    method = name.split()[0] if name else name
-    if method in METHODS and name == method:
-        return METHODS[method]
-    return PALETTE[hashlib.sha256(name.encode()).digest()[0] % len(PALETTE)]
+    """Of a method, however it is written (CGM_Median, FedAvg (no privacy)); else by the name alone."""
+    return METHODS.get(_plain(name)) or PALETTE[hashlib.sha256(name.encode()).digest()[0] % len(PALETTE)]
 
 
-def colours_of(names: list[str]) -> dict[str, str]:
-    """The same for several in one picture, no two alike while there are colours left."""
+def colours_of(names: Sequence[str]) -> dict[str, str]:
+    """The same for several in one picture: methods have their own, others what is left while there is any."""
     chosen: dict[str, str] = {}
-    for name in names:
+    for name in sorted(names, key=lambda name: _plain(name) not in METHODS):
         wanted = colour_of(name)
         free = [colour for colour in PALETTE if colour not in chosen.values()]
         chosen[name] = wanted if wanted not in chosen.values() or not free else free[0]
-    return chosen
+    return {name: chosen[name] for name in names}
+
+
+def _plain(name: str) -> str:
+    return name.split(" (")[0].lower().replace("_", "-")

@@ -7,20 +7,26 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
-from modicum.report.page import page, picture_part, simulated_part
+from modicum.report.inline import drawn, page
+from modicum.report.page import picture_part, simulated_part
 from modicum.report.table import number, percent
 
 
 def compared_page(
-    title: str, table: str, picture: bytes | None, rows: Sequence[Mapping[str, Any]], simulation: bool
+    title: str,
+    table: str,
+    picture: bytes | None,
+    rows: Sequence[Mapping[str, Any]],
+    simulation: bool,
+    lines: Sequence[Mapping[str, Any]],
 ) -> str:
-    """One file; runs are linked by the names of their folders beside it."""
+    """One file; runs are linked by the names of their folders beside it. `lines` are those of `bands_of`."""
     return page(
         title,
         [
             simulated_part(known=any(row["accuracy"] is not None for row in rows), simulation=simulation),
             f"<pre>{escape(table)}</pre>",
-            picture_part(picture),
+            drawn(lines, "compareCharts", picture_part(picture)),
             "<h2>Every run</h2>" + _runs(rows),
         ],
     )

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from modicum.report.colours import colour_of
+from modicum.report.inline import drawn, page
 from modicum.report.summary import Summary, traffic_line
 from modicum.report.table import HEAD, number, percent, rows
+from modicum.report.view import RunView, bands_of
 
 if TYPE_CHECKING:
     from modicum.federation.records import RoundRecord
     from modicum.privacy.certificate import Certificate
-
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a202c; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.5rem; margin-bottom: .25rem } h2 { font-size: 1.1rem; margin-top: 2rem }
-table { border-collapse: collapse }
-th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #e2e8f0 }
-th:first-child, td:first-child { text-align: left } th { font-weight: 600; color: #4a5568 }
-img { max-width: 100% } .quiet { color: #4a5568 } .simulated { background: #fffaf0; border-left: 4px solid #dd6b20;
-padding: .5rem 1rem } pre { background: #f7fafc; padding: 1rem; overflow-x: auto; font-size: .85rem }
-"""
 
 
 def run_page(
@@ -38,8 +31,8 @@ def run_page(
         [
             _lead(summary),
             _simulated([summary]),
+            drawn(run_data(summary, certificate, records), "runReport", picture_part(picture)),
             "<h2>Result</h2>" + _table([summary]),
-            picture_part(picture),
             "<h2>What is guaranteed</h2>" + _guarantees(certificate),
             _audit(certificate),
             "<h2>What was paid</h2>" + _paid(summary, records),
@@ -50,20 +43,27 @@ def run_page(
     )
 
 
-def comparison_page(title: str, summaries: Sequence[Summary], picture: bytes | None, lines: Sequence[str]) -> str:
+def run_data(summary: Summary, certificate: Certificate, records: Sequence[RoundRecord]) -> dict[str, Any]:
+    """What a page draws of a finished run, as plain values."""
+    budgets = {name: line.budget for name, line in certificate.clients.items()}
+    about = summary.to_dict()
+    groups = about.pop("groups")
+    about |= {"colour": colour_of(summary.method), "clipped": summary.bound is not None, "state": "finished"}
+    return {"about": about, "groups": groups, **RunView(budgets).take(records).to_dict()}
+
+
+def comparison_page(
+    title: str,
+    summaries: Sequence[Summary],
+    picture: bytes | None,
+    lines: Sequence[str],
+    records: Mapping[str, Sequence[Sequence[RoundRecord]]],
+) -> str:
     """Several runs side by side; `lines` are closing remarks, such as what was verified."""
     remarks = "".join(f"<p>{escape(line)}</p>" for line in lines)
-    return page(title, [_simulated(summaries), _table(summaries), picture_part(picture), remarks])
-
-
-def page(title: str, parts: Sequence[str]) -> str:
-    """A whole page of its parts; empty ones leave no trace."""
-    body = "\n".join(part for part in parts if part)
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)} · Modicum</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>\n'
-        f"<body><h1>{escape(title)}</h1>\n{body}\n</body></html>\n"
-    )
+    unclipped = [summary.method for summary in summaries if summary.bound is None]
+    charts = drawn(bands_of(records, unclipped), "compareCharts", picture_part(picture))
+    return page(title, [_simulated(summaries), charts, _table(summaries), remarks])
 
 
 def _lead(summary: Summary) -> str:
@@ -83,28 +83,38 @@ def _simulated(summaries: Sequence[Summary]) -> str:
 
 def simulated_part(*, known: bool, simulation: bool) -> str:
     """Whether there is an accuracy, who can see it, and whether the noise was real."""
-    if not known and not simulation:
+    protects = " Noise came from a seed, so this run protects nobody: its ε is that of the same run deployed."
+    if not known:
         text = "<b>No accuracy.</b> Nobody in this run holds test records that could be looked at for free."
-        return f'<p class="quiet">{text}</p>'
+        kind = "simulated" if simulation else "quiet"
+        return f'<p class="{kind}">{text}{protects if simulation else ""}</p>'
     text = (
         "<b>Simulated ground truth.</b> Accuracy is measured on test data that only a simulator can see. It cost "
         "no privacy because it left no client, and no policy could read it. A deployment would not have it."
     )
-    if simulation:
-        text += " Noise came from a seed, so this run protects nobody: its ε is that of the same run deployed."
-    return f'<p class="simulated">{text}</p>'
+    return f'<p class="simulated">{text}{protects if simulation else ""}</p>'
 
 
 def _table(summaries: Sequence[Summary]) -> str:
-    head = "".join(f"<th>{escape(h)}</th>" for h in HEAD)
+    """One line a budget group; columns of accuracy only where somebody can know one."""
     lines = [row for summary in summaries for row in rows(summary)]
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in lines)
+    known = [i for i, name in enumerate(HEAD) if not name.endswith("*") or _tells(lines, i)]
+    head = "".join(f'<th scope="col">{escape(HEAD[i])}</th>' for i in known)
+    body = "".join("<tr>" + "".join(f"<td>{escape(row[i])}</td>" for i in known) + "</tr>" for row in lines)
+    seen = any(HEAD[i].endswith("*") for i in known)
+    simulated = (
+        "* simulated. First accuracy and macro-F1: all test data; second accuracy: mean over the group's clients, "
+        "each on its own test records. "
+    )
     return (
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        '<p class="quiet">* simulated. First accuracy and macro-F1: all test data; second accuracy: mean over the '
-        "group's clients, each on its own test records. ε certified is min / median / max where clients of a "
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<p class="note-line">{simulated if seen else ""}ε certified is min / median / max where clients of a '
         "group differ.</p>"
     )
+
+
+def _tells(lines: Sequence[Sequence[str]], column: int) -> bool:
+    return any(line[column] not in ("", "–") for line in lines)
 
 
 def picture_part(picture: bytes | None) -> str:
@@ -112,7 +122,7 @@ def picture_part(picture: bytes | None) -> str:
     if picture is None:
         return "<p class=\"quiet\">No picture: matplotlib is not installed (pip install 'modicum[report]').</p>"
     data = base64.b64encode(picture).decode()
-    return f'<img alt="Test accuracy and clipping bound by rounds" src="data:image/png;base64,{data}">'
+    return f'<img alt="The run by rounds" src="data:image/png;base64,{data}">'
 
 
 def _guarantees(certificate: Certificate) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from modicum.errors import MissingExtraError, UserError
+from modicum.report import curves
 from modicum.report.colours import colours_of
 
 if TYPE_CHECKING:
@@ -27,53 +26,60 @@ class Curve:
 
 
 def draw(runs: Sequence[Curve]) -> Any:
-    """A matplotlib figure: test accuracy on the left, the bound (median over clients) on the right."""
-    figure, accuracy, bound = _axes()
+    """A matplotlib figure: test accuracy where there is one, and the bound (median over clients)."""
+    seen = any(curves.accuracy(curve.records) for curve in runs)
+    figure, (*left, right) = _axes(seen)
     colours = colours_of([curve.name for curve in runs])
     for curve in runs:
-        _accuracy(accuracy, curve, colours[curve.name])
-        _bound(bound, curve, colours[curve.name])
-    return _finished(figure, accuracy, bound, len(runs))
+        for axes in left:
+            _accuracy(axes, curve, colours[curve.name])
+        _bound(right, curve, colours[curve.name])
+    return _finished(figure, left, right, len(runs))
 
 
 def draw_bands(runs: Mapping[str, Sequence[Sequence[RoundRecord]]]) -> Any:
     """The same for several seeds of each name: their mean, and a band from the least to the most."""
-    figure, accuracy, bound = _axes()
+    seen = any(curves.accuracy(records) for seeds in runs.values() for records in seeds)
+    figure, (*left, right) = _axes(seen)
     colours = colours_of(list(runs))
     for name, seeds in runs.items():
-        _band(accuracy, name, [_seen(records) for records in seeds], colours[name])
-        _band(bound, name, [_asked(records) for records in seeds], colours[name])
-    return _finished(figure, accuracy, bound, len(runs))
+        for axes in left:
+            _band(axes, name, [curves.accuracy(records) for records in seeds], colours[name])
+        _band(right, name, [curves.bound(records) for records in seeds], colours[name])
+    return _finished(figure, left, right, len(runs))
 
 
-def _axes() -> tuple[Any, Any, Any]:
+def _axes(accuracy: bool) -> tuple[Any, Sequence[Any]]:
+    """Two panels, or one where nobody can know an accuracy."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtraError("matplotlib", "report", "a picture") from None
-    figure = Figure(figsize=(9.5, 3.8), layout="constrained")
+    figure = Figure(figsize=(9.5 if accuracy else 4.75, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, *figure.subplots(1, 2)
+    return figure, figure.subplots(1, 2 if accuracy else 1, squeeze=False)[0]
 
 
-def _finished(figure: Any, accuracy: Any, bound: Any, runs: int) -> Any:
-    accuracy.set_ylim(0, 1)
-    accuracy.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    accuracy.set_title("Test accuracy (simulated ground truth)", loc="left", fontsize=10)
+def _finished(figure: Any, left: Sequence[Any], bound: Any, runs: int) -> Any:
+    for accuracy in left:
+        accuracy.set_ylim(0, 1)
+        accuracy.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        accuracy.set_title("Test accuracy (simulated ground truth)", loc="left", fontsize=10)
     bound.set_title("Clipping bound C (median and range over clients)", loc="left", fontsize=10)
     if bound.lines:
         bound.set_yscale("log")
         _plain_ticks(bound)
     else:
         bound.text(0.5, 0.5, "nothing is clipped", ha="center", va="center", transform=bound.transAxes)
-    for axes in (accuracy, bound):
+    for axes in (*left, bound):
         axes.set_xlabel("round")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     if runs > 1:
-        figure.legend(*accuracy.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
+        named = left[0] if left else bound
+        figure.legend(*named.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
     return figure
 
 
@@ -92,27 +98,13 @@ def save(figure: Any, path: Path) -> None:
         raise UserError(f"cannot write {path}: {error}") from None
 
 
-def _seen(records: Sequence[RoundRecord]) -> dict[int, float]:
-    """Round → test accuracy, where it was looked at."""
-    return {r.round + 1: r.simulated["test_accuracy"] for r in records if "test_accuracy" in r.simulated}
-
-
-def _asked(records: Sequence[RoundRecord]) -> dict[int, float]:
-    """Round → median bound, where one was told."""
-    return {r.round + 1: r.bound for r in records if _clipped(r)}
-
-
-def _clipped(record: RoundRecord) -> bool:
-    return bool(record.bounds) and all(math.isfinite(b) and b > 0 for b in record.bounds.values())
-
-
 def _accuracy(axes: Any, curve: Curve, colour: str) -> None:
-    seen = _seen(curve.records)
+    seen = curves.accuracy(curve.records)
     axes.plot(list(seen), list(seen.values()), color=colour, label=curve.name, lw=1.8, **_dots(list(seen)))
 
 
 def _bound(axes: Any, curve: Curve, colour: str) -> None:
-    asked = [r for r in curve.records if _clipped(r)]
+    asked = [r for r in curve.records if curves.clipped(r)]
     if not asked or not curve.clipped:
         return
     rounds = [r.round + 1 for r in asked]
@@ -122,13 +114,12 @@ def _bound(axes: Any, curve: Curve, colour: str) -> None:
 
 
 def _band(axes: Any, name: str, seeds: Sequence[Mapping[int, float]], colour: str) -> None:
-    """Rounds that any seed has; runs may end early."""
-    rounds = sorted({round for one in seeds for round in one})
-    if not rounds:
+    found = curves.band([dict(one) for one in seeds])
+    if not found:
         return
-    values = [[one[round] for one in seeds if round in one] for round in rounds]
-    axes.plot(rounds, [fmean(v) for v in values], color=colour, label=name, lw=1.8, **_dots(rounds))
-    axes.fill_between(rounds, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15, lw=0)
+    rounds, mean, low, high = ([line[i] for line in found] for i in range(4))
+    axes.plot(rounds, mean, color=colour, label=name, lw=1.8, **_dots(rounds))
+    axes.fill_between(rounds, low, high, color=colour, alpha=0.15, lw=0)
 
 
 def _dots(points: Sequence[Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from modicum.deploy.flower import parcel
@@ -26,7 +27,8 @@ class GridCarrier:
         self._failing_since: float | None = None
 
     def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:
-        end = time.monotonic() + seconds
+        begun = time.monotonic()
+        end = begun + seconds
         answers: dict[str, Answer] = {}
         outstanding: dict[str, str] = {}  # message → silo; of several copies the first answer counts
         due = dict.fromkeys(bodies, 0.0)
@@ -47,7 +49,7 @@ class GridCarrier:
                 if given.refused in TRANSIENT:
                     due[name] = time.monotonic() + AGAIN
                 elif name not in answers:
-                    answers[name] = given
+                    answers[name] = replace(given, seconds=time.monotonic() - begun)
             time.sleep(POLL)
         for name in bodies.keys() - answers.keys():
             LOG.warning("no answer from %s within %g s", name, seconds)

@@ -87,6 +87,7 @@ class Coordinator:
         foreign = foreign_parts(config.method, self.terms.method)
         self.ledger = self.files.open_ledger(self.join.run, NoiseAtSilos(self.simulation), foreign_parts=foreign)
         self.ledger.declare(self.plans.values())
+        self.files.write(self.files.config, to_toml(config, notes=False).encode())
         kept = Folder(self.files, self.server)
         self.silos = self._carrier()
         self._rounds = Rounds(self.server, self.silos, self.evaluation, kept)
@@ -254,7 +255,6 @@ class Coordinator:
             traffic=traffic(records),
             void=void(records),
         )
-        self.files.write(self.files.config, to_toml(config, notes=False).encode())
         write_report(self.files, summary, certificate, records)
 
     def close(self) -> None:

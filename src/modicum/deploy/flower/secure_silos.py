@@ -35,7 +35,7 @@ class SecureSilos(Silos):
     def exchange(self, proposal: Proposal) -> Exchange:
         """Note what is asked, play the protocol, and open its sum once."""
         begun, events = time.monotonic(), self._note_asked(proposal)
-        self.bytes_up, self.bytes_down = {}, {}
+        self.bytes_up, self.bytes_down, self.waited = {}, {}, {}
         found, asked = Sum(), Asked(events, {})
 
         def opening() -> Opened | None:
@@ -64,6 +64,7 @@ class SecureSilos(Silos):
             found.impossible,
             void=found.void,
             traffic=self.traffic(begun),
+            parties=self.parties(),
         )
 
     def _ask(self, kind: Kind, bodies: Mapping[str, bytes]) -> dict[str, Answer]:
@@ -79,4 +80,7 @@ class SecureSilos(Silos):
             self.bytes_down[name] = self.bytes_down.get(name, 0) + len(body)
             given = len(answers[name].body) if name in answers else 0
             self.bytes_up[name] = self.bytes_up.get(name, 0) + given
+            waited = answers[name].seconds if name in answers else None
+            if waited is not None:
+                self.waited[name] = self.waited.get(name, 0.0) + waited
         return answers

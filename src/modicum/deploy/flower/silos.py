@@ -55,6 +55,7 @@ class Silos:
         self.transcript: Transcript = transcript or Forget()
         self.bytes_up: dict[str, int] = {}
         self.bytes_down: dict[str, int] = {}
+        self.waited: dict[str, float] = {}
 
     def acknowledge(self, round: int) -> None:
         """A silo forgets a message when it is asked for a later one."""
@@ -80,6 +81,7 @@ class Silos:
         note_received(self.transcript, proposal.round, blobs, refused, summed=summed)
         self.bytes_down = {n: len(body) for n, body in bodies.items()}
         self.bytes_up = {n: len(blob) for n, blob in blobs.items()}
+        self.waited = {n: a.seconds for n, a in answers.items() if a.seconds is not None}
         sent = [b for b in proposal.broadcasts if b.client in blobs]
         asked = Asked({b.client: events[b.client] for b in sent}, {b.client: self._expected(b) for b in sent})
         messages = tuple(self.server.read(proposal, self._decoded(blobs), asked))
@@ -91,12 +93,29 @@ class Silos:
         note_opened(self.transcript, proposal.round, opened)
         self.transcript.flush()
         retired = {n: c for n, c in refused.items() if c not in OWN_FAULT}
-        return Exchange(opened, asked.answered, refused, retired, asked.impossible, traffic=self.traffic(begun))
+        return Exchange(
+            opened,
+            asked.answered,
+            refused,
+            retired,
+            asked.impossible,
+            traffic=self.traffic(begun),
+            parties=self.parties(),
+        )
 
     def traffic(self, begun: float) -> dict[str, float]:
         """Seconds since, and the most bytes that one silo was sent and sent itself in this round."""
         up, down = (max(sizes.values(), default=0) for sizes in (self.bytes_up, self.bytes_down))
         return {"seconds": time.monotonic() - begun, "bytes_up": float(up), "bytes_down": float(down)}
+
+    def parties(self) -> dict[str, dict[str, float]]:
+        """Bytes of each silo that was asked, and the seconds until its answers came, where it gave any."""
+        found = {}
+        for name, down in self.bytes_down.items():
+            found[name] = {"bytes_up": float(self.bytes_up.get(name, 0)), "bytes_down": float(down)}
+            if name in self.waited:
+                found[name]["seconds"] = self.waited[name]
+        return found
 
     def _decoded(self, blobs: Mapping[str, bytes]) -> list[tuple[str, Anything | None]]:
         """In the order of names. None where bytes are no message."""

@@ -11,7 +11,7 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,8 @@ class Answer:
 
     body: bytes = b""
     refused: Code | None = None
+    # Until it came, by the clock of who asked; None where nobody measured. No part of what was answered.
+    seconds: float | None = field(default=None, compare=False)
 
     def json(self) -> dict[str, Any]:
         """The body as an object."""

@@ -1,0 +1,43 @@
+// Several labels side by side, each the mean of its seeds with a band from the least to the most.
+
+import { chart } from "./charts.js";
+import { h } from "./dom.js";
+
+const PANELS = [
+  ["accuracy", { title: "Test accuracy", note: "simulated ground truth", y: "percent", zero: true, top: 1 }],
+  [
+    "personalised",
+    {
+      title: "Clients' own models on their own test records",
+      note: "simulated ground truth",
+      y: "percent",
+      zero: true,
+      top: 1,
+    },
+  ],
+  ["loss", { title: "Test loss", note: "simulated ground truth", y: "number", zero: true }],
+  ["bound", { title: "Clipping bound C", note: "median over clients", y: "number", log: true }],
+];
+
+/** Charts of `lines` = [{ label, colour, seeds, curves: { accuracy: [[round, mean, least, most]], … } }] into `host`. */
+export function compareCharts(host, lines) {
+  const grid = h("div", { class: "charts wide" });
+  host.replaceChildren(grid);
+  for (const [key, spec] of PANELS) {
+    const series = lines
+      .map((line) => {
+        const points = line.curves[key] ?? [];
+        return {
+          name: line.label,
+          colour: line.colour,
+          points: points.map((p) => [p[0], p[1]]),
+          band: line.seeds > 1 ? points.map((p) => [p[0], p[2], p[3]]) : [],
+        };
+      })
+      .filter((one) => one.points.length);
+    if (!series.length) continue;
+    const place = h("div", { "data-chart": key });
+    grid.append(place);
+    chart(place, { ...spec, height: key === "accuracy" ? 320 : undefined, series });
+  }
+}

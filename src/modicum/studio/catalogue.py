@@ -1,0 +1,242 @@
+"""The runs under one folder: found without following links, named by what cannot leave it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from modicum.errors import UserError
+from modicum.federation.run_folder import LOCK, RunFolder
+from modicum.report.colours import colour_of
+
+DEEPEST = 5  # folders below the studio's in which runs are looked for
+MOST = 20_000  # runs: more belong into folders of their own
+SIGNS = ("metrics.jsonl", "certificate.json", "ledger.sqlite")  # a folder with one of them is a run
+ACCOUNT = "account.sqlite"
+STATUS = "status.json"  # of a deployed server
+FRESH = 120.0  # seconds after which a run that nobody holds and nothing was written to counts as stopped
+LARGEST = 1 << 20  # bytes of a summary, a config or a status that are read
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run folder. `id` is all that the page knows of where it lies."""
+
+    id: str
+    name: str  # relative to the studio's folder
+    folder: Path
+
+    @property
+    def files(self) -> RunFolder:
+        """Names of its files."""
+        return RunFolder(self.folder)
+
+
+@dataclass
+class Catalogue:
+    """What lies under `root`, looked at again when asked. Rows of runs that did not change are kept."""
+
+    root: Path
+    _known: dict[str, Found] = field(default_factory=dict)
+    _accounts: dict[str, Found] = field(default_factory=dict)
+    _rows: dict[str, tuple[Any, dict[str, Any]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.root = self.root.resolve()
+
+    def look(self) -> list[dict[str, Any]]:
+        """One row a run, the newest first."""
+        self._find()
+        held = _held_locks()
+        rows = [self._row(one, held) for one in self._known.values()]
+        return sorted(rows, key=lambda row: (-row["at"], row["name"]))
+
+    def run(self, id: str) -> Found:
+        """The run with this id; a `UserError` where there is none. Ids are no paths, so none leads elsewhere."""
+        if id not in self._known:
+            self._find()
+        if id not in self._known:
+            raise UserError("there is no such run in this folder")
+        return self._known[id]
+
+    def accounts(self) -> list[Found]:
+        """Folders of datasets' accounts."""
+        return list(self._accounts.values())
+
+    def row(self, found: Found) -> dict[str, Any]:
+        """One run's line as it is now."""
+        return self._row(found, _held_locks())
+
+    def _find(self) -> None:
+        runs, accounts = list[Found](), list[Found]()
+        for folder, names in _folders(self.root):
+            name = folder.relative_to(self.root).as_posix()
+            found = Found(hashlib.sha256(os.fsencode(name)).hexdigest()[:16], name, folder)
+            if ACCOUNT in names:
+                accounts.append(found)
+            elif any(sign in names for sign in SIGNS):
+                runs.append(found)
+            if len(runs) >= MOST:
+                break
+        self._known = {one.id: one for one in runs}
+        self._accounts = {one.id: one for one in accounts}
+
+    def _row(self, found: Found, held: set[tuple[int, int, int]] | None) -> dict[str, Any]:
+        files = found.files
+        stamp = tuple(_stamp(p) for p in (files.summary, files.config, files.metrics, found.folder / STATUS))
+        known = self._rows.get(found.id)
+        if known is None or known[0] != stamp:
+            self._rows[found.id] = known = (stamp, describe(found))
+        return known[1] | {"state": _state(found, held, known[1])}
+
+
+def describe(found: Found) -> dict[str, Any]:
+    """What is known of a run without reading its rounds; a run that is still going has no summary."""
+    files = found.files
+    summary = read_json(files.summary)
+    config = {} if summary else read_toml(files.config)  # the summary has it all, and is read sooner
+    run, data = _table(config, "run"), _table(config, "data")
+    method = str(summary.get("method") or _table(config, "method").get("name") or "")
+    groups = summary.get("groups")
+    certified = [_most(group) for group in groups] if isinstance(groups, list) else []
+    return {
+        "id": found.id,
+        "name": found.name,
+        "method": method,
+        "colour": colour_of(method),
+        "model": str(summary.get("model") or _table(config, "model").get("name") or ""),
+        "dataset": str(summary.get("dataset") or data.get("name") or data.get("csv") or data.get("npz") or ""),
+        "note": str(summary.get("note") or ""),
+        "run": str(summary.get("run") or ""),
+        "seed": _number(summary.get("seed", run.get("seed"))),
+        "simulation": bool(summary.get("simulation", run.get("simulation", True))),
+        "deployed": (found.folder / STATUS).exists() or bool(run.get("silos")),
+        "clients": _number(summary.get("clients", data.get("clients"))) or len(run.get("silos") or ()) or None,
+        "rounds": _number(summary.get("rounds")),
+        "rounds_planned": _number(summary.get("rounds_planned", run.get("rounds"))),
+        "accuracy": _number(summary.get("accuracy")),
+        "epsilon": None if None in certified else max((e for e in certified if e is not None), default=None),
+        "certified": bool(certified),
+        "finished": bool(summary),
+        "said": str(read_json(found.folder / STATUS).get("said") or ""),
+        "at": max((_stamp(p)[0] / 1e9 for p in (files.metrics, files.summary, files.ledger)), default=0.0),
+    }
+
+
+def inside(path: Path, root: Path) -> bool:
+    """Whether a file lies under `root` by its own name: no link on the way, nothing above."""
+    try:
+        return path.resolve(strict=True) == path and path.is_relative_to(root) and path.is_file()
+    except (OSError, RuntimeError):
+        return False
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A small JSON object; empty where there is none, or none that can be read."""
+    try:
+        value = json.loads(_small(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A small TOML file; empty where there is none, or none that can be read."""
+    try:
+        return tomllib.loads(_small(path).decode())
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _small(path: Path) -> bytes:
+    """The beginning of a file that is no link."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    with open(handle, "rb") as file:
+        return file.read(LARGEST)
+
+
+def _folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
+    """Every folder that may hold a run, with the names of its files; links are not followed."""
+    waiting = [(root, 0)]
+    while waiting:
+        folder, depth = waiting.pop()
+        names, below = set[str](), list[tuple[Path, int]]()
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    continue
+                if entry.is_file():
+                    names.add(entry.name)
+                elif entry.is_dir() and entry.name not in ("clients", "attacks", "secure") and depth < DEEPEST:
+                    below.append((Path(entry.path), depth + 1))
+        yield folder, names
+        waiting += below
+
+
+def _state(found: Found, held: set[tuple[int, int, int]] | None, row: Mapping[str, Any]) -> str:
+    """running, finished, stopped, failed or waiting; a deployed server says so itself."""
+    said = read_json(found.folder / STATUS).get("state")
+    if said in ("failed", "stopped"):
+        return str(said)
+    if row["finished"]:
+        return "finished"
+    if held is not None:
+        with contextlib.suppress(OSError):
+            lock = os.stat(found.folder / LOCK, follow_symlinks=False)
+            if (os.major(lock.st_dev), os.minor(lock.st_dev), lock.st_ino) in held:
+                return "running"
+    elif time.time() - row["at"] < FRESH:
+        return "running"
+    return "stopped"
+
+
+def _held_locks() -> set[tuple[int, int, int]] | None:
+    """Files that a process holds, as the kernel lists them: asking for the lock itself could get in a run's way.
+
+    None where no such list is to be had; how fresh a run's files are has to do then.
+    """
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    found = set()
+    for line in lines:
+        parts = line.split()
+        if len(parts) >= 6 and parts[1] == "FLOCK":
+            major, minor, inode = parts[5].split(":")
+            found.add((int(major, 16), int(minor, 16), int(inode)))
+    return found
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        found = os.stat(path, follow_symlinks=False)
+        return found.st_mtime_ns, found.st_size
+    except OSError:
+        return 0, 0
+
+
+def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = config.get(name, {})
+    return value if isinstance(value, Mapping) else {}
+
+
+def _most(group: Any) -> float | None:
+    """The largest certified ε of a budget group; None for ∞."""
+    try:
+        found = _number(group["epsilon"]["max"])
+    except (KeyError, TypeError):
+        return None
+    return None if found is None else float(found)
+
+
+def _number(value: Any) -> Any:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
