@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.report.colours import colours_of
-from modicum.report.page import page as html_page
+from modicum.report.inline import page as html_page
 from modicum_bench.leaderboard.figures import PUBLIC_ALONE, Played, gathered, spread
 from modicum_bench.leaderboard.grid import ROWS, TASKS, Cell
 from modicum_bench.leaderboard.play import NO_PRIVACY
