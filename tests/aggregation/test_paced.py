@@ -53,6 +53,15 @@ def test_unequal_noise_is_weighed_by_precision_or_averaged() -> None:
     assert plain.step == pytest.approx(0.1 / 0.3 / (one * math.sqrt(1 + 4) / 2) / ROUNDS)
 
 
+def test_behind_a_sum_every_part_is_scaled_to_one_noise() -> None:
+    """R13: parts are scaled by z_min/z_i and divided by Σ n_i·z_min/z_i, so strict clients count less."""
+    public = facts(2, c1=2 * Z)
+    made = Paced(Momentum(Mean(), 0.0), 0.3, 0.1, summed=True)
+    one = Z / math.sqrt(ROUNDS)
+    noise = one * math.sqrt(2) / (RECORDS * (1 + 1 / 2))
+    assert made.pace(public).step == pytest.approx(0.1 / 0.3 / noise / ROUNDS)
+
+
 def test_public_records_shorten_the_steps_by_their_precision() -> None:
     """Never longer, and the shorter the more public records there are: a good start is not left for noise."""
     cold = rule().pace(facts())

@@ -205,6 +205,23 @@ def test_noise_of_class_means_is_what_a_simulation_finds() -> None:
         class_noise(PrivacySpec(unit=Unit.CLIENT), (1.0,), (10,), 2)
 
 
+def test_behind_a_sum_noise_is_that_of_all_clients_together() -> None:
+    """A simulation of R13: parts scaled to the least noise, summed, divided by the scaled number of records."""
+    from modicum.core.setting import Setting
+    from modicum.methods import Auto
+    from modicum.privacy.calibration import calibrate_noise
+    from modicum.privacy.events import NoSampling
+
+    spec = Auto(view="secure-aggregation").build(Setting(5, 5, 1)).mechanism.spec
+    budgets, sizes = (0.5, 1.0, 1.0, 8.0, 8.0), (100, 100, 300, 50, 10)
+    z = np.array([calibrate_noise(spec, e, NoSampling(), 1) for e in budgets])
+    scale, k = z.min() / z, np.array(sizes) / 2
+    noisy = np.random.default_rng(0).normal(size=(200_000, 5)).sum(1) * z.min() / (scale * k).sum()
+    assert class_noise(spec, budgets, sizes, 2) == pytest.approx(np.var(noisy), rel=0.02)
+    same = (1.0,) * 5
+    assert class_noise(spec, same, (100,) * 5, 2) < class_noise(SPEC, same, (100,) * 5, 2) / 3
+
+
 def test_the_choice_follows_budgets_and_sizes() -> None:
     data = federate(load("digits"), clients=4, proxy=0.3)
 

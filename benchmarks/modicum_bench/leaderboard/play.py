@@ -1,9 +1,10 @@
-"""Choose on letters that stand in for a task, then play a cell of the grid on its test records."""
+"""Runs of one federation: a method tried on public records, or all methods of a cell on its test records."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+import json
+import time
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,120 +13,153 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from modicum.data import assign_budgets, federate, load
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.errors import UserError
 from modicum.federation.evaluation import evaluate
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.rehearsal import Rehearsal
 from modicum.public.head import decay_path, logistic_head
-from modicum_bench.leaderboard.grid import CHOSEN_FOR, PUBLIC, ROUNDS, STAND_IN, Cell, made, tasks
-from modicum_bench.public_geometry.tasks import private, stand_in
+from modicum_bench.leaderboard.grid import CHOICES, MESSAGES, ROWS, TWINS, Cell, Choice, alike, made
+from modicum_bench.leaderboard.tasks import StandIn, private, stand_in
 
-Settings = dict[str, float]
+Found = dict[str, Any]
+NO_PRIVACY = "no privacy"
+LIGHT = (1e-4, 1e-5, 1e-6)  # decays of a head on everything
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One run, on a stand-in or on the task itself."""
+class Try:
+    """All choices of one method on a stand-in."""
 
-    backbones: Path
-    cell: Cell
+    folder: Path
+    stand_in: StandIn
+    noise: float
+    hot: bool
     method: str
-    rate: float
+    choices: tuple[Choice, ...] = CHOICES
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Methods of a cell, with their settings, on one draw of clients, public records and noise.
+
+    Each result is added to `kept` at once: the processes that share the draws may be ended at any time.
+    """
+
+    folder: Path
+    cell: Cell
     seed: int
-    public: bool = False  # whether it is a stand-in
+    methods: tuple[tuple[str, Choice], ...]
+    kept: Path
+    device: str = "cpu"
 
 
-def tried(_: object, trial: Trial) -> dict[str, Any]:
-    """What a run came to. A method that refuses is said to."""
-    torch.set_num_threads(1)
-    federation = _federation(trial.backbones, trial.cell, trial.seed, trial.public)
-    model, public_only = _start(trial.backbones, trial.cell, trial.seed, trial.public)
-    found: dict[str, Any] = {
-        "cell": trial.cell.name,
-        "method": trial.method,
-        "rate": trial.rate,
-        "seed": trial.seed,
-        "public_only": public_only,
-    }
-    try:
-        found["accuracy"] = accuracy(federation, made(trial.method, trial.rate, federation), trial.seed, model)
-    except UserError as error:
-        found["refused"] = str(error)
+def tried(one: Try) -> list[Found]:
+    """Accuracy of each choice on the stand-in's own held-out records."""
+    federation = stand_in(one.stand_in, one.folder, one.noise, one.hot, 0)
+    about = {"stand_in": one.stand_in.name, "noise": one.noise, "hot": one.hot, "method": one.method}
+    model, _ = _start(_Key(federation), one.hot)
+    found = []
+    for choice in one.choices:
+        result: Found = {**about, "rate": choice[0], "clip": choice[1]}
+        found.append({**result, **_outcome(federation, one.method, choice, MESSAGES, 0, model)})
     return found
 
 
-def accuracy(federation: Federation, method: Any, seed: int, model: nn.Module) -> float:
-    experiment = Experiment(
-        federation=federation, method=method, model=model, rounds=ROUNDS, seed=seed, evaluate_every=ROUNDS
-    )
-    run = Rehearsal(experiment)
-    list(run.rounds())
-    return float(evaluate(run.backend, run.server.full_model(run.data.first), run.data.test)["accuracy"])
+def played(draw: Draw) -> list[Found]:
+    """What each method came to on test records, beside the public head."""
+    cell, found = draw.cell, list[Found]()
+    federation = private(cell, draw.folder, draw.seed)
+    model, public_only = _start(_Key(federation), cell.hot)
+    for name, choice in draw.methods:
+        result: Found = {"cell": cell.name, "method": name, "seed": draw.seed, "public_only": public_only}
+        if name == NO_PRIVACY:
+            result["accuracy"] = no_privacy(federation.data, cell.hot, draw.device)
+        else:
+            result |= {"rate": choice[0], "clip": choice[1]}
+            result |= _as_before(name, choice, federation, cell.view, found) or _outcome(
+                federation, name, choice, cell.view, draw.seed, model, draw.device
+            )
+        with draw.kept.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(result) + "\n")
+        found.append(result)
+    return found
 
 
-def no_privacy(_: object, trial: Trial) -> dict[str, Any]:
-    """Accuracy of a logistic head on everybody's records together, with the weakest decay."""
-    torch.set_num_threads(1)
-    data = _federation(trial.backbones, trial.cell, trial.seed, trial.public).data
-    whole = Arrays.concatenate([c.train for c in data.clients] + ([data.proxy] if trial.cell.hot else []))
-    head = decay_path(torch.from_numpy(whole.x).double(), torch.from_numpy(whole.y), data.classes)[-1]
-    return {"cell": trial.cell.name, "method": "no privacy", "seed": trial.seed, "accuracy": _right(head, data)}
+def _as_before(name: str, choice: Choice, federation: Federation, view: str, found: list[Found]) -> Found | None:
+    """The outcome of a method that is the same one here, if it was played with the same settings."""
+    twin = TWINS.get(name)
+    if twin is None or not alike(federation) or view != MESSAGES:
+        return None
+    same = (one for one in found if one["method"] == twin and (one["rate"], one["clip"]) == tuple(choice))
+    return next(({"accuracy": one["accuracy"], "same_as": twin} for one in same if "accuracy" in one), None)
 
 
-def chosen_for(cell: Cell) -> float:
-    return max(b for b in CHOSEN_FOR if b <= max(cell.smallest, CHOSEN_FOR[0]))
+def _outcome(
+    federation: Federation, name: str, choice: Choice, view: str, seed: int, model: nn.Module, device: str = "cpu"
+) -> Found:
+    """Accuracy and seconds; a method that refuses is said to."""
+    begun = time.monotonic()
+    try:
+        spec = made(name, choice, federation, view)
+        rounds = ROWS[name].rounds
+        run = Rehearsal(
+            Experiment(
+                federation=federation,
+                method=spec,
+                model=model,
+                rounds=rounds,
+                seed=seed,
+                evaluate_every=rounds,
+                device=device,
+            )
+        )
+        list(run.rounds())
+        found = evaluate(run.backend, run.server.full_model(run.data.first), run.data.test)
+    except UserError as error:
+        return {"refused": str(error)}
+    return {"accuracy": float(found["accuracy"]), "seconds": round(time.monotonic() - begun, 1)}
+
+
+def no_privacy(data: FederatedData, hot: bool, device: str = "cpu") -> float:
+    """Accuracy of a logistic head on everybody's records together, its decay chosen on a tenth of them."""
+    whole = Arrays.concatenate([c.train for c in data.clients] + ([data.proxy] if hot else []))
+    order = np.random.default_rng(0x11717).permutation(len(whole))
+    x, y = torch.from_numpy(whole.x[order]).double().to(device), torch.from_numpy(whole.y[order]).to(device)
+    held = len(order) // 10
+    tries = decay_path(x[held:], y[held:], data.classes, LIGHT)
+    right = [float(((x[:held] @ w.T + b).argmax(1) == y[:held]).double().mean()) for w, b in tries]
+    return _right(decay_path(x, y, data.classes, LIGHT)[int(np.argmax(right))], data)
+
+
+@dataclass(frozen=True, eq=False)
+class _Key:
+    """A federation, told from others by its identity."""
+
+    federation: Federation
+
+    def __hash__(self) -> int:
+        return id(self.federation)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and other.federation is self.federation
 
 
 @lru_cache(maxsize=1)
-def _federation(backbones: Path, cell: Cell, seed: int, public: bool) -> Federation:
-    known = tasks(backbones)
-    budget: Any = list(cell.budget) if isinstance(cell.budget, tuple) else cell.budget
-    if public:
-        return stand_in(known[STAND_IN], cell.clients, cell.smallest, "discriminant:auto", cell.hot, seed)
-    if cell.task in known:
-        return private(known[cell.task], cell.clients, budget, "discriminant:auto", cell.hot, seed)
-    natural = cell.task == "heart-disease"
-    data = federate(
-        load(cell.task),
-        clients=None if natural else cell.clients,
-        test=0.2 if natural else 0.0,
-        proxy=PUBLIC if cell.hot else False,
-        proxy_validation=0.0,
-        seed=seed,
-    )
-    return Federation(_cut(data), assign_budgets(budget, len(data.clients), seed))
-
-
-def _cut(data: FederatedData) -> FederatedData:
-    """Records as they are, those longer than 1 cut to that length: for every method alike."""
-
-    def unit(arrays: Arrays) -> Arrays:
-        x = arrays.scaled().reshape(len(arrays), math.prod(arrays.shape))
-        return Arrays(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.float32(1)), arrays.y)
-
-    clients = tuple(
-        replace(c, train=unit(c.train), validation=unit(c.validation), test=unit(c.test)) for c in data.clients
-    )
-    test = unit(data.test) if len(data.test) else Arrays.concatenate([c.test for c in clients])
-    return replace(data, clients=clients, test=test, proxy=unit(data.proxy))
-
-
-@lru_cache(maxsize=1)
-def _start(backbones: Path, cell: Cell, seed: int, public: bool) -> tuple[nn.Module, float | None]:
+def _start(key: _Key, hot: bool) -> tuple[nn.Module, float | None]:
     """Zero, or the logistic head on public records with its accuracy on the test."""
-    data = _federation(backbones, cell, seed, public).data
+    data = key.federation.data
     linear = nn.Linear(data.test.x.shape[1], data.classes)
     head = (torch.zeros_like(linear.weight), torch.zeros_like(linear.bias))
-    if cell.hot:
+    if hot:
         head = logistic_head(torch.from_numpy(data.proxy.x), torch.from_numpy(data.proxy.y), data.classes)
     with torch.no_grad():
         linear.weight.copy_(head[0])
         linear.bias.copy_(head[1])
-    return nn.Sequential(nn.Flatten(), linear), _right(head, data) if cell.hot else None
+    return nn.Sequential(nn.Flatten(), linear), _right(head, data) if hot else None
 
 
 def _right(head: tuple[Tensor, Tensor], data: FederatedData) -> float:
-    logits = torch.from_numpy(data.test.x).double() @ head[0].double().T + head[1].double()
+    weight, bias = (part.detach().cpu().double() for part in head)
+    logits = torch.from_numpy(data.test.x).double() @ weight.T + bias
     return float((logits.argmax(1).numpy() == data.test.y).mean())

@@ -1,137 +1,176 @@
-"""The page: accuracy with spread, gain over public records, share of the gap to no privacy, rank, picture."""
+"""The page: what private records add, who does it best, and the picture of gains against ε."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from modicum_bench.leaderboard.grid import ROWS, Cell
+from modicum.report.colours import colours_of
+from modicum.report.inline import page as html_page
+from modicum_bench.leaderboard.figures import PUBLIC_ALONE, Played, gathered, spread
+from modicum_bench.leaderboard.grid import ROWS, TASKS, Cell
+from modicum_bench.leaderboard.play import NO_PRIVACY
 
-TIED = 2.0  # standard errors of a paired difference
+LEVELS = ("tight", "middle", "loose")
+Table = list[list[str]]
 
 
 def page(results: Sequence[dict[str, Any]], cells: Sequence[Cell], out: Path) -> str:
-    """Markdown, also written to leaderboard.md beside the results, and the picture of gains."""
-    found = {cell: _by_method(results, cell) for cell in cells}
-    found = {cell: values for cell, values in found.items() if values}
-    head = ["cell", "public alone", "no privacy", *ROWS, "gain of auto", "of the gap"]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    lines += [_row(cell, values) for cell, values in found.items()]
-    lines += ["", *_ranks(found)]
-    text = "\n".join(lines) + "\n"
+    """Markdown, also written to leaderboard.md beside the results; the same as HTML; the picture of gains."""
+    found = gathered(results, cells)
+    parts = [("Ranks", ranks(found)), ("The default method", summary(found)), ("All methods", accuracies(found))]
+    text = "\n\n".join(f"{title}:\n\n{_markdown(table)}" for title, table in parts) + "\n"
     (out / "leaderboard.md").write_text(text, encoding="utf-8")
-    picture(found, out / "gain.svg")
+    drawn = picture(found, out / "gain.svg")
+    body = [f"<h2>{title}</h2>{_html(table)}" for title, table in parts]
+    shown = f"<h2>Gain of private records over public ones</h2>{drawn}"
+    (out / "leaderboard.html").write_text(html_page("Leaderboard", [shown, *body]), encoding="utf-8")
     return text
 
 
-def _by_method(results: Sequence[dict[str, Any]], cell: Cell) -> dict[str, dict[int, float]]:
-    values: dict[str, dict[int, float]] = {}
-    for r in results:
-        if r["cell"] != cell.name:
-            continue
-        if "accuracy" in r:
-            values.setdefault(r["method"], {})[r["seed"]] = 100 * r["accuracy"]
-        if r.get("public_only") is not None:
-            values.setdefault("public", {})[r["seed"]] = 100 * r["public_only"]
-    return values
+def summary(found: Sequence[Played]) -> Table:
+    """A line a cell: `auto` beside public records, the best of the others, and no privacy."""
+    head = ["cell", "draws", PUBLIC_ALONE, "auto", "gain", "of the gap", NO_PRIVACY, "best other", "auto minus it"]
+    return [head, *(_line(one) for one in found)]
 
 
-def _row(cell: Cell, values: dict[str, dict[int, float]]) -> str:
-    auto, public, limit = (values.get(k, {}) for k in ("auto", "public", "no privacy"))
-    gain = _paired(auto, public)
-    gap = "–"
-    if auto and public and limit:
-        gap = f"{100 * (_mean(auto) - _mean(public)) / (_mean(limit) - _mean(public)):.0f}%"
-    shown = [_spread(public), _spread(limit), *(_spread(values.get(name, {})) for name in ROWS)]
-    return f"| {cell.name} | {' | '.join(shown)} | {gain} | {gap} |"
-
-
-def _spread(values: dict[int, float]) -> str:
-    if not values:
-        return "–"
-    spread = f" ± {statistics.stdev(values.values()):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values.values()):.1f}{spread}"
-
-
-def _paired(one: dict[int, float], other: dict[int, float]) -> str:
-    """Mean difference with its 95% interval, over the seeds that both have."""
-    both = [one[s] - other[s] for s in one if s in other]
-    if len(both) < 2:
-        return "–"
-    half = _quantile(len(both)) * statistics.stdev(both) / len(both) ** 0.5
-    return f"{statistics.fmean(both):+.1f} ± {half:.1f}"
-
-
-def _quantile(seeds: int) -> float:
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, seeds - 1))
-
-
-def _ranks(found: dict[Cell, dict[str, dict[int, float]]]) -> list[str]:
-    """Mean rank of every method, and in how many cells it is the best or tied with the best.
-
-    Over cells in which all were played, by the seeds that all have.
-    """
-    ranks: dict[str, list[int]] = {name: [] for name in ROWS}
-    best: dict[str, int] = dict.fromkeys(ROWS, 0)
-    for values in found.values():
-        seeds = set.intersection(*(set(values.get(name, ())) for name in ROWS))
-        if not seeds:
-            continue
-        shared = {name: {seed: values[name][seed] for seed in seeds} for name in ROWS}
-        order = sorted(ROWS, key=lambda name: -_mean(shared[name]))
-        for place, name in enumerate(order, start=1):
-            ranks[name].append(place)
-            best[name] += _ties(shared[name], shared[order[0]])
-    lines = ["| method | mean rank | best or tied |", "|---|---|---|"]
-    return lines + [
-        f"| {name} | {statistics.fmean(r):.1f} | {best[name]} of {len(r)} cells |"
-        for name, r in ranks.items()
-        if r
+def _line(one: Played) -> list[str]:
+    gain, rival, gap = one.minus("auto", PUBLIC_ALONE), one.rival, one.gap("auto")
+    beside = one.minus("auto", rival) if rival else None
+    return [
+        one.cell.name,
+        str(len(one.values.get("auto", {}))),
+        spread(one.values.get(PUBLIC_ALONE, {})),
+        spread(one.values.get("auto", {})),
+        gain.text if gain else "–",
+        f"{gap:.0%}" if gap is not None else "–",
+        spread(one.values.get(NO_PRIVACY, {})),
+        f"{rival} {spread(one.values[rival])}" if rival else "–",
+        beside.text if beside else "–",
     ]
 
 
-def _ties(one: dict[int, float], best: dict[int, float]) -> bool:
-    both = [one[s] - best[s] for s in one if s in best]
-    error = statistics.stdev(both) / len(both) ** 0.5 if len(both) > 1 else 0.0
-    return statistics.fmean(both) + TIED * error >= 0
+def accuracies(found: Sequence[Played]) -> Table:
+    """Every method's accuracy in every cell."""
+    return [["cell", *ROWS], *([one.cell.name, *(spread(one.values.get(n, {})) for n in ROWS)] for one in found)]
 
 
-def picture(found: dict[Cell, dict[str, dict[int, float]]], path: Path) -> None:
-    """Gain of private records over public ones against ε, in hot cells with one budget; one line a method."""
-    import matplotlib
+def ranks(found: Sequence[Played]) -> Table:
+    """Over cells with common draws: mean rank, where a method is best or tied, and where no loss is possible.
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    names = sorted({c.task for c in found if c.hot})
-    figure, axes = plt.subplots(1, max(1, len(names)), figsize=(4 * max(1, len(names)), 3), squeeze=False)
-    for axis, task in zip(axes[0], names, strict=False):
-        cells = sorted(
-            (c for c in found if c.hot and c.task == task and isinstance(c.budget, float)), key=_smallest
-        )
-        for name in ROWS:
-            gains = [
-                (c.smallest, _mean(found[c].get(name, {})) - _mean(found[c]["public"]))
-                for c in cells
-                if found[c].get(name)
-            ]
-            if gains:
-                axis.plot(*zip(*gains, strict=True), marker="o", label=name, linewidth=2 if name == "auto" else 1)
-        axis.axhline(0, color="grey", linewidth=0.5)
-        axis.set(title=task, xscale="log", xlabel="ε", ylabel="gain over public records alone", ylim=(-15, 10))
-    axes[0][0].legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    Tied: the 95% interval of its paired difference to the best reaches 0. No loss: the interval excludes a loss of
+    more than a point against the best of the others; against public records, the same in hot cells.
+    """
+    head = ["method", "mean rank", "best or tied", "no loss against the best", "no loss against public alone"]
+    return [head, *(_rank(name, [one for one in found if one.whole]) for name in ROWS)]
 
 
-def _smallest(cell: Cell) -> float:
-    return cell.smallest
+def _rank(name: str, found: Sequence[Played]) -> list[str]:
+    own = [one for one in found if name in one.order]
+    if not own:
+        return [name, "–", "–", "–", "–"]
+    places = [one.order.index(name) + 1 for one in own]
+    best = [one.minus(name, one.order[0]) for one in own]
+    others = [one.minus(name, next(n for n in one.order if n != name)) for one in own]
+    public = [d for one in own if (d := one.minus(name, PUBLIC_ALONE)) is not None]
+    return [
+        name,
+        f"{statistics.fmean(places):.1f}",
+        f"{sum(d is not None and d.tied for d in best)} of {len(own)}",
+        f"{sum(d is not None and d.sound for d in others)} of {len(own)}",
+        f"{sum(d.sound for d in public)} of {len(public)}",
+    ]
 
 
-def _mean(values: dict[int, float]) -> float:
-    return statistics.fmean(values.values())
+def _markdown(table: Table) -> str:
+    head, *rows = table
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _html(table: Table) -> str:
+    def row(cells: Iterable[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(c)}</{tag}>" for c in cells) + "</tr>"
+
+    head, *rows = table
+    lines = row(head, "th") + "".join(row(r, "td") for r in rows)
+    return f"<div style='overflow-x: auto; white-space: nowrap'><table>{lines}</table></div>"
+
+
+def picture(found: Sequence[Played], path: Path) -> str:
+    """Gain of private records over public ones against ε, in hot cells with one budget; one line a method.
+
+    The first part is the mean over tasks, tight, middle and loose; then a part for each task.
+    """
+    import io
+
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    hot = [one for one in found if one.cell.hot and isinstance(one.cell.budget, float)]
+    names = [n for n in TASKS if any(one.cell.task == n for one in hot)]
+    columns = min(4, len(names) + 1)
+    lines = -(-(len(names) + 1) // columns)
+    figure = Figure(figsize=(3.4 * columns, 2.7 * lines + 0.8), layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = figure.subplots(lines, columns, squeeze=False).flatten()
+    colours = colours_of(list(ROWS))
+    for name in reversed(ROWS):
+        style: dict[str, Any] = {"marker": "o", "markersize": 3, "color": colours[name], "label": name}
+        style |= {"linewidth": 2.5, "zorder": 3} if name == "auto" else {"linewidth": 1}
+        style["linestyle"] = "-" if [*ROWS].index(name) < len(ROWS) / 2 else "--"
+        _plot(axes[0], _mean_gains(hot, name), style)
+        for axis, task in zip(axes[1:], names, strict=False):
+            _plot(axis, _gains([one for one in hot if one.cell.task == task], name), style)
+    _named(axes[0], "mean over tasks", LEVELS)
+    for axis, task in zip(axes[1:], names, strict=False):
+        _named(axis, task, None)
+    for axis in axes[len(names) + 1 :]:
+        axis.axis("off")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=7, fontsize=7, frameon=False)
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    path.write_text(file.getvalue(), encoding="utf-8")
+    return file.getvalue()[file.getvalue().index("<svg") :]
+
+
+def _gains(found: Sequence[Played], name: str) -> list[tuple[float, float]]:
+    """(ε, gain) in order; cells of one ε that differ in clients or view are averaged."""
+    by: dict[float, list[float]] = {}
+    for one in found:
+        if (d := one.minus(name, PUBLIC_ALONE)) is not None:
+            by.setdefault(one.cell.smallest, []).append(d.mean)
+    return [(e, statistics.fmean(by[e])) for e in sorted(by)]
+
+
+def _mean_gains(hot: Sequence[Played], name: str) -> list[tuple[float, float]]:
+    levels: dict[int, list[float]] = {}
+    for task in {one.cell.task for one in hot}:
+        for e, gain in _gains([one for one in hot if one.cell.task == task], name):
+            if e in TASKS[task].budgets:
+                levels.setdefault(TASKS[task].budgets.index(e), []).append(gain)
+    return [(float(level), statistics.fmean(levels[level])) for level in sorted(levels)]
+
+
+def _plot(axis: Any, points: list[tuple[float, float]], style: dict[str, Any]) -> None:
+    if points:
+        axis.plot(*zip(*points, strict=True), **style)
+
+
+def _named(axis: Any, title: str, ticks: Sequence[str] | None) -> None:
+    axis.axhline(0, color="grey", linewidth=0.5)
+    axis.set_title(title, fontsize=9)
+    axis.set_ylim(-6, 8)
+    axis.tick_params(labelsize=7)
+    if ticks is None:
+        axis.set_xscale("log")
+        axis.set_xticks(TASKS[title].budgets, [f"{b:g}" for b in TASKS[title].budgets], minor=False)
+        axis.set_xticks([], minor=True)
+        axis.set_xlabel("ε", fontsize=8)
+    else:
+        axis.set_xticks(range(len(ticks)), ticks)
+        axis.set_ylabel("gain in points", fontsize=8)

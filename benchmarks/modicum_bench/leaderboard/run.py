@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from modicum.comparing.workers import Progress, work
 from modicum.errors import UserError
-from modicum_bench.leaderboard.grid import CHOSEN_FOR, PRESETS, RATES, ROWS, STAND_IN, Cell
-from modicum_bench.leaderboard.play import Trial, chosen_for, no_privacy, tried
+from modicum_bench.leaderboard.grid import CHOICES, PRESETS, ROWS, Cell, Choice, noise_of
+from modicum_bench.leaderboard.play import NO_PRIVACY, Draw, Try, played, tried
 from modicum_bench.leaderboard.report import page
-from modicum_bench.pac_dp.cells import Progress, Workspace, runner
-from modicum_bench.pac_dp.data import Folders
+from modicum_bench.leaderboard.tasks import STAND_INS, undressed
 
 Say = Callable[[str], None]
-CLIENTS = 50  # of the stand-in
+STAGES = ("choose", "test", "report")
+NOISES = (3e-4, 3e-3, 3e-5, 3e-2)  # that settings are chosen for; a cell takes those of the nearest, by logarithm
+LIMITED = 1  # draws whose head without privacy is fitted
 
 
 def bench(
@@ -23,66 +28,112 @@ def bench(
     out: Path,
     backbones: Path,
     *,
+    stages: Sequence[str] = STAGES,
     workers: int = 1,
+    device: str = "cpu",
     say: Say = print,
     progress: Progress | None = None,
 ) -> str:
     """The page as text. Settings and results that are there already are kept."""
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}: use {' or '.join(PRESETS)}")
+    for stage in stages:
+        if stage not in STAGES:
+            raise UserError(f"unknown stage {stage!r}: use {', '.join(STAGES)}")
     out.mkdir(parents=True, exist_ok=True)
-    with runner(Workspace(Folders(backbones, out)), workers, progress) as run:
-        settings = _chosen(out / "settings.json", backbones, run, say)
-        results = _played(out / "results.jsonl", PRESETS[preset], backbones, settings, run)
-    return page(results, PRESETS[preset], out)
+    cells = PRESETS[preset]
+    if "choose" in stages:
+        choose(out, backbones, workers=workers, progress=progress)
+        say(f"settings: {out / 'settings.json'}")
+    if "test" in stages:
+        play(out, backbones, cells, workers=workers, device=device, progress=progress)
+    return page(_lines(out / "results.jsonl"), cells, out) if "report" in stages else ""
 
 
-def _chosen(path: Path, backbones: Path, run: Any, say: Say) -> dict[str, float]:
-    """For every tuned method, start and budget the rate with the best accuracy on ten letters (seed 0)."""
-    if path.is_file():
-        found: dict[str, float] = json.loads(path.read_text())
-        return found
-    trials = [
-        Trial(backbones, Cell(STAND_IN, CLIENTS, budget, hot), name, rate, 0, public=True)
-        for budget in CHOSEN_FOR
-        for hot in (False, True)
+def choose(out: Path, backbones: Path, *, workers: int = 1, progress: Progress | None = None) -> None:
+    """Every tuned method's choices on the stand-ins, into tried.jsonl, and the best into settings.json."""
+    path = out / "tried.jsonl"
+    known = {(r["stand_in"], r["noise"], r["hot"], r["method"]) for r in _lines(path)}
+    todo = [
+        Try(backbones, which, noise, hot, name)
+        for noise in NOISES
+        for hot in (True, False)
+        for which in STAND_INS
         for name, row in ROWS.items()
-        if row.tuned
-        for rate in RATES
+        if row.tuned and (which.name, noise, hot, name) not in known
     ]
-    best: dict[str, tuple[float, float]] = {}
-    for trial, result in zip(trials, run(tried, trials), strict=True):
-        key = _key(trial.method, trial.cell.hot, trial.cell.smallest)
-        best[key] = max(best.get(key, (-1.0, 0.0)), (result.get("accuracy", -1.0), trial.rate))
-    settings = {key: rate for key, (_, rate) in best.items()}
-    path.write_text(json.dumps(settings, indent=1) + "\n")
-    say(f"settings: {path}")
-    return settings
-
-
-def _key(method: str, hot: bool, budget: float) -> str:
-    return f"{method}, {'hot' if hot else 'cold'}, {budget:g}"
-
-
-def _played(
-    path: Path, cells: Sequence[Cell], backbones: Path, settings: dict[str, float], run: Any
-) -> list[dict[str, Any]]:
-    done = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    known = {(d["cell"], d["method"], d["seed"]) for d in done}
-
-    def trials(names: Iterable[str], seeds: int | None = None) -> list[Trial]:
-        every = (
-            Trial(backbones, cell, name, settings.get(_key(name, cell.hot, chosen_for(cell)), 0.0), seed)
-            for cell in cells
-            for seed in range(seeds or cell.seeds)
-            for name in names
-        )
-        return [t for t in every if (t.cell.name, t.method, t.seed) not in known]
-
     with path.open("a", encoding="utf-8") as file:
-        for function, todo in ((tried, trials(ROWS)), (no_privacy, trials(["no privacy"], seeds=1))):
-            for result in run(function, todo):
-                done.append(result)
-                file.write(json.dumps(result) + "\n")
-                file.flush()
-    return done
+        for found in work(tried, todo, workers=workers, progress=progress):
+            file.writelines(json.dumps(one) + "\n" for one in found)
+            file.flush()
+    (out / "settings.json").write_text(json.dumps(best(_lines(path)), indent=1) + "\n")
+
+
+def best(tries: Sequence[dict[str, Any]]) -> dict[str, dict[str, Choice]]:
+    """For each stand-in that is left out, and with none left out: method, start and noise → rate and bound.
+
+    By mean accuracy over the stand-ins; a choice that is refused counts as nothing right.
+    """
+    found: dict[str, dict[str, Choice]] = {}
+    for without in ("", *(s.name for s in STAND_INS)):
+        scores: dict[str, dict[Choice, float]] = defaultdict(lambda: defaultdict(float))
+        for one in tries:
+            if one["stand_in"] != without:
+                key = _key(one["method"], one["hot"], one["noise"])
+                scores[key][one["rate"], one["clip"]] += one.get("accuracy", 0.0)
+        found[without] = {key: max(by, key=lambda c: by[c]) for key, by in sorted(scores.items())}
+    return found
+
+
+def play(
+    out: Path,
+    backbones: Path,
+    cells: Sequence[Cell],
+    *,
+    workers: int = 1,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> None:
+    """Every method of every cell, one seed after another; what is in results.jsonl is not played again."""
+    if not (out / "settings.json").is_file():
+        raise UserError("settings are chosen before the test is opened: run the stage choose first")
+    settings = json.loads((out / "settings.json").read_text())
+    left = draws(out / "results.jsonl", backbones, cells, settings)
+    todo = [replace(draw, device=device) for draw in left]
+    for _ in work(played, todo, workers=workers, progress=progress):
+        pass
+
+
+def draws(kept: Path, backbones: Path, cells: Sequence[Cell], settings: dict[str, Any]) -> Iterator[Draw]:
+    """What is left to play, first draws first."""
+    known = {(r["cell"], r["method"], r["seed"]) for r in _lines(kept)}
+    chosen: dict[Cell, dict[str, Choice]] = {}
+    for seed in range(max(cell.seeds for cell in cells)):
+        for cell in cells:
+            names = [*ROWS, *([NO_PRIVACY] if seed < LIMITED else [])]
+            left = [n for n in names if (cell.name, n, seed) not in known]
+            if seed >= cell.seeds or not left:
+                continue
+            if cell not in chosen:
+                chosen[cell] = _settings(cell, settings, backbones)
+            yield Draw(backbones, cell, seed, tuple((n, chosen[cell].get(n, CHOICES[0])) for n in left), kept)
+
+
+def _settings(cell: Cell, settings: dict[str, Any], backbones: Path) -> dict[str, Choice]:
+    """Those of the nearest noise, from stand-ins that hold none of the task's records."""
+    without = next((s.name for s in STAND_INS if not s.serves(cell.task)), "")
+    noise = noise_of(undressed(cell, backbones, 0), cell.view)
+    near = min(NOISES, key=lambda n: abs(math.log(n / noise)))
+    chosen = settings[without]
+    keys = {name: _key(name, cell.hot, near) for name, row in ROWS.items() if row.tuned}
+    if missing := [name for name, key in keys.items() if key not in chosen]:
+        raise UserError(f"no settings were chosen for {', '.join(missing)}: run the stage choose again")
+    return {name: tuple(chosen[key]) for name, key in keys.items()}
+
+
+def _key(method: str, hot: bool, noise: float) -> str:
+    return f"{method}, {'hot' if hot else 'cold'}, {noise:g}"
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []

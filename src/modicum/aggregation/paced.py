@@ -15,7 +15,7 @@ from torch import Tensor
 
 from modicum.aggregation.momentum import Momentum
 from modicum.aggregation.noise_aware import NoiseAware
-from modicum.core.facts import FeatureFacts, PublicFacts
+from modicum.core.facts import FeatureFacts, PublicFacts, noise_of_sum
 from modicum.core.messages import Opened
 from modicum.core.parts import State
 from modicum.core.sockets import PublicEvaluator
@@ -41,6 +41,7 @@ class Paced:
     base: Momentum
     clip: float
     noise: float  # that steps may leave in a logit where nothing of the task is public
+    summed: bool = False  # whether only the sum over all clients is seen
 
     @property
     def needs_individuals(self) -> bool:
@@ -74,15 +75,15 @@ class Paced:
     def _noise(self, public: PublicFacts) -> float:
         """What one release of everybody's whole budget would carry: z√N/n where all are alike.
 
-        Weighted by precision (R7), or else as a plain mean; behind a sum clients' noises add up, over all records.
-        Of a cohort's members each answers in some rounds only, with noise for as many releases.
+        Weighted by precision (R7), or else as a plain mean; behind a sum every client's part is scaled to one
+        noise (R13). Of a cohort's members each answers in some rounds only, with noise for as many releases.
         """
         noises = [public.multipliers.get(c.name, 0.0) / math.sqrt(c.participations) for c in public.clients]
         records = [c.records for c in public.clients]
         if not all(noises):
             return 0.0  # somebody adds none
-        if not self.needs_individuals:
-            return math.hypot(*noises) / sum(records)
+        if self.summed:
+            return noise_of_sum(noises, records)
         each = [z / n for z, n in zip(noises, records, strict=True)]
         if isinstance(self.base.base, NoiseAware):
             return 1 / math.hypot(*(1 / e for e in each))

@@ -100,18 +100,31 @@ def pac_dp(
 @app.command()
 def leaderboard(
     preset: Preset = typer.Option(
-        Preset.QUICK, "--preset", help="quick: digits, Heart Disease, MNIST; paper: CIFAR-10 too."
+        Preset.QUICK, "--preset", help="quick: digits, Heart Disease, some of MNIST; paper: seven datasets."
     ),
+    stages: str = typer.Option("choose,test,report", "--stages", help="Some of choose, test, report, by commas."),
     backbones: Path = typer.Option(Path("backbones"), "--backbones", help="Folder of backbones' weights."),
     out: Path = typer.Option(Path("runs/leaderboard"), "--out", help="Folder for results; what is there is kept."),
     workers: int = typer.Option(1, "--workers", help="Processes that share the cells."),
+    device: Device = typer.Option(Device.CPU, "--device", help="Where the test is computed."),
 ) -> None:
     """Every record-level method on the same features, budgets and starts; settings chosen on public records."""
     from modicum.cli.progress import counting
     from modicum_bench.leaderboard.run import bench as run
 
+    wanted = [s.strip() for s in stages.split(",")]
     with counting(quiet=False) as progress:
-        typer.echo(run(str(preset), out, backbones, workers=workers, say=typer.echo, progress=progress))
+        text = run(
+            str(preset),
+            out,
+            backbones,
+            stages=wanted,
+            workers=workers,
+            device=str(device),
+            say=typer.echo,
+            progress=progress,
+        )
+    typer.echo(text)
 
 
 @app.command("acdp-pfsd")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -69,6 +70,14 @@ class PublicFacts:
     # its plan holds each, or its filter would let each through alone. Else empty.
     scales: tuple[float, ...] = ()
     stock: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+def noise_of_sum(noises: Sequence[float], records: Sequence[int]) -> float:
+    """Noise over bound of the mean over everybody's records behind a sum: √N/Σ(n_i/z_i).
+
+    Each part is scaled by z_min/z_i, the mean divides by Σ n_i·z_min/z_i, and N shares of z_min add up (R13).
+    """
+    return math.sqrt(len(noises)) / sum(n / z for z, n in zip(noises, records, strict=True))
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,12 @@ class Auto(SeenBy, Promise):
             training=Supervised(step),
             policy=Fixed(CLIP),
             mechanism=mechanism,
-            aggregation=Paced(Momentum(build_aggregation(joined, 1.0, 0.0), MOMENTUM), CLIP, LOGIT_NOISE),
+            aggregation=Paced(
+                Momentum(build_aggregation(joined, 1.0, 0.0), MOMENTUM),
+                CLIP,
+                LOGIT_NOISE,
+                summed=not mechanism.individuals,
+            ),
             wrapper=SmallBias(),
             public_start=True,
             average=AVERAGE,

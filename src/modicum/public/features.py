@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from modicum.core.facts import noise_of_sum
 from modicum.data.arrays import Arrays, Dataset, FederatedData
 from modicum.data.federate import fit_to
 from modicum.data.geometry import Geometry, load_geometry
@@ -18,6 +19,7 @@ from modicum.errors import UserError
 from modicum.privacy.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.spec import PrivacySpec, Unit
+from modicum.privacy.views import Shows
 from modicum.public.geometry import KIND, Public, fit_geometry
 
 AUTO = "auto"
@@ -102,14 +104,16 @@ def class_noise(spec: PrivacySpec, budgets: Sequence[float], sizes: Sequence[int
     """Variance that noise adds to a coordinate of a class's mean: records of length 1, everyone's whole budget.
 
     Each client noises its sum of a class with z_i, from about n_i/K records; weighted by precision, the mean over
-    clients has the variance 1/Σ(n_i/(K·z_i))². Many noised steps cost as much as one release of all, so this is
-    the scale of the noise in training too.
+    clients has the variance 1/Σ(n_i/(K·z_i))², and behind a sum N/(Σ n_i/(K·z_i))² with z_i its share. Many noised
+    steps cost as much as one release of all, so this is the scale of the noise in training too.
     """
     if spec.unit is not Unit.RECORD:
         raise UserError(f"{KIND}:{AUTO} knows the noise of records, not of whole clients: say how many dimensions")
     if any(math.isinf(e) for e in budgets):
         return 0.0
     noises = {e: calibrate_noise(spec, e, NoSampling(), 1) for e in set(budgets)}
+    if spec.view.shows is Shows.SUM:
+        return (classes * noise_of_sum([noises[e] for e in budgets], sizes)) ** 2
     return 1 / sum((n / (classes * noises[e])) ** 2 for e, n in zip(budgets, sizes, strict=True))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -72,12 +72,14 @@ def _folds(y: Tensor, seed: int) -> list[Tensor]:
     return [torch.from_numpy(np.sort(ranked[i::FOLDS])) for i in range(FOLDS)]
 
 
-def decay_path(x: Tensor, y: Tensor, classes: int) -> list[tuple[Tensor, Tensor]]:
+def decay_path(
+    x: Tensor, y: Tensor, classes: int, decays: Sequence[float] = DECAYS
+) -> list[tuple[Tensor, Tensor]]:
     """Logistic heads for all decays, each started at the one before it."""
-    weight = torch.zeros(classes, x.shape[1], dtype=torch.double, requires_grad=True)
-    bias = torch.zeros(classes, dtype=torch.double, requires_grad=True)
+    weight = torch.zeros(classes, x.shape[1], dtype=torch.double, device=x.device, requires_grad=True)
+    bias = torch.zeros(classes, dtype=torch.double, device=x.device, requires_grad=True)
     found = []
-    for decay in DECAYS:
+    for decay in decays:
         optimiser = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe")
 
         def loss(optimiser: torch.optim.LBFGS = optimiser, decay: float = decay) -> Tensor:

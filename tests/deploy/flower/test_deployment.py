@@ -329,3 +329,16 @@ def test_plain_flwr_run_works_where_nodes_want_no_signature(tmp_path: Path) -> N
             made.run(silent, silent)
     expected, _ = in_process(tmp_path, RECORD_LEVEL)
     assert _same(deployed_model(made), expected)
+
+
+@pytest.mark.heavy
+def test_a_file_without_a_method_is_deployed_with_the_default_one(tmp_path: Path) -> None:
+    """`auto` over real silos decides from the same public facts, and ends in the same model."""
+    first, _, rest = RECORD_LEVEL.partition("[method]")
+    text = first + rest[rest.index("[run]") :]
+    with alone():
+        made = deployment(tmp_path, text)
+        with made.running(silent):
+            made.run(silent, silent)
+    expected, _ = in_process(tmp_path, text)
+    assert _same(deployed_model(made), expected)

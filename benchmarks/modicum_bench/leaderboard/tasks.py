@@ -1,0 +1,175 @@
+"""Federations of the grid: of a task's own records, and of public ones that stand in for a task."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modicum.data import assign_budgets, federate, load
+from modicum.data.arrays import Arrays, ClientData, Dataset, FederatedData
+from modicum.data.fetch import data_folder
+from modicum.data.geometry import load_geometry
+from modicum.federation.experiment import Federation
+from modicum.privacy.accounting.choose import epsilon
+from modicum.privacy.events import NoSampling
+from modicum.privacy.plan import PlannedRelease
+from modicum.public.features import behind, stand_on
+from modicum_bench.leaderboard.grid import MESSAGES, PUBLIC, TASKS, Cell, Task, spec_of
+from modicum_bench.leaderboard.pack import geometry_of, packed, unpack
+
+FEATURES = "discriminant:auto"
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """Ten classes of a public dataset as a task, the others to fit features to."""
+
+    name: str
+    backbone: str
+
+    def serves(self, task: str) -> bool:
+        """Whether the task's records are none of its own."""
+        return task.partition(":")[0] != self.name.partition(":")[0]
+
+
+STAND_INS = (
+    StandIn("emnist-merge47:10-46", "emnist-letters.npz"),
+    StandIn("cifar-100", "cifar-10-group.npz"),
+)
+STAND_IN_CLASSES, STAND_IN_CLIENTS, STAND_IN_RECORDS = 10, 20, 500
+
+
+@lru_cache(maxsize=2)
+def records(task: Task, folder: Path) -> tuple[Dataset, Dataset | None]:
+    """A task's features or records, and the public ones that a geometry is fitted to."""
+    own = load(task.name)
+    if task.source is None:
+        return own, None
+    cache = data_folder() / "features"
+    weights = None if task.backbone is None else folder / task.backbone
+    if task.source == "rendered":
+        own, _, _ = behind(weights, cache, own, False, None)
+        return own, _stored(folder / "rendered-features.npz")
+    public = load(task.source)
+    public = replace(public, train=public.train.take(slice(0, task.few)))
+    own, _, source = behind(weights, cache, own, False, public)
+    assert source is not None
+    return _some(own, task.most), _some(source, task.most)
+
+
+def _some(dataset: Dataset, most: int | None) -> Dataset:
+    """So many training records, drawn once for all."""
+    if most is None or most >= len(dataset.train):
+        return dataset
+    rows = np.sort(np.random.default_rng(0x5EED).permutation(len(dataset.train))[:most])
+    note = f"subset: {most:,} of {len(dataset.train):,} training records"
+    return replace(dataset, train=dataset.train.take(rows), note=note)
+
+
+def _stored(path: Path) -> Dataset:
+    """Features of rendered house numbers behind their backbone (modicum_bench.leaderboard.rendered)."""
+    with np.load(path) as file:
+        train = Arrays(file["x"].astype(np.float32), file["y"].astype(np.int64))
+    return Dataset("rendered", train, Arrays.empty(train), 10)
+
+
+def divided(records: Dataset, cell: Cell, seed: int) -> FederatedData:
+    """IID clients, or Heart Disease's hospitals; hot: some records are public, all of them to learn from."""
+    natural = records.clients is not None
+    return federate(
+        records,
+        clients=None if natural else cell.clients,
+        test=0.2 if natural else 0.0,
+        proxy=PUBLIC if cell.hot else False,
+        proxy_validation=0.0,
+        seed=seed,
+    )
+
+
+def undressed(cell: Cell, folder: Path, seed: int) -> Federation:
+    """The task's clients with their records as they are stored, and their budgets."""
+    task = TASKS[cell.task]
+    budget: Any = list(cell.budget) if isinstance(cell.budget, tuple) else cell.budget
+    known = packed(task, folder)
+    own = unpack(known) if known.is_file() else records(task, folder)[0]
+    data = divided(own, cell, seed)
+    return Federation(data, assign_budgets(budget, len(data.clients), seed))
+
+
+def private(cell: Cell, folder: Path, seed: int) -> Federation:
+    """The task itself, on its features."""
+    task, bare = TASKS[cell.task], undressed(cell, folder, seed)
+    data, budgets = bare.data, bare.budgets
+    if packed(task, folder).is_file():
+        return Federation(geometry_of(packed(task, folder), cell).over(data), budgets)
+    source = records(task, folder)[1]
+    if source is None:
+        return Federation(_cut(data), budgets)
+    spec = spec_of(len(budgets), cell.view)
+    return Federation(stand_on(data, FEATURES, budgets, lambda: spec, source), budgets)
+
+
+def _cut(data: FederatedData) -> FederatedData:
+    """Records as they are, those longer than 1 cut to that length: for every method alike."""
+
+    def unit(arrays: Arrays) -> Arrays:
+        x = arrays.scaled().reshape(len(arrays), math.prod(arrays.shape))
+        return Arrays(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.float32(1)), arrays.y)
+
+    clients = tuple(
+        replace(c, train=unit(c.train), validation=unit(c.validation), test=unit(c.test)) for c in data.clients
+    )
+    test = unit(data.test) if len(data.test) else Arrays.concatenate([c.test for c in clients])
+    return replace(data, clients=clients, test=test, proxy=unit(data.proxy))
+
+
+@lru_cache(maxsize=2)
+def _public(which: StandIn, folder: Path) -> Dataset:
+    stored = folder / f"{which.name.partition(':')[0]}-public.npz"
+    if stored.is_file():  # carried here without its images
+        with np.load(stored) as file:
+            x = file["x"].astype(np.float32) * file["scale"]
+            train = Arrays(x, file["y"].astype(np.int64))
+        return Dataset(which.name, train, Arrays.empty(train), int(train.y.max()) + 1)
+    task = load(which.name)
+    featured, _, _ = behind(folder / which.backbone, data_folder() / "features", task, False, None)
+    return featured
+
+
+@lru_cache(maxsize=1)
+def stand_in(which: StandIn, folder: Path, noise: float, hot: bool, seed: int) -> Federation:
+    """Clients that draw public records with replacement, with budgets at which a mean over all is so noisy.
+
+    A quarter of the classes' records judges. Noise is that of one release of everything, over the bound.
+    """
+    public = _public(which, folder)
+    rng = np.random.default_rng([seed, 0x57A1D])
+    chosen = np.sort(rng.choice(public.classes, STAND_IN_CLASSES, replace=False))
+    rest = [c for c in range(public.classes) if c not in chosen]
+    ours, source = public.only(chosen.tolist()), public.only(rest)
+    rows = rng.permutation(len(ours.train))
+    held = len(rows) // 4
+    pool, test = ours.train.take(rows[held:]), ours.train.take(rows[:held])
+    total = STAND_IN_CLIENTS * STAND_IN_RECORDS
+    known = min(len(pool) // 3, round(PUBLIC * total)) if hot else 0
+    labelled, pool = pool.take(slice(0, known)), pool.take(slice(known, None))
+    nobody = Arrays.empty(pool)
+    own = tuple(
+        ClientData(f"client-{i:02d}", pool.take(rng.integers(0, len(pool), STAND_IN_RECORDS)), nobody, nobody)
+        for i in range(STAND_IN_CLIENTS)
+    )
+    classes = STAND_IN_CLASSES
+    data = FederatedData(which.name, own, test, classes, labelled, nobody, classes if hot else 0, "public records")
+    spec = spec_of(STAND_IN_CLIENTS, MESSAGES)
+    z = noise * STAND_IN_RECORDS * math.sqrt(STAND_IN_CLIENTS)
+    budget = epsilon([PlannedRelease("gradient", z, NoSampling(), 1)], spec).epsilon
+    budgets = assign_budgets(budget, STAND_IN_CLIENTS)
+    kept = folder / f"{which.name.partition(':')[0]}-geometry-{noise:g}.npz"
+    if kept.is_file():  # carried here
+        return Federation(load_geometry(kept).over(data), budgets)
+    return Federation(stand_on(data, FEATURES, budgets, lambda: spec, source), budgets)
