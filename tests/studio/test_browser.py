@@ -121,6 +121,7 @@ def test_audit_of_dropped_files_fits_on_one_sheet(page: Page, address: str, fold
     page.driver.find_element("css selector", "#files").send_keys("\n".join(names))
     page.wait("document.querySelector('.verdict')", 60)
     assert "Matches" in page.text(".verdict")
+    assert page.js("return !!document.querySelector('.simulated ~ .verdict')")  # said before any match
     assert "protected nobody" in page.text()
     page.js("document.querySelector('.term').click()")
     assert page.wait("!document.querySelector('.gloss').hidden")

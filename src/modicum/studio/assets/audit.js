@@ -86,7 +86,7 @@ async function report({ name, checked, certificate }) {
       name ? h("span", {}, name) : null,
       h("button", { class: "button", type: "button", onclick: () => print() }, "Print"),
     ),
-    verdict(checked, certificate),
+    // What nobody was protected by stands before any match, as `modicum verify` prints it.
     (certificate?.simulation ?? checked?.simulation)
       ? h(
           "p",
@@ -95,6 +95,7 @@ async function report({ name, checked, certificate }) {
           "Noise came from a seed, so this run protected nobody. Its figures are those of the same run deployed with cryptographic noise.",
         )
       : null,
+    verdict(checked, certificate),
     checked?.problems.length
       ? h(
           "div",
