@@ -94,7 +94,9 @@ def test_with_real_noise_no_test_record_is_looked_at(tmp_path: Path) -> None:
     page = (tmp_path / "False" / "report.html").read_text()
     assert "No accuracy" in page
     assert "ground truth" not in page.split("<script")[0]
-    assert "accuracy*" not in page
+    told = json.loads(page.split('id="data">')[1].split("</script>")[0])  # all that its tables and pictures draw
+    assert {told["about"]["accuracy"], told["about"]["loss"], *(g["accuracy"] for g in told["groups"])} == {None}
+    assert "_accuracy" not in json.dumps(told)
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["new", "there already"])

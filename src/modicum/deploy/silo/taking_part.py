@@ -250,6 +250,7 @@ class Careful:
     def __init__(self, backend: Backend) -> None:
         self._backend, self._zero = backend, Zero(backend.layout)
         self.layout = backend.layout
+        self.model = getattr(backend, "model", None)  # whose layers some defences look at
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         return self._backend.outputs(theta, x)
