@@ -12,6 +12,7 @@ from modicum_bench.attacks import run
 from modicum_bench.attacks.cells import ROWS, Size
 
 
+@pytest.mark.heavy
 def test_tables_for_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     effort = Effort(dlg=2, starts=1, ig=4, gi=4, seeds=2, bayes=10, shadows=4)
     monkeypatch.setitem(EFFORTS, "quick", effort)

@@ -54,6 +54,7 @@ def folders(tmp_path: Path) -> Folders:
     return Folders(tmp_path, tmp_path / "cache")
 
 
+@pytest.mark.heavy
 def test_from_public_records_to_tables(folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "digits", TASK)
     few = [r for r in methods.rows(TASK, PRESET.bounds) if r.name in ("fixed C=1", "FedAvg (no privacy)")]
