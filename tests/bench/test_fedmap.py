@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from modicum.data import load
 from modicum_bench.fedmap import printed
 from modicum_bench.fedmap.cells import TASKS, TRAINED, VARIANTS, Choice, method
 from modicum_bench.fedmap.networks import network
+from modicum_bench.fedmap.play import Workspace
 from modicum_bench.fedmap.regimes import REGIMES, regime
 from modicum_bench.fedmap.report import differences, interval, read, table
 from modicum_bench.fedmap.rivals import hog
@@ -88,10 +88,9 @@ def test_networks_keep_their_sizes_and_do_not_mind_which_side_of_an_edge_is_brig
 
 def test_the_printed_mode_is_played_with_both_figures_of_epsilon(tmp_path: Path) -> None:
     size = replace(printed.SIZES["quick"], clients=4, per_round=1, rounds=1, epochs=0.1)
-    made = printed.Printed(load, tmp_path, "quick", lambda _: None)
-    made.size = size
     spec = replace(printed.printed(size, 0.1, 0.1), pretrained=False)
-    found = printed.played(made._experiment(spec, 0))
+    found = printed.kept(Workspace(tmp_path), printed.Curve("a name", size, spec, 0))
     assert len(found["curve"]) == 1
     assert found["claimed"] > 0 < found["at_noise"]
     assert printed.table_row([found])[-1] == "∞"
+    assert (tmp_path / "printed" / "a_name_0.json").exists()

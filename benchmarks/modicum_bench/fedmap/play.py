@@ -1,14 +1,19 @@
-"""Runs of cells: settings from public records first, then a network, then everything else with both."""
+"""Runs of cells: settings from public records first, then a network, then everything else with both.
+
+Each of the three is a function of a `Workspace` and of what decides it, so that any process can do it.
+"""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from modicum.data import load
 from modicum.data.arrays import Dataset
 from modicum.data.budgets import assign_budgets
 from modicum.data.federate import federate
@@ -20,10 +25,13 @@ from modicum.public.rehearsed.metanet import Schedule, fit_metanet, stand_in
 from modicum_bench.fedmap.cells import ALPHA, LARGE, TASKS, TRAINED, Cell, Choice, method
 from modicum_bench.fedmap.networks import NETWORKS
 from modicum_bench.fedmap.networks import network as network_of
+from modicum_bench.fedmap.regimes import REGIMES, regime
+from modicum_bench.fedmap.rivals import loader
 
 Loader = Callable[[str], Dataset]
 LINEAR = tuple(Choice(lr, 0.0) for lr in (0.3, 1.0, 3.0))
 RIVAL = tuple(Choice(lr, 0.0) for lr in (1.0, 3.0, 10.0))
+SCHEDULE = Schedule(runs=2, held_out=3, passes=2, epochs=20)
 RATES = {0.1: (0.04, 0.07, 0.12), 0.2: (0.08, 0.14, 0.24), 0.3: (0.12, 0.21, 0.36)}  # by participation
 
 
@@ -34,6 +42,61 @@ def grid(task: str, participation: float) -> tuple[Choice, ...]:
     if TASKS[task].model not in NETWORKS:
         return RIVAL if " " in task else LINEAR
     return tuple(Choice(lr, 0.9, 0.3, 0.95) for lr in RATES[participation])
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where a process finds records, computes, and leaves results."""
+
+    out: Path
+    data_dir: Path | None = None
+    backbone: Path | None = None
+    device: str = "cpu"
+
+    def load(self, name: str) -> Dataset:
+        """A regime that is drawn, or a dataset from its files."""
+        folder = None if self.data_dir is None else str(self.data_dir)
+        return regime(name) if name in REGIMES else load(name, folder)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A column of Table 4, and the variant or the body that is chosen or fitted for it."""
+
+    task: str
+    participation: float
+    what: str
+    choice: Choice | None = None  # what a body is fitted with
+
+
+@dataclass(frozen=True)
+class Run:
+    """A cell with its settings."""
+
+    cell: Cell
+    choice: Choice
+    network: str | None = None
+
+
+def chosen(place: Workspace, part: Part) -> Choice:
+    """A variant's settings."""
+    return _bench(place).tuned(part.task, part.participation, part.what)
+
+
+def fitted(place: Workspace, part: Part) -> str:
+    """The file of a network."""
+    assert part.choice is not None
+    return str(_bench(place).fitted(part.task, part.participation, part.what, part.choice, SCHEDULE))
+
+
+def played(place: Workspace, run: Run) -> dict[str, Any]:
+    """A cell's result."""
+    return _bench(place).played(run.cell, run.choice, run.network)
+
+
+@lru_cache(maxsize=1)
+def _bench(place: Workspace) -> Bench:
+    return Bench(loader(place.load, place.backbone, place.out / "features"), place.out, place.device)
 
 
 class Bench:

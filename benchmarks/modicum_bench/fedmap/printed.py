@@ -8,13 +8,14 @@ charged.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from modicum.comparing.workers import Play, Progress
 from modicum.core.setting import MethodSpec
-from modicum.data.arrays import Dataset
 from modicum.data.federate import federate
 from modicum.data.partition import Dirichlet
 from modicum.federation.experiment import Experiment, Federation
@@ -23,13 +24,12 @@ from modicum.methods import Censor, DpSgd, FedAvg, FedMap, Soteria
 from modicum.privacy.accounting.papers import fedmap_at_noise, fedmap_claimed
 from modicum.report.colours import PALETTE
 from modicum_bench.fedmap.cells import ALPHA, DELTA
+from modicum_bench.fedmap.play import Workspace
 from modicum_bench.fedmap.report import interval, markdown
 
 GRADIENT = "gradient"
 WEIGHTS = (0.01, 0.05, 0.1, 0.5, 1.0)  # of λ and of β
 USUAL = 0.1
-Load = Callable[[str], Dataset]
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -82,65 +82,73 @@ def printed(size: Size, privacy: float, overall: float) -> FedMap:
     )
 
 
-class Printed:
-    """Plays what is missing in a folder."""
+@dataclass(frozen=True)
+class Curve:
+    """One run, and the name under which it is kept."""
 
-    def __init__(self, load: Load, out: Path, preset: str, say: Say, device: str = "cpu") -> None:
-        self.size, self.out, self.say, self.device = SIZES[preset], out, say, device
-        self._load = load
-        self._data: Dataset | None = None
-        out.mkdir(parents=True, exist_ok=True)
+    name: str
+    size: Size
+    spec: MethodSpec
+    seed: int
+
+
+class Printed:
+    """Plays what is missing in a folder, the runs of a table or figure side by side."""
+
+    def __init__(self, place: Workspace, preset: str, play: Play, progress: Progress | None = None) -> None:
+        self.place, self.size, self.play, self.progress = place, SIZES[preset], play, progress
 
     def table(self) -> str:
         """Table 3: accuracy and ε, as claimed and at the noise, over λ and over β."""
         pairs = dict.fromkeys([*((w, USUAL) for w in WEIGHTS), *((USUAL, w) for w in WEIGHTS)])
-        lines = []
-        for privacy, overall in pairs:
-            name = f"printed λ={privacy:g} β={overall:g}"
-            found = [
-                self._played(name, printed(self.size, privacy, overall), s) for s in range(self.size.table_seeds)
-            ]
-            lines.append([f"{privacy:g}", f"{overall:g}", *table_row(found)])
+        specs = {f"printed λ={p:g} β={o:g}": printed(self.size, p, o) for p, o in pairs}
+        found = self._played(specs, self.size.table_seeds)
+        lines = [[f"{p:g}", f"{o:g}", *table_row(own)] for (p, o), own in zip(pairs, found.values(), strict=True)]
         return markdown(["λ", "β", "accuracy", "ε claimed", "ε at z = Bσ/C", "ε as sent"], lines)
 
     def figure(self, path: Path) -> str:
         """Fig. 3 as a picture, and its last points as a table."""
-        curves = {
-            name: [self._played(f"curve {name}", spec, s)["curve"] for s in range(self.size.seeds)]
-            for name, spec in rows(self.size).items()
-        }
+        specs = {f"curve {name}": spec for name, spec in rows(self.size).items()}
+        found = self._played(specs, self.size.seeds)
+        curves = {name.removeprefix("curve "): [f["curve"] for f in own] for name, own in found.items()}
         draw_curves(curves, path)
-        kept = {"dp-sgd", "fedmap, sound"}
+        private = {"dp-sgd", "fedmap, sound"}
         shown = [
-            [name, _mean([100 * c[-1] for c in own]), f"{self.size.budget:g}" if name in kept else "∞"]
+            [name, _mean([100 * c[-1] for c in own]), f"{self.size.budget:g}" if name in private else "∞"]
             for name, own in curves.items()
         ]
         return markdown(["", "accuracy at the end", "true ε"], shown)
 
-    def _played(self, name: str, spec: MethodSpec, seed: int) -> dict[str, Any]:
-        path = self.out / f"{name} {seed}.json".replace(" ", "_").replace(",", "")
-        if path.exists():
-            known: dict[str, Any] = json.loads(path.read_text())
-            return known
-        found = played(self._experiment(spec, seed))
-        path.write_text(json.dumps(found) + "\n")
-        self.say(f"{name} {seed}: {found['curve'][-1]:.4f}")
-        return found
+    def _played(self, specs: Mapping[str, MethodSpec], seeds: int) -> dict[str, list[dict[str, Any]]]:
+        todo = [Curve(name, self.size, spec, seed) for name, spec in specs.items() for seed in range(seeds)]
+        found = list(self.play(partial(kept, self.place), todo, progress=self.progress))
+        return {name: found[i * seeds : (i + 1) * seeds] for i, name in enumerate(specs)}
 
-    def _experiment(self, spec: MethodSpec, seed: int) -> Experiment:
-        size = self.size
-        if self._data is None:
-            self._data = self._load(size.task)
-        data = federate(self._data, clients=size.clients, partition=Dirichlet(ALPHA), seed=seed)
-        return Experiment(
-            federation=Federation(data, (size.budget,) * size.clients),
-            method=spec,
-            model=size.model,
-            rounds=size.rounds,
-            per_round=size.per_round,
-            seed=seed,
-            device=self.device,
-        )
+
+def kept(place: Workspace, curve: Curve) -> dict[str, Any]:
+    """A run's figures, from its file where it was played before."""
+    path = place.out / "printed" / f"{curve.name} {curve.seed}.json".replace(" ", "_").replace(",", "")
+    if not path.exists():
+        found = played(experiment(place, curve))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found) + "\n")
+    known: dict[str, Any] = json.loads(path.read_text())
+    return known
+
+
+def experiment(place: Workspace, curve: Curve) -> Experiment:
+    """The federation of the curve's size and seed."""
+    size = curve.size
+    data = federate(place.load(size.task), clients=size.clients, partition=Dirichlet(ALPHA), seed=curve.seed)
+    return Experiment(
+        federation=Federation(data, (size.budget,) * size.clients),
+        method=curve.spec,
+        model=size.model,
+        rounds=size.rounds,
+        per_round=size.per_round,
+        seed=curve.seed,
+        device=place.device,
+    )
 
 
 def played(experiment: Experiment) -> dict[str, Any]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
+from typing import Any
 
-from modicum.data import load
-from modicum.data.arrays import Dataset
-from modicum.public.rehearsed.metanet import Schedule
+from modicum.comparing.workers import Play, Progress, players
 from modicum_bench.fedmap.cells import LARGE, TASKS, TRAINED, VARIANTS, Cell
 from modicum_bench.fedmap.cost import measured
-from modicum_bench.fedmap.play import Bench
+from modicum_bench.fedmap.play import Part, Run, Workspace, chosen, fitted, played
 from modicum_bench.fedmap.printed import Printed
-from modicum_bench.fedmap.regimes import REGIMES, regime
+from modicum_bench.fedmap.regimes import REGIMES
 from modicum_bench.fedmap.report import differences, read, table
-from modicum_bench.fedmap.rivals import loader
 
 QUICK = ("digits",)
 PAPER = (
@@ -25,63 +23,87 @@ SEEDS = {"quick": 3, "paper": 10}
 TABLE, FIGURE, COST = "table 3", "fig 3", "cost"
 OTHERS = (TABLE, FIGURE, COST)  # what is no cell of Table 4
 CONSTANT, NO_NETWORK = "fixed", "auto-s"  # the latter alone stands for rivals on fixed features and for ResNet-18
-SCHEDULE = Schedule(runs=2, held_out=3, passes=2, epochs=20)
 
 
 def bench(
     preset: str,
-    out: Path,
+    place: Workspace,
     *,
     only: Sequence[str] = (),
     seeds: int | None = None,
-    data_dir: Path | None = None,
-    backbone: Path | None = None,
-    device: str = "cpu",
+    workers: int = 1,
     say: Callable[[str], None] = print,
+    progress: Progress | None = None,
 ) -> str:
-    """Plays what is missing in `out`, and gives all tables, which it writes there as `tables.md` too."""
-
-    def loaded(name: str) -> Dataset:
-        return regime(name) if name in REGIMES else load(name, None if data_dir is None else str(data_dir))
-
-    cache = out / "features"
-    made = Bench(loader(loaded, backbone, cache), out, device)
+    """Plays what is missing in the place's folder, and gives all tables, which it writes to `tables.md` too."""
     wanted = tuple(only) or ((*QUICK, *OTHERS) if preset == "quick" else (*PAPER, *OTHERS))
-    for task in wanted:
-        if task.endswith(" features") and backbone is None:
-            say(f"{task}: give a public backbone with --backbone; left out")
-        elif task not in OTHERS:
-            for participation in TASKS[task].budgets:
-                _play(made, task, participation, seeds or SEEDS[preset], say)
-    results = read(out)
+    left_out = [task for task in wanted if task.endswith(" features") and place.backbone is None]
+    for task in left_out:
+        say(f"{task}: give a public backbone with --backbone; left out")
+    tasks = [task for task in wanted if task not in (*OTHERS, *left_out)]
+    place.out.mkdir(parents=True, exist_ok=True)
+    with players(workers) as play:
+        _cells(place, play, tasks, seeds or SEEDS[preset], say, progress)
+        old = Printed(place, preset, play, progress)
+        parts = _table_4(read(place.out))
+        if TABLE in wanted:
+            parts += ["### Table 3: faithful mode", old.table()]
+        if FIGURE in wanted:
+            picture = place.out / "figure-3.png"
+            parts += [f"### Fig. 3: {picture}", old.figure(picture)]
+    if COST in wanted:
+        parts += ["### Cost", measured()]
+    text = "\n\n".join(parts)
+    (place.out / "tables.md").write_text(text + "\n")
+    return text
+
+
+def _cells(
+    place: Workspace,
+    play: Play,
+    tasks: Sequence[str],
+    seeds: int,
+    say: Callable[[str], None],
+    progress: Progress | None,
+) -> None:
+    """Settings of all tasks, then all networks, then all runs."""
+    columns = [(task, participation) for task in tasks for participation in TASKS[task].budgets]
+    tunings = [Part(*column, variant) for column in columns for variant in (CONSTANT, NO_NETWORK)]
+    settings = {}
+    for part, choice in zip(tunings, play(partial(chosen, place), tunings, progress=progress), strict=True):
+        settings[part.task, part.participation, part.what] = choice
+        say(f"{part.task}, participation {part.participation:g}, {part.what}: {choice}")
+    bodies = [
+        Part(*column, body, settings[*column, CONSTANT])
+        for column in columns
+        if not _single(column[0])
+        for body in sorted(set(TRAINED.values()))
+    ]
+    found = play(partial(fitted, place), bodies, progress=progress)
+    networks = {(p.task, p.participation, p.what): path for p, path in zip(bodies, found, strict=True)}
+    runs = [
+        Run(
+            Cell(task, participation, variant, seed),
+            settings.get((task, participation, variant), settings[task, participation, CONSTANT]),
+            networks.get((task, participation, TRAINED.get(variant, ""))),
+        )
+        for task, participation in columns
+        for seed in range(1 if task.endswith(LARGE) else seeds)
+        for variant in ([NO_NETWORK] if _single(task) else VARIANTS)
+    ]
+    for one, result in zip(runs, play(partial(played, place), runs, progress=progress), strict=True):
+        say(f"{one.cell.name}: {result['accuracy']:.4f}")
+
+
+def _single(task: str) -> bool:
+    """A rival, or ResNet-18: one variant stands for it."""
+    return " " in task
+
+
+def _table_4(results: Sequence[dict[str, Any]]) -> list[str]:
     parts = []
     for task in dict.fromkeys(str(r["task"]) for r in results):
         parts += [f"### {task}", table(results, task)]
         for participation in TASKS[task].budgets:
             parts += [f"Participation {participation:g}:", differences(results, task, participation)]
-    old = Printed(loaded, out / "printed", preset, say, device)
-    if TABLE in wanted:
-        parts += ["### Table 3: faithful mode", old.table()]
-    if FIGURE in wanted:
-        parts += [f"### Fig. 3: {out / 'figure-3.png'}", old.figure(out / "figure-3.png")]
-    if COST in wanted:
-        parts += ["### Cost", measured()]
-    text = "\n\n".join(parts)
-    (out / "tables.md").write_text(text + "\n")
-    return text
-
-
-def _play(made: Bench, task: str, participation: float, seeds: int, say: Callable[[str], None]) -> None:
-    single = " " in task  # a rival, or ResNet-18
-    choices = {variant: made.tuned(task, participation, variant) for variant in (CONSTANT, NO_NETWORK)}
-    say(f"{task}, participation {participation:g}: {choices}")
-    networks = {}
-    if not single:
-        for body in sorted(set(TRAINED.values())):
-            networks[body] = str(made.fitted(task, participation, body, choices[CONSTANT], SCHEDULE))
-    for seed in range(1 if task.endswith(LARGE) else seeds):
-        for variant in [NO_NETWORK] if single else VARIANTS:
-            network = networks.get(TRAINED.get(variant, ""))
-            choice = choices.get(variant, choices[CONSTANT])
-            found = made.played(Cell(task, participation, variant, seed), choice, network)
-            say(f"{found['task']} {participation:g} {variant} {seed}: {found['accuracy']:.4f}")
+    return parts

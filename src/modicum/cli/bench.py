@@ -218,24 +218,19 @@ def fedmap(
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder of dataset files."),
     backbone: Path | None = typer.Option(None, "--backbone", help="Public backbone for the rival on CIFAR-10."),
     device: Device = typer.Option(Device.CPU, "--device", help="Where to compute."),
+    workers: int = typer.Option(1, "--workers", help="Processes that share the cells."),
 ) -> None:
     """FedMAP's tables 3 and 4 and figure 3, beside the null models that a learned policy has to beat."""
+    from modicum.cli.progress import counting
     from modicum_bench.fedmap.cells import TASKS
+    from modicum_bench.fedmap.play import Workspace
     from modicum_bench.fedmap.run import OTHERS
     from modicum_bench.fedmap.run import bench as run
 
     for task in only:
         if task not in (*TASKS, *OTHERS):
             raise UserError(f"unknown task {task!r}: use {', '.join((*TASKS, *OTHERS))}")
-    typer.echo(
-        run(
-            str(preset),
-            out,
-            only=only,
-            seeds=seeds,
-            data_dir=data_dir,
-            backbone=backbone,
-            device=str(device),
-            say=typer.echo,
-        )
-    )
+    place = Workspace(out, data_dir, backbone, str(device))
+    with counting(quiet=False) as progress:
+        text = run(str(preset), place, only=only, seeds=seeds, workers=workers, say=typer.echo, progress=progress)
+    typer.echo(text)
