@@ -11,6 +11,7 @@ import torch
 
 from modicum_bench.fedmap import printed
 from modicum_bench.fedmap.cells import TASKS, TRAINED, VARIANTS, Choice, method
+from modicum_bench.fedmap.cost import median
 from modicum_bench.fedmap.networks import network
 from modicum_bench.fedmap.play import Workspace
 from modicum_bench.fedmap.regimes import REGIMES, regime
@@ -33,6 +34,16 @@ def test_paired_differences_say_what_they_show() -> None:
     assert text.count("better") == 1
     assert "no difference shown" in text
     assert "40.2" in table(results, "svhn")  # the paper's, beside
+
+
+def test_the_interval_of_a_median_covers_it_whatever_the_distribution() -> None:
+    rng = np.random.default_rng(0)
+    draws = rng.standard_cauchy((2000, 30))
+    found = [median(list(row)) for row in draws]
+    assert np.mean([low <= 0 <= high for _, low, high in found]) > 0.94
+    assert median([1, 2, 3, 4, 5, 100]) == (3.5, 1, 100)
+    with pytest.raises(ValueError, match="six"):
+        median([1, 2, 3])
 
 
 def test_one_run_has_no_interval() -> None:
