@@ -30,18 +30,26 @@ from modicum_bench.fedmap.rivals import loader
 
 Loader = Callable[[str], Dataset]
 LINEAR = tuple(Choice(lr, 0.0) for lr in (0.3, 1.0, 3.0))
-RIVAL = tuple(Choice(lr, 0.0) for lr in (1.0, 3.0, 10.0))
+RIVAL = (
+    *(Choice(lr, 0.0) for lr in (10.0, 30.0)),
+    *(Choice(lr, 0.9, 1.0, 0.95) for lr in (1.0, 3.0, 10.0, 30.0)),
+)
 SCHEDULE = Schedule(runs=2, held_out=3, passes=2, epochs=20)
-RATES = {0.1: (0.04, 0.07, 0.12), 0.2: (0.08, 0.14, 0.24), 0.3: (0.12, 0.21, 0.36)}  # by participation
+RATES = {  # by network and participation
+    "lenet, normalised": {0.1: (0.04, 0.07, 0.12), 0.2: (0.08, 0.14, 0.24), 0.3: (0.12, 0.21, 0.36)},
+    "cnn, normalised": {0.1: (0.08, 0.15, 0.3), 0.2: (0.12, 0.22, 0.45), 0.3: (0.15, 0.3, 0.6)},
+}
+SHARES = {"lenet, normalised": 0.3, "cnn, normalised": 0.1}  # of the median norm, for the first bound
 
 
 def grid(task: str, participation: float) -> tuple[Choice, ...]:
     """What is tried: a network from nothing has momentum, an average over rounds and bounds under the median."""
     if TASKS[task].model == LARGE:
         return tuple(Choice(lr, 0.9) for lr in (0.03, 0.1, 0.3))
-    if TASKS[task].model not in NETWORKS:
+    model = TASKS[task].model
+    if model not in NETWORKS:
         return RIVAL if " " in task else LINEAR
-    return tuple(Choice(lr, 0.9, 0.3, 0.95) for lr in RATES[participation])
+    return tuple(Choice(lr, 0.9, SHARES[model], 0.95) for lr in RATES[model][participation])
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,10 +47,15 @@ def on_hog(dataset: Dataset, at_once: int = 5000) -> Dataset:
 
 
 def on_backbone(dataset: Dataset, backbone: Path, cache: Path) -> Dataset:
-    """Features of a network that was trained on another, public dataset."""
+    """Features of a network that was trained on another, public dataset, each record of length 1 like `hog`'s."""
     from modicum.public.features import behind
 
-    return behind(backbone, cache, dataset, False, None)[0]
+    found = behind(backbone, cache, dataset, False, None)[0]
+
+    def unit(arrays: Arrays) -> Arrays:
+        return Arrays(arrays.x / np.linalg.norm(arrays.x, axis=1, keepdims=True).clip(1e-6), arrays.y)
+
+    return replace(found, train=unit(found.train), test=unit(found.test))
 
 
 def loader(load: Callable[[str], Dataset], backbone: Path | None, cache: Path) -> Callable[[str], Dataset]:
