@@ -57,9 +57,7 @@ def dlg(
     return [guess for guess in found if guess is not None]
 
 
-def _minimise(
-    targets: Targets, labels: Tensor | None, steps: int, seed: int, keep: Tensor | None
-) -> list[Guess]:
+def _minimise(targets: Targets, labels: Tensor | None, steps: int, seed: int, keep: Tensor | None) -> list[Guess]:
     """One search for each target, all from the same start: a target's own does not depend on who is beside it."""
     count, classes = len(targets.observed), targets.public.classes
     first = replace(targets, observed=targets.observed[:1]).start(seed)
