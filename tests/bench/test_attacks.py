@@ -35,3 +35,5 @@ def test_tables_for_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown table"):
         run.bench("quick", tmp_path, tables=["figures"])
+    with pytest.raises(UserError, match="unknown model"):
+        run.bench("quick", tmp_path, model="lenet-6")

@@ -17,6 +17,7 @@ from modicum.attacks.campaign import Report
 from modicum.comparing.workers import Progress, work
 from modicum.data.arrays import Dataset
 from modicum.errors import UserError
+from modicum.models.catalogue import names
 from modicum_bench.attacks.cells import (
     CURVE,
     RESNET,
@@ -32,7 +33,7 @@ from modicum_bench.attacks.cells import (
 from modicum_bench.attacks.pictures import draw_all
 from modicum_bench.attacks.tables import noise_table, table
 
-INVERSIONS = ("dlg", "ig", "bayes", "gi")
+INVERSIONS = ("ig", "dlg", "bayes", "gi")
 MEMBERSHIP = ("matched", "lr", "quantile", "quantile-unseen")
 TASKS = {"quick": ("fashion-mnist",), "paper": ("fashion-mnist", "cifar-10", "svhn")}
 TABLES = ("reconstruction", "noise", "membership", "resnet18")
@@ -78,11 +79,7 @@ def bench(
     model: str | None = None,
 ) -> str:
     """Fill what is missing of the tables in `out` until `seconds` have passed, then write them as Markdown."""
-    unknown = [name for name in tables if name not in TABLES]
-    if unknown or workers < 1:
-        raise UserError(
-            f"unknown table {unknown[0]!r}: use {', '.join(TABLES)}" if unknown else "give at least one worker"
-        )
+    _refuse(tables, model, workers)
     size, tasks, until = size or SIZES[preset], tuple(only) or TASKS[preset], time.time() + seconds
     out.mkdir(parents=True, exist_ok=True)
     jobs = [
@@ -97,6 +94,14 @@ def bench(
     (out / "attacks.md").write_text(text + "\n", encoding="utf-8")
     draw_all(out, tasks)
     return text
+
+
+def _refuse(tables: Sequence[str], model: str | None, workers: int) -> None:
+    for kind, asked, there in (("table", tables, TABLES), ("model", [model] if model else [], names())):
+        if unknown := [name for name in asked if name not in there]:
+            raise UserError(f"unknown {kind} {unknown[0]!r}: use {', '.join(there)}")
+    if workers < 1:
+        raise UserError("give at least one worker")
 
 
 def _cells(name: str, task: str, tasks: Sequence[str], size: Size) -> Iterator[tuple[Row, str, int, Size]]:
