@@ -94,7 +94,7 @@ class Size:
 
 SIZES = {
     "quick": Size(targets=4, batch=1, clients=4, records=50, rounds=3, others=2_000, seeds=1, effort="quick"),
-    "paper": Size(targets=32, batch=1, clients=10, records=200, rounds=6, others=20_000, seeds=5, effort="paper"),
+    "paper": Size(targets=32, batch=1, clients=10, records=200, rounds=6, others=20_000, seeds=5, effort="medium"),
 }
 
 
