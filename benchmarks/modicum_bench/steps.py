@@ -78,8 +78,10 @@ def _plain_gradient(step: Step) -> dict[str, Tensor]:
 
 
 def tolerances(step: Step, least: float) -> dict[str, float]:
-    """By layout, how far a clipped sum may be from float64's: `least`, or twice as far as plain training's gradient
-    is there. A layout whose arithmetic is coarser is so for private and for plain training alike."""
+    """By layout, how far a clipped sum may be from float64's: `least`, or twice as far as plain training's is.
+
+    A layout whose arithmetic is coarser is so for private and for plain training alike.
+    """
     exact = _plain_gradient(step.in_float64())
     own = {layout: disagreement(_plain_gradient(step.laid_out(layout)), exact) for layout in LAYOUTS}
     return {layout: max(least, 2 * error) for layout, error in own.items()}
