@@ -266,18 +266,20 @@ def carry_out(
     simulation: bool = True,
     watch: Watch | None = None,
     track: Sequence[Tracker] = (),
+    title: str | None = None,
     transcript: Transcript | None = None,
     audit: str | None = None,
 ) -> Run:
     """Run what is left of an experiment in a folder, then write its results. Safe to repeat after any crash.
 
-    `config` is the text of the folder's config.toml; one that is there already is kept.
+    `config` is the text of the folder's config.toml; one that is there already is kept. `title` is the run's name
+    for trackers [default: the folder's].
     """
     _needs_safetensors()
     with files.alone():
         run = _open(experiment, files, config, simulation, transcript, audit)
         try:
-            with tracking(track, files.path.name, _public_settings(run)) as heard:
+            with tracking(track, title or files.path.name, _public_settings(run)) as heard:
                 for record in run.rounds():
                     heard.round(record)
                     if watch is not None:

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from modicum.core.store import write_durably
 from modicum.errors import UserError
-from modicum.privacy.ledger import Ledger
-from modicum.privacy.noise import NoiseSource
+
+if TYPE_CHECKING:
+    from modicum.privacy.ledger import Ledger
+    from modicum.privacy.noise import NoiseSource
 
 LOCK = ".lock"
 
@@ -166,6 +169,8 @@ class RunFolder:
 
         `foreign_parts` are those that are not Modicum's own.
         """
+        from modicum.privacy.ledger import Ledger  # who only reads a folder does without the accountants
+
         if self.ledger.exists() and self._never_began():
             for name in ("", "-wal", "-shm"):
                 self.ledger.with_name(self.ledger.name + name).unlink(missing_ok=True)
