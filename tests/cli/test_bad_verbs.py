@@ -1,4 +1,7 @@
-"""Ten bad inputs and more for every verb of a deployment, and for `doctor`: one line, exit 2, nothing written."""
+"""Ten bad inputs and more for verbs that watch and check a deployment, and for `doctor`: one line, exit 2.
+
+`flower keys` has its table in tests/deploy/flower/test_keys.py, others have theirs beside this file.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from modicum.deploy.flower import register
 from modicum.deploy.flower.follow import STARTED
-from modicum.deploy.flower.keys import make_node_key
 from modicum.deploy.flower.project import STATUS
 from tests.cli.commands import Call, contents
 
-KEYS = ("a", "b")
 PROJECT = """\
 [tool.flwr.app.config]
 folder = "{at}/server"
@@ -42,7 +42,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     at = tmp_path_factory.mktemp("verbs")
     (at / "app").mkdir()
     (at / "server").mkdir()
-    register.write_public_keys(at / "silos.toml", {name: make_node_key(at / name) for name in KEYS})
     for name, content in BROKEN.items():
         (at / name).mkdir()
         (at / name / "pyproject.toml").write_bytes(content)
@@ -95,10 +94,6 @@ BAD: dict[tuple[str, ...], list[tuple[str, ...]]] = {
     ("flower", "status"): [*projects(), ("app", "--json=yes")],
     ("flower", "logs"): [*projects(), *(("app", "--lines", n) for n in ("0", "-3", "all", "1.5")), ("app",)],
     ("flower", "stop"): [*projects(), ("app",), ("app", "--now")],
-    ("flower", "keys", "revoke"): [*((*p, "a") for p in projects() if p), ("app",)]
-    + [("app", name) for name in ("c", "", "A", "../a")],
-    ("flower", "keys", "rotate"): [*((*p, "a") for p in projects() if p), ("app",), ("app", "c")]
-    + [("app", "a", "--key", key) for key in ("nowhere", "empty", "file", "bytes", "a", "a.pub", "b.pub")],
     ("silo", "check"): [
         *((f"silos/{name}.toml",) for name in silos() if name != "good"),
         *((name,) for name in ("nowhere", "empty", "bytes", "nonsense/pyproject.toml")),
@@ -139,14 +134,3 @@ def test_what_a_run_said_of_itself_may_be_damaged(call: Call, place: Path, conte
     code, out, err = call("flower", "status", "app", "--json")
     assert (code, err) == (0, "")
     assert json.loads(out)["state"] == "waiting"
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[silos", "[silos]\n", "silos = 3\n", '[silos]\na = "key"\n', "[silos]\na = 3\n", 'a = "b"\n']
-)
-def test_a_register_that_is_none(call: Call, place: Path, text: str) -> None:
-    (place / "silos.toml").write_text(text)
-    for verb in ("revoke", "rotate"):
-        code, out, err = call("flower", "keys", verb, "app", "a")
-        assert (code, out, err.count("\n")) == (2, "", 1)
-    assert (place / "silos.toml").read_text() == text

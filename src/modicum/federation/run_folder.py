@@ -139,6 +139,13 @@ class RunFolder:
         with suppress(OSError):  # something else lies in it
             self.path.rmdir()
 
+    def leave_if_empty(self) -> None:
+        """Take the folder away where nothing but its lock lies in it."""
+        with suppress(OSError):
+            if [path.name for path in self.path.iterdir()] == [LOCK]:
+                (self.path / LOCK).unlink()
+                self.path.rmdir()
+
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the folder: two processes must not run the same rounds. A killed process lets go of it."""
