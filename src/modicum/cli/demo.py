@@ -174,7 +174,7 @@ def _remarks(fit: Fit) -> Iterator[str]:
     yield f"- pac-dp clips by each client's own budget: C = {bounds} (a {fit.shape} fitted"
     yield "  to simulations on the public fifth of the records); in the last rounds all bounds fall to a tenth."
     yield "- fedmap's network was trained for a few seconds, on public records too. It chooses one bound for all,"
-    yield "  and which noise comes first; it wins nothing by that here: docs/methods/fedmap.md says where it might."
+    yield "  and which noise comes first. It wins nothing by that here; docs/methods/fedmap.md says where it may."
     yield "- fedcompdp weighs clients by how reliable they look, not by how noisy they are: with unequal budgets"
     yield "  that costs much. Its own setting has one ε for all: examples/fedcompdp.toml."
     yield "- auto begins with the public records, which do most of its work: so few private digits add little."
