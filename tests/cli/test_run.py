@@ -190,6 +190,7 @@ def test_methods_are_listed_with_their_settings(call: Call) -> None:
 def test_the_demo_ends_in_a_table_a_picture_and_verified_certificates(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(demo, "TRIED", (1.0, 8.0))
     monkeypatch.setattr(demo, "BOUNDS", (0.3, 1.0))
     monkeypatch.setattr(demo, "SEEDS", (0,))
     code, out, _ = call("demo", "--rounds", "1", "--out", "d")
