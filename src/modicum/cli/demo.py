@@ -185,8 +185,8 @@ def _remarks(fit: Fit) -> list[str]:
         "fedcompdp weighs clients by how reliable they look, not by how noisy they are: with unequal budgets that "
         "costs much. Its own setting has one ε for all: examples/fedcompdp.toml.",
         "auto begins with the public records, which do most of its work: so few private digits add little.",
-        "acdp-pfsd hides whole clients behind secure aggregation and trains a model for each: its figures are those "
-        "on the right, and the shared model on the left is for nobody.",
+        "acdp-pfsd hides whole clients behind secure aggregation and trains a model for each: its figures are "
+        "those on the right, and the shared model on the left is for nobody.",
         "cgm-median is left out: at these budgets its bound does not move, and it equals dp-sgd to the bit. "
         "examples/cgm-median.toml shows where it moves.",
     ]
