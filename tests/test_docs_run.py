@@ -12,7 +12,7 @@ from modicum.cli import run
 from modicum.cli.app import app
 from tests.docs import ROOT, all_blocks, commands
 
-SOME = ["--set", "run.rounds=2"]
+SOME = ["--set", "run.rounds=3"]
 SHORTER = {  # what is put behind a command, so that it ends soon
     "run": SOME,
     "compare": [*SOME, "--seeds", "2", "--workers", "1"],
