@@ -134,7 +134,8 @@ def reconstruct(
 ) -> Report:
     """Table 1: clients of one batch each, and their first messages."""
     fed = divided(data, size.targets, size.batch, min(size.others, 4_000), row.budget, seed)
-    made = Experiment(federation=fed, method=row.make(size.batch, 1), model=model, rounds=row.rounds, seed=seed)
+    method, rounds = row.make(size.batch, 1), row.rounds
+    made = Experiment(federation=fed, method=method, model=model, rounds=rounds, seed=seed, evaluate_every=rounds)
     order = Order((name,), size.targets, size.effort, row.party, seed, reference=False, device=device)
     return attack(made, recorded(made, folder / "run").seen, order, folder / "attacks")
 
