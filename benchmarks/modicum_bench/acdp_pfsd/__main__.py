@@ -20,7 +20,7 @@ from modicum.comparing.workers import players
 from modicum.core.device import device_named
 from modicum.errors import UserError
 from modicum_bench.acdp_pfsd import choose
-from modicum_bench.acdp_pfsd.cells import CHOICES, GROUPS, TAUGHT, Choice, Choices, read_choices
+from modicum_bench.acdp_pfsd.cells import CHOICES, GROUPS, PAPER, TAUGHT, Cell, Choice, Choices, read_choices
 from modicum_bench.acdp_pfsd.play import agent_path
 from modicum_bench.acdp_pfsd.workers import Item, Place, Work, Workers, stacks
 
@@ -50,9 +50,10 @@ def work(arguments: Sequence[str] | None = None) -> None:
     with players(given.workers) as hand_out:
         workers = Workers(hand_out, place, deadline)
         if given.stage == "choose":
-            _choose(workers, out / CHOICES.name, settings, methods)
+            wanted = [item for setting in settings for item in choose.candidates(setting, methods)]
+            choose_among(workers, out / CHOICES.name, wanted)
         else:
-            _run(workers, out, groups, read_choices(Path(given.choices)))
+            run_all(workers, out, [list(GROUPS[group]()) for group in groups], read_choices(Path(given.choices)))
 
 
 def _check(kind: str, names: Sequence[str], known: Collection[str]) -> None:
@@ -66,9 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m modicum_bench.acdp_pfsd", description="The experiments of ACDP-pFSD."
     )
     parser.add_argument("--stage", choices=("choose", "run"), default="run")
-    parser.add_argument(
-        "--groups", default=",".join(g for g in GROUPS if g != "quick"), help="which cells, in this order"
-    )
+    parser.add_argument("--groups", default=",".join(PAPER), help="which cells, in this order")
     parser.add_argument("--settings", default=",".join(choose.SEARCHES), help="what to choose settings for")
     parser.add_argument("--methods", default="", help="choose settings for these methods alone (default: all)")
     parser.add_argument("--choices", default=str(CHOICES), help="file of the settings to run with")
@@ -83,11 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _choose(workers: Workers, path: Path, settings: Sequence[str], methods: Sequence[str]) -> None:
+def choose_among(workers: Workers, path: Path, wanted: Sequence[Item]) -> None:
     """The best trial of each method, beside those that were there before, and all trials."""
     kept: dict[str, Any] = json.loads(CHOICES.read_text(encoding="utf-8")) if CHOICES.exists() else {}
     best, trials = dict(kept.get("choices", {})), dict(kept.get("trials", {}))
-    wanted = [item for setting in settings for item in choose.candidates(setting, methods)]
     for cell, _ in wanted:
         trials[cell.chooses] = []
     for (cell, choice), result in workers.play(wanted):
@@ -99,10 +97,10 @@ def _choose(workers: Workers, path: Path, settings: Sequence[str], methods: Sequ
         _write(path, best, trials)
 
 
-def _run(workers: Workers, out: Path, groups: Sequence[str], choices: Choices) -> None:
+def run_all(workers: Workers, out: Path, groups: Sequence[Sequence[Cell]], choices: Choices) -> None:
     """Group after group; the agent's lessons come first, and the cells that need it after the second group."""
     done, device = _done(out / "results.jsonl"), workers.place.device
-    parts = [[(c, choices.of(c)) for c in GROUPS[group]() if c.name not in done] for group in groups]
+    parts = [[(c, choices.of(c)) for c in group if c.name not in done] for group in groups]
     pupils = [item for part in parts for item in part if item[0].method == TAUGHT]
     parts = [[item for item in part if item[0].method != TAUGHT] for part in parts]
     ordered = [work for part in (*parts[:2], pupils, *parts[2:]) for work in stacks(part, device)]
