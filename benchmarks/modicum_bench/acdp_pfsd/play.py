@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from modicum.core.optimisers import Sgd
 from modicum.data import Arrays, Dataset, FederatedData, Shards, federate, load
-from modicum.federation.evaluation import accuracy_by_client, own_model
+from modicum.federation.evaluation import accuracy_by_client, evaluate, own_model
 from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
 from modicum.federation.rehearsal import Rehearsal, Rehearsed
 from modicum.privacy.budgets import plan_guarantee
@@ -139,6 +139,7 @@ def row(cell: Cell, run: Rehearsal, rounds: Sequence[Rehearsed]) -> dict[str, An
         "name": cell.name,
         "personalised": last["personalised_accuracy"],
         "global": last["test_accuracy"],
+        "first": evaluate(run.backend, run.data.first, run.data.test)["accuracy"],
         "validation": last["validation_accuracy"],
         "public": rounds[-1].public["accuracy"],
         "epsilon": guarantee(run, cell),
