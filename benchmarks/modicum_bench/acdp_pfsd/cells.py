@@ -290,7 +290,7 @@ def letter_cells() -> Iterator[Cell]:
     """The same on features of rendered characters, from a zero head and from one that they have taught."""
     for seed in SEEDS:
         for variant in ("hot", ""):
-            for method in (*TABLE_3, "dp-pfsd-no-distillation"):
+            for method in TABLE_3:
                 yield Cell("emnist", method, seed=seed, model=LETTERS, variant=variant, epsilon=8.0)
 
 

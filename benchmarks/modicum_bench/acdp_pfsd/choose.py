@@ -86,7 +86,7 @@ def _network() -> Search:
 def _messages() -> Search:
     """Noise in every message: seven times as much in the mean of 50."""
     cell = replace(NETWORK, view="server-sees-messages")
-    return Search(cell, START, {"dp-pfsd": Grid(FAST, _steps(0.03, 0.1, 0.3, 1.0))})
+    return Search(cell, START, {"dp-pfsd": Grid(CALM, _steps(0.03, 0.1, 0.3, 1.0))})
 
 
 def _hot() -> Search:
@@ -107,9 +107,8 @@ def _head() -> Search:
 
 def _letters(variant: str) -> Search:
     """A head that knows something is moved less."""
-    steps = _steps(0.1, 0.3, 1.0, 3.0) if variant else HEAD_STEPS
-    grids = dict.fromkeys(TABLE_3, Grid((1.0, 5.0), steps))
-    grids["pfsd"] = Grid((1.0, 5.0), _steps(1.0, 1.5), priors=(0.0, 1.0), average=0.0)
+    grids = dict.fromkeys(TABLE_3, Grid((1.0, 5.0), _steps(0.3, 1.0) if variant else _steps(1.0, 3.0)))
+    grids["pfsd"] = Grid((1.0, 5.0), _steps(0.5, 1.0), average=0.0)
     cell = replace(NETWORK, model=LETTERS, variant=variant, epsilon=8.0)
     return Search(cell, Choice(momentum=0.9, alpha=0.8, clip=0.3, tuning_lr=0.5), grids)
 

@@ -228,7 +228,7 @@ def _letters(results: Sequence[Result]) -> list[str]:
     rows = {
         f"{method}, first head {name}": small(results, method, model=LETTERS, variant=variant)
         for variant, name in names.items()
-        for method in (*TABLE_3, "dp-pfsd-no-distillation")
+        for method in TABLE_3
     }
     return [
         "## ε = 8 again: a linear head on 32 directions behind a backbone of rendered characters",

@@ -21,7 +21,7 @@ from modicum.federation.rehearsal import Rehearsal, Rehearsed
 from modicum.mechanisms.clear import Clear
 from modicum.mechanisms.client_level import ClientLevel
 
-AT_ONCE = 100  # clients of a stack: some 7 GB of a device, which several processes share
+AT_ONCE = 300  # clients that are computed together at most
 ROWS = 1 << 15  # records of a teacher's pass
 
 

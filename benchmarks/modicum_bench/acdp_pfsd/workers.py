@@ -20,6 +20,7 @@ from modicum_bench.acdp_pfsd.choose import SEED
 from modicum_bench.acdp_pfsd.play import Bench
 from modicum_bench.acdp_pfsd.together import AT_ONCE, alike
 
+NETWORKS = 100  # clients of a stack whose model is a network: some 8 GB of a device that processes share
 SLACK = 5.0  # seconds before the deadline at which nothing new begins
 Item = tuple[Cell, Choice]
 Result = dict[str, Any]
@@ -65,7 +66,8 @@ def stacks(items: Sequence[Item], device: str) -> list[Work]:
         groups.setdefault(key, []).append((cell, choice))
     found = []
     for group in groups.values():
-        most = max(1, AT_ONCE // group[0][0].per_round)
+        cell, _ = group[0]
+        most = max(1, (AT_ONCE if cell.network == "logistic" else NETWORKS) // cell.per_round)
         parts = -(-len(group) // most)
         found += [Work(tuple(group[i::parts])) for i in range(parts)]
     return found
