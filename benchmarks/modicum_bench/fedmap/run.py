@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from modicum.comparing.workers import Play, Progress, players
+from modicum.errors import UserError
 from modicum_bench.fedmap.cells import LARGE, TASKS, TRAINED, VARIANTS, Cell
 from modicum_bench.fedmap.cost import measured
 from modicum_bench.fedmap.play import Part, Run, Workspace, chosen, fitted, played
@@ -36,6 +37,8 @@ def bench(
     progress: Progress | None = None,
 ) -> str:
     """Plays what is missing in the place's folder, and gives all tables, which it writes to `tables.md` too."""
+    if workers < 1:
+        raise UserError(f"the number of workers must be at least 1, got {workers}")
     wanted = tuple(only) or ((*QUICK, *OTHERS) if preset == "quick" else (*PAPER, *OTHERS))
     left_out = [task for task in wanted if task.endswith(" features") and place.backbone is None]
     for task in left_out:
