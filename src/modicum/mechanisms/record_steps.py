@@ -65,6 +65,7 @@ class Stepper:
 
     @property
     def unit(self) -> float:
+        """What a released gradient is divided by (`RecordLocal.unit_of`)."""
         return self.mechanism.unit_of(self.decision.bound)
 
     def chosen(self, step: int) -> Tensor:
@@ -74,6 +75,7 @@ class Stepper:
         return self.job.door.sample(self.event, step, len(self.records))
 
     def request(self, step: int, total: Tensor, norms: Tensor) -> ReleaseRequest:
+        """The clipped sum and the signals of this step, for the door to add noise to."""
         signals = common.contributions(norms, self.decision.bound, self.kit.policy.signals)
         return ReleaseRequest(self.job.door, self.event, step, {self.mechanism.purpose: total, **signals})
 
@@ -94,6 +96,7 @@ class Stepper:
             self.policy_state = policy.observe(self.policy_state, observed)
 
     def result(self, first: Tensor, trained: Tensor) -> tuple[Message, State]:
+        """What the client sends after its last step, and what it keeps."""
         trained = trained if self.stopped is None else self.stopped
         steps = max(1, self.released)
         metrics = common.released_metrics(self.job, self.kit, self.mechanism.spec)
