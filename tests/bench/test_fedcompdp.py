@@ -15,6 +15,7 @@ from modicum.federation.experiment import Federation
 from modicum.privacy.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum_bench.fedcompdp import run as stages
+from modicum_bench.fedcompdp.cells import Cell, Found, Try
 from modicum_bench.fedcompdp.hog import hog
 from modicum_bench.fedcompdp.pack import pack, unpack
 from modicum_bench.fedcompdp.play import play, stage
@@ -117,11 +118,12 @@ def test_a_row_is_played_at_its_budget(tmp_path: Path) -> None:
 
 
 def test_the_best_settings_are_stored_with_every_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tried(task: object, folder: object, view: str, row: str, settings: dict[str, float], steps: int) -> object:  # noqa: ARG001
-        good = settings == {"way": 40.0, "clip": 1.0} if view == SUM else settings["way"] == 80.0
-        return {"task": TASK.name, "view": view, "row": row, **settings, "public": 0.9 if good else 0.5}
+    def tried(one: Try) -> Found:
+        good = one.settings == {"way": 40.0, "clip": 1.0} if one.view == SUM else one.settings["way"] == 80.0
+        public = 0.9 if good else 0.5
+        return {"task": TASK.name, "view": one.view, "row": one.row, **one.settings, "public": public}
 
-    monkeypatch.setattr(stages, "_tried", tried)
+    monkeypatch.setattr(stages, "tried", tried)
     bench("quick", ["choose"], tmp_path, tmp_path, say=print)
     chosen = json.loads((tmp_path / "settings.json").read_text())["digits"]
     assert chosen[SUM] == {row: {"way": 40.0, "clip": 1.0} for row in tuned(SUM)}
@@ -135,6 +137,27 @@ def test_the_test_is_not_opened_before_settings_are_stored(tmp_path: Path) -> No
         bench("quick", ["test"], tmp_path, tmp_path)
     with pytest.raises(UserError, match="at least one worker"):
         bench("quick", ["choose"], tmp_path, tmp_path, workers=0)
+
+
+def test_what_is_stored_is_not_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Table I before the parts; a run that is broken off leaves what it had, and the next goes on from there."""
+    (tmp_path / "settings.json").write_text(json.dumps({"digits": {v: {OURS: SETTINGS} for v in VIEWS}}))
+    monkeypatch.setattr(stages, "stage", lambda *_: None)
+    plan = stages.left(QUICK, 1, 10, tmp_path, tmp_path)
+    assert [cell.row in TABLE_II for cell in plan] == sorted(cell.row in TABLE_II for cell in plan)
+    assert all(cell.settings == SETTINGS for cell in plan if cell.row in (OURS, *TABLE_II))
+    seen: list[str] = []
+
+    def played(cell: Cell) -> Found:
+        seen.append(cell.row)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return dict(zip(("task", "seed", "view", "row"), cell.key, strict=True)) | {"accuracy": 0, "macro_f1": 0}
+
+    monkeypatch.setattr(stages, "played", played)
+    with pytest.raises(KeyboardInterrupt):
+        bench("quick", ["test"], tmp_path, tmp_path)
+    assert stages.left(QUICK, 1, 10, tmp_path, tmp_path) == plan[2:]
 
 
 def test_tables_say_what_was_not_run(tmp_path: Path) -> None:
