@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from modicum.federation.experiment import Federation
 from modicum.privacy.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum_bench.fedcompdp import run as stages
+from modicum_bench.fedcompdp import tasks
 from modicum_bench.fedcompdp.cells import Cell, Found, Try
 from modicum_bench.fedcompdp.hog import hog
 from modicum_bench.fedcompdp.pack import pack, unpack
@@ -168,6 +170,9 @@ def test_tables_say_what_was_not_run(tmp_path: Path) -> None:
     text = tables(tmp_path)
     assert "| **FedSA** | 0.5500 ± 0.0707 / 0.5000 ± 0.0000 | not run | 0.7693 / 0.7621 |" in text
     assert "| **FedCompDP** | not run | refused: CRA needs messages | 0.8974 / 0.8903 |" in text
+    (tmp_path / "results.jsonl").write_text("\n".join(lines).replace("svhn", "svhn-histograms"))
+    assert "| **FedSA** | 0.5500 ± 0.0707 / 0.5000 ± 0.0000 | not run | 0.7693 / 0.7621 |" in tables(tmp_path)
+    assert not any(row in tables(tmp_path) for row in TABLE_II)  # which were not asked there
 
 
 def test_parts_are_weighed_seed_by_seed(tmp_path: Path) -> None:
@@ -210,6 +215,35 @@ def test_rendered_digits_are_pictures_with_labels() -> None:
     assert len(y.unique()) == 10
     again = Renderer(Sources.of(masks, written, labels, patches, "cpu"), seed=1).batch(64)
     assert torch.equal(again[0], x)
+
+
+def test_histograms_stand_beside_features_in_directions_of_public_records_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other private records leave the directions as they are; in the broken twin, of all records, they do not."""
+    from modicum.data.arrays import Arrays, Dataset
+
+    rng = np.random.default_rng(0)
+    drawn, y = rng.normal(size=(200, 12)).astype(np.float32), np.arange(200) % 10
+    task = replace(TASK, name="svhn", backbones=("b.npz",), histograms=3, proxy=0.2)
+    rows = tasks._public_rows(task, y)
+
+    def joined(x: np.ndarray) -> np.ndarray:
+        found = Dataset("svhn", Arrays(x, y), Arrays(x[:20], y[:20]), classes=10)
+        monkeypatch.setattr(tasks, "_drawn", lambda _: found)
+        monkeypatch.setattr(tasks, "_from_backbones", lambda *_: found)
+        tasks._records.cache_clear()
+        return tasks.records_of(task, tmp_path).train.x
+
+    other = drawn.copy()
+    private_rows = np.setdiff1d(np.arange(200), rows)
+    other[private_rows[1:]] += rng.normal(size=(len(private_rows) - 1, 12)).astype(np.float32)
+    one, two = joined(drawn), joined(other)
+    assert one.shape == (200, 12 + 3)
+    kept = [*rows, private_rows[0]]
+    assert np.array_equal(one[kept], two[kept])
+    monkeypatch.setattr(tasks, "_public_rows", lambda *_: np.arange(200))
+    assert not np.array_equal(joined(drawn)[kept], joined(other)[kept])
 
 
 def test_histograms_see_edges_and_not_brightness() -> None:

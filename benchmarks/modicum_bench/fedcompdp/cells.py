@@ -82,4 +82,4 @@ def _whole(task: Task, backbones: Path, steps: int, seed: int, device: str, out:
 
 def head_file(out: Path, task: Task) -> Path:
     """Where a task's public head is kept: it is the same in every division."""
-    return out / f"public-head-{task.name}.npz"
+    return out / f"public-head-{task.features}.npz"

@@ -12,11 +12,12 @@ from modicum.errors import UserError
 from modicum_bench.fedcompdp.cells import Cell, Found, Try, head_file, played, tried
 from modicum_bench.fedcompdp.play import stage
 from modicum_bench.fedcompdp.report import picture, tables
-from modicum_bench.fedcompdp.rows import GRID, OURS, TABLE_II, VIEWS, Settings, names, tuned
-from modicum_bench.fedcompdp.tasks import PAPER, QUICK, SCRATCH, Task, private
+from modicum_bench.fedcompdp.rows import AS_PRINTED, GRID, OURS, TABLE_II, VIEWS, Settings, names, tuned
+from modicum_bench.fedcompdp.tasks import JOINED, PAPER, QUICK, SCRATCH, Task, private
 
 STAGES = ("choose", "test", "scratch", "report")
 SEEDS, STEPS = {"quick": 1, "paper": 3}, {"quick": 10, "paper": 100}
+PARTS = (*TABLE_II, AS_PRINTED)  # rows that other features have nothing new to say of
 FROM_SCRATCH = 30  # steps of `auto`, which has enough with them
 Say = Callable[[str], None]
 
@@ -45,6 +46,7 @@ def bench(
     if "test" in stages:
         if not (out / "settings.json").is_file():
             raise UserError("settings are chosen before the test is opened: run the stage choose first")
+        tasks = (*tasks, *JOINED) if preset == "paper" else tasks
         _test(left(tasks, SEEDS[preset], STEPS[preset], out, backbones, device), out, workers, progress)
     if "scratch" in stages and preset == "paper":
         _test(left(SCRATCH, SEEDS[preset], FROM_SCRATCH, out, backbones, device), out, workers, progress)
@@ -100,14 +102,14 @@ def left(
         for seed in range(seeds)
         for view in VIEWS
         for row in names(view, seed, task.scratch)
-        if (row in TABLE_II) == parts
+        if (row in TABLE_II) == parts and not (task.histograms and row in PARTS)
     ]
     return [cell for cell in cells if cell.key not in done]
 
 
 def _test(cells: Sequence[Cell], out: Path, workers: int, progress: Progress | None) -> None:
     """Each result is written when it is there: whoever begins again goes on from it."""
-    for cell in {c.task.name: c for c in cells if not c.task.scratch}.values():  # one head for all processes
+    for cell in {c.task.features: c for c in cells if not c.task.scratch}.values():  # one head for all processes
         stage(private(cell.task, cell.backbones, 0), cell.steps, 0, "cpu", head_file(out, cell.task))
     for found in work(played, cells, workers=workers, progress=progress, again=True):
         _append(out / "results.jsonl", found)
