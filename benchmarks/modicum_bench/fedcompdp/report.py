@@ -13,6 +13,7 @@ from modicum_bench.fedcompdp.rows import (
     AS_PRINTED,
     AUTO,
     GATE,
+    LONG,
     MESSAGES,
     OURS,
     PUBLIC,
@@ -91,7 +92,7 @@ def _task(name: str, rows: list[dict[str, Any]]) -> str:
     ]
     lines += [f"| {row} | {_cell(rows, row, MESSAGES)} | – | – |" for row in (GATE, PUBLIC)]
     if name.endswith(SCRATCH):
-        return "\n".join([*lines[:4], *(_both(rows, row) for row in (GATE, AUTO))])
+        return "\n".join([*lines[:4], *(_both(rows, row) for row in (GATE, AUTO, LONG))])
     shown = [(f"**{row}**", row) for row in (*TABLE_I, AUTO)]
     if JOINED not in name:
         shown += [(f"{OURS}, {row}", row) for row in TABLE_II]
