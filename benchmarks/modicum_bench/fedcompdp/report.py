@@ -93,9 +93,8 @@ def _task(name: str, rows: list[dict[str, Any]]) -> str:
     lines += [f"| {row} | {_cell(rows, row, MESSAGES)} | – | – |" for row in (GATE, PUBLIC)]
     if name.endswith(SCRATCH):
         return "\n".join([*lines[:4], *(_both(rows, row) for row in (GATE, AUTO, LONG))])
-    shown = [(f"**{row}**", row) for row in (*TABLE_I, AUTO)]
-    if JOINED not in name:
-        shown += [(f"{OURS}, {row}", row) for row in TABLE_II]
+    parts = (WITHOUT_CRA,) if JOINED in name else tuple(TABLE_II)
+    shown = [(f"**{row}**", row) for row in (*TABLE_I, AUTO)] + [(f"{OURS}, {row}", row) for row in parts]
     lines += [
         f"| {title} | {_cell(rows, row, MESSAGES)} | {_behind(rows, row)} | {_printed(published, row)} |"
         for title, row in shown
