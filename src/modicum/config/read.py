@@ -6,6 +6,7 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -109,20 +110,28 @@ def read_table(source: Source, cls: type[Any], name: str, table: Mapping[str, An
         if isinstance(given, Mapping):
             _known(source, given, [f.name for f in fields(Column)], "keys", name, "columns", column)
     try:
-        from pydantic import TypeAdapter, ValidationError
+        from pydantic import ValidationError
     except ImportError:
         raise MissingExtraError("pydantic", None, "reading a configuration file") from None
     hidden = {"options"} if cls is ModelConfig else {"delta", "adjacency"} if name == "method" else set()
     _known(source, {k: v for k, v in table.items() if k not in hidden}, _keys(cls, hidden), "keys", name)
     try:
         # Strict JSON rules: text is not a number, a number is no text, and a list may fill a tuple.
-        return TypeAdapter(cls).validate_json(_json(source, table, name), strict=True)
+        return _reader(cls).validate_json(_json(source, table, name), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = tuple(str(part) for part in first["loc"])
         # A union lists a complaint for each member: what was asked for is in the field's own type.
         key = place[0] if place else None
         raise source.error(_message(cls, key, first, table), *_place(name, key)) from None
+
+
+@cache
+def _reader(cls: type[Any]) -> Any:
+    """Made once for each class: that takes longer than reading does."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
 
 
 def _place(table: str, key: str | None) -> tuple[str, ...]:
