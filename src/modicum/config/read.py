@@ -6,7 +6,6 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from modicum.errors import MissingExtraError
 
 DEFAULT_METHOD = "auto"
 TABLES = ("data", "privacy", "model", "method", "run", "fit", "metanet")  # the last two: `modicum fit-…`
+
+_READERS: dict[type[Any], Any] = {}  # of tables, by their classes
 
 
 def read(path: str | PathLike[str], options: Iterable[str] = (), seed: int | None = None) -> Config:
@@ -126,12 +127,13 @@ def read_table(source: Source, cls: type[Any], name: str, table: Mapping[str, An
         raise source.error(_message(cls, key, first, table), *_place(name, key)) from None
 
 
-@cache
 def _reader(cls: type[Any]) -> Any:
     """Made once for each class: that takes longer than reading does."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(cls)
+    if cls not in _READERS:
+        _READERS[cls] = TypeAdapter(cls)
+    return _READERS[cls]
 
 
 def _place(table: str, key: str | None) -> tuple[str, ...]:
