@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from modicum_bench.acdp_pfsd.cells import LONGER, OTHERS, SMALL_NETWORK, TABLE_3, WIDE, Cell, Choice
+from modicum_bench.acdp_pfsd.cells import LETTERS, LONGER, OTHERS, SMALL_NETWORK, TABLE_3, WIDE, Cell, Choice
 
 SEED = 100
 ROUNDS = 60  # of 100: enough to rank settings
@@ -105,6 +105,14 @@ def _head() -> Search:
     return Search(cell, Choice(momentum=0.9, alpha=0.8, clip=0.3, tuning_lr=0.5), grids)
 
 
+def _letters(variant: str) -> Search:
+    """A head that knows something is moved less."""
+    grids = dict.fromkeys(TABLE_3, Grid((1.0, 5.0), _steps(0.3, 1.0) if variant else _steps(1.0, 3.0)))
+    grids["pfsd"] = Grid((1.0, 5.0), _steps(0.5, 1.0), average=0.0)
+    cell = replace(NETWORK, model=LETTERS, variant=variant, epsilon=8.0)
+    return Search(cell, Choice(momentum=0.9, alpha=0.8, clip=0.3, tuning_lr=0.5), grids)
+
+
 def _other(task: str, variant: str = "") -> Search:
     cell = Cell(task, "dp-pfsd", seed=SEED, rounds=FEWER, model=SMALL_NETWORK, variant=variant)
     return Search(cell, START, {"pfsd": FREE} | dict.fromkeys(TABLE_3[1:], OTHER))
@@ -118,6 +126,7 @@ def _large(task: str) -> Search:
 
 OTHER_SEARCHES = [_other(task, variant) for variant in ("", LONGER) for task in OTHERS]
 SEARCHES = {s.cell.setting: s for s in (_network(), _hot(), *OTHER_SEARCHES, *map(_large, OTHERS), _head())}
+SEARCHES |= {s.cell.setting: s for s in map(_letters, ("hot", ""))}
 SEARCHES["emnist@server-sees-messages"] = _messages()
 
 
