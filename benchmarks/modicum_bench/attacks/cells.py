@@ -94,7 +94,7 @@ class Size:
 
 SIZES = {
     "quick": Size(targets=4, batch=1, clients=4, records=50, rounds=3, others=2_000, seeds=1, effort="quick"),
-    "paper": Size(targets=32, batch=1, clients=10, records=200, rounds=6, others=20_000, seeds=5, effort="paper"),
+    "paper": Size(targets=32, batch=1, clients=10, records=200, rounds=6, others=20_000, seeds=5, effort="medium"),
 }
 
 
@@ -134,7 +134,8 @@ def reconstruct(
 ) -> Report:
     """Table 1: clients of one batch each, and their first messages."""
     fed = divided(data, size.targets, size.batch, min(size.others, 4_000), row.budget, seed)
-    made = Experiment(federation=fed, method=row.make(size.batch, 1), model=model, rounds=row.rounds, seed=seed)
+    method, rounds = row.make(size.batch, 1), row.rounds
+    made = Experiment(federation=fed, method=method, model=model, rounds=rounds, seed=seed, evaluate_every=rounds)
     order = Order((name,), size.targets, size.effort, row.party, seed, reference=False, device=device)
     return attack(made, recorded(made, folder / "run").seen, order, folder / "attacks")
 

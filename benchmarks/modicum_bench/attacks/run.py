@@ -117,7 +117,7 @@ def _cells(name: str, task: str, tasks: Sequence[str], size: Size) -> Iterator[t
     elif name == "noise" and task == tasks[0]:
         yield from ((row, "bayes", 0, size) for row in CURVE)
     elif name == "resnet18" and task == "cifar-10":  # one message of four records for each attack
-        one = replace(size, targets=1, batch=4, effort="quick")
+        one = replace(size, targets=1, batch=4, others=400, effort="quick")
         yield from ((row, attack, 0, one) for row in RESNET for attack in ("ig", "bayes", "gi", "idlg"))
 
 

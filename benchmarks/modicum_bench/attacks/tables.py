@@ -112,7 +112,7 @@ def _said(one: Mapping[str, Any], without: Mapping[str, Any] | None) -> str:
         return "at the floor, and so it is undefended: shows nothing"
     if one["missing"] is not None and one["missing"] < 0.5:
         return "at the floor: the search failed"
-    return "at the floor: not in the message"
+    return "at the floor: the true record explains it no better"
 
 
 def _asked(each: Sequence[Mapping[str, Any]]) -> list[str]:
