@@ -284,14 +284,6 @@ def small_cells() -> Iterator[Cell]:
             yield replace(small, factor=factor, seed=seed)
 
 
-def letter_cells() -> Iterator[Cell]:
-    """The same on features of rendered characters, from a zero head and from one that they have taught."""
-    for seed in SEEDS:
-        for variant in ("hot", ""):
-            for method in TABLE_3:
-                yield Cell("emnist", method, seed=seed, model=LETTERS, variant=variant, epsilon=8.0)
-
-
 def plain_cells() -> Iterator[Cell]:
     """EMNIST, σ = 1, s2 without what the paper does not have: class frequencies in the loss, averaged models."""
     for seed in SEEDS:
@@ -348,7 +340,6 @@ GROUPS = {
     "hot": hot_cells,
     "sigmas": sigma_cells,
     "small": small_cells,
-    "letters": letter_cells,
     "others": other_cells,
     "longer": longer_cells,
     "views": view_cells,
@@ -356,4 +347,4 @@ GROUPS = {
     "other-sigmas": other_sigma_cells,
     "resnet": resnet_cells,
 }
-PAPER = [group for group in GROUPS if group not in ("quick", "letters")]  # these ask for nothing but datasets
+PAPER = [group for group in GROUPS if group != "quick"]

@@ -15,7 +15,6 @@ from modicum_bench.acdp_pfsd.cells import (
     FACTORS,
     FIG_4,
     HOT,
-    LETTERS,
     LONGER,
     METHODS,
     MORE_STEPS,
@@ -59,7 +58,7 @@ def read_results(out: Path) -> list[Result]:
 def report(out: Path) -> str:
     """Everything that was run, as Markdown; also written to results.md."""
     results = read_results(out)
-    tables = [_table_3, _network, _small, _letters, _views, _fig_4, _quick]
+    tables = [_table_3, _network, _small, _views, _fig_4, _quick]
     if results and all(r["cell"]["task"] == "digits" for r in results):
         tables = [_quick]  # the preset that runs nothing of the paper's
     parts = [line for table in tables for line in ("", *table(results))]
@@ -221,22 +220,6 @@ def _small(results: Sequence[Result]) -> list[str]:
     ]
     runs = {m: small(results, m) for m in ("pfsd", "acdp-pfsd", "acdp-pfsd-pretrained")}
     return lines + _whether_it_pays(runs, small_constants(results), "C × ")
-
-
-def _letters(results: Sequence[Result]) -> list[str]:
-    names = {"": "zero", "hot": "taught by rendered characters"}
-    rows = {
-        f"{method}, first head {name}": small(results, method, model=LETTERS, variant=variant)
-        for variant, name in names.items()
-        for method in TABLE_3
-    }
-    return [
-        "## ε = 8 again: a linear head on 32 directions behind a backbone of rendered characters",
-        "",
-        "Backbone, directions and first head come from fonts and MNIST: no record of EMNIST has a part in them.",
-        "",
-        *_rows(rows),
-    ]
 
 
 def best_constant(constants: Mapping[float, list[Result]], key: str) -> float | None:
