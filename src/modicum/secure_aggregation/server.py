@@ -29,6 +29,7 @@ class Keys:
     view: bytes
     refused: tuple[str, ...]
     graph: Graph
+    valid: tuple[int, ...]  # whose message was in order, with or without enough holders of its shares
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -45,6 +46,7 @@ class Pool:
     requests: Mapping[int, bytes]
     name: bytes
     refused: tuple[str, ...]
+    valid: tuple[int, ...]  # whose message was in order, with or without enough holders of its shares
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,13 @@ def gather_keys(terms: Terms, round: int, messages: Iterable[bytes]) -> Keys:
     """The first step: signed keys of all who answer; fewer than the threshold end the round."""
     lengths = dict.fromkeys(range(terms.clients), wire.keys_length(terms))
     came, refused = _valid(terms, round, Step.KEYS, messages, lengths)
+    _enough(terms, came, "signed keys")
     graph = Graph(terms, {i: m.body for i, m in came.items()})
     kept = {i: came[i] for i in _with_holders(graph, came)}
-    _enough(terms, kept, "signed keys")
+    _enough(terms, kept, "clients with holders for their shares", came)
     body = wire.bundle(kept.values())
     request = wire.request(terms, round, Step.SHARES, body)
-    return Keys(round, kept, request, wire.view_of(body), refused, graph)
+    return Keys(round, kept, request, wire.view_of(body), refused, graph, tuple(came))
 
 
 def _with_holders(graph: Graph, members: Iterable[int]) -> tuple[int, ...]:
@@ -92,15 +95,16 @@ def gather_shares(terms: Terms, keys: Keys, messages: Iterable[bytes]) -> Pool:
     holders = {i: [j for j in graph.holders(i, keys.members) if j != i] for i in keys.members}
     lengths = {i: wire.DIGEST + masks.SEALED * len(holders[i]) for i in keys.members}
     kept, refused = _valid(terms, keys.round, Step.SHARES, messages, lengths, keys.view)
+    _enough(terms, kept, "clients who shared")
     members = _with_holders(graph, kept)
-    _enough(terms, members, "clients who shared")
+    _enough(terms, members, "clients whose shares are held", kept)
     sealed = {i: _sealed_by(kept[i], holders[i]) for i in members}
     chosen = wire.write_set(terms, members)
     requests = {}
     for i in members:
         parts = [sealed[j][i] for j in graph.owners(i, members) if j != i]
         requests[i] = wire.request(terms, keys.round, Step.MASKED, chosen + b"".join(parts))
-    return Pool(keys, members, requests, wire.pool_of(terms, keys.view, members), refused)
+    return Pool(keys, members, requests, wire.pool_of(terms, keys.view, members), refused, tuple(kept))
 
 
 def _sealed_by(message: wire.Message, holders: Iterable[int]) -> dict[int, bytes]:
@@ -133,7 +137,8 @@ def masked_sum(
     chosen = tuple(sorted(survivors))
     _enough(terms, chosen, "survivors")
     if lonely := pool.keys.graph.lonely(pool.members, chosen):
-        raise VoidError(f"too few survivors hold shares of client {lonely[0]}'s secrets: the round is void")
+        text = f"too few survivors hold shares of client {lonely[0]}'s secrets: the round is void"
+        raise VoidError(text, members=chosen)
     step = Step.CONSENT if terms.variant is Variant.SIGNED_SURVIVORS else Step.REVEAL
     request = wire.request(terms, pool.keys.round, step, wire.write_set(terms, chosen))
     return Masked(pool, chosen, request, tuple(refused), total)
@@ -225,8 +230,9 @@ def _valid(
     return kept, tuple(refused)
 
 
-def _enough(terms: Terms, members: Iterable[int], what: str) -> None:
+def _enough(terms: Terms, members: Iterable[int], what: str, valid: Iterable[int] | None = None) -> None:
+    """Too few end the round. `valid`: whose messages were in order, where that is more than those who count."""
     there = tuple(members)
     if len(there) < terms.threshold:
         text = f"{len(there)} {what} are fewer than the threshold {terms.threshold}: the round is void"
-        raise VoidError(text, members=there)
+        raise VoidError(text, members=there if valid is None else tuple(valid))

@@ -27,7 +27,8 @@ class ProtocolError(UserError):
 class VoidError(ProtocolError):
     """The round has no sum. What it cost stays charged.
 
-    `client`: whose secret did not fit, where it is known. `members`: who counted, where they were too few.
+    `client`: whose secret did not fit, where it is known. `members`: whose messages were in order, where too few
+    were; all others were silent or sent something else.
     """
 
     def __init__(self, text: str, client: int | None = None, members: tuple[int, ...] | None = None) -> None:

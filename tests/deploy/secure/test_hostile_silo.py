@@ -71,6 +71,20 @@ def test_garbage_from_more_than_d_makes_the_round_void_and_it_stays_charged(tmp_
     assert all(charged_rounds(tmp_path / f"{name}.toml") == {0} for name in NAMES)
 
 
+@pytest.mark.parametrize("kind", [Kind.KEYS, Kind.SHARES, Kind.MASKED])
+def test_silence_of_others_is_no_reproach(kind: Kind, tmp_path: Path) -> None:
+    """More than d fall silent: the round is void, and those who answered are not named as liars."""
+
+    def silent(asked: Kind, name: str, honest: Callable[[], Answer]) -> Answer | None:
+        return None if asked is kind and name in NAMES[2:] else honest()
+
+    with silos(tmp_path, ONCE) as held:
+        finish(coordinator(tmp_path, Direct(held, silent)))
+    (record,) = read_records(tmp_path / "server" / "metrics.jsonl")
+    assert record.void.startswith("2 ")
+    assert record.impossible == {}
+
+
 def test_an_input_beyond_clipping_makes_the_round_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody sees whose it was. The twin does not look at the sum, and takes it."""
 

@@ -74,7 +74,7 @@ class SecureRound:
             answers = self._answers(Kind.KEYS, dict.fromkeys(self.proposals, b""))
             with self._naming(answers):
                 keys = protocol.gather_keys(self.terms, self.round, answers.values())
-            self._missing(answers, keys.members, keys.refused)
+            self._missing(answers, keys.valid, keys.refused)
             self.kept.write(Kind.KEYS, [m.raw for m in keys.messages.values()])
             return keys
         return protocol.gather_keys(self.terms, self.round, raw)
@@ -85,7 +85,7 @@ class SecureRound:
             answers = self._answers(Kind.SHARES, dict.fromkeys(self._names(keys.members), keys.request))
             with self._naming(answers):
                 pool = protocol.gather_shares(self.terms, keys, answers.values())
-            self._missing(answers, pool.members, pool.refused)
+            self._missing(answers, pool.valid, pool.refused)
             self.kept.write(Kind.SHARES, [answers[name] for name in self._names(pool.members)])
             return pool
         return protocol.gather_shares(self.terms, keys, raw)
@@ -149,9 +149,9 @@ class SecureRound:
                 self._missing(answers, void.members, ())
             raise
 
-    def _missing(self, answers: Mapping[str, bytes], members: Iterable[int], why: Iterable[str]) -> None:
-        """Whoever answered and is not counted sent what no honest silo sends."""
-        there = set(self._names(members))
+    def _missing(self, answers: Mapping[str, bytes], valid: Iterable[int], why: Iterable[str]) -> None:
+        """Whoever answered and is not among the valid senders sent what no honest silo sends."""
+        there = set(self._names(valid))
         for name in answers.keys() - there:
             self.sum.impossible[name] = "it sent something else than this round's message"
             LOG.warning("round %d: %s drops out: %s", self.round, name, "; ".join(why))
