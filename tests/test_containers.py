@@ -15,24 +15,62 @@ import pytest
 
 from tests.docs import ROOT, parse
 
-DOCKERFILE = (ROOT / "Dockerfile").read_text()
+HOME = "/opt/modicum"
+Step = tuple[str, str]
 
 
-def test_everything_that_is_copied_is_there() -> None:
-    for line in re.findall(r"^COPY (.*)$", DOCKERFILE, re.M):
-        *sources, _ = line.split()
-        assert all((ROOT / source).exists() for source in sources), line
+def stages() -> dict[str, list[Step]]:
+    """The Dockerfile's instructions by stage, those of the stage it begins from included."""
+    text = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text())
+    found: dict[str, list[Step]] = {}
+    steps: list[Step] = []
+    for line in text.splitlines():
+        verb, _, rest = line.strip().partition(" ")
+        if verb == "FROM":
+            base, _, name = rest.partition(" AS ")
+            steps = found[name] = list(found.get(base, ()))
+        elif verb and not verb.startswith("#"):
+            steps.append((verb, rest.strip()))
+    return found
 
 
-def test_entry_points_are_commands_or_scripts() -> None:
-    entries = [json.loads(line) for line in re.findall(r"^ENTRYPOINT (.*)$", DOCKERFILE, re.M)]
-    (own, *default) = re.findall(r"^CMD (.*)$", DOCKERFILE, re.M)
-    assert not default
-    parse([*entries[0], *json.loads(own)])
-    for shell, script in entries[1:]:
+STAGES = stages()
+
+
+def said(stage: str, verb: str) -> list[str]:
+    return [rest for one, rest in STAGES[stage] if one == verb]
+
+
+def copied(stage: str, to: Path) -> None:
+    """What the image would hold at its working directory: COPY as it is written."""
+    for line in said(stage, "COPY"):
+        *sources, target = line.split()
+        for source in sources:
+            place = to / (Path(source).name if target.endswith("/") else target)
+            if (ROOT / source).is_dir():
+                unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info")
+                shutil.copytree(ROOT / source, place, ignore=unwanted)
+            else:
+                shutil.copy(ROOT / source, place)
+
+
+def test_the_file_holds_nothing_that_is_not_looked_at() -> None:
+    """A new instruction has to be played here too."""
+    known = {"WORKDIR", "COPY", "RUN", "USER", "ENTRYPOINT", "CMD", "EXPOSE"}
+    assert {verb for steps in STAGES.values() for verb, _ in steps} <= known
+    assert set(STAGES) == {"installed", "silo", "node", "server"}
+
+
+def test_entry_points_are_commands_or_scripts(tmp_path: Path) -> None:
+    copied("installed", tmp_path)
+    (silo,), (start,) = said("silo", "ENTRYPOINT"), said("silo", "CMD")
+    parse([*json.loads(silo), *json.loads(start)])
+    for name in ("node", "server"):
+        (entry,) = said(name, "ENTRYPOINT")
+        shell, script = json.loads(entry)
         assert shell == "sh"
-        assert (ROOT / script.removeprefix("/opt/modicum/")).exists()
-    assert re.findall(r"^USER (.*)$", DOCKERFILE, re.M) == ["silo", "flower", "flower"]  # nobody is root
+        assert (tmp_path / Path(script).relative_to(HOME)).exists()
+    assert [said(name, "USER") for name in ("silo", "node", "server")] == [["silo"], ["flower"], ["flower"]]
 
 
 def started(script: str, program: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -69,21 +107,37 @@ def test_the_same_options_as_a_local_deployment(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_the_installation_runs(tmp_path: Path) -> None:
-    """`install.sh` as the image runs it, in a new environment; dependencies are those of this one."""
-    for name in ("pyproject.toml", "requirements.lock", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    home = tmp_path / "home"
+def test_the_images_steps_run(tmp_path: Path) -> None:
+    """COPY and RUN in turn, in a new environment; dependencies are those of this one, users are only noted."""
+    image, home, noted = tmp_path / "image", tmp_path / "home", tmp_path / "noted"
+    assert said("installed", "WORKDIR") == [HOME]
+    image.mkdir()
+    copied("installed", image)
     subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+    for program in ("groupadd", "useradd"):
+        (home / "bin" / program).write_text(f'#!/bin/sh\necho {program} "$@" >> {noted}\n')
+        (home / "bin" / program).chmod(0o755)
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
         "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}),
         "PIP_FLAGS": "--no-deps --no-index --no-build-isolation --quiet --force-reinstall",
     }
-    command = ["sh", str(ROOT / "containers" / "install.sh")]
-    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("modicum ")
+    out = ""
+    for line in said("installed", "RUN"):
+        ran = subprocess.run(["sh", "-c", line], cwd=image, env=env, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, f"{line}: {ran.stderr}"
+        out += ran.stdout
+    assert out.startswith("modicum ")
+    assert noted.read_text().count("useradd") == 2
     assert (home / "bin" / "modicum").exists()
+    (entry,), (start,) = said("silo", "ENTRYPOINT"), said("silo", "CMD")
+    silo = subprocess.run(
+        [*json.loads(entry), *json.loads(start)],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (silo.returncode, silo.stderr) == (2, "modicum: cannot read silo.toml: No such file or directory\n")

@@ -205,10 +205,11 @@ def test_what_train_is_given_is_checked(change: dict[str, object], said: str, fe
         mo.train(federation, **{"method": "dp-sgd", **change})  # type: ignore[arg-type]
 
 
-def test_records_alone_need_budgets() -> None:
+def test_records_alone_need_budgets_and_nothing_else(tmp_path: Path) -> None:
     data = mo.federate(mo.load_dataset("digits"), clients=4)
     with pytest.raises(mo.UserError, match="say which ε the clients grant"):
-        mo.train(data, method="dp-sgd")
+        mo.train(data)
+    assert mo.train(data, budgets=8.0, rounds=1, folder=tmp_path / "r").summary.method == "auto"
     with pytest.raises(mo.UserError, match="train takes a federation, got str"):
         mo.train("digits", method="dp-sgd")  # type: ignore[arg-type]
     with pytest.raises(mo.UserError, match="no finished run"):

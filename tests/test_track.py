@@ -20,7 +20,7 @@ from modicum.data.arrays import Arrays
 from modicum.errors import UserError
 from modicum.federation.records import RoundRecord
 from modicum.report import track
-from modicum.report.track import Heard, MLflow, TensorBoard, tracker_named
+from modicum.report.track import Heard, MLflow, TensorBoard, check_trackers, tracker_named
 
 
 @dataclass
@@ -167,6 +167,15 @@ def test_a_tracker_that_nobody_knows(text: str, tmp_path: Path, capsys: pytest.C
     assert command_line(app, ["run", str(file), "--track", text, "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_what_would_be_written_on_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(track, "MAKERS", dict.fromkeys(("tensorboard", "mlflow"), lambda *_: Notes()))
+    check_trackers(["tensorboard:logs", "mlflow"], far=False)
+    check_trackers(["mlflow:http://study:5000"], far=True)
+    for local in ("tensorboard", "tensorboard:logs", "mlflow", "mlflow:file:///tmp"):
+        with pytest.raises(UserError, match="written on another machine"):
+            check_trackers([local], far=True)
 
 
 def test_a_missing_package_is_said_before_anything_is_reserved(

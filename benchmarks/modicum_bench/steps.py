@@ -39,6 +39,10 @@ class Step:
         model = copy.deepcopy(self.model).to(memory_format=form)  # type: ignore[call-overload]
         return Step(model, self.x.to(memory_format=form), self.y)
 
+    def in_float64(self) -> Step:
+        """A copy that rounds a thousand million times less: what ways are judged by."""
+        return Step(copy.deepcopy(self.model).double(), self.x.double(), self.y)
+
 
 def each_loss(outputs: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(outputs, y, reduction="none")
@@ -59,13 +63,33 @@ def plain_ways(step: Step, *, compiled: bool, replayed: bool) -> Iterator[tuple[
         yield "plain, compiled and replayed", _replayed(one)
 
 
-def _plain(forward: Any, step: Step) -> Callable[[], object]:
+def _plain(forward: Any, step: Step) -> Callable[[], tuple[Tensor, ...]]:
     parameters = list(step.model.parameters())
 
-    def work() -> object:
+    def work() -> tuple[Tensor, ...]:
         return torch.autograd.grad(cross_entropy(forward(step.x), step.y), parameters)
 
     return work
+
+
+def _plain_gradient(step: Step) -> dict[str, Tensor]:
+    names = (name for name, _ in step.model.named_parameters())
+    return dict(zip(names, _plain(step.model, step)(), strict=True))
+
+
+def tolerances(step: Step, least: float) -> dict[str, float]:
+    """By layout, how far a clipped sum may be from float64's: `least`, or twice as far as plain training's is.
+
+    A layout whose arithmetic is coarser is so for private and for plain training alike.
+    """
+    exact = _plain_gradient(step.in_float64())
+    own = {layout: disagreement(_plain_gradient(step.laid_out(layout)), exact) for layout in LAYOUTS}
+    return {layout: max(least, 2 * error) for layout, error in own.items()}
+
+
+def layout_of(label: str) -> str:
+    """The layout in a way's name; contiguous where it names none."""
+    return next((layout for layout in LAYOUTS if label.endswith(layout)), "contiguous")
 
 
 def _replayed(step: Step) -> Callable[[], object]:
@@ -96,8 +120,7 @@ LABELS = {Way.EAGER: "eager, ", Way.AUTO: "", Way.COMPILED: "compiled, "}
 
 def ours(step: Step, way: Way = Way.AUTO) -> Sums:
     clip = Flat(BOUND)
-    clipper = Clipper(step.model, way)
-    clipper(each_loss, step.x, step.y, clip)  # a clipper's first batch is probed
+    clipper = Clipper(step.model, way)  # probes its first batch, and compiles there if it is asked to
     return lambda: clipper(each_loss, step.x, step.y, clip).total
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from modicum.attacks.audits import Found, refuse_real, refuse_unfit
 from modicum.attacks.audits import Settings as AuditSettings
 from modicum.attacks.audits import audit as play_audit
+from modicum.config.read import DEFAULT_METHOD
 from modicum.config.write import describe_experiment
 from modicum.core.parts import ModelWrapper, Plain
 from modicum.core.setting import MethodSpec, Setting
@@ -114,7 +115,7 @@ class Run:
 def train(
     federation: Federation | FederatedData,
     *,
-    method: MethodSpec | str,
+    method: MethodSpec | str = DEFAULT_METHOD,
     budgets: Budgets | None = None,
     model: str | nn.Module = "logistic",
     rounds: int = 30,
@@ -140,7 +141,8 @@ def train(
     """Train, and write a run folder: the one given, or a new one under ./runs.
 
     `federation` holds records and budgets; where it holds records alone (`mo.federate`), give `budgets` too.
-    `method` is a settings object (`mo.methods.DpSgd(lr=4)`) or a name (`"dp-sgd"`: its defaults).
+    `method` is a settings object (`mo.methods.DpSgd(lr=4)`) or a name (`"dp-sgd"`: its defaults); where none is
+    given it is `auto`, as in a file.
     `simulation=False` draws noise from the operating system's cryptographic generator instead of the seed, and
     looks at no test record.
     `compile=True` compiles clipped sums of single models, which pays on a GPU after thousands of steps.
@@ -266,18 +268,20 @@ def carry_out(
     simulation: bool = True,
     watch: Watch | None = None,
     track: Sequence[Tracker] = (),
+    title: str | None = None,
     transcript: Transcript | None = None,
     audit: str | None = None,
 ) -> Run:
     """Run what is left of an experiment in a folder, then write its results. Safe to repeat after any crash.
 
-    `config` is the text of the folder's config.toml; one that is there already is kept.
+    `config` is the text of the folder's config.toml; one that is there already is kept. `title` is the run's name
+    for trackers [default: the folder's].
     """
     _needs_safetensors()
     with files.alone():
         run = _open(experiment, files, config, simulation, transcript, audit)
         try:
-            with tracking(track, files.path.name, _public_settings(run)) as heard:
+            with tracking(track, title or files.path.name, _public_settings(run)) as heard:
                 for record in run.rounds():
                     heard.round(record)
                     if watch is not None:

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import binom
 
 from modicum.attacks.ceilings import NOTHING, by_epsilon, by_mu, ceiling_of, weakest
-from modicum.attacks.one_run import audit_scores, lower_bound, most_provable, p_value
+from modicum.attacks.one_run import MAIN_GAUSSIAN, audit_scores, lower_bound, most_provable, p_value, refutes
 from modicum.core.facts import ClientFacts
 from modicum.errors import UserError
 from modicum.mechanisms.clear import Clear
@@ -93,6 +93,7 @@ def test_all_right_proves_what_is_known() -> None:
     assert lower_bound(100, 100, 100, 0.0) == pytest.approx(3.49, abs=0.005)
     assert lower_bound(1000, 1000, 1000, 0.0) == pytest.approx(5.81, abs=0.005)
     assert most_provable(1000, 1e-5) < 5.81
+    assert 9 < most_provable(1000, 1e-5, gaussian=True) < 10
 
 
 def test_a_bound_from_scores_is_wrong_at_most_as_often_as_it_says() -> None:
@@ -103,6 +104,46 @@ def test_a_bound_from_scores_is_wrong_at_most_as_often_as_it_says() -> None:
         told = inside ^ (rng.random(400) < 1 / (1 + math.e))
         wrong += audit_scores(told + 1e-6 * rng.random(400), inside, 0.0).epsilon > 1.0
     assert wrong <= binom.ppf(1 - 1e-4, 200, 0.05)
+
+
+def published_gaussian(m: int, r: int, v: int, mu: float, beta: float) -> bool:
+    """The paper's algorithm with its two lists, as jax_privacy's f-DP auditor computes it too."""
+    h, a = [0.0] * (v + 1), [0.0] * (v + 1)
+    a[v], h[v] = beta * v / m, beta * (r - v) / m
+    for i in range(v - 1, -1, -1):
+        h[i] = max(h[i + 1], float(by_mu(a[i + 1], -mu)))
+        a[i] = min(1.0, a[i + 1] + i / (r - i) * (h[i] - h[i + 1]))
+    return a[0] + h[0] - r / m > 0
+
+
+@pytest.mark.parametrize(("m", "r", "v"), [(1000, 500, 330), (1000, 200, 190), (50, 20, 20), (100, 100, 0)])
+def test_one_run_against_a_gaussian_is_the_published_test(m: int, r: int, v: int) -> None:
+    for mu in (0.05, 0.27, 1.0, 2.0):
+        for beta in (0.05, 0.01):
+            assert refutes(m, r, v, mu, beta) == published_gaussian(m, r, v, mu, beta)
+    found = lower_bound(m, r, v, 1e-5, gaussian=True)
+    if found:
+        mu = gdp.mu_from_epsilon(found, 1e-5)
+        assert published_gaussian(m, r, v, mu - 1e-6, 0.05)
+        assert not published_gaussian(m, r, v, mu + 1e-6, 0.05)
+
+
+def right_guesses(mu: float, rng: np.random.Generator, m: int = 1000) -> int:
+    """Of the main test, on scores that a Gaussian mechanism gives: N(0, 1) and N(μ, 1)."""
+    inside, k = rng.random(m) < 0.5, int(m * MAIN_GAUSSIAN / 2)
+    order = np.argsort(inside * mu + rng.standard_normal(m))
+    return int((~inside[order[:k]]).sum() + inside[order[-k:]].sum())
+
+
+def test_power_against_a_gaussian_claim_of_1() -> None:
+    """1,000 canaries, 300 runs each: noise three times too small is found in more than 80%, √10 times (a share for
+    ten times too many clients) too; sound mechanisms in no more than β (28 of 300: false-alarm rate 1e-3)."""
+    mu, rng = gdp.mu_from_epsilon(1.0, 1e-5), np.random.default_rng(0)
+    broken = [refutes(1000, 500, right_guesses(3 * mu, rng), mu, 0.04) for _ in range(300)]
+    shared = [refutes(1000, 500, right_guesses(10**0.5 * mu, rng), mu, 0.04) for _ in range(300)]
+    sound = [refutes(1000, 500, right_guesses(mu, rng), mu, 0.04) for _ in range(300)]
+    assert min(np.mean(broken), np.mean(shared)) > 0.86  # 80% would give so many with probability 0.4%
+    assert sum(sound) <= 28
 
 
 def test_impossible_counts_are_refused() -> None:

@@ -18,6 +18,7 @@ from modicum.attacks.inversion.dlg import dlg
 from modicum.attacks.inversion.gi import gi, registered
 from modicum.attacks.inversion.ig import ig
 from modicum.attacks.inversion.labels import by_counts, by_smallest_entry, infer
+from modicum.attacks.inversion.lbfgs import Lbfgs
 from modicum.attacks.inversion.objective import Guess, Targets, at
 from modicum.errors import UserError
 from modicum.methods import Aqc, DpFedAvg, DpSgd, FedAvg
@@ -49,6 +50,30 @@ def test_idlg_finds_the_record(single: Stage) -> None:
     assert torch.equal(infer(targets), y)
     guesses = dlg(targets, steps=60, joint=False)
     assert sum(e < 1e-6 for e in errors(guesses, x)) >= 2
+
+
+def rosenbrock(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each row; beyond 10 it is no number, as an objective that overflows."""
+    leaf = x.detach().requires_grad_()
+    cost = (1 - leaf[:, 0]) ** 2 + 100 * (leaf[:, 1] - leaf[:, 0] ** 2) ** 2
+    (gradient,) = torch.autograd.grad(cost.sum(), leaf)
+    return torch.where(x.abs().amax(1) > 10, torch.nan, cost.detach()), gradient
+
+
+def test_problems_that_are_solved_together_do_not_see_each_other() -> None:
+    """Rosenbrock's valley from five starts: all reach (1, 1), each by the steps that it takes alone."""
+    starts = torch.tensor([[-1.2, 1.0], [0.0, 0.0], [3.0, -2.0], [1.0, 1.0], [-2.0, 9.0]], dtype=torch.float64)
+
+    def solved(first: Tensor) -> Tensor:
+        search = Lbfgs(rosenbrock, first)
+        going = torch.ones(len(first), dtype=torch.bool)
+        for _ in range(60):
+            going = going & search.step(going)
+        return search.x
+
+    together = solved(starts)
+    torch.testing.assert_close(together, torch.ones_like(starts))
+    torch.testing.assert_close(torch.cat([solved(row[None]) for row in starts]), together, rtol=0, atol=1e-12)
 
 
 def test_dlg_finds_the_record_and_its_label(single: Stage) -> None:

@@ -24,6 +24,15 @@ from modicum.methods import DpFedAvg, DpSgd, FedAvg
 from tests.attacks.stage import Stage, federation, play
 
 
+class Once(dict[str, np.ndarray]):
+    """What a shadow said, computed where it is not yet known."""
+
+    def __call__(self, name: str, compute: Callable[[], np.ndarray]) -> np.ndarray:
+        if name not in self:
+            self[name] = compute()
+        return self[name]
+
+
 def played(stage: Stage, most: int | None = None) -> tuple[Questions, Key]:
     return ask(stage.truth, most)
 
@@ -45,9 +54,9 @@ def overfitted(tmp_path_factory: pytest.TempPathFactory) -> Stage:
 
 def test_lira_finds_the_members_of_an_overfitted_network(overfitted: Stage) -> None:
     questions, key = played(overfitted, 80)
-    wire = overfitted.wire()
-    for online in (True, False):
-        scores = lira(wire, questions, shadows=8, online=online)
+    wire, keep = overfitted.wire(), Once()
+    for online in (True, False):  # of the same shadows
+        scores = lira(wire, questions, shadows=8, online=online, keep=keep)
         assert auc(*key.split(scores)).value > 0.9
     assert auc(*key.split(lr_mia(wire, questions, shadows=4))).value > 0.85
 
@@ -174,17 +183,11 @@ def test_lira_asks_about_copies_of_images_too(tmp_path: Path) -> None:
     stage = play(
         FedAvg(lr=0.5, batch=4), federation(2, 4, side=8, test=40), tmp_path / "a", model=Flat(), rounds=2
     )
-    kept: dict[str, np.ndarray] = {}
-
-    def keep(name: str, compute: Callable[[], np.ndarray]) -> np.ndarray:
-        if name not in kept:
-            kept[name] = compute()
-        return kept[name]
-
+    kept = Once()
     questions, _ = ask(stage.truth, 8)
-    first = lira(stage.wire(), questions, shadows=4, queries=3, keep=keep)
+    first = lira(stage.wire(), questions, shadows=4, queries=3, keep=kept)
     assert [a.shape for a in kept.values()] == [(3, 16)] * 4  # φ of three queries of 16 records in each shadow
-    assert np.array_equal(first, lira(stage.wire(), questions, shadows=4, queries=3, keep=keep))
+    assert np.array_equal(first, lira(stage.wire(), questions, shadows=4, queries=3, keep=kept))
 
 
 class Flat(torch.nn.Sequential):

@@ -22,8 +22,8 @@ def test_tables_for_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     tables = ("reconstruction", "membership")
     text = run.bench("quick", tmp_path, only=["digits"], tables=tables, size=size, model="mlp")
     for row in ROWS:
-        assert f"| {row.name} | {(*row.instead, 'bayes')[0]} |" in text
-        assert row.instead or f"| {row.name} | matched | 1 |" in text
+        assert f"| {row.name} | {(*row.instead, 'bayes')[0]} (knows " in text
+        assert row.instead or f"| {row.name} | matched (knows C and the noise) | 1 |" in text
     assert "not tried: only sums" in text  # and nothing else is not tried
     assert text.count("not tried") == 1
     written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
@@ -35,3 +35,5 @@ def test_tables_for_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown table"):
         run.bench("quick", tmp_path, tables=["figures"])
+    with pytest.raises(UserError, match="unknown model"):
+        run.bench("quick", tmp_path, model="lenet-6")

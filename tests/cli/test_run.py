@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from modicum.cli import demo
 from modicum.cli import run as command_line
 from modicum.cli.app import app
 from modicum.config import read, to_toml
@@ -186,13 +187,19 @@ def test_methods_are_listed_with_their_settings(call: Call) -> None:
         assert all(setting["name"] in text for setting in facts["settings"])
 
 
-def test_the_demo_ends_in_a_table_a_picture_and_verified_certificates(call: Call) -> None:
+def test_the_demo_ends_in_a_table_a_picture_and_verified_certificates(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "TRIED", (1.0, 8.0))
+    monkeypatch.setattr(demo, "BOUNDS", (0.3, 1.0))
+    monkeypatch.setattr(demo, "SEEDS", (0,))
     code, out, _ = call("demo", "--rounds", "1", "--out", "d")
     assert code == 0
-    assert "Verified: all 7 certificates" in out
+    assert "Verified: all 8 certificates" in out
+    assert "pac-dp clips by each client's own budget: C = " in out
     assert Path("d/report.png").read_bytes().startswith(b"\x89PNG")
     assert "Simulated ground truth" in Path("d/report.html").read_text()
-    shown = {"fedavg", "dp-sgd", "aqc", "pac-dp", "fedcompdp", "auto", "acdp-pfsd"}
+    shown = {"fedavg", "dp-sgd", "aqc", "pac-dp", "fedmap", "fedcompdp", "auto", "acdp-pfsd"}
     assert {p.name for p in Path("d").iterdir() if p.is_dir()} == shown
 
 

@@ -14,6 +14,8 @@ from modicum.comparing import cells_of, compare, play, resume
 from modicum.comparing.comparison import Comparison, half_width
 from modicum.errors import UserError
 from modicum.federation.run_folder import RunFolder
+from modicum.report.track import MAKERS
+from tests.test_track import Notes
 
 TEXT = """
 [data]
@@ -60,8 +62,22 @@ def test_a_grid_multiplies_and_names_its_points(file: Path) -> None:
     assert len({c.folder for c in cells}) == 4
 
 
-def test_results_do_not_depend_on_the_workers_and_a_stopped_comparison_goes_on(file: Path, tmp_path: Path) -> None:
-    one = compare(file, methods=["dp-sgd", "fedavg"], seeds=1, folder=tmp_path / "one")
+def test_results_do_not_depend_on_the_workers_and_a_stopped_comparison_goes_on(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[tuple[str, list[object]]] = []
+
+    class Noted(Notes):
+        def __init__(self, folder: str) -> None:
+            super().__init__()
+            heard.append((folder, self.lines))
+
+    monkeypatch.setitem(MAKERS, "tensorboard", Noted)
+    one = compare(file, methods=["dp-sgd", "fedavg"], seeds=1, folder=tmp_path / "one", track=["tensorboard:logs"])
+    first, *runs = heard  # made beforehand, to see that it can be
+    assert first == ("logs", [])
+    assert [lines[0][0] for _, lines in runs] == ["one/dp-sgd-seed0", "one/fedavg-seed0"]  # type: ignore[index]
+    assert all(lines[1][0] == 1 and lines[-1] == "end" for _, lines in runs)  # type: ignore[index]
     two = compare(file, methods=["dp-sgd", "fedavg"], seeds=1, folder=tmp_path / "two", workers=2)
     assert one.to_csv() == two.to_csv()
     cut = RunFolder(tmp_path / "two" / "fedavg-seed0")
@@ -124,6 +140,7 @@ def test_the_interval_is_students() -> None:
         (["{file}", "--set", "method.nonsense=1"], "nonsense"),
         (["{file}", "--json", "--csv"], "give one of them"),
         (["{file}", "--against", "aqc"], "'aqc' is not compared here"),
+        (["{file}", "--track", "wandb"], "cannot log to 'wandb'"),
         (["{file}", "--resume", "x"], "--resume goes on"),
         (["--resume", "x"], "no comparison in x"),
         (["nowhere.toml"], "cannot read nowhere.toml"),

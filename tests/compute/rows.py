@@ -1,8 +1,8 @@
 """Whether what is computed of one row depends on how many others there are, and where it stands among them.
 
-Run in a process of its own (`python -m tests.compute.rows THREADS small|whole [unfilled]`), so that libraries can
-be told which instructions to use. Prints what changed. Batches are filled up as clipped sums fill them;
-`unfilled` is the broken twin.
+Run in a process of its own (`python -m tests.compute.rows THREADS small|whole [unfilled [LAYER ...]]`), so that
+libraries can be told which instructions to use. Prints what changed. Batches are filled up as clipped sums fill
+them; `unfilled` is the broken twin, of the layers that are named, or of all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from modicum.compute.rules import RULES, pieces
 
 SMALL = (2, 13, 33, 66)
 WHOLE = (2, 16, 17, 31, 33, 41, 64, 65, 97, 128, 129, 257, 385, 512)
-MOST = 514
+MOST = {SMALL: 130, WHOLE: 514}
+"""Records that there are: the company that all others are compared with."""
 STARTS = (0, 1)
 LARGE = 1 << 22
 """Numbers of per-example gradients beyond which they are not looked at, but for what is added of them."""
@@ -30,15 +31,15 @@ LARGE = 1 << 22
 Layer = Callable[[Tensor], Tensor]
 
 
-def numbers(*shape: int) -> Callable[[], Tensor]:
-    return lambda: torch.randn(MOST, *shape)
+def numbers(*shape: int) -> Callable[[int], Tensor]:
+    return lambda rows: torch.randn(rows, *shape)
 
 
-def tokens() -> Tensor:
-    return torch.randint(50, (MOST, 12))
+def tokens(rows: int) -> Tensor:
+    return torch.randint(50, (rows, 12))
 
 
-LAYERS: dict[str, tuple[Layer, Callable[[], Tensor]]] = {
+LAYERS: dict[str, tuple[Layer, Callable[[int], Tensor]]] = {
     "linear 784→64": (nn.Linear(784, 64), numbers(784)),
     "linear 64→10": (nn.Linear(64, 10), numbers(64)),
     "linear 5→3": (nn.Linear(5, 3), numbers(5)),
@@ -118,18 +119,19 @@ def added(kept: Kept, rows: int, real: int) -> Tensor:
     return torch.cat([last.new_zeros(real - 1, *last.shape[1:]), last])
 
 
-def changes(sizes: tuple[int, ...], *, fill: bool) -> Iterator[str]:
+def changes(sizes: tuple[int, ...], layers: tuple[str, ...], *, fill: bool) -> Iterator[str]:
     """Rows of which anything is computed otherwise in one company than in another.
 
     Companies begin at the first record or at the second. A batch with and without a record are two companies; if
     both agree with a third, that of all records, they agree with one another. What is added is compared with that
     of the record alone.
     """
-    for name, (layer, draw) in LAYERS.items():
+    for name in layers or LAYERS:
+        layer, draw = LAYERS[name]
         torch.manual_seed(0)
-        x = draw()
+        x = draw(MOST[sizes])
         with torch.no_grad():
-            seeds = torch.randn(MOST, *layer(x[:1]).shape[1:])
+            seeds = torch.randn(MOST[sizes], *layer(x[:1]).shape[1:])
         step = step_of(layer, x[:2]) if fill else 0
         truth = found(layer, x, seeds, step)
         for size, start in itertools.product(sizes, STARTS):
@@ -145,9 +147,9 @@ def changes(sizes: tuple[int, ...], *, fill: bool) -> Iterator[str]:
                     yield f"{name}: {what} of {int(moved.sum())} rows, {size} from {start}"
 
 
-def main(threads: str, extent: str, twin: str = "") -> None:
+def main(threads: str, extent: str, twin: str = "", *layers: str) -> None:
     torch.set_num_threads(int(threads))
-    for line in changes(WHOLE if extent == "whole" else SMALL, fill=twin != "unfilled"):
+    for line in changes(WHOLE if extent == "whole" else SMALL, layers, fill=twin != "unfilled"):
         sys.stdout.write(line + "\n")
 
 

@@ -8,6 +8,7 @@ through the pieces, factors and sums that training uses. Plain float32 arithmeti
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from modicum.compute import Flat, clipped_sum, pieces, reference_clipped_sum
 from modicum.compute.pieces import LinearWeight
-from modicum.compute.sums import weighted_outer, weighted_rows
+from modicum.compute.sums import SHARE, adds_up, longest_run, runs, weighted_outer, weighted_rows
 from modicum.models import build
 from tests.compute.attacks import (
     CAUGHT,
@@ -124,6 +125,41 @@ def test_many_examples_are_not_added_up_in_float32_alone() -> None:
     for row in rows:
         plain += row
     assert float((plain - truth).abs().max()) > 0.1
+
+
+def rounded(examples: int, run: int, *, float64_totals: bool) -> int:
+    """In units of u·C, what adding up may be off by if each run, and then the totals, are bracketed as a chain: an
+    addition rounds by u of its result, which is at most as many times C as there are terms under it."""
+    lengths = [min(run, examples - start) for start in range(0, examples, run)]
+    within = sum(n * (n + 1) // 2 - 1 for n in lengths)
+    if len(lengths) == 1:
+        return within
+    return within + (examples if float64_totals else sum(itertools.accumulate(lengths)) - lengths[0])
+
+
+def moved_by_rounding(batch: int, run: int, *, float64_totals: bool) -> float:
+    """Of C, with a record and without it."""
+    worlds = (rounded(n, run, float64_totals=float64_totals) for n in (batch, batch - 1))
+    return sum(worlds) * torch.finfo(torch.float32).eps / 2
+
+
+def test_runs_are_as_short_as_the_worst_order_needs() -> None:
+    for batch in range(2, 1500):
+        run, kind = runs(batch, torch.float32)
+        assert moved_by_rounding(batch, run, float64_totals=kind == torch.float64) <= SHARE + 2.0**-18
+        own = longest_run(batch, torch.float32)
+        assert moved_by_rounding(batch, own, float64_totals=True) <= SHARE + 2.0**-18
+    for batch, run in itertools.product(range(2, 420), (4, 16, 32, 60)):
+        if adds_up(batch, run, torch.float32):
+            assert moved_by_rounding(batch, run, float64_totals=False) <= SHARE + 2.0**-18
+    assert [runs(n, torch.float32)[1] for n in (128, 256, 380, 1000)] == [torch.float32] * 3 + [torch.float64]
+
+
+@pytest.mark.parametrize(
+    ("batch", "run", "float64_totals"), [(1600, 8, True), (132, 132, False), (256, 64, False)]
+)
+def test_longer_ones_would_not_do(batch: int, run: int, float64_totals: bool) -> None:
+    assert moved_by_rounding(batch, run, float64_totals=float64_totals) > 1e-3
 
 
 hostile = {

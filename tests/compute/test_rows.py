@@ -7,24 +7,17 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from modicum.compute.products import keep_rows_apart
-from tests.federation.test_machines import SETS
+from tests.federation.test_machines import SETS, lines_of
 
 
 def changes(instructions: str, threads: int, extent: str, *twin: str) -> list[str]:
-    command = [sys.executable, "-m", "tests.compute.rows", str(threads), extent, *twin]
-    there = {**os.environ, **SETS[instructions], "OMP_NUM_THREADS": str(threads)}
-    found = subprocess.run(
-        command, cwd=Path(__file__).parents[2], env=there, stdout=subprocess.PIPE, text=True, check=True
-    )
-    return found.stdout.splitlines()
+    return lines_of("tests.compute.rows", instructions, threads, extent, *twin)
 
 
 @pytest.mark.parametrize(("instructions", "threads"), [("native", 2), ("AVX2", 1)])
@@ -39,7 +32,8 @@ def test_a_row_does_not_depend_on_the_others_in_a_long_search(instructions: str,
 
 
 def test_batches_that_are_not_filled_up_are_caught() -> None:
-    assert any("linear 784→64: output" in line for line in changes("native", 2, "small", "unfilled"))
+    layer = "linear 784→64"
+    assert any(f"{layer}: output" in line for line in changes("native", 2, "small", "unfilled", layer))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Whether bits are a function of inputs, engine and threads, asked in a process of its own.
 
-    python -m tests.federation.determinism THREADS [TWIN]
+    python -m tests.federation.determinism THREADS [TWIN [PROMISE ...]]
 
-The instruction set comes from the environment. Prints a line for each promise that is broken.
+The instruction set comes from the environment. Prints a line for each promise that is broken; of a twin, of those
+that are named, or of all.
 """
 
 from __future__ import annotations
@@ -158,14 +159,18 @@ def _model(name: str, folder: Path, *, stop: bool) -> Tensor:
     return simulation.model.clone()
 
 
-def main() -> None:
-    torch.set_num_threads(int(sys.argv[1]))
-    if len(sys.argv) > 2:
-        break_it(sys.argv[2])
-    for promise in (order_of_clients, own_job_alone, used_backends, resumed_runs):
-        for broken in promise():
+PROMISES = {
+    promise.__name__: promise for promise in (order_of_clients, own_job_alone, used_backends, resumed_runs)
+}
+
+
+def main(threads: str, twin: str = "", *named: str) -> None:
+    torch.set_num_threads(int(threads))
+    break_it(twin)
+    for name in named or PROMISES:
+        for broken in PROMISES[name]():
             print(broken)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from modicum.privacy.ledger import Ledger
 from modicum.privacy.lifetime import Filter, Lifetime
 from modicum.privacy.spec import Adjacency, Unit
 from modicum.privacy.spending import Identity
-from modicum.studio import audited
+from modicum.studio import audited, watching
 from modicum.studio.catalogue import Catalogue
 from modicum.studio.watching import Watching
 from tests.studio.conftest import NASTY, Client
@@ -77,28 +79,64 @@ def test_a_run_is_followed_as_it_grows(runs: Path) -> None:
     metrics.write_bytes(lines[0])
     catalogue = Catalogue(runs)
     id = next(row["id"] for row in catalogue.look() if row["name"] == "two/a")
-    watching = Watching(catalogue)
-    assert len(watching.run(id).view.points) == 1
+    followed = Watching(catalogue)
+    assert len(followed.run(id).view.points) == 1
     with open(metrics, "ab") as file:
         file.write(lines[1] + lines[2][:40])
-    assert len(watching.run(id).view.points) == 2
+    assert len(followed.run(id).view.points) == 2
     with open(metrics, "ab") as file:
         file.write(lines[2][40:])
-    assert [p["round"] for p in watching.shown(id, since=2)["points"]] == [3]
+    assert [p["round"] for p in followed.shown(id, since=2)["points"]] == [3]
     replacement = metrics.with_name("new")
     replacement.write_bytes(lines[0])
     os.replace(replacement, metrics)
-    assert len(watching.run(id).view.points) == 1
+    assert len(followed.run(id).view.points) == 1
     metrics.write_bytes(lines[0] + b'{"round": 1}\n')
-    assert "damaged" in watching.shown(id)["problem"]
+    assert "damaged" in followed.shown(id)["problem"]
+
+
+def test_a_long_run_is_read_in_portions_and_told_whole_at_its_end(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page stands after the first portion; the events bring the rest."""
+    monkeypatch.setattr(watching, "PORTION", 1)  # each is one whole line at least
+    id = client.id("two/a")
+    first = client.get(f"api/run?id={id}")
+    assert (len(first["points"]), first["more"]) == (1, True)
+    second = client.studio._since(id, 1, None)
+    assert second is not None
+    assert (second["since"], [p["round"] for p in second["points"]], second["more"]) == (1, [2], True)
+    last = client.studio._since(id, 2, "finished", second["more"])
+    assert last is not None
+    assert (last["since"], [p["round"] for p in last["points"]], last["more"]) == (0, [1, 2, 3], False)
+    assert client.studio._since(id, 3, "finished", last["more"]) is None
+
+
+def test_the_newest_runs_of_a_long_list_come_first(client: Client, runs: Path) -> None:
+    """Others are not even read: their summaries may be many."""
+    for name in ("summary.json", "metrics.jsonl", "ledger.sqlite"):
+        os.utime(runs / "two" / "b" / name, (2e9, 2e9))
+    client.studio.catalogue._rows.clear()
+    found = client.get("api/runs?first=1")
+    assert ([row["name"] for row in found["runs"]], found["in_all"]) == (["two/b"], 3)
+    assert len(client.studio.catalogue._rows) == 1
+    for nonsense in ("-1", "many", "1e3", "9" * 12):
+        assert len(client.get(f"api/runs?first={nonsense}")["runs"]) == 3
+
+
+def test_who_looks_at_runs_does_not_wait_for_torch() -> None:
+    """Nor for the accountants: they are loaded by who plans or audits."""
+    asked = "import sys, modicum.studio.server; print({'torch', 'scipy', 'modicum.methods'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_several_pages_may_look_at_one_run(runs: Path) -> None:
     catalogue = Catalogue(runs)
     id = next(row["id"] for row in catalogue.look() if row["name"] == "two/a")
-    watching = Watching(catalogue)
+    followed = Watching(catalogue)
     with ThreadPoolExecutor(8) as pool:
-        shown = list(pool.map(watching.shown, [id] * 32))
+        shown = list(pool.map(followed.shown, [id] * 32))
     assert {len(one["points"]) for one in shown} == {3}
 
 

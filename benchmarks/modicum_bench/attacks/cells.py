@@ -75,7 +75,7 @@ def _at(epsilon: float) -> Row:
 
 
 CURVE = tuple(_at(epsilon) for epsilon in EPSILONS)
-RESNET = tuple(replace(ROWS[0], name=f"fedavg by {attack}") for attack in ("ig", "gi", "bayes", "idlg"))
+RESNET = ROWS[:1]
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,13 @@ class Size:
 
 SIZES = {
     "quick": Size(targets=4, batch=1, clients=4, records=50, rounds=3, others=2_000, seeds=1, effort="quick"),
-    "paper": Size(targets=32, batch=1, clients=10, records=200, rounds=6, others=20_000, seeds=5, effort="paper"),
+    "paper": Size(targets=32, batch=1, clients=10, records=200, rounds=6, others=20_000, seeds=5, effort="medium"),
 }
+
+
+def path_of(out: Path, name: str, task: str, row: str, attack: str, seed: int) -> Path:
+    """The file of one cell."""
+    return out / f"{name}-{task}-{row.replace(', ', '-').replace(' ', '-')}-{attack}-{seed}.json"
 
 
 def divided(data: Dataset, clients: int, records: int, others: int, budget: float, seed: int) -> Federation:
@@ -125,19 +130,18 @@ def recorded(experiment: Experiment, folder: Path) -> Remember:
 
 
 def reconstruct(
-    row: Row, data: Dataset, model: str, size: Size, attacks: tuple[str, ...], folder: Path, device: str, seed: int
+    row: Row, data: Dataset, model: str, size: Size, name: str, folder: Path, device: str, seed: int
 ) -> Report:
     """Table 1: clients of one batch each, and their first messages."""
     fed = divided(data, size.targets, size.batch, min(size.others, 4_000), row.budget, seed)
-    made = Experiment(federation=fed, method=row.make(size.batch, 1), model=model, rounds=row.rounds, seed=seed)
-    order = Order(
-        row.instead or attacks, size.targets, size.effort, row.party, seed, reference=False, device=device
-    )
+    method, rounds = row.make(size.batch, 1), row.rounds
+    made = Experiment(federation=fed, method=method, model=model, rounds=rounds, seed=seed, evaluate_every=rounds)
+    order = Order((name,), size.targets, size.effort, row.party, seed, reference=False, device=device)
     return attack(made, recorded(made, folder / "run").seen, order, folder / "attacks")
 
 
 def members(
-    row: Row, data: Dataset, model: str, size: Size, attacks: tuple[str, ...], folder: Path, device: str, seed: int
+    row: Row, data: Dataset, model: str, size: Size, name: str, folder: Path, device: str, seed: int
 ) -> Report:
     """Table 2: a run of some rounds, then who was in it."""
     fed = divided(data, size.clients, size.records, size.others, row.budget, seed)
@@ -145,7 +149,7 @@ def members(
     made = Experiment(
         federation=fed, method=method, model=model, rounds=size.rounds, seed=seed, evaluate_every=size.rounds
     )
-    order = Order(attacks, 1, size.effort, row.party, seed, reference=False, device=device)
+    order = Order((name,), 1, size.effort, row.party, seed, reference=False, device=device)
     played = recorded(replace(made, device=device), folder / "run")
     return attack(made, played.seen, order, folder / "attacks")
 

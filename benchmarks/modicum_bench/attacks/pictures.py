@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from modicum_bench.attacks.cells import EPSILONS, ROWS
+from modicum.attacks.order import INVERSIONS
+from modicum_bench.attacks.cells import CURVE, EPSILONS, ROWS, path_of
 
 
 def draw_all(out: Path, tasks: Sequence[str]) -> None:
@@ -27,36 +27,41 @@ def draw_all(out: Path, tasks: Sequence[str]) -> None:
             return
 
 
-def _read(out: Path, task: str) -> dict[str, tuple[list[dict[str, Any]], dict[str, Any]]]:
-    """(figures, pictures) of each row that has pictures."""
-    found = {}
+Shown = tuple[dict[str, Any], dict[str, Any]]  # figures, pictures
+
+
+def _read(out: Path, task: str) -> dict[str, Shown]:
+    """Each row's best attack by PSNR, of those that have pictures."""
+    found: dict[str, Shown] = {}
     for row in ROWS:
-        path = out / f"reconstruction-{task}-{row.name.replace(', ', '-').replace(' ', '-')}-0.json"
-        if path.exists() and path.with_suffix(".npz").exists():
-            with np.load(path.with_suffix(".npz")) as kept:
-                found[row.name] = json.loads(path.read_text(encoding="utf-8")), dict(kept)
+        tried = []
+        for attack in row.instead or INVERSIONS:
+            path = path_of(out, "reconstruction", task, row.name, attack, 0)
+            if path.exists() and path.with_suffix(".npz").exists():
+                with np.load(path.with_suffix(".npz")) as kept:
+                    tried.append((json.loads(path.read_text(encoding="utf-8")), dict(kept)))
+        if tried:
+            found[row.name] = max(tried, key=lambda one: float(one[0]["quality"]["psnr"]))
     return found
 
 
 def _points(out: Path, task: str) -> list[tuple[float, dict[str, Any]]]:
     found = []
-    for epsilon in sorted(EPSILONS):
-        path = out / f"noise-{task}-ε={epsilon:g}-0.json"
+    for epsilon, row in sorted(zip(EPSILONS, CURVE, strict=True), key=lambda pair: pair[0]):
+        path = path_of(out, "noise", task, row.name, "bayes", 0)
         if path.exists():
-            one = json.loads(path.read_text(encoding="utf-8"))[0]
+            one = json.loads(path.read_text(encoding="utf-8"))
             found += [(epsilon, one)] if one.get("quality") else []
     return found
 
 
-def draw_methods(found: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]], most: int = 6) -> Any:
+def draw_methods(found: dict[str, Shown], most: int = 6) -> Any:
     """A row of originals, for each method its best attack by PSNR, and the floor."""
-    outcomes, pictures = next(iter(found.values()))
+    told, pictures = next(iter(found.values()))
     lines: list[tuple[str, Any]] = [("original", pictures["original"])]
-    for name, (told, images) in found.items():
-        best = max(told, key=lambda o: o["quality"]["psnr"] if o.get("quality") else -math.inf)
-        lines.append((f"{name}\n{best['attack']}, {best['quality']['psnr']:.1f} dB", images[best["attack"]]))
-    floor = next(o["floor"]["psnr"] for o in outcomes if o.get("floor"))
-    lines.append((f"public mean: the floor\n{floor:.1f} dB", pictures["public mean"]))
+    for name, (best, images) in found.items():
+        lines.append((f"{name}\n{best['attack']}, {best['quality']['psnr']:.1f} dB", images["found"]))
+    lines.append((f"public mean: the floor\n{told['floor']['psnr']:.1f} dB", pictures["public mean"]))
     most = min(most, len(pictures["original"]))
     figure = _figure(1.0 * most + 2.2, 1.0 * len(lines))
     axes = figure.subplots(len(lines), most, squeeze=False)

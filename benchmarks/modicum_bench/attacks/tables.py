@@ -6,12 +6,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from modicum.attacks.membership.evidence import Rate, clusters, pooled
+from modicum.attacks.order import INVERSIONS, MEMBERSHIP
 from modicum.attacks.outcome import CLOSE
 
-Outcomes = list[dict[str, Any]] | None  # of one cell; None: it was not run
-Found = Mapping[str, Sequence[Outcomes]]  # by row, one for each seed
+Outcome = dict[str, Any] | None  # of one cell; None: it was not run
+Found = Mapping[tuple[str, str], Sequence[Outcome]]  # by row and attack, one for each seed
 
-INVERTED = ("MSE", "PSNR", "SSIM", "labels", "hits", "ceiling", "floor PSNR", "what it says")
+INVERTED = (
+    "MSE",
+    "PSNR",
+    "SSIM",
+    "labels",
+    "hits",
+    "ceiling",
+    "floor",
+    "undefended (f)",
+    "another's (c)",
+    "truth no better (a)",
+    "what it says",
+)
 ASKED = (
     "runs",
     "others",
@@ -32,28 +45,40 @@ def table(name: str, task: str, found: Found) -> str:
     columns = ("method", "attack", *head)
     lines = [f"### {name.capitalize()}, {task}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     bare = _undefended(found)
-    for row, seeds in found.items():
+    for (row, attack), seeds in sorted(found.items(), key=lambda cell: _place(cell[0], found)):
         there = [one for one in seeds if one is not None]
         if not there:
-            lines.append(f"| {row} | not run: no time |" + " |" * len(head))
-        for i in range(len(there[0]) if there else 0):
-            each = [seed[i] for seed in there]
-            cells = _asked(each) if name == "membership" else _inverted(each[0], bare)
-            lines.append(f"| {row} | {each[0]['attack']} | {' | '.join(cells)} |")
+            lines.append(f"| {row} | {_named(attack)} | not run: no time |" + " |" * (len(head) - 1))
+            continue
+        cells = _asked(there) if name == "membership" else _inverted(there[0], bare)
+        lines.append(f"| {row} | {_named(attack)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _undefended(found: Found) -> dict[str, bool]:
-    """(f) Which attacks find something where nothing is hidden."""
-    first = next(iter(found.values()), [None])[0] or []
-    return {one["attack"]: _above(one) for one in first if one.get("quality")}
+def _place(cell: tuple[str, str], found: Found) -> tuple[int, int]:
+    """Methods in the order of the rows, and under each its attacks."""
+    rows, attacks = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
+    return rows.index(cell[0]), attacks.index(cell[1])
+
+
+def _named(attack: str) -> str:
+    """(d) With what it knows of the defence."""
+    knows = (INVERSIONS.get(attack) or MEMBERSHIP[attack]).knows
+    return f"{attack} (knows {knows})" if knows else attack
+
+
+def _undefended(found: Found) -> dict[str, Mapping[str, Any]]:
+    """(f) What each attack finds where nothing is hidden: in the first row."""
+    first = next(iter(found), ("", ""))[0]
+    kept = {attack: seeds[0] for (row, attack), seeds in found.items() if row == first}
+    return {attack: one for attack, one in kept.items() if one is not None and one.get("quality")}
 
 
 def _above(one: Mapping[str, Any]) -> bool:
     return bool(one["quality"]["psnr"] > one["floor"]["psnr"] + CLOSE)
 
 
-def _inverted(one: Mapping[str, Any], bare: Mapping[str, bool]) -> list[str]:
+def _inverted(one: Mapping[str, Any], bare: Mapping[str, Mapping[str, Any]]) -> list[str]:
     q, floor = one.get("quality"), one.get("floor")
     if one.get("auc"):
         candidates = one["members"] + one["others"]
@@ -67,17 +92,27 @@ def _inverted(one: Mapping[str, Any], bare: Mapping[str, bool]) -> list[str]:
     hits = f"{q['hits']:.0%} [{q['hits_low']:.0%}, {q['hits_high']:.0%}]"
     ceiling = "none" if one["ceiling"] >= 1 else f"{one['ceiling']:.1%}"
     figures = [f"{q['mse']:.4f}", f"{q['psnr']:.1f}", ssim, f"{one['labels']:.0%}", hits, ceiling]
-    return [*figures, f"{floor['psnr']:.1f}", _said(one, bare)]
+    without = bare.get(one["attack"].removesuffix("-adaptive"))
+    reasons = [
+        "–" if without is None else f"{without['quality']['psnr']:.1f}",
+        "–" if one["control"] is None else f"{one['control']['psnr']:.1f}",
+        "–" if one["missing"] is None else f"{one['missing']:.0%}",
+    ]
+    return [*figures, f"{floor['psnr']:.1f}", *reasons, _said(one, without)]
 
 
-def _said(one: Mapping[str, Any], bare: Mapping[str, bool]) -> str:
+def _said(one: Mapping[str, Any], without: Mapping[str, Any] | None) -> str:
+    if one["over_ceiling"]:
+        return "OVER ITS CEILING"  # (e)
     if _above(one):
         return "leaks"
-    if not bare.get(one["attack"].removesuffix("-adaptive"), False):
+    if without is None:
+        return "at the floor; undefended it was not run: says nothing"
+    if not _above(without):
         return "at the floor, and so it is undefended: shows nothing"
     if one["missing"] is not None and one["missing"] < 0.5:
         return "at the floor: the search failed"
-    return "at the floor: not in the message"
+    return "at the floor: the true record explains it no better"
 
 
 def _asked(each: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -97,6 +132,8 @@ def _asked(each: Sequence[Mapping[str, Any]]) -> list[str]:
     verdict = "leaks" if low > 0.5 else "inverted" if high < 0.5 else "nothing found by this attack"
     if any(one["verdict"].startswith("not fair") for one in each):
         verdict = "not fair"
+    if any(one["over_ceiling"] for one in each):
+        verdict = "OVER ITS CEILING"
     return [
         str(len(each)),
         f"{rates[0].others:,}",
@@ -119,7 +156,8 @@ def _told(rate: Rate) -> str:
 
 def noise_table(task: str, found: Found) -> str:
     """Quality and hits against ε of one message, with the ceiling."""
-    points = {name: seeds[0][0] for name, seeds in found.items() if seeds[0] and seeds[0][0].get("quality")}
+    kept = {row: seeds[0] for (row, _), seeds in found.items()}
+    points = {row: one for row, one in kept.items() if one is not None and one.get("quality")}
     blind = next((one["blind"] for one in points.values()), 0.0)
     rows = {
         "PSNR": [f"{one['quality']['psnr']:.1f}" for one in points.values()],

@@ -83,12 +83,20 @@ class Settings:
 
 
 def one_run(experiment: Experiment, folder: Path, settings: Settings) -> Found:
-    """One run with gradient canaries, each in by a coin (Steinke et al. 2023)."""
+    """One run with gradient canaries, each in by a coin (Steinke et al. 2023), against the claim of its plans:
+    (ε, δ), or the trade-off of a Gaussian where they sample nothing (Mahloujifar et al. 2024)."""
     planted = _planted(experiment, folder, settings)
+    gaussian = planted.gaussian
     found = audit_scores(
-        planted.scores(), planted.inside, planted.delta, beta=settings.beta, groups=planted.groups()
+        planted.scores(),
+        planted.inside,
+        planted.delta,
+        beta=settings.beta,
+        groups=planted.groups(),
+        gaussian=gaussian,
     )
     where = "among all canaries" if found.where == "all" else f"among those in {found.where}"
+    against = "the Gaussian that the plan claims" if gaussian else "(ε, δ)"
     return Found(
         "one-run",
         str(planted.wire.public.method.mechanism.spec.unit),
@@ -97,9 +105,9 @@ def one_run(experiment: Experiment, folder: Path, settings: Settings) -> Found:
         planted.delta,
         found.epsilon,
         _claim(planted.claimed),
-        most_provable(len(planted.owner), planted.delta, settings.beta),
+        most_provable(len(planted.owner), planted.delta, settings.beta, gaussian=gaussian),
         False,
-        f"{found.right} of {found.guesses} guesses right {where}.",
+        f"{found.right} of {found.guesses} guesses right {where}, against {against}.",
     )
 
 

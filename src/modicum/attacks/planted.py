@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from modicum.attacks.bounds import FloatArray
+from modicum.attacks.ceilings import ceiling_of
 from modicum.attacks.recipe import recipe_of
 from modicum.attacks.wire import Observed, Wire, public_of, wire_of
 from modicum.core.clips import Clip
@@ -147,6 +148,12 @@ class Planting:
     inside: NDArray[np.bool_]
     claimed: float  # the largest ε that the run's ledger reports
     delta: float
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether every plan with a canary samples nothing, so that it claims the trade-off of a Gaussian."""
+        plans = self.wire.public.setup.plans
+        return all(ceiling_of(plans[name]).mu is not None for name in dict.fromkeys(self.owner))
 
     def scores(self) -> FloatArray:
         """For each canary the matched filter: what is seen along it, by its size over the noise, all rounds."""

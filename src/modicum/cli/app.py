@@ -43,7 +43,12 @@ def _keep_help(init: Callable[..., None]) -> Callable[..., None]:
     return kept
 
 
+def _said_already(self: Any, ctx: Any, formatter: Any) -> None:
+    """click 8.5 lists arguments by itself, beside the list that typer puts before the options."""
+
+
 typer.core.TyperArgument.__init__ = _keep_help(typer.core.TyperArgument.__init__)  # type: ignore[method-assign]
+typer.core.TyperCommand.format_arguments = _said_already  # type: ignore[method-assign]
 
 app = typer.Typer(
     name="modicum",

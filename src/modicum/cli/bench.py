@@ -157,6 +157,7 @@ def attacks(
     tables: str = typer.Option(
         "reconstruction,noise,membership,resnet18", "--tables", help="Some of these, by commas."
     ),
+    model: str | None = typer.Option(None, "--model", help="Network for all tables [default: each table's own]."),
     workers: int = typer.Option(1, "--workers", help="Processes that share the cells."),
     seconds: float = typer.Option(1e6, "--seconds", help="Begin nothing after so long."),
 ) -> None:
@@ -169,6 +170,7 @@ def attacks(
             str(preset),
             out,
             tables=[name.strip() for name in tables.split(",")],
+            model=model,
             workers=workers,
             only=only,
             data_dir=data_dir,

@@ -27,6 +27,9 @@ def compare(
     ray: str | None = typer.Option(None, "--ray", help='Address of a Ray cluster to run on, or "local".'),
     out: Path | None = typer.Option(None, "--out", help="A new folder [default: one under ./runs]."),
     resume: Path | None = typer.Option(None, "--resume", help="Go on with the comparison in this folder."),
+    track: list[str] = typer.Option(
+        [], "--track", help="Also tell tensorboard[:FOLDER] or mlflow[:URI] of every run (repeatable)."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Nothing but the results in JSON at the end."),
     as_csv: bool = typer.Option(False, "--csv", help="Nothing but a line for each run at the end."),
 ) -> None:
@@ -43,12 +46,12 @@ def compare(
     try:
         with counting(quiet=as_json or as_csv) as progress:
             if resume is not None:
-                found = comparing.resume(resume, workers=workers, ray=ray, progress=progress)
+                found = comparing.resume(resume, workers=workers, ray=ray, track=track, progress=progress)
             else:
                 names = [name.strip() for name in methods.split(",") if name.strip()]
                 found = comparing.compare(
                     files, methods=names, seeds=seeds, options=options, grid=grid,
-                    workers=workers, ray=ray, against=against, folder=out, progress=progress,
+                    workers=workers, ray=ray, against=against, folder=out, track=track, progress=progress,
                 )  # fmt: skip
     except KeyboardInterrupt:
         typer.echo("modicum: stopped; go on with: modicum compare --resume FOLDER", err=True)

@@ -53,8 +53,13 @@ def check(
         typer.echo("\n".join(_suggestions(spec.experiment.data)))
         return
     spec.folder.mkdir(parents=True, exist_ok=True)
-    with RunFolder(spec.folder).alone():
-        silo = Silo(spec)
+    files = RunFolder(spec.folder)
+    with files.alone():
+        try:
+            silo = Silo(spec)
+        except UserError:
+            files.leave_if_empty()
+            raise
         own = silo.experiment.federation.data.clients[0]
         try:
             typer.echo(_line(silo))

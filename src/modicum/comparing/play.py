@@ -22,6 +22,7 @@ from modicum.core.store import write_durably
 from modicum.errors import UserError
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.transcript_file import transcript_in
+from modicum.report.track import check_trackers, tracker_named
 from modicum.runs import carry_out, new_folder
 
 PLAN = "compare.json"
@@ -35,6 +36,8 @@ class Job:
 
     cell: Cell
     folder: Path | None
+    track: tuple[str, ...] = ()  # trackers, as `modicum run --track` names them
+    title: str = ""  # what they call the run
 
 
 def compare(
@@ -48,6 +51,7 @@ def compare(
     ray: str | None = None,
     against: str | None = None,
     folder: str | PathLike[str] | None = None,
+    track: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Comparison:
     """Run experiment files by several methods with several seeds, and put the results side by side.
@@ -55,7 +59,8 @@ def compare(
     `seeds=5` means 0 to 4. `options` and `grid` are those of `modicum compare`; in Python a grid may be
     `{"privacy.budgets": [0.5, 1, 8]}`. The folder given, or a new one under ./runs, holds one run folder for each
     cell; the same call on a folder left half done goes on with it. `against`, the variant that differences
-    will refer to, is only looked at beforehand: a slip is found before anything runs.
+    will refer to, is only looked at beforehand: a slip is found before anything runs. `track` names trackers that
+    hear of every cell, as `modicum run --track` does: cells may run in other processes, so no objects here.
     """
     paths = [Path(one) for one in ([files] if isinstance(files, str | PathLike) else files)]
     if isinstance(seeds, int) and seeds < 1:
@@ -65,27 +70,41 @@ def compare(
     cells = cells_of(paths, methods=methods, seeds=drawn, options=options, grid=axes)
     check_reference(against, [cell.variant for cell in cells])
     place = new_folder(f"compare-{paths[0].stem}") if folder is None else Path(folder)
-    return _play(cells, place, workers, ray, progress)
+    return _play(cells, place, workers, ray, track, progress)
 
 
 def resume(
-    folder: Path, *, workers: int = 1, ray: str | None = None, progress: Progress | None = None
+    folder: Path,
+    *,
+    workers: int = 1,
+    ray: str | None = None,
+    track: Sequence[str] = (),
+    progress: Progress | None = None,
 ) -> Comparison:
     """What is left of the comparison in a folder."""
-    return _play(_read_plan(folder), folder, workers, ray, progress)
+    return _play(_read_plan(folder), folder, workers, ray, track, progress)
 
 
 def _play(
-    cells: Sequence[Cell], place: Path, workers: int, ray: str | None, progress: Progress | None
+    cells: Sequence[Cell],
+    place: Path,
+    workers: int,
+    ray: str | None,
+    track: Sequence[str],
+    progress: Progress | None,
 ) -> Comparison:
     if workers < 1:
         raise UserError(f"the number of workers must be at least 1, got {workers}")
+    check_trackers(track, far=ray is not None)
     if ray is not None:
         _refuse_real_noise(cells)
     _begin(cells, place)
     left = [cell for cell in cells if not _finished(cell, RunFolder(place / cell.folder))]
     done = len(cells) - len(left)
-    jobs = [Job(cell, None if ray else place / cell.folder) for cell in left]
+    jobs = [
+        Job(cell, None if ray else place / cell.folder, tuple(track), f"{place.name}/{cell.folder}")
+        for cell in left
+    ]
 
     def step(now: int, _: int) -> None:
         if progress is not None:
@@ -143,26 +162,33 @@ def _refuse_real_noise(cells: Sequence[Cell]) -> None:
 def _run(job: Job) -> bytes:
     """Play one cell; its files as an archive where it has no folder here."""
     if job.folder is not None:
-        _carry_out(job.cell, job.folder)
+        _carry_out(job, job.folder)
         return b""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
-        _carry_out(job.cell, folder)
+        _carry_out(job, folder)
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
             archive.add(folder, arcname=".")
         return packed.getvalue()
 
 
-def _carry_out(cell: Cell, folder: Path) -> None:
-    files = RunFolder(folder)
+def _carry_out(job: Job, folder: Path) -> None:
+    cell, files = job.cell, RunFolder(folder)
     files.make(fresh=False)
     try:
         config = check(parse(cell.config, cell.label))
         seen = transcript_in(files, config.run.transcript)
         how = config.run
         carry_out(
-            experiment(config), files, cell.config, simulation=how.simulation, transcript=seen, audit=how.audit
+            experiment(config),
+            files,
+            cell.config,
+            simulation=how.simulation,
+            track=[tracker_named(one) for one in job.track],
+            title=job.title,
+            transcript=seen,
+            audit=how.audit,
         )
     except UserError as error:
         files.leave_if_nothing_began()

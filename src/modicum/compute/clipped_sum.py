@@ -21,7 +21,6 @@ from modicum.compute.problem import (
     batch_size,
     check_weights,
     enough_rows,
-    modes,
     nothing,
     trained_parameters,
     without_drawing,
@@ -122,8 +121,8 @@ def _key(problem: Problem) -> Hashable | None:
     """What a verdict is about; None where it cannot be remembered."""
     if not isinstance(problem.loss, Hashable):
         return None
-    parts = tuple(map(id, problem.model.modules()))
-    return problem.loss, tuple(problem.trained), modes(problem.model), parts
+    parts = tuple((id(part), part.training) for part in problem.model.modules())
+    return problem.loss, tuple(problem.trained), parts
 
 
 def clipped_sum(

@@ -16,8 +16,8 @@ from modicum.compute.sums import (
     as_released,
     factor_charge,
     in_range,
-    square_lengths,
     square_norms,
+    square_outer,
     weighted_outer,
     weighted_products,
     weighted_rows,
@@ -103,7 +103,7 @@ class LinearWeight:
         places, d = self.a.shape[1:]
         p = self.g.shape[2]
         if places == 1:
-            return _lengths(self.a) * _lengths(self.g), self
+            return square_outer(self.a[:, 0], self.g[:, 0]), self
         products = places * d * p
         by_gram = 4 * places**2 * (d + p) + 1.5 * products < 1.3 * products + WRITE * d * p
         if by_gram or too_large(d * p, places * (d + p), on_gpu=self.a.is_cuda):
@@ -171,11 +171,6 @@ class EmbeddingRows:
 
     def rows(self, index: Tensor) -> EmbeddingRows:
         return EmbeddingRows(self.indices[index], self.shares[index], self.size, self.dtype)
-
-
-def _lengths(vectors: Tensor) -> Tensor:
-    """‖v‖² of (B, 1, n) vectors, infinite where their precision has no such number."""
-    return in_range(square_lengths(vectors[:, 0]), vectors.dtype)
 
 
 def too_large(gradient: int, factors: int, *, on_gpu: bool) -> bool:

@@ -94,7 +94,7 @@ def with_zero_rows(tree: Any, more: int) -> Any:
     def longer(leaf: Any) -> Any:
         return torch.cat([leaf, leaf.new_zeros(more, *leaf.shape[1:])]) if isinstance(leaf, Tensor) else leaf
 
-    return torch.utils._pytree.tree_map(longer, tree)
+    return longer(tree) if isinstance(tree, Tensor) else torch.utils._pytree.tree_map(longer, tree)
 
 
 def stand_ins(finite: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,14 +25,15 @@ def product_rounding(device: torch.device, dtype: torch.dtype) -> float:
     """How coarsely the device is allowed to round the factors of float32 products; 0 where it is not."""
     if dtype != torch.float32:
         return 0.0
-    allowed = [getattr(place, name) for place, name in _switches(device)]
+    allowed = [getattr(place, name) for place, name in _switches(device.type)]
     return BF16 if "bf16" in allowed else TF32 if "tf32" in allowed or True in allowed else 0.0
 
 
-def _switches(device: torch.device) -> list[tuple[Any, str]]:
+@cache
+def _switches(device: str) -> list[tuple[Any, str]]:
     """Where torch keeps what it allows for products and convolutions; before torch 2.9, tf32 on CUDA alone."""
     backends: Any = torch.backends
-    on_cuda = device.type == "cuda"
+    on_cuda = device == "cuda"
     if hasattr(backends.cudnn, "conv"):
         both = (
             (backends.cuda.matmul, backends.cudnn.conv)
@@ -45,7 +47,7 @@ def _switches(device: torch.device) -> list[tuple[Any, str]]:
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """Products in float32 itself."""
-    before = [(place, name, getattr(place, name)) for place, name in _switches(device)]
+    before = [(place, name, getattr(place, name)) for place, name in _switches(device.type)]
     for place, name, value in before:
         if value not in FULL:
             setattr(place, name, "ieee" if isinstance(value, str) else False)

@@ -9,11 +9,12 @@ short enough for that, and all else in float64.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from modicum.compute.problem import FEWEST
+from modicum.compute.problem import FEW, FEWEST
 from modicum.compute.rounding import exact_product
 
 SHARE = 1e-3 - 2.0**-16 - 2.0**-18
@@ -27,6 +28,12 @@ ONCE = 1024
 
 SHORT = 8
 """Runs of fewer examples are not worth their float64 totals: all is float64 then."""
+
+LITTLE, FEW_PRODUCTS = 1 << 15, 1 << 19
+"""Numbers to add up, and products to form, that take less in float64 than calls for runs do."""
+
+MOST_TOTALS = 32
+"""Of a larger batch than so many runs could hold, totals are float64."""
 
 MANY = 1024
 """Examples whose places are added up at once in float64; of a larger batch, MANY²/B at a time."""
@@ -47,12 +54,36 @@ def longest_run(batch: int, dtype: torch.dtype) -> int:
     """How many of so many examples may be added up in this precision, with u half an epsilon.
 
     All of them, if B²·u ≤ SHARE. Else m of them, whose totals are added up in float64 and rounded in the end:
-    B·m·u + 2·B·u ≤ SHARE.
+    B·(m + 1)·u + 2·B·u ≤ SHARE.
     """
-    most = int(2 * SHARE / torch.finfo(dtype).eps)
-    return batch if batch * batch <= most else max(0, most // batch - 2)
+    most = _most(dtype)
+    return batch if batch * batch <= most else max(0, most // batch - 3)
 
 
+@lru_cache(maxsize=256)
+def adds_up(batch: int, run: int, dtype: torch.dtype) -> bool:
+    """Whether runs of so many examples may be added up in this precision, and their r totals as well:
+    B·(m + 1)·u + B·(r + 2)·u ≤ SHARE, or B²·u for a single run."""
+    totals = -(-batch // run)
+    return batch * (batch if totals == 1 else run + totals + 3) <= _most(dtype)
+
+
+@lru_cache(maxsize=256)
+def runs(batch: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+    """The length of runs that a batch is added up in, and the precision of their totals: its own if it can be."""
+    for totals in range(1, MOST_TOTALS + 1):
+        run = min(batch, -(-batch // (totals * FEW)) * FEW)
+        if adds_up(batch, run, dtype):
+            return run, dtype
+    return longest_run(batch, dtype), torch.float64
+
+
+def _most(dtype: torch.dtype) -> int:
+    """What SHARE is in units of half an epsilon."""
+    return int(2 * SHARE / torch.finfo(dtype).eps)
+
+
+@lru_cache(maxsize=256)
 def sum_type(batch: int, dtype: torch.dtype) -> torch.dtype:
     """The model's precision, unless rounding a sum to it would move it by more than half a SHARE: 2·B·u."""
     return torch.float64 if batch * torch.finfo(dtype).eps > SHARE / 2 else dtype
@@ -65,9 +96,9 @@ def as_released(total: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
 
 def square_norms(rows: Tensor) -> Tensor:
     """(B,) squared norms of (B, n) gradients in float64, of which few squares at a time are added in less."""
-    size, eps = rows.shape[1], torch.finfo(rows.dtype).eps
+    size = rows.shape[1]
     if size <= ONCE:
-        once: Tensor = torch.linalg.vector_norm(rows, dim=1).double().square() * (1 + (size + 4) * eps / 2)
+        once: Tensor = torch.linalg.vector_norm(rows, dim=1).double().square() * _more(size, rows.dtype)
         return once
     blocks = size // BLOCK
     total: Tensor = torch.linalg.vector_norm(rows[:, blocks * BLOCK :], dim=1).double().square()
@@ -76,13 +107,25 @@ def square_norms(rows: Tensor) -> Tensor:
     return total
 
 
-def square_lengths(vectors: Tensor) -> Tensor:
-    """The same for factors of gradients: never less than they are, also where squares vanish in their precision.
+def _more(size: int, dtype: torch.dtype) -> float:
+    """What a sum of so many squares in this precision may have to be multiplied with."""
+    return 1 + (size + 4) * torch.finfo(dtype).eps / 2
 
-    A model that somebody chose for the purpose may have inputs of 1e19 beside output gradients whose squares are
-    under the smallest number, and the gradient of a weight is then not small at all.
+
+def square_outer(a: Tensor, g: Tensor) -> Tensor:
+    """(B,) squared norms of the products g_i a_iᵀ, ‖a_i‖²‖g_i‖², for (B, d) and (B, p).
+
+    Never less than they are, also where squares vanish in their precision: a model that somebody chose for the
+    purpose may have inputs of 1e19 beside output gradients whose squares are under the smallest number, and the
+    gradient of a weight is then not small at all. Infinite where the precision has no such square.
     """
-    return square_norms(vectors) + vectors.shape[1] * torch.finfo(vectors.dtype).tiny
+    size, dtype = max(a.shape[1], g.shape[1]), g.dtype
+    if size <= ONCE:
+        both = torch.stack([torch.linalg.vector_norm(v, dim=1) for v in (a, g)])
+        squares = both.square_().double().mul_(_more(size, dtype))
+    else:
+        squares = in_range(torch.stack([square_norms(v) for v in (a, g)]), dtype)
+    return squares.add_((size + 1) * torch.finfo(dtype).tiny).prod(0)
 
 
 def in_range(squares: Tensor, dtype: torch.dtype) -> Tensor:
@@ -98,8 +141,10 @@ def weighted_rows(weights: Tensor, blocks: Iterable[Tensor]) -> Tensor:
     batch, done = weights.shape[-1], 0
     total: Tensor | None = None
     for block in blocks:
-        run, w = longest_run(batch, block.dtype), weights[..., done : done + block.shape[-2]]
-        part = _block_sum(w, block, run) if run < batch else _product(w, block)
+        if total is None:
+            short = adds_up(batch, block.shape[-2], block.dtype)
+        w = weights[..., done : done + block.shape[-2]]
+        part = _product(w, block) if short else _block_sum(w, block, batch)
         total = part if total is None else total.add_(part)
         done += block.shape[-2]
     assert total is not None
@@ -107,39 +152,44 @@ def weighted_rows(weights: Tensor, blocks: Iterable[Tensor]) -> Tensor:
 
 
 def _product(weights: Tensor, rows: Tensor) -> Tensor:
+    if weights.dim() == 1:
+        return exact_product(weights, rows)
     return exact_product(weights[..., None, :], rows).squeeze(-2)
 
 
-def _block_sum(weights: Tensor, rows: Tensor, run: int) -> Tensor:
-    """In float64, of runs in their own precision where these are long enough to be worth it."""
-    lead, (batch, size) = rows.shape[:-2], rows.shape[-2:]
-    if run < SHORT:
+def _block_sum(weights: Tensor, rows: Tensor, batch: int) -> Tensor:
+    """Of some of a batch in runs, or in float64 where these would be too short to be worth it."""
+    lead, (some, size) = rows.shape[:-2], rows.shape[-2:]
+    run, kind = runs(batch, rows.dtype) if some == batch else (longest_run(batch, rows.dtype), torch.float64)
+    if run < SHORT or rows.numel() <= LITTLE:
         total = rows.new_zeros(*lead, size, dtype=torch.float64)
         step = max(1, (GPU_TILE if rows.is_cuda else TILE) // max(1, rows[..., 0, :].numel()))
-        for start in range(0, batch, step):
+        for start in range(0, some, step):
             part = slice(start, start + step)
             total += _product(weights[..., part].double(), rows[..., part, :].double())
         return total
-    whole = batch - batch % run
-    runs = _product(
+    whole = some - some % run
+    parts = _product(
         weights[..., :whole].reshape(*lead, -1, run), rows[..., :whole, :].reshape(*lead, -1, run, size)
     )
-    return runs.sum(-2, dtype=torch.float64) + _product(weights[..., whole:], rows[..., whole:, :])
+    total = parts.sum(-2, dtype=kind)
+    return total.add_(_product(weights[..., whole:], rows[..., whole:, :])) if whole < some else total
 
 
 def weighted_outer(weights: Tensor, g: Tensor, a: Tensor) -> Tensor:
     """Σ_i weights_i · g_i a_iᵀ for (…, B, p) and (…, B, d): a term an example, so nothing of one cancels."""
     batch, dtype = weights.shape[-1], g.dtype
-    run = longest_run(batch, dtype)
+    run, kind = runs(batch, dtype)
     g = g * weights[..., None]
     if run >= batch:
         return exact_product(g.transpose(-1, -2), a)
-    if run < SHORT:
+    if run < SHORT or g.numel() * a.shape[-1] <= FEW_PRODUCTS:
         return as_released(g.double().transpose(-1, -2) @ a.double(), batch, dtype)
     whole = batch - batch % run
     runs_g, runs_a = (t[..., :whole, :].reshape(*t.shape[:-2], -1, run, t.shape[-1]) for t in (g, a))
-    total = exact_product(runs_g.transpose(-1, -2), runs_a).sum(-3, dtype=torch.float64)
-    total += exact_product(g[..., whole:, :].transpose(-1, -2), a[..., whole:, :])
+    total = exact_product(runs_g.transpose(-1, -2), runs_a).sum(-3, dtype=kind)
+    if whole < batch:
+        total += exact_product(g[..., whole:, :].transpose(-1, -2), a[..., whole:, :])
     return as_released(total, batch, dtype)
 
 

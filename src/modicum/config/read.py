@@ -37,6 +37,12 @@ def check(source: Source, folder: Path = Path()) -> Config:
             raise source.error(f"{name} must be a table: write [{name}]", name)
     if "data" not in source.tables:
         raise source.error("there is no [data] table: add one")
+    if "records" in source.tables["data"]:  # as `describe_experiment` writes it
+        raise source.error(
+            "the data of this run came from Python, and no file can name them: run it again or resume it with "
+            "modicum.train",
+            "data",
+        )
     privacy = read_table(source, PrivacyConfig, "privacy", source.tables.get("privacy", {}))
     method_name, method = _method(source, privacy)
     return Config(

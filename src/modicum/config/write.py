@@ -36,7 +36,7 @@ def describe_experiment(
     options = dict(e.model_options)
     tables: dict[str, dict[str, Any]] = {
         "data": {"name": data.dataset, "clients": len(data.clients), "records": list(data.sizes)},
-        "privacy": {"budgets": list(e.federation.budgets), "noise": e.noise},
+        "privacy": {"budgets": list(e.federation.budgets), **_elsewhere(e.method), "noise": e.noise},
         "model": {"name": e.model if isinstance(e.model, str) else type(e.model).__name__, **options},
         "method": {"name": registered_name(e.method)},
         "run": {
@@ -58,12 +58,18 @@ def describe_experiment(
         },
     }
     if is_dataclass(e.method):
-        tables["method"] |= {f.name: getattr(e.method, f.name) for f in fields(e.method)}
+        own = [f.name for f in fields(e.method) if f.name not in ELSEWHERE]
+        tables["method"] |= {name: getattr(e.method, name) for name in own}
     lines = ["# Written by modicum.train. The data came from Python, so this file alone cannot run it again."]
     for name, table in tables.items():
         lines += ["", f"[{name}]"]
         lines += [_line(FieldInfo(key, "", None, ""), value, notes=False) for key, value in table.items()]
     return "\n".join(lines) + "\n"
+
+
+def _elsewhere(method: object) -> dict[str, Any]:
+    """A method's own fields that a file has under [privacy]."""
+    return {name: getattr(method, name) for name in ELSEWHERE if hasattr(method, name)}
 
 
 def differences(one: Config, other: Config) -> Iterator[tuple[str, str, str]]:

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from modicum.core.store import write_durably
 from modicum.errors import UserError
-from modicum.privacy.ledger import Ledger
-from modicum.privacy.noise import NoiseSource
+
+if TYPE_CHECKING:
+    from modicum.privacy.ledger import Ledger
+    from modicum.privacy.noise import NoiseSource
 
 LOCK = ".lock"
 
@@ -136,6 +139,13 @@ class RunFolder:
         with suppress(OSError):  # something else lies in it
             self.path.rmdir()
 
+    def leave_if_empty(self) -> None:
+        """Take the folder away where nothing but its lock lies in it."""
+        with suppress(OSError):
+            if [path.name for path in self.path.iterdir()] == [LOCK]:
+                (self.path / LOCK).unlink()
+                self.path.rmdir()
+
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the folder: two processes must not run the same rounds. A killed process lets go of it."""
@@ -166,6 +176,8 @@ class RunFolder:
 
         `foreign_parts` are those that are not Modicum's own.
         """
+        from modicum.privacy.ledger import Ledger  # who only reads a folder does without the accountants
+
         if self.ledger.exists() and self._never_began():
             for name in ("", "-wal", "-shm"):
                 self.ledger.with_name(self.ledger.name + name).unlink(missing_ok=True)

@@ -97,6 +97,14 @@ def tracker_named(text: str) -> Tracker:
     return made
 
 
+def check_trackers(names: Sequence[str], *, far: bool) -> None:
+    """Refuse what no tracker is, before anything runs; `far`: on machines whose folders nobody looks into."""
+    for text in names:
+        tracker_named(text)
+        if far and not text.startswith("mlflow:http"):
+            raise UserError(f"{text} would be written on another machine: with a cluster use mlflow:http://…")
+
+
 def told(record: RoundRecord) -> dict[str, float]:
     """What trackers are given of a round: decisions, answers, reservations, public and released values."""
     values = {"bound": record.bound, "reserved": record.reserved}

@@ -21,8 +21,13 @@ DEEPEST = 5  # folders below the studio's in which runs are looked for
 MOST = 20_000  # runs: more belong into folders of their own
 SIGNS = ("metrics.jsonl", "certificate.json", "ledger.sqlite")  # a folder with one of them is a run
 ACCOUNT = "account.sqlite"
+OTHERS = ("clients", "attacks", "secure")  # folders inside a run, which hold none
 STATUS = "status.json"  # of a deployed server
+LASTING = ("metrics.jsonl", "summary.json", "ledger.sqlite")  # the latest of them says when a run last moved
+STAMPED = (*LASTING, "config.toml", STATUS)  # while these stay as they were, so does a run's line
 FRESH = 120.0  # seconds after which a run that nobody holds and nothing was written to counts as stopped
+ABSENT = (0, 0)
+Stamps = tuple[tuple[int, int], ...]  # time in nanoseconds and size of each of STAMPED
 LARGEST = 1 << 20  # bytes of a summary, a config or a status that are read
 
 
@@ -47,17 +52,23 @@ class Catalogue:
     root: Path
     _known: dict[str, Found] = field(default_factory=dict)
     _accounts: dict[str, Found] = field(default_factory=dict)
-    _rows: dict[str, tuple[Any, dict[str, Any]]] = field(default_factory=dict)
+    _rows: dict[str, tuple[Stamps, dict[str, Any]]] = field(default_factory=dict)
+    _places: dict[str, Found] = field(default_factory=dict)  # by their paths
 
     def __post_init__(self) -> None:
         self.root = self.root.resolve()
 
-    def look(self) -> list[dict[str, Any]]:
-        """One row a run, the newest first."""
+    def look(self, most: int | None = None) -> list[dict[str, Any]]:
+        """One row a run, the newest first; `most` of them, where the others are not needed yet."""
         self._find()
-        held = _held_locks()
-        rows = [self._row(one, held) for one in self._known.values()]
-        return sorted(rows, key=lambda row: (-row["at"], row["name"]))
+        held, found = _held_locks(), [(_stamps(one), one) for one in self._known.values()]
+        found.sort(key=lambda pair: (-_moved(pair[0]), pair[1].name))
+        return [self._row(one, stamps, held) for stamps, one in found[:most]]
+
+    @property
+    def in_all(self) -> int:
+        """How many runs there were at the last look."""
+        return len(self._known)
 
     def run(self, id: str) -> Found:
         """The run with this id; a `UserError` where there is none. Ids are no paths, so none leads elsewhere."""
@@ -73,29 +84,31 @@ class Catalogue:
 
     def row(self, found: Found) -> dict[str, Any]:
         """One run's line as it is now."""
-        return self._row(found, _held_locks())
+        return self._row(found, _stamps(found), _held_locks())
 
     def _find(self) -> None:
-        runs, accounts = list[Found](), list[Found]()
-        for folder, names in _folders(self.root):
-            name = folder.relative_to(self.root).as_posix()
-            found = Found(hashlib.sha256(os.fsencode(name)).hexdigest()[:16], name, folder)
-            if ACCOUNT in names:
-                accounts.append(found)
-            elif any(sign in names for sign in SIGNS):
-                runs.append(found)
+        runs, accounts, places = list[Found](), list[Found](), dict[str, Found]()
+        for place, names in _folders(str(self.root)):
+            if names:
+                places[place] = found = self._places.get(place) or self._named(place)
+                (accounts if ACCOUNT in names else runs).append(found)
             if len(runs) >= MOST:
                 break
+        self._places = places
         self._known = {one.id: one for one in runs}
         self._accounts = {one.id: one for one in accounts}
 
-    def _row(self, found: Found, held: set[tuple[int, int, int]] | None) -> dict[str, Any]:
-        files = found.files
-        stamp = tuple(_stamp(p) for p in (files.summary, files.config, files.metrics, found.folder / STATUS))
+    def _named(self, place: str) -> Found:
+        folder = Path(place)
+        name = folder.relative_to(self.root).as_posix()
+        return Found(hashlib.sha256(os.fsencode(name)).hexdigest()[:16], name, folder)
+
+    def _row(self, found: Found, stamps: Stamps, held: set[tuple[int, int, int]] | None) -> dict[str, Any]:
         known = self._rows.get(found.id)
-        if known is None or known[0] != stamp:
-            self._rows[found.id] = known = (stamp, describe(found))
-        return known[1] | {"state": _state(found, held, known[1])}
+        if known is None or known[0] != stamps:
+            self._rows[found.id] = known = (stamps, describe(found) | {"at": _moved(stamps)})
+        told = stamps[STAMPED.index(STATUS)] != ABSENT
+        return known[1] | {"state": _state(found, held, known[1], told=told)}
 
 
 def describe(found: Found) -> dict[str, Any]:
@@ -127,7 +140,6 @@ def describe(found: Found) -> dict[str, Any]:
         "certified": bool(certified),
         "finished": bool(summary),
         "said": str(read_json(found.folder / STATUS).get("said") or ""),
-        "at": max((_stamp(p)[0] / 1e9 for p in (files.metrics, files.summary, files.ledger)), default=0.0),
     }
 
 
@@ -163,27 +175,26 @@ def _small(path: Path) -> bytes:
         return file.read(LARGEST)
 
 
-def _folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
-    """Every folder that may hold a run, with the names of its files; links are not followed."""
+def _folders(root: str) -> Iterator[tuple[str, set[str]]]:
+    """Every folder, with the names in it that are signs of a run or an account; links are not followed."""
     waiting = [(root, 0)]
     while waiting:
         folder, depth = waiting.pop()
-        names, below = set[str](), list[tuple[Path, int]]()
+        names, below = set[str](), list[tuple[str, int]]()
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
-                if entry.is_symlink():
-                    continue
-                if entry.is_file():
-                    names.add(entry.name)
-                elif entry.is_dir() and entry.name not in ("clients", "attacks", "secure") and depth < DEEPEST:
-                    below.append((Path(entry.path), depth + 1))
+                if entry.name in SIGNS or entry.name == ACCOUNT:
+                    if entry.is_file(follow_symlinks=False):
+                        names.add(entry.name)
+                elif depth < DEEPEST and entry.name not in OTHERS and entry.is_dir(follow_symlinks=False):
+                    below.append((entry.path, depth + 1))
         yield folder, names
         waiting += below
 
 
-def _state(found: Found, held: set[tuple[int, int, int]] | None, row: Mapping[str, Any]) -> str:
-    """running, finished, stopped, failed or waiting; a deployed server says so itself."""
-    said = read_json(found.folder / STATUS).get("state")
+def _state(found: Found, held: set[tuple[int, int, int]] | None, row: Mapping[str, Any], *, told: bool) -> str:
+    """running, finished, stopped, failed or waiting; a deployed server says so itself (`told`)."""
+    said = read_json(found.folder / STATUS).get("state") if told else None
     if said in ("failed", "stopped"):
         return str(said)
     if row["finished"]:
@@ -216,12 +227,21 @@ def _held_locks() -> set[tuple[int, int, int]] | None:
     return found
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def _stamps(found: Found) -> Stamps:
+    return tuple(_stamp(f"{found.folder}/{name}") for name in STAMPED)
+
+
+def _stamp(path: str) -> tuple[int, int]:
     try:
         found = os.stat(path, follow_symlinks=False)
         return found.st_mtime_ns, found.st_size
     except OSError:
-        return 0, 0
+        return ABSENT
+
+
+def _moved(stamps: Stamps) -> float:
+    """When anything lasting was last written, in seconds."""
+    return max(moment for moment, _ in stamps[: len(LASTING)]) / 1e9
 
 
 def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -7,14 +7,15 @@ import contextlib
 import json
 import socket
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from modicum.errors import MissingExtraError, UserError
 from modicum.federation.run_folder import RunFolder
 from modicum.report import inline
-from modicum.studio import audited, compared, planned
 from modicum.studio.catalogue import Catalogue
 from modicum.studio.guard import App, Guard, new_token
 from modicum.studio.watching import Watching
@@ -51,11 +52,11 @@ class Studio:
         routes = [
             Route("/", self._page),
             Route("/{name}", self._asset),
-            get("/api/runs", lambda _: self._listing()),
+            get("/api/runs", self._listing),
             get("/api/run", lambda r: self.watching.shown(_text(r, "id"))),
-            get("/api/compare", lambda r: compared.compare(self.catalogue, _text(r, "ids").split(","))),
-            get("/api/choices", lambda _: planned.choices()),
-            get("/api/accounts", lambda _: audited.accounts(self.catalogue)),
+            get("/api/compare", self._compare),
+            get("/api/choices", lambda _: _planned().choices()),
+            get("/api/accounts", lambda _: _audited().accounts(self.catalogue)),
             Route("/api/events", self._events),
             Route("/api/audit", self._audit, methods=["GET", "POST"]),
             Route("/api/plan", self._plan, methods=["POST"]),
@@ -63,8 +64,15 @@ class Studio:
         ]
         return Starlette(routes=routes)
 
-    def _listing(self) -> dict[str, Any]:
-        return {"folder": self.catalogue.root.name, "runs": self.catalogue.look()}
+    def _listing(self, request: Request) -> dict[str, Any]:
+        """The newest `first` runs, or all of them."""
+        runs = self.catalogue.look(_count(request, "first") or None)
+        return {"folder": self.catalogue.root.name, "runs": runs, "in_all": self.catalogue.in_all}
+
+    def _compare(self, request: Request) -> dict[str, Any]:
+        from modicum.studio.compared import compare
+
+        return compare(self.catalogue, _text(request, "ids").split(","))
 
     async def _page(self, _: Request) -> Response:
         return self._file("index.html")
@@ -82,22 +90,22 @@ class Studio:
     async def _events(self, request: Request) -> Response:
         from starlette.responses import StreamingResponse
 
-        id, since = request.query_params.get("id"), request.query_params.get("since", "0")
-        sent = int(since) if since.isascii() and since.isdigit() and len(since) < 10 else 0
+        id, sent = request.query_params.get("id"), _count(request, "since")
         return StreamingResponse(self._news(id, sent), media_type="text/event-stream")
 
     async def _news(self, id: str | None, sent: int) -> AsyncIterator[bytes]:
         """Changed rows of the list, and points of the run that is looked at after the first `sent`."""
         known: dict[str, Any] = {row["id"]: row for row in await asyncio.to_thread(self.catalogue.look)}
-        ticks, quiet, state = 0, 0.0, None
+        ticks, quiet, state, more = 0, 0.0, None, False
         yield _event("begun", {})
         while True:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(0 if more else LOOK)
             ticks, quiet = ticks + 1, quiet + LOOK
             if id is not None:
-                run = await asyncio.to_thread(self._since, id, sent, state)
+                run = await asyncio.to_thread(self._since, id, sent, state, more)
                 if run is not None:
                     sent, state, quiet = run["since"] + len(run["points"]), run["about"]["state"], 0.0
+                    more = run["more"]
                     yield _event("run", run)
             if ticks % int(LIST / LOOK) == 0:
                 now = {row["id"]: row for row in await asyncio.to_thread(self.catalogue.look)}
@@ -111,13 +119,13 @@ class Studio:
                 quiet = 0.0
                 yield b": still here\n\n"
 
-    def _since(self, id: str, sent: int, state: str | None) -> dict[str, Any] | None:
-        """What is new of a run; all of it where it was resumed from an earlier round or has ended."""
+    def _since(self, id: str, sent: int, state: str | None, more: bool = False) -> dict[str, Any] | None:
+        """What is new of a run; all of it where it began again, has ended, or was read to its end just now."""
         with contextlib.suppress(UserError), self.watching.lock:
             one = self.watching.run(id)
             row, length = self.catalogue.row(one.found), len(one.view.points)
             ended = state is not None and state != row["state"]
-            if length < sent or ended:
+            if length < sent or ended or (more and not one.more):
                 return self.watching.shown(id)
             if length > sent or state is None:
                 return one.to_dict(row, sent)
@@ -127,11 +135,11 @@ class Studio:
         async def work() -> dict[str, Any]:
             if request.method == "GET":
                 id = _text(request, "id")
-                return await asyncio.to_thread(audited.audit_run, self.catalogue, id)
+                return await asyncio.to_thread(lambda: _audited().audit_run(self.catalogue, id))
             with tempfile.TemporaryDirectory(prefix="modicum-dropped-") as place:
                 files = RunFolder(Path(place))
                 await _received(request, files)
-                return await asyncio.to_thread(audited.audit, files)
+                return await asyncio.to_thread(lambda: _audited().audit(files))
 
         async with self._one_at_a_time:
             return await _answer(work)
@@ -139,7 +147,7 @@ class Studio:
     async def _plan(self, request: Request) -> Response:
         wish = await _question(request)
         async with self._one_at_a_time:
-            return await _answer(lambda: asyncio.to_thread(lambda: planned.plan(planned.Wish.read(wish))))
+            return await _answer(lambda: asyncio.to_thread(lambda: _planned().plan(_planned().Wish.read(wish))))
 
     async def _expect(self, request: Request) -> Response:
         """One line of JSON a round; whoever goes away ends the simulation."""
@@ -150,6 +158,7 @@ class Studio:
         async def lines() -> AsyncIterator[bytes]:
             async with self._one_at_a_time:
                 try:
+                    planned = await asyncio.to_thread(_planned)
                     found = planned.expect(planned.Wish.read(wish))
                     while (line := await asyncio.to_thread(next, found, None)) is not None:
                         yield json.dumps(line).encode() + b"\n"
@@ -179,8 +188,10 @@ def make_server(folder: Path, port: int) -> tuple[uvicorn.Server, socket.socket,
         raise UserError(f"cannot look into {folder} ({error.strerror}): give the folder of your runs") from None
     place = _listen(port)
     own, token = place.getsockname()[1], new_token()
+    studio = Studio(folder)
+    threading.Thread(target=studio.catalogue.look, daemon=True).start()  # browsers take longer to open
     config = uvicorn.Config(
-        Guard(Studio(folder).app(), token, own),
+        Guard(studio.app(), token, own),
         access_log=False,  # it would hold the secret
         log_config=None,  # whoever runs this keeps their own
         timeout_graceful_shutdown=1,
@@ -205,6 +216,7 @@ def _listen(port: int) -> socket.socket:
 
 async def _received(request: Request, files: RunFolder) -> None:
     """Two files one after the other, of the lengths that were announced, under names of our own."""
+    audited = await asyncio.to_thread(_audited)
     wanted = [
         (files.certificate, _length(request, "certificate", audited.LARGEST_CERTIFICATE)),
         (files.ledger, _length(request, "ledger", audited.LARGEST_LEDGER)),
@@ -252,6 +264,26 @@ async def _question(request: Request) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {"question": None}
+
+
+def _planned() -> ModuleType:
+    """Loaded when somebody plans: methods and torch take a second, which nobody who looks at runs need wait."""
+    from modicum.studio import planned
+
+    return planned
+
+
+def _audited() -> ModuleType:
+    """Loaded when somebody audits, with the accountants."""
+    from modicum.studio import audited
+
+    return audited
+
+
+def _count(request: Request, name: str) -> int:
+    """A small number of the question; 0 for anything else."""
+    text = request.query_params.get(name, "0")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
 def _text(request: Request, name: str) -> str:

@@ -17,6 +17,7 @@ from modicum.report.view import RunView
 from modicum.studio.catalogue import Catalogue, Found, inside, read_json, read_toml
 
 KEPT = 24  # runs whose points stay in memory
+PORTION = 1 << 21  # bytes of rounds that are read at a time: a page stands before a long run is read to its end
 CONFIG = 1 << 16  # bytes of a settings file that are shown
 
 
@@ -28,12 +29,13 @@ class Followed:
     root: Path
     view: RunView = field(default_factory=RunView)
     problem: str = ""
+    more: bool = False  # whether rounds are there that were not read yet
     _offset: int = 0
     _file: tuple[int, int] | None = None  # device and inode: a resumed run replaces the file
     _certified: bool = False
 
     def read(self) -> None:
-        """Take in the rounds that were finished since the last time. Nothing in the folder is touched."""
+        """Take in a portion of the rounds that were not read yet. Nothing in the folder is touched."""
         path, certified = self.found.files.metrics, self.found.files.certificate.exists()
         if not inside(path, self.root):
             return
@@ -43,13 +45,14 @@ class Followed:
             if not same or certified != self._certified:
                 self._begin((now.st_dev, now.st_ino), certified)
             file.seek(self._offset)
-            whole, newline, _ = file.read().rpartition(b"\n")
+            whole, newline, _ = (file.read(PORTION) + file.readline()).rpartition(b"\n")
+            self.more = file.tell() < now.st_size
         try:
             self.view.take(parse_records(whole, path))
             self._offset += len(whole + newline)
             self.problem = ""
         except UserError as error:
-            self.problem = str(error)
+            self.problem, self.more = str(error), False
 
     def _begin(self, file: tuple[int, int], certified: bool) -> None:
         self._offset, self._file, self._certified = 0, file, certified
@@ -66,6 +69,7 @@ class Followed:
             "groups": groups,
             "since": since,
             "problem": self.problem,
+            "more": self.more,
             **shown,
         }
 

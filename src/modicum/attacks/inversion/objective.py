@@ -183,7 +183,7 @@ Evaluate = Callable[..., tuple[Tensor, ...]]
 
 
 def evaluated(targets: Targets, cost: Callable[..., Tensor], wrt: int = 1) -> Evaluate:
-    """(Σcost, its gradients by the first `wrt` inputs) as a function of the cost's inputs.
+    """(each target's cost, its gradients by the first `wrt` inputs) as a function of the cost's inputs.
 
     Whatever else the cost reads must not change: on a GPU the steps of a search are replayed as a graph, with one
     launch in place of hundreds.
@@ -191,8 +191,8 @@ def evaluated(targets: Targets, cost: Callable[..., Tensor], wrt: int = 1) -> Ev
 
     def work(*inputs: Tensor) -> tuple[Tensor, ...]:
         leaves = [t.detach().requires_grad_() for t in inputs[:wrt]]
-        total = cost(*leaves, *inputs[wrt:]).sum()
-        return (total.detach(), *(g.detach() for g in torch.autograd.grad(total, leaves)))
+        costs = cost(*leaves, *inputs[wrt:])  # of independent targets: the sum's gradient is each one's own
+        return (costs.detach(), *(g.detach() for g in torch.autograd.grad(costs.sum(), leaves)))
 
     if targets.device.type != "cuda":
         return work

@@ -50,11 +50,11 @@ def planned(project: Path) -> Config:
 def _settings(project: Path) -> dict[str, str]:
     try:
         tables = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
-        found: dict[str, str] = tables["tool"]["flwr"]["app"]["config"]
-        return {name: found[name] for name in ("folder", "experiment", "silos")}
+        found = tables["tool"]["flwr"]["app"]["config"]
+        return {name: str(Path(found[name])) for name in ("folder", "experiment", "silos")}
     except OSError:
         raise UserError(f"there is no project in {project}: `modicum flower init` makes one") from None
-    except (KeyError, TypeError, tomllib.TOMLDecodeError):
+    except (KeyError, TypeError, ValueError):
         raise UserError(f"{project / 'pyproject.toml'} is not a project of `modicum flower init`") from None
 
 
@@ -69,8 +69,8 @@ def status_of(folder: Path) -> dict[str, Any]:
     """What the server last said of itself; "waiting" before it has said anything."""
     try:
         value: dict[str, Any] = json.loads((folder / STATUS).read_bytes())
-        return value
-    except (OSError, ValueError):
+        return {**value, "state": str(value["state"]), "said": str(value["said"])}
+    except (OSError, ValueError, KeyError, TypeError):
         return {"state": "waiting", "said": "", "pid": 0}
 
 

@@ -8,9 +8,9 @@ export const baseOf = (row) => row.name.slice(row.name.lastIndexOf("/") + 1) || 
 
 /**
  * Draws `rows` into a list with a search box. With `toggle` rows have boxes to tick, else they are links to
- * `link(row)`. Returns { element, update(rows), choose(ids) }.
+ * `link(row)`. `inAll` counts runs that are still on their way. Returns { element, update(rows), choose(ids) }.
  */
-export function runList({ rows, chosen, link, toggle }) {
+export function runList({ rows, inAll = 0, chosen, link, toggle }) {
   let all = rows,
     marked = new Set(chosen),
     later;
@@ -32,10 +32,9 @@ export function runList({ rows, chosen, link, toggle }) {
     const found = matches(),
       byFolder = new Map();
     for (const row of found) byFolder.set(folderOf(row), [...(byFolder.get(folderOf(row)) ?? []), row]);
+    const count = Math.max(all.length, inAll);
     told.textContent =
-      found.length === all.length
-        ? `${all.length} run${all.length === 1 ? "" : "s"}`
-        : `${found.length} of ${all.length} runs`;
+      found.length === all.length ? `${count} run${count === 1 ? "" : "s"}` : `${found.length} of ${count} runs`;
     const parts = [...byFolder].flatMap(([folder, inside]) => [
       ...(folder || toggle ? [() => heading(folder, inside)] : []),
       ...inside.map((row) => () => line(row)),
@@ -106,6 +105,7 @@ export function runList({ rows, chosen, link, toggle }) {
     element: h("div", {}, search, told, list),
     update(next) {
       all = next;
+      inAll = 0;
       draw();
     },
     choose(ids) {

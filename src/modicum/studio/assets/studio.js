@@ -8,13 +8,23 @@ import { plan } from "./plan.js";
 import { watch } from "./watch.js";
 
 const PAGES = { watch, compare, plan, audit };
+const FIRST = 120; // runs that are asked for before the page is drawn; the others follow
 const content = document.getElementById("content");
 
 const studio = {
   rows: [],
+  inAll: 0,
   onrows: null,
   source: null,
   asked: null, // the run that the first address names, asked for together with the list
+  /** The page stands: now the rest of a long list may come. */
+  async drawn() {
+    performance.mark("drawn");
+    if (this.rows.length >= this.inAll) return;
+    const found = await ask("runs");
+    Object.assign(this, { rows: found.runs, inAll: found.in_all });
+    this.onrows?.();
+  },
   /** Follow the list, and a run where `id` is given, from its point number `since` on. */
   listen(id, since = 0, onrun = null) {
     this.source?.close();
@@ -25,6 +35,7 @@ const studio = {
       gone.forEach((key) => now.delete(key));
       changed.forEach((row) => now.set(row.id, row));
       this.rows = [...now.values()].sort((a, b) => b.at - a.at || a.name.localeCompare(b.name));
+      this.inAll = this.rows.length;
       this.onrows?.();
     });
     if (onrun) this.source.addEventListener("run", (event) => onrun(JSON.parse(event.data)));
@@ -63,8 +74,9 @@ theme();
 try {
   const named = location.hash.match(/^#watch\/(\w+)$/)?.[1];
   if (named) studio.asked = { id: named, run: ask(`run?id=${named}`).catch((error) => error) };
-  const found = await ask("runs");
-  studio.rows = found.runs;
+  const watched = /^(#watch.*)?$/.test(location.hash), // other pages want all of them
+    found = await ask(watched ? `runs?first=${FIRST}` : "runs");
+  Object.assign(studio, { rows: found.runs, inAll: found.in_all });
   document.querySelector(".where").textContent = found.folder;
   addEventListener("hashchange", route);
   route();

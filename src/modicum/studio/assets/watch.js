@@ -8,7 +8,12 @@ import { groupTable, keyFigures, runCharts, troubles } from "./run_view.js";
 /** The page; `studio` holds the rows and tells of changes. Returns what stops it. */
 export function watch(host, studio, [wanted]) {
   const id = wanted ?? studio.rows[0]?.id;
-  const list = runList({ rows: studio.rows, chosen: id ? [id] : [], link: (row) => `#watch/${row.id}` });
+  const list = runList({
+    rows: studio.rows,
+    inAll: studio.inAll,
+    chosen: id ? [id] : [],
+    link: (row) => `#watch/${row.id}`,
+  });
   const body = h("section", { class: "body fold", "aria-label": "The run" });
   put(
     host,
@@ -39,6 +44,7 @@ async function open(body, studio, id) {
     run = await first(studio, id);
   } catch (error) {
     put(body, h("p", { class: "error" }, error.message));
+    studio.drawn();
     return;
   }
   const head = h("div"),
@@ -52,8 +58,8 @@ async function open(body, studio, id) {
     footer(foot, run);
   };
   draw();
-  performance.mark("drawn");
-  if (run.about.state === "finished") {
+  studio.drawn();
+  if (run.about.state === "finished" && !run.more) {
     studio.listen(null);
     return;
   }
@@ -61,6 +67,7 @@ async function open(body, studio, id) {
     if (news.since === 0) run = { ...run, ...news };
     else run = { ...run, ...news, points: [...run.points.slice(0, news.since), ...news.points] };
     draw();
+    if (!run.more) performance.mark("whole");
   });
 }
 
