@@ -92,8 +92,8 @@ class Paced:
     def _largest(self, features: FeatureFacts, size: int) -> float:
         """Heavy-ball steps are stable up to 2(1+β)/(1−β) over the curvature (Polyak 1964).
 
-        Features that were fitted to other records are centred on those: the mean of the task's own may be long, and
-        along it every record has that length.
+        Features that were fitted to other records are centred on those: the mean of the task's own may be long,
+        and along it every record has that length.
         """
         strongest, beta = 1.0, self.base.beta  # a record's length, where nothing is known
         if features.between is not None:
