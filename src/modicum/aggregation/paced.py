@@ -122,7 +122,7 @@ class Paced:
                 "The first model is a logistic head on public records; private ones bring "
                 f"{pace.private:.0%} of the precision of a class's mean, and steps are shortened to that share."
             )
-        yield "Only the head is trained: layers before it (model last-stage) bear none of the noise that it does."
+        yield "Only the head is trained: layers before it (model last-stage) bear less noise than it does."
 
 
 def _share(noise: float, features: FeatureFacts, size: int, records: int, known: float) -> float:
