@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from modicum.comparing.workers import players
 from modicum.compute.fused import FusedBackend
 from modicum.core.parts import Batch
 from modicum.errors import UserError
@@ -20,10 +23,12 @@ from modicum_bench.acdp_pfsd import choose
 from modicum_bench.acdp_pfsd.__main__ import main
 from modicum_bench.acdp_pfsd.cells import GROUPS, HOT, METHODS, SEEDS, Cell, Choice, Choices, read_choices, spec_of
 from modicum_bench.acdp_pfsd.figures import draw_all
+from modicum_bench.acdp_pfsd.letters import CHARACTERS, CLASSES, RENDERED, Glyphs, Letters, label_of
 from modicum_bench.acdp_pfsd.play import Bench
 from modicum_bench.acdp_pfsd.report import best_constant, both, gap_ratio, network_constants, report
+from modicum_bench.acdp_pfsd.small import FEATURES, rendered
 from modicum_bench.acdp_pfsd.together import DeferredOutputs
-from modicum_bench.acdp_pfsd.workers import stacks
+from modicum_bench.acdp_pfsd.workers import Place, Work, Workers, stacks
 
 
 def test_cells_can_be_told_apart_and_built() -> None:
@@ -87,11 +92,65 @@ def test_runs_that_look_at_outputs_themselves_are_played_alone() -> None:
     assert [len(w.items) for w in stacks([(c, Choice()) for c in cells], "cuda")] == [1, 1, 1, 1]
 
 
+def test_what_fails_or_has_no_time_left_is_said_and_the_rest_is_played(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def played(_: Bench, items: list[tuple[Cell, Choice]]) -> list[dict[str, Any]]:
+        if items[0][0].seed == 1:
+            raise ValueError("broken")
+        return [{"name": cell.name, "seconds": 1.0} for cell, _ in items]
+
+    monkeypatch.setattr(Bench, "play_together", played)
+    works = [Work(((Cell("digits", "pfsd", seed=seed), Choice()),)) for seed in range(3)]
+    place = Place("cpu", None, tmp_path, 10, None, None)
+    with players() as hand_out:
+        found = list(Workers(hand_out, place, math.inf).do(works))
+        late = list(Workers(hand_out, place, 0.0).do(works))
+    assert [work for work, _ in found] == [works[0], works[2]]
+    assert late == []
+    err = capsys.readouterr().err
+    assert "seed1: Traceback" in err
+    assert "broken" in err
+    assert err.count("no time left") == 3
+
+
+def test_rendered_characters_have_the_classes_of_emnist() -> None:
+    assert [label_of(c) for c in "09AZabtcz"] == [0, 9, 10, 35, 36, 37, 46, 12, 35]
+    assert {label_of(c) for c in CHARACTERS} == set(range(CLASSES))
+    rng = torch.Generator().manual_seed(0)
+    masks = torch.randint(256, (2, len(CHARACTERS), 40, 40), generator=rng, dtype=torch.uint8)
+    glyphs = Glyphs(masks, masks[0, :10], torch.arange(10))
+    x, y = Letters(glyphs, 1).batch(400)
+    assert x.shape == (400, 1, 28, 28)
+    assert 0 <= float(x.min()) < float(x.max()) <= 1
+    assert set(y.tolist()) == set(range(CLASSES))
+    assert torch.equal(Letters(glyphs, 1).batch(400)[0], x)
+
+
+def test_a_head_on_rendered_characters(tmp_path: Path) -> None:
+    """Their features decide directions and, for a hot start, the first head."""
+    with pytest.raises(UserError, match="no rendered characters at"):
+        rendered(tmp_path)
+    rng = np.random.default_rng(0)
+    y = np.arange(470) % CLASSES
+    x = rng.normal(size=(CLASSES, 64))[y] + 0.3 * rng.normal(size=(470, 64))
+    np.savez(tmp_path / RENDERED, x=x.astype(np.float16), y=y.astype(np.uint8))
+    found = rendered(tmp_path)
+    assert found.geometry.size == FEATURES
+    torch.testing.assert_close(found.x.norm(dim=1), torch.ones(470))
+    cold, hot = (found.first_model(hot=hot)(found.x).argmax(1) == found.y for hot in (False, True))
+    assert float(cold.float().mean()) < 0.1
+    assert float(hot.float().mean()) > 0.9
+
+
 def test_settings_of_a_cell() -> None:
     """A private method that was not searched for has DP-pFSD's; a variant has its own."""
     found = {"emnist/dp-pfsd": Choice(lr=1.0), "emnist-hot/dp-pfsd": Choice(lr=2.0), "emnist-hot": Choice(lr=3.0)}
     choices = Choices(found)
     assert choices.of(Cell("emnist", "aqc")).lr == 1.0
+    seen = Cell("emnist", "dp-pfsd", view="server-sees-messages")
+    assert choices.of(seen).lr == 1.0
+    assert Choices({**found, seen.chooses: Choice(lr=4.0)}).of(seen).lr == 4.0
     assert choices.of(Cell("emnist", "aqc", variant="hot")).lr == 2.0
     assert choices.of(Cell("emnist", "pfsd", variant="hot")).lr == 3.0
     assert [Cell("emnist", "aqc", variant=v).hot_start for v in ("", "hot")] == [0, HOT]
@@ -110,9 +169,10 @@ def test_a_smaller_network_and_a_hot_start_have_lines_of_their_own(tmp_path: Pat
     assert any("hot start" in line and "90.00" in line for line in lines)
     assert any("as printed" in line and "40.00" in line for line in lines)
     assert any("cnn8" in line and "30.00" in line for line in lines)
-    resnet = [line for line in lines if "here, ResNet-18" in line]
-    assert len(resnet) == 6
-    assert all(line.count("not run") == 4 for line in resnet)
+    assert not any("here, ResNet-18" in line for line in lines)
+    nothing = [line for line in lines if line.startswith("| | |  | here |")]
+    assert len(nothing) == 7  # EMNIST at two σ, CIFAR-10 at three, SVHN at two
+    assert all(line.count("not run") == 4 for line in nothing)
 
 
 def made(method: str, value: float, seed: int = 0, **settings: Any) -> dict[str, Any]:

@@ -16,12 +16,13 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from modicum.comparing.workers import players
 from modicum.core.device import device_named
 from modicum.errors import UserError
 from modicum_bench.acdp_pfsd import choose
-from modicum_bench.acdp_pfsd.cells import CHOICES, GROUPS, TAUGHT, Choice, Choices, read_choices
-from modicum_bench.acdp_pfsd.play import Bench
-from modicum_bench.acdp_pfsd.workers import Item, Work, Workers, stacks
+from modicum_bench.acdp_pfsd.cells import CHOICES, GROUPS, PAPER, TAUGHT, Cell, Choice, Choices, read_choices
+from modicum_bench.acdp_pfsd.play import agent_path
+from modicum_bench.acdp_pfsd.workers import Item, Place, Work, Workers, stacks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,17 +39,21 @@ def work(arguments: Sequence[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
     device_named(given.device)
     groups, settings = given.groups.split(","), given.settings.split(",")
+    methods = given.methods.split(",") if given.methods else []
     _check("group", groups, GROUPS)
     _check("setting", settings, choose.SEARCHES)
+    _check("method", methods, choose.ALL)
     out = Path(given.out)
     out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + given.seconds
-    bench = Bench(given.device, given.data_dir, out, given.evaluate_every, given.records)
-    with Workers(bench, given.workers, deadline) as workers:
+    place = Place(given.device, given.data_dir, out, given.evaluate_every, given.records, given.backbones)
+    with players(given.workers) as hand_out:
+        workers = Workers(hand_out, place, deadline)
         if given.stage == "choose":
-            _choose(workers, out / CHOICES.name, settings)
+            wanted = [item for setting in settings for item in choose.candidates(setting, methods)]
+            choose_among(workers, out / CHOICES.name, wanted)
         else:
-            _run(workers, out, groups, read_choices(Path(given.choices)))
+            run_all(workers, out, [list(GROUPS[group]()) for group in groups], read_choices(Path(given.choices)))
 
 
 def _check(kind: str, names: Sequence[str], known: Collection[str]) -> None:
@@ -62,26 +67,25 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m modicum_bench.acdp_pfsd", description="The experiments of ACDP-pFSD."
     )
     parser.add_argument("--stage", choices=("choose", "run"), default="run")
-    parser.add_argument(
-        "--groups", default=",".join(g for g in GROUPS if g != "quick"), help="which cells, in this order"
-    )
+    parser.add_argument("--groups", default=",".join(PAPER), help="which cells, in this order")
     parser.add_argument("--settings", default=",".join(choose.SEARCHES), help="what to choose settings for")
+    parser.add_argument("--methods", default="", help="choose settings for these methods alone (default: all)")
     parser.add_argument("--choices", default=str(CHOICES), help="file of the settings to run with")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-dir", default=None, help="the data folder (default: MODICUM_DATA)")
     parser.add_argument("--out", required=True, help="folder of results.jsonl, or of choices.json")
     parser.add_argument("--seconds", type=float, default=3600.0, help="stop in time")
     parser.add_argument("--records", type=int, default=None, help="at most so many training records")
+    parser.add_argument("--backbones", type=Path, default=None, help="folder that `letters` has written")
     parser.add_argument("--evaluate-every", type=int, default=10, help="rounds between evaluations")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the device")
     return parser
 
 
-def _choose(workers: Workers, path: Path, settings: Sequence[str]) -> None:
+def choose_among(workers: Workers, path: Path, wanted: Sequence[Item]) -> None:
     """The best trial of each method, beside those that were there before, and all trials."""
     kept: dict[str, Any] = json.loads(CHOICES.read_text(encoding="utf-8")) if CHOICES.exists() else {}
     best, trials = dict(kept.get("choices", {})), dict(kept.get("trials", {}))
-    wanted = [item for setting in settings for item in choose.candidates(setting)]
     for cell, _ in wanted:
         trials[cell.chooses] = []
     for (cell, choice), result in workers.play(wanted):
@@ -93,23 +97,25 @@ def _choose(workers: Workers, path: Path, settings: Sequence[str]) -> None:
         _write(path, best, trials)
 
 
-def _run(workers: Workers, out: Path, groups: Sequence[str], choices: Choices) -> None:
+def run_all(workers: Workers, out: Path, groups: Sequence[Sequence[Cell]], choices: Choices) -> None:
     """Group after group; the agent's lessons come first, and the cells that need it after the second group."""
-    done, device = _done(out / "results.jsonl"), workers.bench.device
-    parts = [[(c, choices.of(c)) for c in GROUPS[group]() if c.name not in done] for group in groups]
+    done, device = _done(out / "results.jsonl"), workers.place.device
+    parts = [[(c, choices.of(c)) for c in group if c.name not in done] for group in groups]
     pupils = [item for part in parts for item in part if item[0].method == TAUGHT]
     parts = [[item for item in part if item[0].method != TAUGHT] for part in parts]
     ordered = [work for part in (*parts[:2], pupils, *parts[2:]) for work in stacks(part, device)]
     with open(out / "results.jsonl", "a", encoding="utf-8") as file:
-        for _, results in workers.do([*_lessons(workers, pupils), *ordered]):
-            file.writelines(json.dumps(r, ensure_ascii=False) + "\n" for r in results if "cell" in r)
+        for _ in workers.do(_lessons(out, pupils)):
+            pass  # an agent is a file of its own
+        for _, results in workers.do(ordered):
+            file.writelines(json.dumps(r, ensure_ascii=False) + "\n" for r in results)
             file.flush()
 
 
-def _lessons(workers: Workers, pupils: Sequence[Item]) -> list[Work]:
+def _lessons(out: Path, pupils: Sequence[Item]) -> list[Work]:
     """One for each setting whose agent is not there yet, on the data of a seed that is not reported."""
     by_setting = {cell.setting: (cell, choice) for cell, choice in pupils}
-    wanted = [(workers.bench.agent(cell), cell, choice) for cell, choice in by_setting.values()]
+    wanted = [(agent_path(out, cell), cell, choice) for cell, choice in by_setting.values()]
     return [
         Work(((replace(cell, method="acdp-pfsd", seed=choose.SEED), choice),), str(path))
         for path, cell, choice in wanted

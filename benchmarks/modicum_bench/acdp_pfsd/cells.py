@@ -14,7 +14,8 @@ from modicum.methods import AcdpPfsd, DpFedSam, DpPfsd, FedAvg, FedPer, PFedSd, 
 
 CHOICES = Path(__file__).parents[2] / "acdp-pfsd" / "choices.json"
 SEEDS = (0, 1, 2)
-HEADS = ("features", "components")
+LETTERS = "letters"  # directions behind a backbone of rendered characters
+HEADS = ("features", "components", LETTERS)
 HOT = 30  # epochs of a hot start
 STEPS, MORE_STEPS = 5, 20  # Q
 LONGER = f"q{MORE_STEPS}"
@@ -56,6 +57,7 @@ class Choice:
     prior: float = 0.0  # weight of a client's class frequencies in its loss
     average: float = 0.0  # β of the average of models that is reported
     agent: Mapping[str, float] = field(default_factory=dict)  # settings of the agent that differ from its defaults
+    ascent: float = 0.05  # DP-FedSAM's step uphill
 
     def local(self, steps: int) -> dict[str, Any]:
         return {"lr": self.lr, "momentum": self.momentum, "steps": steps}
@@ -72,7 +74,7 @@ class Choices:
 
     def of(self, cell: Cell) -> Choice:
         searched = () if cell.method in CLEAR else (f"{cell.setting}/dp-pfsd",)
-        for key in (cell.chooses, *searched, cell.setting):
+        for key in (cell.chooses, replace(cell, view=VIEWS[0]).chooses, *searched, cell.setting):
             if key in self.found:
                 return self.found[key]
         raise UserError(f"no settings were chosen for {cell.chooses}: make them with --stage choose")
@@ -125,8 +127,8 @@ class Cell:
 
     @property
     def hot_start(self) -> int:
-        """Epochs on public records before the first round."""
-        return HOT if self.variant == "hot" else 0
+        """Epochs on public records before the first round; rendered characters give a head at once."""
+        return HOT if self.variant == "hot" and self.model != LETTERS else 0
 
     @property
     def steps(self) -> int:
@@ -139,8 +141,9 @@ class Cell:
 
     @property
     def chooses(self) -> str:
-        """Under which key its choice stands."""
-        return f"{self.setting}/{SAME.get(self.method, self.method)}"
+        """Under which key its choice stands; a view of its own may have one of its own."""
+        view = "" if self.view == VIEWS[0] else f"@{self.view}"
+        return f"{self.setting}/{SAME.get(self.method, self.method)}{view}"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -184,7 +187,7 @@ FACTORS = (0.1, 0.3, 3.0, 10.0)  # the same where a bound was chosen
 
 def cells_methods(setting: str) -> tuple[str, ...]:
     """The methods that have a meaning for a setting: a head has no layers to keep personal."""
-    if setting.endswith("-components"):
+    if "-components" in setting or f"-{LETTERS}" in setting:
         return tuple(m for m in METHODS if m not in ("fedper", "acdp-pfsd-faithful"))
     return METHODS
 
@@ -212,7 +215,7 @@ def spec_of(cell: Cell, choice: Choice, agent: str | None) -> MethodSpec:
         case "fedavg":
             return FedAvg(**trained, batch=64, aggregation="mean")
         case "dp-fedsam":
-            return DpFedSam(**hidden, prior=choice.prior)
+            return DpFedSam(**hidden, prior=choice.prior, ascent=choice.ascent)
         case "dp-pfsd":
             return DpPfsd(**hidden, **distilling)
         case "dp-pfsd-no-distillation":
@@ -311,11 +314,12 @@ def longer_cells() -> Iterator[Cell]:
 
 
 def other_sigma_cells() -> Iterator[Cell]:
-    """The same at the other noise factors, one seed."""
-    for task in OTHERS:
-        for sigma in TASKS[task].sigmas[1:]:
-            for method in TABLE_3[1:]:
-                yield Cell(task, method, sigma=sigma, model=SMALL_NETWORK)
+    """The same at the other noise factors, with more local steps."""
+    for seed in SEEDS:
+        for task in OTHERS:
+            for sigma in TASKS[task].sigmas[1:]:
+                for method in TABLE_3[1:]:
+                    yield Cell(task, method, sigma=sigma, seed=seed, model=SMALL_NETWORK, variant=LONGER)
 
 
 def resnet_cells() -> Iterator[Cell]:
@@ -345,3 +349,4 @@ GROUPS = {
     "other-sigmas": other_sigma_cells,
     "resnet": resnet_cells,
 }
+PAPER = [group for group in GROUPS if group != "quick"]

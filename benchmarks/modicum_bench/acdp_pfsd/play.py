@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from modicum.core.optimisers import Sgd
 from modicum.data import Arrays, Dataset, FederatedData, Shards, federate, load
-from modicum.federation.evaluation import accuracy_by_client, own_model
+from modicum.federation.evaluation import accuracy_by_client, evaluate, own_model
 from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
 from modicum.federation.rehearsal import Rehearsal, Rehearsed
 from modicum.privacy.budgets import plan_guarantee
 from modicum.privacy.plan import Guard
 from modicum.training.fine_tuning import fine_tune
-from modicum_bench.acdp_pfsd.cells import BUDGET, CLEAR, TASKS, Cell, Choice, spec_of
-from modicum_bench.acdp_pfsd.small import with_components, with_features
+from modicum_bench.acdp_pfsd.cells import BUDGET, CLEAR, LETTERS, TASKS, Cell, Choice, spec_of
+from modicum_bench.acdp_pfsd.small import behind_letters, rendered, with_components, with_features
 from modicum_bench.acdp_pfsd.together import rounds_together
 
 VALIDATION, TEST, PROXY = 0.1, 0.2, 0.05
@@ -40,17 +40,23 @@ class Bench:
     agents: Path | None = None  # folder of pretrained agents
     evaluate_every: int = 10
     records: int | None = None  # at most so many training records: for a quick look
+    backbones: Path | None = None  # folder of what rendered characters have taught
     _datasets: dict[str, Dataset] = field(default_factory=dict)
+    _heads: dict[str, nn.Module] = field(default_factory=dict)
     _data: dict[object, FederatedData] = field(default_factory=dict)
     _prepared: dict[object, Prepared] = field(default_factory=dict)
 
-    def dataset(self, task: str) -> Dataset:
-        if task not in self._datasets:
-            found = capped(load(TASKS[task].data, self.data_dir), TASKS[task].cap)
+    def dataset(self, cell: Cell) -> Dataset:
+        task = TASKS[cell.task]
+        key = f"{cell.task}-{cell.model}" if cell.model == LETTERS else cell.task
+        if key not in self._datasets:
+            found = capped(load(task.data, self.data_dir), task.cap)
             if self.records is not None:
                 found = replace(found, train=some(found.train, self.records), test=some(found.test, self.records))
-            self._datasets[task] = found
-        return self._datasets[task]
+            if cell.model == LETTERS:
+                found = behind_letters(found, self.backbones or Path(), self.device)
+            self._datasets[key] = found
+        return self._datasets[key]
 
     def federated(self, cell: Cell) -> FederatedData:
         key = (cell.task, cell.shards, cell.clients, cell.seed, cell.model)
@@ -59,7 +65,7 @@ class Bench:
                 self._data.clear()
                 self._prepared.clear()
             data = federate(
-                self.dataset(cell.task),
+                self.dataset(cell),
                 clients=cell.clients,
                 partition=Shards(TASKS[cell.task].shards[cell.shards]),
                 seed=cell.seed,
@@ -71,6 +77,8 @@ class Bench:
                 data = with_features(data, cell.seed, self.device)
             elif cell.model == "components":
                 data = with_components(data, self.device)
+            elif cell.model == LETTERS:
+                data = rendered(self.backbones or Path()).geometry.over(data)
             self._data[key] = data
         return self._data[key]
 
@@ -78,8 +86,8 @@ class Bench:
         budget = BUDGET if cell.epsilon is None else cell.epsilon
         return Experiment(
             federation=Federation(self.federated(cell), (budget,) * cell.clients),
-            method=spec_of(cell, choice, str(self.agent(cell))),
-            model=cell.network,
+            method=spec_of(cell, choice, str(agent_path(self.agents or Path(), cell))),
+            model=self._model(cell),
             rounds=cell.rounds,
             per_round=cell.per_round,
             seed=cell.seed,
@@ -90,9 +98,12 @@ class Bench:
             model_options=dict(choice.options),
         )
 
-    def agent(self, cell: Cell) -> Path:
-        """Where the agent stands that was taught for a cell's setting."""
-        return (self.agents or Path()) / f"agent-{cell.setting}.json"
+    def _model(self, cell: Cell) -> str | nn.Module:
+        if cell.model != LETTERS:
+            return cell.network
+        if cell.variant not in self._heads:
+            self._heads[cell.variant] = rendered(self.backbones or Path()).first_model(hot=cell.variant == "hot")
+        return self._heads[cell.variant]
 
     def rehearsal(self, experiment: Experiment) -> Rehearsal:
         options = tuple(sorted(experiment.model_options.items()))
@@ -115,6 +126,11 @@ class Bench:
             yield {**row(cell, run, own), **tuned, "global_own": on_own, "seconds": round(seconds, 2)}
 
 
+def agent_path(folder: Path, cell: Cell) -> Path:
+    """Where the agent stands that was taught for a cell's setting."""
+    return folder / f"agent-{cell.setting}.json"
+
+
 def row(cell: Cell, run: Rehearsal, rounds: Sequence[Rehearsed]) -> dict[str, Any]:
     """What came out of a run."""
     last = rounds[-1].simulated
@@ -123,6 +139,7 @@ def row(cell: Cell, run: Rehearsal, rounds: Sequence[Rehearsed]) -> dict[str, An
         "name": cell.name,
         "personalised": last["personalised_accuracy"],
         "global": last["test_accuracy"],
+        "first": evaluate(run.backend, run.data.first, run.data.test)["accuracy"],
         "validation": last["validation_accuracy"],
         "public": rounds[-1].public["accuracy"],
         "epsilon": guarantee(run, cell),

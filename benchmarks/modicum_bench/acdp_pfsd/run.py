@@ -6,12 +6,12 @@ from pathlib import Path
 
 from modicum.errors import MissingExtraError, UserError
 from modicum_bench.acdp_pfsd.__main__ import work
-from modicum_bench.acdp_pfsd.cells import GROUPS
+from modicum_bench.acdp_pfsd.cells import PAPER
 from modicum_bench.acdp_pfsd.figures import draw_all
 from modicum_bench.acdp_pfsd.report import report
 from modicum_bench.acdp_pfsd.workers import say
 
-PRESETS = {"quick": "quick", "paper": ",".join(group for group in GROUPS if group != "quick")}
+PRESETS = {"quick": "quick", "paper": ",".join(PAPER)}
 
 
 def bench(preset: str, out: Path, *, device: str, data_dir: Path | None, seconds: float, workers: int) -> str:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from modicum.data import Arrays, FederatedData
+from modicum.data import Arrays, Dataset, FederatedData
+from modicum.data.geometry import Geometry
+from modicum.errors import UserError
 from modicum.models import build
+from modicum.models.features import featured, from_backbone
+from modicum.models.frozen import FixedFeatures, unit_linear
+from modicum.public.geometry import Public, fit_geometry
+from modicum.public.head import logistic_head
+from modicum_bench.acdp_pfsd.letters import BACKBONE, CLASSES, RENDERED
 
 FEATURES = 32
 STEPS, BATCH = 1500, 128
@@ -31,6 +41,44 @@ def with_features(data: FederatedData, seed: int, device: str) -> FederatedData:
 def with_components(data: FederatedData, device: str) -> FederatedData:
     """The federation with the images' first principal components, as the public proxy has them: no network."""
     return _projected(data, lambda x: x.flatten(1), "of the images, principal components of the proxy's", device)
+
+
+@dataclass(frozen=True, eq=False)
+class Rendered:
+    """What rendered characters decide: directions behind their backbone, and a head on them."""
+
+    geometry: Geometry
+    x: Tensor
+    y: Tensor
+
+    def first_model(self, *, hot: bool) -> FixedFeatures:
+        """A head that rendered characters have taught, or zero."""
+        model = unit_linear((FEATURES,), CLASSES)
+        if hot:
+            weight, bias = logistic_head(self.x, self.y, CLASSES)
+            with torch.no_grad():
+                model.head.weight.copy_(weight)
+                model.head.bias.copy_(bias)
+        return model
+
+
+@lru_cache(maxsize=1)
+def rendered(folder: Path) -> Rendered:
+    """From the files that `letters` writes; no record of EMNIST enters."""
+    path = folder / RENDERED
+    if not path.exists():
+        raise UserError(f"no rendered characters at {path}: make them with modicum_bench.acdp_pfsd.letters")
+    with np.load(path) as file:
+        records = Arrays(file["x"].astype(np.float32), file["y"].astype(np.int64))
+    about = Public(records, "rendered characters", same_task=True, backbone=BACKBONE)
+    geometry = fit_geometry(about, FEATURES)
+    mapped = geometry.apply(records)
+    return Rendered(geometry, torch.from_numpy(mapped.x), torch.from_numpy(mapped.y))
+
+
+def behind_letters(dataset: Dataset, folder: Path, device: str) -> Dataset:
+    """The dataset's features behind the backbone of rendered characters."""
+    return featured(dataset, from_backbone(folder / BACKBONE), folder, device)
 
 
 def _projected(data: FederatedData, hidden: Hidden, what: str, device: str) -> FederatedData:

@@ -21,7 +21,7 @@ from modicum.federation.rehearsal import Rehearsal, Rehearsed
 from modicum.mechanisms.clear import Clear
 from modicum.mechanisms.client_level import ClientLevel
 
-AT_ONCE = 300  # clients whose activations fit the device
+AT_ONCE = 300  # clients that are computed together at most
 ROWS = 1 << 15  # records of a teacher's pass
 
 

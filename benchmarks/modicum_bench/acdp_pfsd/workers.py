@@ -1,28 +1,40 @@
-"""Several processes that share one device, each playing stacks of cells: one computes while another prepares."""
+"""Stacks of cells as pieces of work: processes that share one device, each with the data that it has read."""
 
 from __future__ import annotations
 
 import gc
-import multiprocessing
-import queue
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from modicum.comparing.workers import Play
 from modicum.core.setting import Setting
 from modicum.errors import UserError
-from modicum_bench.acdp_pfsd.cells import LARGE_NETWORK, TAUGHT, Cell, Choice, spec_of
+from modicum_bench.acdp_pfsd.cells import LARGE_NETWORK, Cell, Choice, spec_of
 from modicum_bench.acdp_pfsd.choose import SEED
 from modicum_bench.acdp_pfsd.play import Bench
 from modicum_bench.acdp_pfsd.together import AT_ONCE, alike
 
+NETWORKS = 100  # clients of a stack whose model is a network: some 8 GB of a device that processes share
 SLACK = 5.0  # seconds before the deadline at which nothing new begins
 Item = tuple[Cell, Choice]
 Result = dict[str, Any]
+
+
+class Place(NamedTuple):
+    """What a bench is made of, for processes to hand on."""
+
+    device: str
+    data_dir: str | None
+    agents: Path
+    evaluate_every: int
+    records: int | None
+    backbones: Path | None
 
 
 @dataclass(frozen=True)
@@ -54,15 +66,73 @@ def stacks(items: Sequence[Item], device: str) -> list[Work]:
         groups.setdefault(key, []).append((cell, choice))
     found = []
     for group in groups.values():
-        most = max(1, AT_ONCE // group[0][0].per_round)
+        cell, _ = group[0]
+        most = max(1, (AT_ONCE if cell.network == "logistic" else NETWORKS) // cell.per_round)
         parts = -(-len(group) // most)
         found += [Work(tuple(group[i::parts])) for i in range(parts)]
     return found
 
 
-def perform(bench: Bench, work: Work) -> list[Result]:
-    if not work.path:
-        return list(bench.play_together(work.items))
+@dataclass(frozen=True)
+class Workers:
+    """Hands out work until the deadline, by the clock of `time.monotonic`."""
+
+    hand_out: Play
+    place: Place
+    deadline: float
+
+    def play(self, items: Sequence[Item]) -> Iterator[tuple[Item, Result]]:
+        for work, results in self.do(stacks(items, self.place.device)):
+            yield from zip(work.items, results, strict=True)
+
+    def do(self, works: Sequence[Work]) -> Iterator[tuple[Work, list[Result]]]:
+        """Results of each that was played, in the order of the works; what was not is said."""
+        answers = self.hand_out(partial(performed, self.place, self.deadline), works)
+        for work, (results, problem) in zip(works, answers, strict=True):
+            if problem:
+                say(f"{work.items[0][0].name}: {problem}")
+                continue
+            for result in results:
+                say(f"{result['name']} in {result['seconds']:.1f} s{_figures(result)}")
+            yield work, results
+
+
+_LONGEST: dict[str, float] = {}  # seconds of this process's works, by their kind
+
+
+def performed(place: Place, deadline: float, work: Work) -> tuple[list[Result], str]:
+    """The results of a work, or why there are none.
+
+    Missing data is an error for whoever asked: every other cell would end like this.
+    """
+    bench = _bench(place)
+    begun = time.monotonic()
+    longest = _LONGEST.get(work.kind, 0.0)
+    if begun + longest > deadline - SLACK:
+        return [], "no time left"
+    try:
+        return (_taught(bench, work) if work.path else list(bench.play_together(work.items))), ""
+    except UserError:
+        raise
+    except Exception:
+        return [], traceback.format_exc(limit=4)
+    finally:
+        _LONGEST[work.kind] = max(longest, time.monotonic() - begun)
+        _tidy(place.device)
+
+
+@lru_cache(maxsize=1)
+def _bench(place: Place) -> Bench:
+    """This process's: it keeps the data of earlier cells."""
+    import torch
+
+    if place.device.startswith("cuda"):  # 10 bits of mantissa do for training; noise stays in full precision
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = True
+    return Bench(*place)
+
+
+def _taught(bench: Bench, work: Work) -> list[Result]:
     from modicum.policies.agents import save_agent
     from modicum.policies.ppo import Ppo
     from modicum.public.rehearsed.agent import pretrain
@@ -79,37 +149,6 @@ def perform(bench: Bench, work: Work) -> list[Result]:
     return [{"name": "agent", "taught": taught.accuracies, "seconds": time.monotonic() - begun}]
 
 
-def _serve(bench: Bench, asked: Any, answers: Any, deadline: float) -> None:
-    _prepare(bench.device)
-    longest: dict[str, float] = {}
-    while True:
-        item = asked.get()
-        if item is None:
-            return
-        number, work = item
-        expected = longest.get(work.kind, 0.0)
-        if time.monotonic() + expected > deadline - SLACK:
-            answers.put((number, None, "no time left"))
-            continue
-        _wait_for_agent(bench, work, deadline)
-        begun = time.monotonic()
-        try:
-            answers.put((number, perform(bench, work), ""))
-        except UserError as error:
-            answers.put((number, None, error))
-        except Exception:
-            answers.put((number, None, traceback.format_exc(limit=4)))
-        longest[work.kind] = max(expected, time.monotonic() - begun)
-        _tidy(bench.device)
-
-
-def _wait_for_agent(bench: Bench, work: Work, deadline: float) -> None:
-    """Another worker may still be teaching it."""
-    (cell, _), *_ = work.items
-    while cell.method == TAUGHT and not bench.agent(cell).exists() and time.monotonic() < deadline - SLACK:
-        time.sleep(0.5)
-
-
 def _tidy(device: str) -> None:
     """Graphs of a stack hold much of a device's memory, which others need."""
     import torch
@@ -117,65 +156,6 @@ def _tidy(device: str) -> None:
     if device.startswith("cuda"):
         gc.collect()
         torch.cuda.empty_cache()
-
-
-def _prepare(device: str) -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    if device.startswith("cuda"):  # 10 bits of mantissa are enough for training; noise stays in full precision
-        torch.backends.cuda.matmul.allow_tf32 = True
-        torch.backends.cudnn.allow_tf32 = True
-
-
-class Workers:
-    """Hands out work and yields results as they come, until the deadline."""
-
-    def __init__(self, bench: Bench, count: int, deadline: float) -> None:
-        self.bench, self.deadline = bench, deadline
-        context = multiprocessing.get_context("spawn")
-        self._asked: Any = context.Queue()
-        self._answers: Any = context.Queue()
-        target = (bench, self._asked, self._answers, deadline)
-        self._processes = [context.Process(target=_serve, args=target, daemon=True) for _ in range(count)]
-        for process in self._processes:
-            process.start()
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for _ in self._processes:
-            self._asked.put(None)
-        for process in self._processes:
-            process.join(timeout=max(0.0, min(3.0, self.deadline - time.monotonic())))
-            if process.is_alive():
-                process.terminate()
-
-    def play(self, items: Sequence[Item]) -> Iterator[tuple[Item, Result]]:
-        for work, results in self.do(stacks(items, self.bench.device)):
-            yield from zip(work.items, results, strict=True)
-
-    def do(self, work: Sequence[Work]) -> Iterator[tuple[Work, list[Result]]]:
-        for item in enumerate(work):
-            self._asked.put(item)
-        for _ in work:
-            try:
-                left = self.deadline - time.monotonic()
-                number, results, problem = self._answers.get(timeout=max(0.1, left))
-            except queue.Empty:
-                say("time is up")
-                return
-            if isinstance(problem, UserError):
-                raise problem  # missing data, say: every other cell would end like this
-            if results is None:
-                say(f"{work[number].items[0][0].name}: {problem}")
-                continue
-            for result in results:
-                say(f"{result['name']} in {result['seconds']:.1f} s{_figures(result)}")
-            yield work[number], results
 
 
 def _figures(result: Result) -> str:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from modicum.data.catalogue import load
 
 SIDE, TALL = 40, 36
+DIGITS = "0123456789"
 Masks = npt.NDArray[np.uint8]
 
 
@@ -35,8 +36,8 @@ def centred(image: Any) -> Masks | None:
     return mask // 17 * 17  # 16 shades are enough, and pack well
 
 
-def of_fonts(folders: list[str]) -> Masks:
-    """(fonts, 10, 40, 40), one row for each different set of digits."""
+def of_fonts(folders: list[str], characters: str = DIGITS) -> Masks:
+    """(fonts, characters, 40, 40), one row for each different set; characters begin with the digits."""
     from PIL import Image, ImageDraw, ImageFont
 
     found: dict[bytes, Masks] = {}
@@ -47,11 +48,11 @@ def of_fonts(folders: list[str]) -> Masks:
         except OSError:
             continue
         masks = []
-        for digit in "0123456789":
+        for character in characters:
             image = Image.new("L", (200, 200))
-            ImageDraw.Draw(image).text((40, 30), digit, font=font, fill=255)
+            ImageDraw.Draw(image).text((40, 30), character, font=font, fill=255)
             masks.append(centred(image))
-        if all(m is not None for m in masks) and _are_digits(masks):
+        if all(m is not None for m in masks) and _are_digits(masks[: len(DIGITS)]):
             rows = np.stack([m for m in masks if m is not None])
             found.setdefault(rows.tobytes(), rows)
     return np.stack(list(found.values()))

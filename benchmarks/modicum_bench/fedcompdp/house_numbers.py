@@ -11,7 +11,9 @@ import argparse
 import math
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -27,14 +29,31 @@ RATE, DECAY, SMOOTHING, AVERAGE = 0.4, 1e-4, 0.05, 0.999
 HELD_OUT = 2000
 
 
+class Draws(Protocol):
+    """Draws labelled pictures on a device."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def batch(self, n: int) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What is rendered: with a seed, the pictures of that seed."""
+
+    name: str
+    classes: int
+    drawn: Callable[[int], Draws]
+
+
 def train(
-    sources: Sources, shape: BackboneShape, seconds: float, batch: int, seed: int = 0
+    pictures: Pictures, shape: BackboneShape, seconds: float, batch: int, seed: int = 0
 ) -> tuple[Backbone, dict[str, Any]]:
-    """The averaged backbone after this time, with its accuracy on rendered digits that it has not seen."""
+    """The averaged backbone after this time, with its accuracy on rendered pictures that it has not seen."""
     torch.manual_seed(seed)
-    device = sources.fonts.device
-    renderer = Renderer(sources, seed)
-    model, average = (_classifier(shape).to(device) for _ in range(2))
+    renderer = pictures.drawn(seed)
+    model, average = (_classifier(shape, pictures.classes).to(renderer.device) for _ in range(2))
     average.load_state_dict(model.state_dict())
     groups = [
         {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": DECAY},
@@ -51,17 +70,17 @@ def train(
         _towards(average, model, min(AVERAGE, (1 + step) / (10 + step)))
         if step % 200 == 1:
             print(f"step {step} {time.monotonic() - start:.0f} s loss {loss.item():.3f}", flush=True)
-    accuracy = _accuracy(average, Renderer(sources, seed + 1), HELD_OUT)
-    print(f"{step} steps; accuracy on rendered digits {accuracy:.3f}", flush=True)
-    about = {"proxy": "rendered house numbers", "classes": 10, "records": step * batch, "steps": step}
+    accuracy = _accuracy(average, pictures.drawn(seed + 1), HELD_OUT)
+    print(f"{step} steps; accuracy on rendered pictures {accuracy:.3f}", flush=True)
+    about = {"proxy": pictures.name, "classes": pictures.classes, "records": step * batch, "steps": step}
     body = average[0].to("cpu")
     assert isinstance(body, Backbone)
     return settled(body), {**about, "held_out_accuracy": accuracy, "seed": seed}
 
 
-def _classifier(shape: BackboneShape) -> nn.Sequential:
+def _classifier(shape: BackboneShape, classes: int) -> nn.Sequential:
     body = with_statistics(Backbone(shape))
-    return nn.Sequential(body, nn.Linear(shape.features, 10)).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+    return nn.Sequential(body, nn.Linear(shape.features, classes)).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
 def _step(model: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
@@ -83,7 +102,7 @@ def _towards(average: nn.Module, model: nn.Module, keep: float) -> None:
 
 
 @torch.no_grad()
-def _accuracy(model: nn.Module, renderer: Renderer, records: int) -> float:
+def _accuracy(model: nn.Module, renderer: Draws, records: int) -> float:
     x, y = renderer.batch(records)
     model.eval()
     parts = zip(torch.split(x, 500), torch.split(y, 500), strict=True)
@@ -106,7 +125,9 @@ def main() -> int:
     parser.add_argument("--data-dir", default=None, help="the data folder (default: MODICUM_DATA)")
     given = parser.parse_args()
     patches = load("cifar-100", given.data_dir).train.x
-    model, about = train(sources_from(given.glyphs, patches, given.device), SHAPE, given.seconds, given.batch)
+    sources = sources_from(given.glyphs, patches, given.device)
+    pictures = Pictures("rendered house numbers", 10, lambda seed: Renderer(sources, seed))
+    model, about = train(pictures, SHAPE, given.seconds, given.batch)
     save_backbone(model, given.out, about)
     return 0
 
