@@ -148,9 +148,6 @@ def test_settings_of_a_cell() -> None:
     found = {"emnist/dp-pfsd": Choice(lr=1.0), "emnist-hot/dp-pfsd": Choice(lr=2.0), "emnist-hot": Choice(lr=3.0)}
     choices = Choices(found)
     assert choices.of(Cell("emnist", "aqc")).lr == 1.0
-    seen = Cell("emnist", "dp-pfsd", view="server-sees-messages")
-    assert choices.of(seen).lr == 1.0
-    assert Choices({**found, seen.chooses: Choice(lr=4.0)}).of(seen).lr == 4.0
     assert choices.of(Cell("emnist", "aqc", variant="hot")).lr == 2.0
     assert choices.of(Cell("emnist", "pfsd", variant="hot")).lr == 3.0
     assert [Cell("emnist", "aqc", variant=v).hot_start for v in ("", "hot")] == [0, HOT]

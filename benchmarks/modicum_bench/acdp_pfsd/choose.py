@@ -33,12 +33,10 @@ class Grid:
     servers: tuple[Server, ...]
     priors: tuple[float, ...] = (1.0,)
     agents: tuple[Mapping[str, float], ...] = ({},)
-    ascents: tuple[float, ...] = (Choice.ascent,)
     average: float = AVERAGE
 
     def trials(self, start: Choice) -> Iterator[Choice]:
-        each = product(self.rates, self.servers, self.priors, self.agents, self.ascents)
-        for lr, (step, momentum), prior, agent, ascent in each:
+        for lr, (step, momentum), prior, agent in product(self.rates, self.servers, self.priors, self.agents):
             yield replace(
                 start,
                 lr=lr,
@@ -46,7 +44,6 @@ class Grid:
                 server_momentum=momentum,
                 prior=prior,
                 agent=agent,
-                ascent=ascent,
                 average=self.average,
             )
 
@@ -78,15 +75,8 @@ def _network() -> Search:
     grids = dict.fromkeys(ALL, private)
     grids["pfsd"] = replace(FREE, priors=(0.0, 1.0))
     grids["aqc"] = Grid(FAST, (*_steps(0.5, 1.0, 2.0), (0.1, 0.9)))  # its bounds are larger
-    # With class frequencies first gradients are small; a step uphill of 0.05 outweighs them, and learns nothing.
-    grids["dp-fedsam"] = Grid(CALM, _steps(1.0, 2.0), ascents=(0.02, 0.01, 0.005, 0.001))
+    grids["acdp-pfsd"] = Grid(FAST, _steps(1.0, 2.0), agents=AGENTS)
     return Search(NETWORK, START, grids)
-
-
-def _messages() -> Search:
-    """Noise in every message: seven times as much in the mean of 50."""
-    cell = replace(NETWORK, view="server-sees-messages")
-    return Search(cell, START, {"dp-pfsd": Grid(CALM, _steps(0.03, 0.1, 0.3, 1.0))})
 
 
 def _hot() -> Search:
@@ -118,7 +108,6 @@ def _large(task: str) -> Search:
 
 OTHER_SEARCHES = [_other(task, variant) for variant in ("", LONGER) for task in OTHERS]
 SEARCHES = {s.cell.setting: s for s in (_network(), _hot(), *OTHER_SEARCHES, *map(_large, OTHERS), _head())}
-SEARCHES["emnist@server-sees-messages"] = _messages()
 
 
 def candidates(setting: str, methods: Collection[str] = ()) -> Iterator[tuple[Cell, Choice]]:
