@@ -19,7 +19,8 @@ from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision
 from modicum.core.parts import Batch, ClientKit, Job
 from modicum.errors import UnsoundError, UserError
-from modicum.mechanisms.record_local import RecordLocal, _Stepper
+from modicum.mechanisms.record_local import RecordLocal
+from modicum.mechanisms.record_steps import Stepper
 from modicum.methods import DpFedAvg, DpSgd
 from modicum.models import check_model
 from modicum.policies import AdaptiveQuantile, Fixed
@@ -123,7 +124,7 @@ def _realised_batch(twin: bool, folder: Path) -> bool:
     axis = torch.eye(4, dtype=torch.float64)[2]
     few, all_of_them = torch.stack([axis] * 4 + [0 * axis] * 4), torch.stack([axis] * 8)
     mechanism = RecordLocal(batch=4, steps=1)
-    with stepping(RealisedBatchStepper if twin else _Stepper):
+    with stepping(RealisedBatchStepper if twin else Stepper):
         less, more = (_released(mechanism, folder, rows) for rows in (few, all_of_them))
     drawn = SimulatedNoise(6).coins(NoiseKey("c", 0, 0, "coins:gradient"), 8, 0.5)
     assert drawn.sum() not in (0, 4)  # else the realised size is the expected one
@@ -133,7 +134,7 @@ def _realised_batch(twin: bool, folder: Path) -> bool:
 
 def _second_release(twin: bool, folder: Path) -> bool:
     """The door lets each reserved step through once."""
-    with stepping(ExtraStepStepper if twin else _Stepper):
+    with stepping(ExtraStepStepper if twin else Stepper):
         try:
             _released(RecordLocal(steps=1), folder, torch.zeros(3, 4, dtype=torch.float64))
         except UserError as error:

@@ -19,6 +19,7 @@ from modicum.core.layout import Layout
 from modicum.core.messages import Decision
 from modicum.core.parts import Batch, Losses, Observation, Place, Scope, Signal, State
 from modicum.mechanisms import record_local
+from modicum.mechanisms.record_steps import Stepper
 from modicum.privacy.events import Release
 from modicum.privacy.noise import NoiseKey, SimulatedNoise
 from modicum.privacy.token import Token
@@ -85,7 +86,7 @@ class ReusedSeed(SimulatedNoise):
         return super().normal(replace(key, round=0, step=0), *args, **settings)
 
 
-class RealisedBatchStepper(record_local._Stepper):
+class RealisedBatchStepper(Stepper):
     """Divides by the size of the batch that was drawn."""
 
     def chosen(self, step: int) -> Tensor:
@@ -94,7 +95,7 @@ class RealisedBatchStepper(record_local._Stepper):
         return drawn
 
 
-class ExtraStepStepper(record_local._Stepper):
+class ExtraStepStepper(Stepper):
     """Has every step released twice, charged once."""
 
     def request(self, step: int, total: Tensor, norms: Tensor) -> ReleaseRequest:
@@ -126,10 +127,10 @@ class ClippedByTensor(FourTensors):
 
 
 @contextmanager
-def stepping(stepper: type[record_local._Stepper]) -> Iterator[None]:
+def stepping(stepper: type[Stepper]) -> Iterator[None]:
     """`RecordLocal` with another way through its local steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record_local, "_Stepper", stepper)
+        patch.setattr(record_local, "Stepper", stepper)
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from modicum.federation.experiment import Federation
 from modicum.privacy.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum_bench.fedcompdp import run as stages
+from modicum_bench.fedcompdp import tasks
+from modicum_bench.fedcompdp.cells import Cell, Found, Try
 from modicum_bench.fedcompdp.hog import hog
 from modicum_bench.fedcompdp.pack import pack, unpack
 from modicum_bench.fedcompdp.play import play, stage
@@ -117,11 +120,12 @@ def test_a_row_is_played_at_its_budget(tmp_path: Path) -> None:
 
 
 def test_the_best_settings_are_stored_with_every_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tried(task: object, folder: object, view: str, row: str, settings: dict[str, float], steps: int) -> object:  # noqa: ARG001
-        good = settings == {"way": 40.0, "clip": 1.0} if view == SUM else settings["way"] == 80.0
-        return {"task": TASK.name, "view": view, "row": row, **settings, "public": 0.9 if good else 0.5}
+    def tried(one: Try) -> Found:
+        good = one.settings == {"way": 40.0, "clip": 1.0} if one.view == SUM else one.settings["way"] == 80.0
+        public = 0.9 if good else 0.5
+        return {"task": TASK.name, "view": one.view, "row": one.row, **one.settings, "public": public}
 
-    monkeypatch.setattr(stages, "_tried", tried)
+    monkeypatch.setattr(stages, "tried", tried)
     bench("quick", ["choose"], tmp_path, tmp_path, say=print)
     chosen = json.loads((tmp_path / "settings.json").read_text())["digits"]
     assert chosen[SUM] == {row: {"way": 40.0, "clip": 1.0} for row in tuned(SUM)}
@@ -137,6 +141,27 @@ def test_the_test_is_not_opened_before_settings_are_stored(tmp_path: Path) -> No
         bench("quick", ["choose"], tmp_path, tmp_path, workers=0)
 
 
+def test_what_is_stored_is_not_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Table I before the parts; a run that is broken off leaves what it had, and the next goes on from there."""
+    (tmp_path / "settings.json").write_text(json.dumps({"digits": {v: {OURS: SETTINGS} for v in VIEWS}}))
+    monkeypatch.setattr(stages, "stage", lambda *_: None)
+    plan = stages.left(QUICK, 1, 10, tmp_path, tmp_path)
+    assert [cell.row in TABLE_II for cell in plan] == sorted(cell.row in TABLE_II for cell in plan)
+    assert all(cell.settings == SETTINGS for cell in plan if cell.row in (OURS, *TABLE_II))
+    seen: list[str] = []
+
+    def played(cell: Cell) -> Found:
+        seen.append(cell.row)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return dict(zip(("task", "seed", "view", "row"), cell.key, strict=True)) | {"accuracy": 0, "macro_f1": 0}
+
+    monkeypatch.setattr(stages, "played", played)
+    with pytest.raises(KeyboardInterrupt):
+        bench("quick", ["test"], tmp_path, tmp_path)
+    assert stages.left(QUICK, 1, 10, tmp_path, tmp_path) == plan[2:]
+
+
 def test_tables_say_what_was_not_run(tmp_path: Path) -> None:
     assert tables(tmp_path) == "\n"
     row = {"task": "svhn dirichlet:0.1", "view": MESSAGES, "row": "FedSA", "macro_f1": 0.5, "epsilon": 8.0}
@@ -145,6 +170,10 @@ def test_tables_say_what_was_not_run(tmp_path: Path) -> None:
     text = tables(tmp_path)
     assert "| **FedSA** | 0.5500 ± 0.0707 / 0.5000 ± 0.0000 | not run | 0.7693 / 0.7621 |" in text
     assert "| **FedCompDP** | not run | refused: CRA needs messages | 0.8974 / 0.8903 |" in text
+    (tmp_path / "results.jsonl").write_text("\n".join(lines).replace("svhn", "svhn-histograms"))
+    assert "| **FedSA** | 0.5500 ± 0.0707 / 0.5000 ± 0.0000 | not run | 0.7693 / 0.7621 |" in tables(tmp_path)
+    left_out = [row for row in TABLE_II if row != "without CRA (DA)"]  # not asked there
+    assert not any(row in tables(tmp_path) for row in left_out)
 
 
 def test_parts_are_weighed_seed_by_seed(tmp_path: Path) -> None:
@@ -187,6 +216,35 @@ def test_rendered_digits_are_pictures_with_labels() -> None:
     assert len(y.unique()) == 10
     again = Renderer(Sources.of(masks, written, labels, patches, "cpu"), seed=1).batch(64)
     assert torch.equal(again[0], x)
+
+
+def test_histograms_stand_beside_features_in_directions_of_public_records_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other private records leave the directions as they are; in the broken twin, of all records, they do not."""
+    from modicum.data.arrays import Arrays, Dataset
+
+    rng = np.random.default_rng(0)
+    drawn, y = rng.normal(size=(200, 12)).astype(np.float32), np.arange(200) % 10
+    task = replace(TASK, name="svhn", backbones=("b.npz",), histograms=3, proxy=0.2)
+    rows = tasks._public_rows(task, y)
+
+    def joined(x: np.ndarray) -> np.ndarray:
+        found = Dataset("svhn", Arrays(x, y), Arrays(x[:20], y[:20]), classes=10)
+        monkeypatch.setattr(tasks, "_drawn", lambda _: found)
+        monkeypatch.setattr(tasks, "_from_backbones", lambda *_: found)
+        tasks._records.cache_clear()
+        return tasks.records_of(task, tmp_path).train.x
+
+    other = drawn.copy()
+    private_rows = np.setdiff1d(np.arange(200), rows)
+    other[private_rows[1:]] += rng.normal(size=(len(private_rows) - 1, 12)).astype(np.float32)
+    one, two = joined(drawn), joined(other)
+    assert one.shape == (200, 12 + 3)
+    kept = [*rows, private_rows[0]]
+    assert np.array_equal(one[kept], two[kept])
+    monkeypatch.setattr(tasks, "_public_rows", lambda *_: np.arange(200))
+    assert not np.array_equal(joined(drawn)[kept], joined(other)[kept])
 
 
 def test_histograms_see_edges_and_not_brightness() -> None:

@@ -156,7 +156,10 @@ def test_progress_is_told_cell_by_cell_and_shown_by_tenths(
         assert count is not None
         for done in range(1, 101):
             count(done, 100)
-    assert capsys.readouterr().err.splitlines() == [f"cell={10 * k} cells=100" for k in range(1, 11)]
+        assert capsys.readouterr().err.splitlines() == [f"cell={10 * k} cells=100" for k in range(1, 11)]
+        for done in (1, 2):  # another list
+            count(done, 2)
+        assert capsys.readouterr().err.splitlines() == ["cell=1 cells=2", "cell=2 cells=2"]
 
 
 def test_the_hot_start_knows_the_task_and_the_cold_one_nothing(folders: Folders) -> None:

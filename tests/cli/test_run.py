@@ -203,6 +203,18 @@ def test_the_demo_ends_in_a_table_a_picture_and_verified_certificates(
     assert {p.name for p in Path("d").iterdir() if p.is_dir()} == shown
 
 
+@pytest.mark.heavy
+def test_no_two_rows_of_the_demo_are_equal_and_none_is_broken(call: Call) -> None:
+    code, out, _ = call("demo", "--json", "--out", "d")
+    assert code == 0
+    rows = {run["method"]: run for run in json.loads(out)["runs"]}
+    assert len({(run["accuracy"], run["macro_f1"]) for run in rows.values()}) == len(rows)
+    assert min(group["accuracy"] for run in rows.values() for group in run["groups"]) > 0.5
+    assert min(run["accuracy"] for name, run in rows.items() if name != "acdp-pfsd") > 0.55
+    bounds = [group["bound"] for group in rows["pac-dp"]["groups"]]
+    assert bounds == sorted(set(bounds))  # a personal bound for each budget
+
+
 def test_importing_and_help_are_without_torch() -> None:
     code = (
         "import modicum, modicum.cli.app, sys; assert not {'torch', 'pydantic', 'matplotlib'} & set(sys.modules)"

@@ -11,10 +11,11 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import Tensor
 
@@ -25,13 +26,16 @@ from modicum.cli.app import app
 from modicum.core.optimisers import Sgd
 from modicum.core.parts import Batch, Method, Observation, State
 from modicum.core.setting import Setting
+from modicum.data.arrays import Arrays
 from modicum.errors import UserError
 from modicum.federation import interference
+from modicum.federation.experiment import Federation
 from modicum.federation.garbage import GARBAGE
 from modicum.mechanisms.record_local import RecordLocal
+from modicum.methods import DpFedAvg
 from modicum.policies import AdaptiveQuantile
 from modicum.training.plain import Supervised
-from tests.rows import federation
+from tests.rows import federation, with_client
 
 WATCHED: list[float] = []
 ONCE: dict[int, float] = {}
@@ -194,6 +198,54 @@ def test_garbage_keeps_what_is_public_and_nothing_else() -> None:
         for mine, theirs in zip(real.clients, other.clients, strict=True):
             for part in ("train", "validation", "test"):
                 assert (getattr(mine, part).x != getattr(theirs, part).x).any()
+
+
+def odd(change: Callable[[Arrays, int], Arrays]) -> Federation:
+    """The usual clients with other records, by number."""
+    made = federation()
+    for i in range(len(made.data.clients)):
+        made = with_client(
+            made,
+            i,
+            lambda c, i=i: replace(
+                c, train=change(c.train, i), validation=change(c.validation, i), test=change(c.test, i)
+            ),
+        )
+    return made
+
+
+ODD: dict[str, Callable[[Arrays, int], Arrays]] = {
+    "a record each": lambda own, i: Arrays(own.x[:1], np.full_like(own.y[:1], i % 2)),
+    "a class each": lambda own, i: Arrays(own.x, np.full_like(own.y, i % 2)),
+    "huge": lambda own, i: Arrays((own.x * 1e30).astype(np.float32), own.y),  # noqa: ARG005
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_honest_method_passes_on_odd_records(name: str) -> None:
+    assert mo.check(DpFedAvg(batch=1), federation=odd(ODD[name]), rounds=1).difference is None
+
+
+def test_a_peek_is_found_where_clients_have_a_record_each(tmp_path: Path) -> None:
+    found = mo.check(shared_list(tmp_path), federation=odd(ODD["a record each"]), garbage=("loud",))
+    assert found.difference is not None
+    assert "stops" not in found.difference
+
+
+REFUSED: dict[str, tuple[Callable[[Arrays, int], Arrays], str]] = {
+    "one class": (lambda own, i: Arrays(own.x, np.zeros_like(own.y)), "nothing to learn"),  # noqa: ARG005
+    "no records": (lambda own, i: Arrays(own.x[:i], own.y[:i]), "no training records"),
+    "NaN": (lambda own, i: Arrays(np.where(own.x > 1, np.nan, own.x), own.y), "NaN or Inf"),  # noqa: ARG005
+    "infinite": (lambda own, i: Arrays(np.where(own.x > 1, np.inf, own.x), own.y), "NaN or Inf"),  # noqa: ARG005
+    "labels beyond": (lambda own, i: Arrays(own.x, own.y + 9), "outside 0"),  # noqa: ARG005
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_records_that_no_run_takes_are_refused_and_no_verdict_is_given(name: str) -> None:
+    change, said = REFUSED[name]
+    with pytest.raises(UserError, match=said):
+        mo.check(DpFedAvg(batch=1), federation=odd(change))
 
 
 EXPERIMENT = '[data]\nname = "digits"\n\n[method]\nname = "fedper"\npersonal = "1.bias"\n\n[run]\nrounds = 3\n'

@@ -167,7 +167,7 @@ def check_seed(zygote: Zygote, reference: Reference, folder: Path, seed: int) ->
     assert problems == [], kills
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.heavy) for n in range(3, 6))])
 def test_killed_and_resumed_is_as_if_undisturbed(
     zygote: Zygote, reference: Reference, tmp_path: Path, seed: int
 ) -> None:
@@ -228,10 +228,11 @@ def test_killed_and_resumed_fifty_times(zygote: Zygote, reference: Reference, tm
     check_seed(zygote, reference, tmp_path / "run", seed)
 
 
-EARLY = ("before write", "after write", "before create", "after create", "before declare", "after declare")
+EARLY = ("after write", "after create", "after declare")
+BEFORE = ("before write", "before create", "before declare")
 
 
-@pytest.mark.parametrize("name", EARLY)
+@pytest.mark.parametrize("name", [*EARLY, *(pytest.param(name, marks=pytest.mark.heavy) for name in BEFORE)])
 def test_killed_before_the_first_round(zygote: Zygote, reference: Reference, tmp_path: Path, name: str) -> None:
     whole, _ = reference.of("individual")
     folder = tmp_path / "run"

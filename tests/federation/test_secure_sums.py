@@ -22,7 +22,7 @@ from modicum.errors import UnsoundError, UserError
 from modicum.federation.experiment import build_method
 from modicum.federation.in_process import Faults
 from modicum.federation.protocol_parties import Parties, check_view
-from modicum.federation.secure_sums import InTheClear
+from modicum.federation.secure_sums import IMPOSSIBLE, NOBODY, InTheClear
 from modicum.federation.simulation import Simulation
 from modicum.mechanisms import integers
 from modicum.methods import AcdpPfsd, Aqc, DpFedAvg, DpFedSam, DpPfsd, DpSgd, FedAvg, FedProx, NbAfl
@@ -35,6 +35,7 @@ from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.sampler_charge import graph_doubt
 from modicum.privacy.skellam_noise import Bits
 from modicum.privacy.views import SecureAggregation, Variant
+from modicum.report.summary import void
 from modicum.secure_aggregation import terms as secure_terms
 from modicum.secure_aggregation.shape import Shape
 from tests.rows import CLIENTS, experiment, federation
@@ -70,6 +71,9 @@ def test_the_protocol_gives_the_sum_that_is_added_in_the_clear(method: MethodSpe
         assert torch.equal(run.model, runs[0].model)
         assert [r.released for r in run.records] == [r.released for r in runs[0].records]  # type: ignore[attr-defined]
         assert [r.abandoned for r in run.records] == [False, *[not allowed] * 2, False]  # type: ignore[attr-defined]
+        told = void(run.records)  # type: ignore[attr-defined]
+        assert [text.partition(":")[0] for text in told] == ([] if allowed else ["round 2", "round 3"])
+        assert all(text.endswith("the round is void") for text in told)
 
 
 @pytest.mark.parametrize("variant", [Variant.SIGNED_SURVIVORS, Variant.HONEST_BUT_CURIOUS])
@@ -252,10 +256,27 @@ def test_a_sum_that_clipping_and_noise_cannot_make_voids_the_round(tmp_path: Pat
     adder.add = poisoned  # type: ignore[method-assign]
     record = run.step()
     assert record.abandoned
+    assert record.void == IMPOSSIBLE
     assert torch.equal(run.server.state.model, before)
     assert record.reserved > 0  # what it cost stays charged
     adder.add = add  # type: ignore[method-assign]
-    assert not run.step().abandoned
+    again = run.step()
+    assert not again.abandoned
+    assert again.void == ""
+
+
+@pytest.mark.parametrize("noise", ["float", "integer"])
+def test_a_run_says_why_a_round_is_void(noise: str, tmp_path: Path) -> None:
+    """In its records, hence in summary, report and --json; where messages are seen a round is never void."""
+
+    def silent(round: int, client: str) -> bool:
+        return round == 1 or (round == 0 and client == "client-00")
+
+    run = play(DpFedAvg(batch=4), tmp_path / "sum", silent, noise=noise)
+    said = [r.void for r in run.records[:3]]  # type: ignore[attr-defined]
+    assert said == [f"{CLIENTS - 1} of {CLIENTS} are too few survivors: the round is void", NOBODY, ""]
+    seen = play(DpSgd(batch=4), tmp_path / "seen", silent)
+    assert void(seen.records) == ()  # type: ignore[attr-defined]
 
 
 def test_no_sum_wraps_around_by_the_terms(tmp_path: Path) -> None:

@@ -42,18 +42,18 @@ def packed_file(folder: Path, name: str) -> Path:
 
 
 def main() -> None:
-    """The command line: both tasks' features, in steps of their public records' spread."""
-    from modicum_bench.fedcompdp.tasks import PAPER, parted, records_of
+    """The command line: all tasks' features, in steps of their public records' spread."""
+    from modicum_bench.fedcompdp.tasks import JOINED, PAPER, parted, records_of
 
     parser = argparse.ArgumentParser(prog="python -m modicum_bench.fedcompdp.pack", description="Pack features.")
     parser.add_argument("--backbones", type=Path, required=True, help="folder of backbones' weights")
     parser.add_argument("--out", type=Path, required=True, help="folder for the packed features")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    for task in {t.name: t for t in PAPER}.values():
+    for task in {t.features: t for t in (*PAPER, *JOINED)}.values():
         _, public = parted(task, given.backbones)
         scale = (public.x.std(0) / STEPS + 1e-6).astype(np.float32)
-        pack(records_of(task, given.backbones), scale, packed_file(given.out, task.name))
+        pack(records_of(task, given.backbones), scale, packed_file(given.out, task.features))
 
 
 if __name__ == "__main__":

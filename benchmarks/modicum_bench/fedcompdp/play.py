@@ -18,7 +18,7 @@ from modicum.federation.rehearsal import Rehearsal
 from modicum.privacy.accounting.choose import epsilon
 from modicum.public.head import logistic_head
 from modicum.training.small_bias import SmallBiasHead
-from modicum_bench.fedcompdp.rows import AUTO, MESSAGES, OURS, Settings, rounds_of, spec
+from modicum_bench.fedcompdp.rows import AUTO, LONG, MESSAGES, OURS, Settings, rounds_of, spec
 
 AVERAGE = 0.9  # of the models of the last rounds, for all but auto, which has its own
 BIAS = 0.1  # length of the constant feature beside records of length 1
@@ -67,7 +67,7 @@ def play(
     on: Stage, name: str, chosen: Settings, view: str = MESSAGES, rounds: int | None = None
 ) -> dict[str, Any]:
     """Accuracy and macro-F1 on the federation's test records, and the largest true ε of any client."""
-    own = name == AUTO
+    own = name in (AUTO, LONG)
     asked = Experiment(
         federation=on.federation,
         method=spec(name, chosen, on.federation, on.steps, view),

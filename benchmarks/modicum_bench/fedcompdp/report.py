@@ -13,6 +13,7 @@ from modicum_bench.fedcompdp.rows import (
     AS_PRINTED,
     AUTO,
     GATE,
+    LONG,
     MESSAGES,
     OURS,
     PUBLIC,
@@ -46,7 +47,7 @@ PUBLISHED = {  # accuracy, macro-F1 at a claimed ε of 8
     },
 }
 WITHOUT_CRA = "without CRA (DA)"
-SCRATCH = "nothing public"
+SCRATCH, JOINED = "nothing public", "-histograms"
 
 
 def tables(out: Path) -> str:
@@ -55,7 +56,7 @@ def tables(out: Path) -> str:
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
     tasks = sorted({r["task"] for r in rows})
     parts = [_task(name, [r for r in rows if r["task"] == name]) for name in tasks]
-    return "\n\n".join([*parts, *_worth(rows, [t for t in tasks if not t.endswith(SCRATCH)])]) + "\n"
+    return "\n\n".join([*parts, *_worth(rows, [t for t in tasks if SCRATCH not in t and JOINED not in t])]) + "\n"
 
 
 def _worth(rows: list[dict[str, Any]], tasks: list[str]) -> list[str]:
@@ -81,7 +82,7 @@ def _difference(rows: list[dict[str, Any]], task: str, view: str, part: str) -> 
 
 
 def _task(name: str, rows: list[dict[str, Any]]) -> str:
-    published = PUBLISHED.get(name.split()[0], {})
+    published = PUBLISHED.get(name.split()[0].removesuffix(JOINED), {})
     seeds = len({r["seed"] for r in rows})
     lines = [
         f"### {name}, {seeds} seed{'s' if seeds > 1 else ''}",
@@ -91,8 +92,9 @@ def _task(name: str, rows: list[dict[str, Any]]) -> str:
     ]
     lines += [f"| {row} | {_cell(rows, row, MESSAGES)} | – | – |" for row in (GATE, PUBLIC)]
     if name.endswith(SCRATCH):
-        return "\n".join([*lines[:4], *(_both(rows, row) for row in (GATE, AUTO))])
-    shown = [(f"**{row}**", row) for row in (*TABLE_I, AUTO)] + [(f"{OURS}, {row}", row) for row in TABLE_II]
+        return "\n".join([*lines[:4], *(_both(rows, row) for row in (GATE, AUTO, LONG))])
+    parts = (WITHOUT_CRA,) if JOINED in name else tuple(TABLE_II)
+    shown = [(f"**{row}**", row) for row in (*TABLE_I, AUTO)] + [(f"{OURS}, {row}", row) for row in parts]
     lines += [
         f"| {title} | {_cell(rows, row, MESSAGES)} | {_behind(rows, row)} | {_printed(published, row)} |"
         for title, row in shown

@@ -43,12 +43,19 @@ class Task:
     rotate: str | None = None  # a public dataset, to whose leading directions the features are turned
     size: int | None = None  # of those directions
     power: float = 0.0  # of the public spread that coordinates are divided by
+    histograms: int = 0  # leading directions, in public records, of hand-made features that stand beside
     proxy: float = 0.05  # share of the training records that is public
     scratch: bool = False  # hand-made features and no public record at all
 
     @property
+    def features(self) -> str:
+        """What is learned from; packed features and the public head are named by it. Settings are by the name."""
+        return f"{self.name}-histograms" if self.histograms else self.name
+
+    @property
     def key(self) -> str:
-        return f"{self.name} {self.partition}{', nothing public' if self.scratch else ''}"
+        """What tells it from others in a file of results."""
+        return f"{self.features} {self.partition}{', nothing public' if self.scratch else ''}"
 
 
 def _cifar(partition: str) -> Task:
@@ -59,34 +66,58 @@ def _svhn(partition: str) -> Task:
     return Task("svhn", partition, ("house-numbers.npz",), power=1.0)
 
 
+def _with_histograms(partition: str) -> Task:
+    return replace(_svhn(partition), histograms=128)  # by cross-validation on public records, of 64 to 512
+
+
 def _scratch(name: str) -> Task:
     return Task(name, "dirichlet:0.3", proxy=0.0, scratch=True)
 
 
 PAPER = tuple(make(f"dirichlet:{alpha}") for alpha in (0.3, 0.1) for make in (_cifar, _svhn))
+JOINED = (_with_histograms("dirichlet:0.3"),)
 SCRATCH = tuple(_scratch(name) for name in ("cifar-10", "svhn"))
 QUICK = (Task("digits", "dirichlet:0.3", power=0.5, proxy=0.4),)
 
 
+def records_of(task: Task, folder: Path) -> Dataset:
+    """All of the task's features; `folder` may hold them ready made (see `pack.py`)."""
+    return _records(replace(task, partition=""), folder)
+
+
 @lru_cache(maxsize=4)
-def records(name: str, backbones: tuple[str, ...], rotate: str | None, size: int | None, folder: Path) -> Dataset:
-    """The dataset's features; `folder` may hold them ready made, as NAME-features.npz (see `pack.py`)."""
-    packed = packed_file(folder, name)
-    if backbones and packed.is_file():
-        return unpack(name, packed)
-    task = load(name)
-    if not backbones:
-        return task
-    cache = data_folder() / "features"
-    extractors = [from_backbone(folder / file) for file in backbones]
-    parts = [featured(task, e, cache) for e in extractors]
-    if rotate is None:
+def _records(task: Task, folder: Path) -> Dataset:
+    packed = packed_file(folder, task.features)
+    if task.backbones and packed.is_file():
+        return unpack(task.name, packed)
+    if task.scratch:
+        return _drawn(task)
+    if not task.backbones:
+        return load(task.name)
+    found = _from_backbones(task, folder)
+    if not task.histograms:
+        return found
+    drawn = _drawn(task)
+    public = drawn.train.take(_public_rows(task, drawn.train.y))
+    return _beside([found, _rotated(drawn, public, task.histograms)], [1.0, 1.0])
+
+
+def _drawn(task: Task) -> Dataset:
+    """Hand-made features, in which nothing was learned."""
+    return featured(load(task.name), hand_made(), data_folder() / "features")
+
+
+def _from_backbones(task: Task, folder: Path) -> Dataset:
+    images, cache = load(task.name), data_folder() / "features"
+    extractors = [from_backbone(folder / file) for file in task.backbones]
+    parts = [featured(images, e, cache) for e in extractors]
+    if task.rotate is None:
         return _beside(parts, [1.0] * len(parts))
-    public = [featured(load(rotate), e, cache) for e in extractors]
+    public = [featured(load(task.rotate), e, cache) for e in extractors]
     spreads = [float(part.train.x.std()) for part in public]
     directions = _beside(public, spreads)
     turned_to = Arrays.concatenate([directions.train, directions.test])
-    return _rotated(_beside(parts, spreads), turned_to, size or turned_to.shape[0])
+    return _rotated(_beside(parts, spreads), turned_to, task.size or turned_to.shape[0])
 
 
 def _beside(parts: list[Dataset], spreads: list[float]) -> Dataset:
@@ -140,21 +171,18 @@ def stand_in(task: Task, folder: Path, fold: int, releases: int, most: float = m
     return Federation(scaled(known, public, task.power), assign_budgets(min(budget, most), CLIENTS))
 
 
-def records_of(task: Task, folder: Path) -> Dataset:
-    """All of the task's features."""
-    if task.scratch:
-        return featured(load(task.name), hand_made(), data_folder() / "features")
-    return records(task.name, task.backbones, task.rotate, task.size, folder)
-
-
 def parted(task: Task, folder: Path) -> tuple[Dataset, Arrays]:
     """The dataset without its public records, and these in a random order."""
     dataset = records_of(task, folder)
-    rng = np.random.default_rng([PUBLIC_SEED, 0xFED])
-    chosen = stratified_rows(dataset.train.y, task.proxy, rng)
+    chosen = _public_rows(task, dataset.train.y)
     kept = np.setdiff1d(np.arange(len(dataset.train)), chosen)
-    public = dataset.train.take(rng.permutation(chosen))
-    return replace(dataset, train=dataset.train.take(kept)), public
+    return replace(dataset, train=dataset.train.take(kept)), dataset.train.take(chosen)
+
+
+def _public_rows(task: Task, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    rng = np.random.default_rng([PUBLIC_SEED, 0xFED])
+    rows: npt.NDArray[np.int64] = rng.permutation(stratified_rows(labels, task.proxy, rng))
+    return rows
 
 
 def _with_public(data: FederatedData, known: Arrays, judged: Arrays) -> FederatedData:

@@ -197,6 +197,7 @@ def fedcompdp(
     workers: int = typer.Option(1, "--workers", help="Processes that share the cells."),
 ) -> None:
     """FedCompDP's tables at a true ε of 8. Settings come from public records and are stored before any test."""
+    from modicum.cli.progress import counting
     from modicum_bench.fedcompdp.run import STAGES
     from modicum_bench.fedcompdp.run import bench as run
 
@@ -204,7 +205,9 @@ def fedcompdp(
     for stage in wanted:
         if stage not in STAGES:
             raise UserError(f"unknown stage {stage!r}: use {', '.join(STAGES)}")
-    typer.echo(run(str(preset), wanted, out, backbones, str(device), workers, typer.echo))
+    with counting(quiet=False) as progress:
+        text = run(str(preset), wanted, out, backbones, str(device), workers, typer.echo, progress)
+    typer.echo(text)
 
 
 @app.command("fedmap")

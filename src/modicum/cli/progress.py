@@ -50,6 +50,8 @@ def _tenths(unit: str) -> Count:
     said = [0]
 
     def tell(done: int, total: int) -> None:
+        if done == 1:  # of the next list
+            said[0] = 0
         if done * 10 // total > said[0]:
             said[0] = done * 10 // total
             typer.echo(f"{unit.removesuffix('s')}={done} {unit}={total}", err=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
@@ -36,10 +37,29 @@ def work(
     workers: int = 1,
     ray: str | None = None,
     progress: Progress | None = None,
+    again: bool = False,
 ) -> Iterator[Result]:
-    """`function` of every item, in their order, as `players` do it; for one list of pieces."""
-    with players(workers, ray) as play:
-        yield from play(function, items, progress=progress)
+    """`function` of every item, in their order, as `players` do it; for one list of pieces.
+
+    With `again`, pieces whose process is lost (killed for its memory, say) are played again, as on Ray. Only for
+    pieces that release nothing: what a lost one released would be released twice.
+    """
+    done = lost = 0
+    while done < len(items):
+        try:
+            with players(workers, ray) as play:
+                for result in play(function, items[done:]):
+                    done, lost = done + 1, 0
+                    if progress is not None:
+                        progress(done, len(items))
+                    yield result
+        except BrokenProcessPool:
+            lost += 1
+            if not again or lost > KILLED_AGAIN:
+                raise UserError(
+                    f"a worker process died when {done} of {len(items)} pieces were done, as when memory runs "
+                    "out: begin again with fewer workers"
+                ) from None
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from modicum.errors import MissingExtraError
 DEFAULT_METHOD = "auto"
 TABLES = ("data", "privacy", "model", "method", "run", "fit", "metanet")  # the last two: `modicum fit-…`
 
+_READERS: dict[type[Any], Any] = {}  # of tables, by their classes
+
 
 def read(path: str | PathLike[str], options: Iterable[str] = (), seed: int | None = None) -> Config:
     """The experiment in a file, with `key.sub=value` options and the seed of the command line on top."""
@@ -109,20 +111,29 @@ def read_table(source: Source, cls: type[Any], name: str, table: Mapping[str, An
         if isinstance(given, Mapping):
             _known(source, given, [f.name for f in fields(Column)], "keys", name, "columns", column)
     try:
-        from pydantic import TypeAdapter, ValidationError
+        from pydantic import ValidationError
     except ImportError:
         raise MissingExtraError("pydantic", None, "reading a configuration file") from None
     hidden = {"options"} if cls is ModelConfig else {"delta", "adjacency"} if name == "method" else set()
     _known(source, {k: v for k, v in table.items() if k not in hidden}, _keys(cls, hidden), "keys", name)
     try:
         # Strict JSON rules: text is not a number, a number is no text, and a list may fill a tuple.
-        return TypeAdapter(cls).validate_json(_json(source, table, name), strict=True)
+        return _reader(cls).validate_json(_json(source, table, name), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = tuple(str(part) for part in first["loc"])
         # A union lists a complaint for each member: what was asked for is in the field's own type.
         key = place[0] if place else None
         raise source.error(_message(cls, key, first, table), *_place(name, key)) from None
+
+
+def _reader(cls: type[Any]) -> Any:
+    """Made once for each class: that takes longer than reading does."""
+    from pydantic import TypeAdapter
+
+    if cls not in _READERS:
+        _READERS[cls] = TypeAdapter(cls)
+    return _READERS[cls]
 
 
 def _place(table: str, key: str | None) -> tuple[str, ...]:

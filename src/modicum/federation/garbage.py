@@ -19,9 +19,9 @@ def loud(federation: Federation, seed: int) -> Federation:
     """Random values far outside of what a model meets, with random labels."""
     classes = federation.data.classes
 
-    def fill(rng: np.random.Generator, own: Arrays, client: int) -> Arrays:  # noqa: ARG001
+    def fill(rng: np.random.Generator, own: Arrays, client: int) -> Arrays:
         x = rng.integers(0, 256, own.x.shape) if own.x.dtype == np.uint8 else LOUD * rng.normal(size=own.x.shape)
-        return Arrays(x.astype(own.x.dtype), _labels(rng, len(own), classes))
+        return Arrays(x.astype(own.x.dtype), _labels(rng, len(own), classes, client))
 
     return _filled(federation, seed, fill)
 
@@ -41,8 +41,8 @@ def dealt_anew(federation: Federation, seed: int) -> Federation:
     data = federation.data
     pool = Arrays.concatenate([part for c in data.clients for part in (c.train, c.validation, c.test)])
 
-    def fill(rng: np.random.Generator, own: Arrays, client: int) -> Arrays:  # noqa: ARG001
-        return Arrays(pool.x[rng.integers(0, len(pool), len(own))], _labels(rng, len(own), data.classes))
+    def fill(rng: np.random.Generator, own: Arrays, client: int) -> Arrays:
+        return Arrays(pool.x[rng.integers(0, len(pool), len(own))], _labels(rng, len(own), data.classes, client))
 
     return _filled(federation, seed, fill)
 
@@ -54,9 +54,10 @@ GARBAGE: dict[str, Callable[[Federation, int], Federation]] = {
 }
 
 
-def _labels(rng: np.random.Generator, rows: int, classes: int) -> Array:
+def _labels(rng: np.random.Generator, rows: int, classes: int, client: int) -> Array:
+    """Never one label alone, be it that clients have a record each: that is refused as nothing to learn."""
     y = rng.integers(0, classes, rows)
-    y[:2] = np.arange(2)[:rows]  # never one label alone: that is refused as nothing to learn
+    y[:2] = (np.arange(2) + client)[:rows] % 2
     return y
 
 

@@ -12,13 +12,13 @@ from modicum.core.parts import Job
 from modicum.federation.clients import Answer, Clients
 from modicum.federation.keep import Charges
 from modicum.federation.rounds import Exchange
-from modicum.federation.secure_sums import Adder
+from modicum.federation.secure_sums import IMPOSSIBLE, NOBODY, Adder
 from modicum.federation.server import Asked, OpenedOnce, Proposal, Server, TrustedLedger
 from modicum.federation.transcript import AGGREGATOR, Forget, Kind, Seen, Transcript, note_opened
 from modicum.privacy.budgets import Reason, Refusal, Refused
 from modicum.privacy.events import Release
 from modicum.privacy.token import Token
-from modicum.privacy.views import Shows
+from modicum.privacy.views import SecureAggregation, Shows
 
 OWN_FAULT = frozenset({Reason.BAD_MODEL, Reason.BAD_BOUND})
 """Refusals of a proposal as such: the server's own doing, for which no client retires."""
@@ -41,6 +41,7 @@ class Begun:
     refused: dict[str, str]
     tokens: Sequence[Token] = ()  # a trusted server's
     stored: ReleasedSum | None = None  # what a trusted server released before a crash
+    void: str = ""  # why integers were not added up
 
 
 class InProcess:
@@ -96,14 +97,29 @@ class InProcess:
         self.transcript.flush()
         refused, asked = begun.refused, begun.asked
         retired = {name: why for name, why in refused.items() if why not in OWN_FAULT}
-        return Exchange(opened, asked.answered, refused, retired, asked.impossible)
+        return Exchange(opened, asked.answered, refused, retired, asked.impossible, self._void(begun, opened))
+
+    def _void(self, begun: Begun, opened: Opened | None) -> str:
+        """Why secure aggregation gave no sum, where it gave none."""
+        view = self.server.method.mechanism.spec.view
+        if opened is not None or not isinstance(view, SecureAggregation):
+            return ""
+        answered, invited = begun.asked.answered, len(begun.proposal.cohort)
+        if begun.void or not answered:
+            return begun.void or NOBODY
+        if not view.enough(answered, invited):
+            return f"{answered} of {invited} are too few survivors: the round is void"
+        return IMPOSSIBLE
 
     def _opened_once(self, begun: Begun, messages: Iterator[Message]) -> Opened | None:
         def opening() -> Opened | None:
             if self._adder is None:
                 return self.server.open(begun.proposal, messages, begun.asked)
             added = self._adder.add(begun.proposal.round, begun.proposal.cohort, messages)
-            return None if added is None else self.server.open_sum(begun.proposal, *added, begun.asked)
+            if isinstance(added, str):
+                begun.void = added
+                return None
+            return self.server.open_sum(begun.proposal, *added, begun.asked)
 
         if self._once is None:
             return opening()

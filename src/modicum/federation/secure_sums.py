@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("modicum.server")
 
 
+IMPOSSIBLE = "its sum is beyond what clipping and noise can make: the round is void"
+NOBODY = "nobody answered: the round is void"
+
+
 class Adder(Protocol):
-    """Adds up a round's summands and says whose they were; None where the round is void."""
+    """Adds up a round's summands and says whose they were, or why the round is void."""
 
     def add(
         self, round: int, cohort: Sequence[str], messages: Iterable[Message]
-    ) -> tuple[Integers, tuple[str, ...]] | None:
-        """The sum of a cohort's integers and who is in it; None where too few answered or the round is void."""
+    ) -> tuple[Integers, tuple[str, ...]] | str:
+        """The sum of a cohort's integers and who is in it, or why there is none."""
 
 
 def make_adder(setup: Setup, run: str) -> Adder | None:
@@ -69,14 +73,14 @@ class InTheClear:
         round: int,  # noqa: ARG002
         cohort: Sequence[str],  # noqa: ARG002
         messages: Iterable[Message],
-    ) -> tuple[Integers, tuple[str, ...]] | None:
+    ) -> tuple[Integers, tuple[str, ...]] | str:
         total, survivors = None, []
         for message in messages:
             if isinstance(message, Summand):
                 words = message.update.numpy().astype(_words(self.bits))
                 total = words if total is None else total + words
                 survivors.append(message.client)
-        return None if total is None else (_signed(total), tuple(survivors))
+        return NOBODY if total is None else (_signed(total), tuple(survivors))
 
 
 class ByProtocol:
@@ -92,14 +96,14 @@ class ByProtocol:
 
     def add(
         self, round: int, cohort: Sequence[str], messages: Iterable[Message]
-    ) -> tuple[Integers, tuple[str, ...]] | None:
+    ) -> tuple[Integers, tuple[str, ...]] | str:
         inputs = {m.client: m.update.numpy() for m in messages if isinstance(m, Summand)}
         if not inputs:
-            return None
+            return NOBODY
         from modicum.secure_aggregation import VoidError
 
         try:
             return self._parties.play(round, cohort, inputs)
         except VoidError as void:
             LOG.warning("round %d: %s", round, void)
-            return None
+            return str(void)

@@ -17,7 +17,8 @@ from modicum.core.parts import ClientKit
 from modicum.core.stack import Pool
 from modicum.errors import UserError
 from modicum.mechanisms.possible import ROUNDING, noise_norm, rounded_away
-from modicum.mechanisms.record_local import GRADIENT, RecordLocal, _release, _Stepper
+from modicum.mechanisms.record_local import GRADIENT, RecordLocal
+from modicum.mechanisms.record_steps import Stepper, release
 from modicum.privacy.events import Block, Origin, Release, Sampler, Shuffled
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import Adjacency
@@ -95,13 +96,13 @@ class BatchClipped(RecordLocal):
         return norm * (1 + ROUNDING) + rounded_away(model, steps, norm), {}
 
     def _noised_gradients(
-        self, steppers: Sequence[_Stepper], pool: Pool, theta: Tensor, kit: ClientKit, step: int
+        self, steppers: Sequence[Stepper], pool: Pool, theta: Tensor, kit: ClientKit, step: int
     ) -> Tensor:
         batches = pool.batches([stepper.chosen(step) for stepper in steppers])
         gradients = kit.backend.gradients(theta, batches, kit.training.losses)
         bounds = gradients.new_tensor([stepper.decision.bound for stepper in steppers], dtype=torch.float64)
         clipped, norms = clip_rows(gradients, bounds)
-        return _release(steppers, step, clipped, list(norms[:, None]))  # Eq. (8)
+        return release(steppers, step, clipped, list(norms[:, None]))  # Eq. (8)
 
 
 def clip_rows(gradients: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from modicum.core.clips import Clip, Flat
-from modicum.core.door import ReleaseRequest, release_together
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened, Range
+from modicum.core.messages import Broadcast, Decision, Expected, Message, NoiseFacts, Opened, Range
 from modicum.core.needs import Need
-from modicum.core.parts import Batch, ClientKit, Job, Observation, Opening, Place, Scope, State
+from modicum.core.parts import ClientKit, Job, Opening, Scope, State
 from modicum.core.sockets import Climbs, Pulls
 from modicum.core.stack import Pool
 from modicum.errors import UserError, counted
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, most_drawn, noise_norm, rounded_away, spread
+from modicum.mechanisms.record_steps import Stepper, release, uphill
 from modicum.privacy.accounting.rdp import best_order
 from modicum.privacy.budgets import filter_cap, price
 from modicum.privacy.calibration import calibrate_kinds, calibrate_noise, largest_steps
@@ -236,6 +236,11 @@ class RecordLocal:
             integers=integers.planned(plan, GRADIENT),
         )
 
+    def step_event(self, job: Job, kit: ClientKit, decision: Decision, step: int, count: int) -> Release:
+        """What a job releases in so many steps from this one on, by a decision that may be the client's own."""
+        noise = self._noise(job.facts, job.plan, job.broadcast, decision, job.participation)
+        return self._event(job.facts, job.plan, kit, job.broadcast, decision, noise, step, count)
+
     def expected(
         self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> Expected:
@@ -300,7 +305,7 @@ class RecordLocal:
 
     def _run_sorted(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         first = common.starts(jobs, kit)
-        steppers = [_Stepper(self, job, kit) for job in jobs]
+        steppers = [Stepper(self, job, kit) for job in jobs]
         pool = Pool([stepper.records for stepper in steppers])
         descent = Descent(first, kit.training.optimiser, kit.training)  # its pull comes after the noise
         theta = descent.theta
@@ -309,7 +314,7 @@ class RecordLocal:
             active = [stepper for stepper in steppers if step < stepper.steps]
             for stepper, row in zip(active, theta, strict=False):
                 stepper.decide(step, row)
-            where = _uphill(theta[: len(active)], released, kit)
+            where = uphill(theta[: len(active)], released, kit)
             gradient = self._noised_gradients(active, pool, where, kit, step)
             if isinstance(kit.training, Climbs):
                 released[: len(active)] = gradient
@@ -319,7 +324,7 @@ class RecordLocal:
         ]
 
     def _noised_gradients(
-        self, steppers: Sequence[_Stepper], pool: Pool, theta: Tensor, kit: ClientKit, step: int
+        self, steppers: Sequence[Stepper], pool: Pool, theta: Tensor, kit: ClientKit, step: int
     ) -> Tensor:
         sums, norms = kit.backend.clipped_sums(
             theta,
@@ -329,119 +334,11 @@ class RecordLocal:
         )
         live = [i for i, stepper in enumerate(steppers) if stepper.stopped is None]
         if len(live) == len(steppers):
-            return _release(steppers, step, sums, norms)
+            return release(steppers, step, sums, norms)
         gradients = torch.zeros_like(sums)
         if live:
-            gradients[live] = _release([steppers[i] for i in live], step, sums[live], [norms[i] for i in live])
+            gradients[live] = release([steppers[i] for i in live], step, sums[live], [norms[i] for i in live])
         return gradients
 
     def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
         return common.opened(messages, context)
-
-
-class _Stepper:
-    """One client's way through its local steps. Private values live here and leave by the door alone."""
-
-    def __init__(self, mechanism: RecordLocal, job: Job, kit: ClientKit) -> None:
-        self.mechanism, self.job, self.kit = mechanism, job, kit
-        self.records = Batch(job.records.x, kit.training.targets(job.records, job.state, kit.backend))
-        self.expected = mechanism.expected_batch(job.facts)
-        self.decision = job.broadcast.decision
-        self.steps = mechanism.steps_in(job.facts, job.participation)
-        self.event = self._event(0, self.steps)
-        self.policy_state: State = dict(job.state.get("policy") or self._first_policy_state())
-        self.released = 0  # steps that have passed the door
-        self.stopped: Tensor | None = None  # the local model at the step that the ledger refused
-        self.signals: dict[str, float] = {s.name: 0.0 for s in kit.policy.signals}
-
-    def _first_policy_state(self) -> State:
-        policy, public = self.kit.policy, self.kit.public
-        return policy.init(public) if self._own_policy and public is not None else {}
-
-    @property
-    def _own_policy(self) -> bool:
-        """Whether the client decides anew before each step, from its own releases."""
-        return self.kit.policy.scope is Scope.STEP and self.kit.policy.place is Place.CLIENT
-
-    def _event(self, step: int, count: int) -> Release:
-        job, made = self.job, self.mechanism
-        noise = made._noise(job.facts, job.plan, job.broadcast, self.decision, job.participation)
-        return made._event(job.facts, job.plan, self.kit, job.broadcast, self.decision, noise, step, count)
-
-    def decide(self, step: int, model: Tensor) -> None:
-        """Settle this step's bound and noise, and have it reserved before any record is looked at.
-
-        A refusal depends on public and released values alone; the client keeps the model it has until then (R2).
-        """
-        if self.stopped is not None:
-            return
-        if self._own_policy:
-            name = self.job.facts.name
-            self.decision = self.kit.policy.decide(self.policy_state, self.job.broadcast.round, [name])[name]
-            self.event = self._event(step, 1)
-        if not self.job.door.reserve(self.event):
-            self.stopped = model.clone()
-
-    @property
-    def unit(self) -> float:
-        return self.mechanism.unit_of(self.decision.bound)
-
-    def chosen(self, step: int) -> Tensor:
-        """Which records enter this step."""
-        if self.stopped is not None:
-            return torch.arange(0)
-        return self.job.door.sample(self.event, step, len(self.records))
-
-    def request(self, step: int, total: Tensor, norms: Tensor) -> ReleaseRequest:
-        signals = common.contributions(norms, self.decision.bound, self.kit.policy.signals)
-        return ReleaseRequest(self.job.door, self.event, step, {GRADIENT: total, **signals})
-
-    def note(self, step: int, gradient: Tensor, noised: Mapping[str, Tensor]) -> None:
-        """Keep what was released of this step."""
-        self.released += 1
-        seen = {name: noised[name].item() / self.expected + 0.5 for name in self.signals}
-        for name, value in seen.items():
-            self.signals[name] += value
-        self._observe(step, gradient, seen)
-
-    def _observe(self, step: int, gradient: Tensor, seen: dict[str, float]) -> None:
-        if self._own_policy:
-            policy, job = self.kit.policy, self.job
-            noised = Noised(job.facts.name, job.broadcast.round, gradient, seen)
-            released = noised.known(self.mechanism.facts_of(self.event, job.facts, 1))
-            observed = Observation(job.broadcast.round, (released,), {job.facts.name: self.decision}, step=step)
-            self.policy_state = policy.observe(self.policy_state, observed)
-
-    def result(self, first: Tensor, trained: Tensor) -> tuple[Message, State]:
-        trained = trained if self.stopped is None else self.stopped
-        steps = max(1, self.released)
-        metrics = common.released_metrics(self.job, self.kit, self.mechanism.spec)
-        job = self.job
-        update = common.shared_part(trained - first, job, self.kit)
-        signals = {name: total / steps for name, total in self.signals.items()}
-        message = Noised(job.facts.name, job.broadcast.round, update, signals, metrics)
-        state = common.keep_personal(job, self.kit, trained)
-        if self.policy_state:
-            state["policy"] = self.policy_state
-        return message, state
-
-
-def _uphill(theta: Tensor, released: Tensor, kit: ClientKit) -> Tensor:
-    """θ + ρ·g̃/‖g̃‖ with the gradient g̃ that the step before released; θ itself in a round's first step."""
-    if not isinstance(kit.training, Climbs):
-        return theta
-    before = released[: len(theta)]
-    uphill: Tensor = before / before.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    return theta + kit.training.ascent * uphill
-
-
-def _release(steppers: Sequence[_Stepper], step: int, sums: Tensor, norms: Sequence[Tensor]) -> Tensor:
-    """The noised mean gradients over the *expected* batch sizes (R4)."""
-    if steppers[0].signals:
-        norms = common.on_cpu(norms)
-    requests = [stepper.request(step, *own) for stepper, *own in zip(steppers, sums.unbind(), norms, strict=True)]
-    noised, others = release_together(requests, GRADIENT, sums)
-    gradients = noised.div_(noised.new_tensor([stepper.expected * stepper.unit for stepper in steppers])[:, None])
-    for stepper, gradient, other in zip(steppers, gradients.unbind(), others, strict=True):
-        stepper.note(step, gradient, other)
-    return gradients

@@ -95,6 +95,7 @@ class FedCompDp(RecordSteps, Promise):
     def _aggregation(self, mechanism: Mechanism) -> Aggregation:
         if not self.cra:
             return build_aggregation(by_records(mechanism), self.server_lr, 0.0, self.threshold)
+        messages_only("CRA weighs each client's update (cra = false goes without it)", self.view)
         base = ConstraintAware(
             lr=self.server_lr,
             towards=self.towards,

@@ -49,6 +49,11 @@ class Refusal:
     detail: str = ""
 
 
+def no_plan(release: Release) -> Refusal:
+    """The refusal of a release for a client that has declared no plan."""
+    return Refusal(release.client, Reason.UNKNOWN_CLIENT, "no plan was declared for it")
+
+
 class Refused(UserError):  # noqa: N818
     """A release is not allowed; nothing was spent. Holds every refusal of the batch."""
 

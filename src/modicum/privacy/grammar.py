@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from modicum.errors import UserError
+from modicum.privacy.budgets import Reason, Refusal
 from modicum.privacy.events import Release
 from modicum.privacy.exact import unlike
 from modicum.privacy.journal import Entry, canonical
@@ -108,6 +109,14 @@ def reservation_key(release: Release) -> str:
     """The key of a reservation: client, round, step and query, hence once for each."""
     query = "+".join(block.name for block in release.blocks)
     return canonical([release.client, release.round, release.step, query])
+
+
+def conflict(entry: Entry, release: Release) -> Refusal | None:
+    """The refusal of a release whose key is reserved with other contents; None where they are the same."""
+    if entry.body == canonical(release.to_dict()):
+        return None
+    said = f"round {release.round}, step {release.step} is reserved with other contents (entry {entry.number})"
+    return Refusal(release.client, Reason.CONFLICT, said)
 
 
 class Kind(NamedTuple):

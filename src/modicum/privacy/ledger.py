@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from modicum.errors import UserError
-from modicum.privacy.budgets import BudgetGuard, Reason, Refusal, Refused, check_plan, guard_for
+from modicum.privacy.budgets import BudgetGuard, Refusal, Refused, check_plan, guard_for, no_plan
 from modicum.privacy.events import Release
-from modicum.privacy.grammar import KIND_OF, KINDS, Grammar, RunEntry, Said, Settlement, reservation_key
+from modicum.privacy.grammar import KIND_OF, KINDS, Grammar, RunEntry, Said, Settlement, conflict, reservation_key
 from modicum.privacy.journal import FORMAT, Entry, Journal, LedgerDamaged, canonical
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.plan import PrivacyPlan, share_reserved
@@ -133,10 +133,7 @@ class Ledger:
                         raise UserError(
                             f"client {client!r} has another plan in this ledger: start a new run for it"
                         )
-            for (
-                client,
-                plan,
-            ) in asked.items():  # in the order of their entries, as whoever opens the file reads them
+            for client, plan in asked.items():  # in the order of their entries, as whoever opens the file
                 if client not in self.plans:
                     self.plans[client], self._guards[client] = plan, guards[client]
 
@@ -146,9 +143,9 @@ class Ledger:
             self._catch_up()
             known = self._journal.by_key(reservation_key(release))
             if known is not None:
-                return _conflict(known, release)
+                return conflict(known, release)
             guard = self._guards.get(release.client)
-            return _unknown(release) if guard is None else guard.refusal(release)
+            return no_plan(release) if guard is None else guard.refusal(release)
 
     def reserve(self, releases: Iterable[Release], *, redo: bool = False) -> list[Token]:
         """Charges every release, durably and in one transaction, or raises `Refused` and charges none.
@@ -173,7 +170,7 @@ class Ledger:
                 for release in batch:
                     entry = self._journal.by_key(reservation_key(release))
                     settled = not redo and entry is not None and self._is_settled(entry)
-                    problem = self._charge(release, charged) if entry is None else _conflict(entry, release)
+                    problem = self._charge(release, charged) if entry is None else conflict(entry, release)
                     if problem is not None:
                         refused.append(problem)
                     elif not refused:
@@ -308,7 +305,7 @@ class Ledger:
     def _charge(self, release: Release, charged: dict[str, BudgetGuard]) -> Refusal | None:
         guard = charged.get(release.client) or self._guards.get(release.client)
         if guard is None:
-            return _unknown(release)
+            return no_plan(release)
         problem = guard.refusal(release)
         if problem is None:
             charged[release.client] = guard.charge(release)
@@ -391,17 +388,3 @@ class Ledger:
         entry = self._journal.entry(token.entry)
         if entry is None or entry.kind != "reserve" or entry.hash != token.hash:
             raise UserError(f"the token of entry {token.entry} was not issued by the ledger {self.path}")
-
-
-def _conflict(entry: Entry, release: Release) -> Refusal | None:
-    if entry.body == canonical(release.to_dict()):
-        return None
-    return Refusal(
-        release.client,
-        Reason.CONFLICT,
-        f"round {release.round}, step {release.step} is reserved with other contents (entry {entry.number})",
-    )
-
-
-def _unknown(release: Release) -> Refusal:
-    return Refusal(release.client, Reason.UNKNOWN_CLIENT, "no plan was declared for it")

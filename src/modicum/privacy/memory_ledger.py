@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from modicum.errors import UserError
-from modicum.privacy.budgets import BudgetGuard, Reason, Refusal, Refused, check_plan, guard_for
+from modicum.privacy.budgets import BudgetGuard, Refusal, Refused, check_plan, guard_for, no_plan
 from modicum.privacy.events import Release
 from modicum.privacy.journal import Entry
 from modicum.privacy.plan import PrivacyPlan, share_reserved
@@ -29,7 +29,7 @@ class MemoryLedger:
         batch, charged, refused = list(releases), dict[str, BudgetGuard](), list[Refusal]()
         for release in batch:
             guard = charged.get(release.client) or self._guards.get(release.client)
-            problem = _unknown(release) if guard is None else guard.refusal(release)
+            problem = no_plan(release) if guard is None else guard.refusal(release)
             if problem is not None:
                 refused.append(problem)
             elif guard is not None:
@@ -74,7 +74,3 @@ class MemoryLedger:
 
     def prune_before(self, round: int) -> None:
         """Nothing is kept that could be forgotten."""
-
-
-def _unknown(release: Release) -> Refusal:
-    return Refusal(release.client, Reason.UNKNOWN_CLIENT, "no plan was declared for it")

@@ -13,6 +13,7 @@ from modicum.deploy.flower.silos import OWN_FAULT, Silos
 from modicum.deploy.silo.secure import SecureTerms
 from modicum.deploy.silo.wire import Answer, Kind
 from modicum.federation.rounds import Exchange
+from modicum.federation.secure_sums import IMPOSSIBLE
 from modicum.federation.server import Asked, Proposal
 from modicum.federation.transcript import note_opened, note_received, note_sent
 
@@ -54,7 +55,7 @@ class SecureSilos(Silos):
         if opened is not None and found.total is None:  # it was opened before a crash
             found.survivors = survivors(self.secure, self.folder, proposal.round)
         if found.total is not None and opened is None:
-            found.void = "its sum is beyond what clipping and noise can make: the round is void"
+            found.void = IMPOSSIBLE
         retired = {n: c for n, c in found.refused.items() if c not in OWN_FAULT}
         return Exchange(
             opened,
