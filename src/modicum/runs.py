@@ -129,7 +129,7 @@ def train(
     evaluate_every: int = 1,
     device: str = "cpu",
     compile: bool = False,
-    model_options: Mapping[str, float] | None = None,
+    model_options: Mapping[str, float | str] | None = None,
     simulation: bool = True,
     folder: str | PathLike[str] | None = None,
     resume: bool = False,

@@ -84,6 +84,17 @@ def test_without_noise_the_strongest_public_feature_limits_the_steps() -> None:
     assert "would not be stable" in next(iter(rule(momentum=0.5).explain(public)))
 
 
+def test_a_long_mean_of_the_tasks_public_records_limits_them_too() -> None:
+    """Features that are centred on other records: along the task's own mean all of its records are that long."""
+    other = FeatureFacts(CLASSES, between=torch.full((SIZE,), 0.01), within=torch.full((SIZE,), 0.05))
+    counts, mean = torch.tensor([10.0, 20.0, 10.0]), torch.zeros(SIZE)
+    for length, strongest in ((0.6, 0.36), (0.1, 0.06)):
+        mean[2] = length
+        own = replace(other, sums=counts[:, None] * mean, counts=counts)
+        pace = rule(momentum=0.5).pace(facts(features=own, c0=0.0))
+        assert pace.largest == pytest.approx(2 * 1.5 / 0.5 / (0.35 * 0.3 * strongest))
+
+
 def test_members_of_cohorts_are_counted_as_often_as_they_answer() -> None:
     """Half the rounds with noise for half the releases carry as much as all rounds with noise for all."""
     whole = facts()

@@ -63,6 +63,7 @@ def test_it_is_what_a_file_without_a_method_gets(
     out = capsys.readouterr().out
     assert "2 whole-batch steps" in out
     assert "cut to length 1 as they are" in out
+    assert "Only the head is trained" in out
     assert command_line(app, ["run", str(path), "--explain", "--json"]) == 0
     assert "2 whole-batch steps" in json.loads(capsys.readouterr().out)[0]
     assert list(tmp_path.iterdir()) == [path]

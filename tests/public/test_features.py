@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,13 @@ import torch
 
 import modicum as mo
 from modicum.config import experiment, read
+from modicum.core.setting import MethodSpec, Setting
 from modicum.data import Dataset, federate, load
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.geometry import Geometry, load_geometry
 from modicum.errors import UserError
 from modicum.federation.identity import run_id
+from modicum.methods import Auto, method
 from modicum.models.backbone import Backbone, BackboneShape, save_backbone
 from modicum.privacy.spec import PrivacySpec, Unit
 from modicum.public import features
@@ -233,6 +236,26 @@ def test_the_choice_follows_budgets_and_sizes() -> None:
     sizes = [size(e) for e in (0.05, 0.5, 8.0)]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
+
+
+def test_python_and_a_file_choose_the_same_for_the_methods_own_view() -> None:
+    """Behind a sum there is less noise, hence room for more dimensions; whole clients have no such rule."""
+
+    def found(spec: MethodSpec | None) -> Geometry:
+        given: dict[str, Any] = {"clients": 4, "proxy": 0.3, "budgets": 0.05, "features": "discriminant:auto"}
+        made = mo.Federation.from_dataset("digits", method=spec, **given).data.geometry
+        assert made is not None
+        return made
+
+    data = federate(load("digits"), clients=4, proxy=0.3)
+    behind_sum = Auto(view="secure-aggregation")
+    promised = behind_sum.build(Setting(4, 4, 1)).mechanism.spec
+    expected = stand_on(data, "discriminant:auto", (0.05,) * 4, lambda: promised).geometry
+    assert expected is not None
+    assert found(behind_sum).digest == expected.digest
+    assert found(behind_sum).size > found(None).size == found(Auto()).size
+    with pytest.raises(UserError, match="not of whole clients"):
+        found(method("dp-fedavg"))
 
 
 def test_a_run_keeps_its_geometry_and_says_so(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def _plot(axis: Any, points: list[tuple[float, float]], style: dict[str, Any]) -
 def _named(axis: Any, title: str, ticks: Sequence[str] | None) -> None:
     axis.axhline(0, color="grey", linewidth=0.5)
     axis.set_title(title, fontsize=9)
-    axis.set_ylim(-6, 8)
+    axis.set_ylim(-6, max(8.0, axis.get_ylim()[1]))
     axis.tick_params(labelsize=7)
     if ticks is None:
         axis.set_xscale("log")

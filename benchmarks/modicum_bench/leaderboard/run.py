@@ -21,6 +21,7 @@ Say = Callable[[str], None]
 STAGES = ("choose", "test", "report")
 NOISES = (3e-4, 3e-3, 3e-5, 3e-2)  # that settings are chosen for; a cell takes those of the nearest, by logarithm
 LIMITED = 1  # draws whose head without privacy is fitted
+MOST = {"quick": 10}  # draws of a cell, where a preset is to end in a quarter of an hour
 
 
 def bench(
@@ -46,7 +47,7 @@ def bench(
         choose(out, backbones, workers=workers, progress=progress)
         say(f"settings: {out / 'settings.json'}")
     if "test" in stages:
-        play(out, backbones, cells, workers=workers, device=device, progress=progress)
+        play(out, backbones, cells, most=MOST.get(preset), workers=workers, device=device, progress=progress)
     return page(_lines(out / "results.jsonl"), cells, out) if "report" in stages else ""
 
 
@@ -90,6 +91,7 @@ def play(
     backbones: Path,
     cells: Sequence[Cell],
     *,
+    most: int | None = None,
     workers: int = 1,
     device: str = "cpu",
     progress: Progress | None = None,
@@ -98,17 +100,19 @@ def play(
     if not (out / "settings.json").is_file():
         raise UserError("settings are chosen before the test is opened: run the stage choose first")
     settings = json.loads((out / "settings.json").read_text())
-    left = draws(out / "results.jsonl", backbones, cells, settings)
+    left = draws(out / "results.jsonl", backbones, cells, settings, most)
     todo = [replace(draw, device=device) for draw in left]
     for _ in work(played, todo, workers=workers, progress=progress):
         pass
 
 
-def draws(kept: Path, backbones: Path, cells: Sequence[Cell], settings: dict[str, Any]) -> Iterator[Draw]:
-    """What is left to play, first draws first."""
+def draws(
+    kept: Path, backbones: Path, cells: Sequence[Cell], settings: dict[str, Any], most: int | None = None
+) -> Iterator[Draw]:
+    """What is left to play, first draws first, at most so many of a cell."""
     known = {(r["cell"], r["method"], r["seed"]) for r in _lines(kept)}
     chosen: dict[Cell, dict[str, Choice]] = {}
-    for seed in range(max(cell.seeds for cell in cells)):
+    for seed in range(max(cell.seeds for cell in cells))[:most]:
         for cell in cells:
             names = [*ROWS, *([NO_PRIVACY] if seed < LIMITED else [])]
             left = [n for n in names if (cell.name, n, seed) not in known]

@@ -90,10 +90,17 @@ class Paced:
         return math.hypot(*each) / len(each)
 
     def _largest(self, features: FeatureFacts, size: int) -> float:
-        """Heavy-ball steps are stable up to 2(1+β)/(1−β) over the curvature (Polyak 1964)."""
+        """Heavy-ball steps are stable up to 2(1+β)/(1−β) over the curvature (Polyak 1964).
+
+        Features that were fitted to other records are centred on those: the mean of the task's own may be long,
+        and along it every record has that length.
+        """
         strongest, beta = 1.0, self.base.beta  # a record's length, where nothing is known
         if features.between is not None:
             strongest = float((features.between_of(size) + features.within_of(size)).max())
+        if features.sums is not None and features.counts is not None and features.counts.sum() > 0:
+            mean = features.sums.sum(0) / features.counts.sum()
+            strongest = max(strongest, float(mean.square().sum()))
         return 2 * (1 + beta) / (1 - beta) / (STEEPEST * self.clip * strongest)
 
     def explain(self, public: PublicFacts) -> Iterable[str]:
@@ -115,6 +122,7 @@ class Paced:
                 "The first model is a logistic head on public records; private ones bring "
                 f"{pace.private:.0%} of the precision of a class's mean, and steps are shortened to that share."
             )
+        yield "Only the head is trained: layers before it (model last-stage) bear less noise than it does."
 
 
 def _share(noise: float, features: FeatureFacts, size: int, records: int, known: float) -> float:

@@ -54,7 +54,7 @@ def check(source: Source, folder: Path = Path()) -> Config:
             delta=getattr(method, "delta", privacy.delta),
             adjacency=_text(getattr(method, "adjacency", privacy.adjacency)),
         ),
-        model=_model(source),
+        model=_model(source, folder),
         method_name=method_name,
         method=method,
         run=_run(source),
@@ -72,11 +72,14 @@ def _run(source: Source) -> RunConfig:
     return run
 
 
-def _model(source: Source) -> ModelConfig:
+def _model(source: Source, folder: Path) -> ModelConfig:
+    """Options are numbers, or names of .npz files, which are taken from `folder`."""
     table = dict(source.tables.get("model", {}))
     named = {"name": table.pop("name")} if "name" in table else {}
     for key, value in table.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, str) and value.endswith(".npz"):
+            table[key] = _absolute(value, folder)
+        elif isinstance(value, bool) or not isinstance(value, int | float):
             raise source.error(f"the model option {key} must be a number, got {value!r}", "model", key)
     return ModelConfig(name=read_table(source, ModelConfig, "model", named).name, options=table)
 
@@ -184,11 +187,15 @@ def _near(wrong: object, known: Iterable[str]) -> str:
 def absolute(data: DataConfig, folder: Path) -> DataConfig:
     """Paths relative to `folder` become absolute ones."""
     changed: dict[str, Any] = {
-        key: str((folder / Path(value).expanduser()).resolve())
+        key: _absolute(value, folder)
         for key in ("npz", "csv", "dir", "backbone", "features")
         if (value := getattr(data, key)) is not None and (key != "features" or value.endswith(".npz"))
     }
     return replace(data, **changed)
+
+
+def _absolute(path: str, folder: Path) -> str:
+    return str((folder / Path(path).expanduser()).resolve())
 
 
 def _text(value: object) -> str | None:

@@ -71,7 +71,7 @@ class ModelConfig:
     """A model by name; the other keys of the table are its options."""
 
     name: str = setting("logistic", "logistic, mlp, cnn-small, lenet, cnn8, resnet18, resnet34, …")
-    options: dict[str, float] = setting(dict, "of the model, e.g. hidden")  # noqa: RUF009
+    options: dict[str, float | str] = setting(dict, "of the model, e.g. hidden: numbers, or names of .npz files")  # noqa: RUF009
 
 
 @dataclass(frozen=True, kw_only=True)

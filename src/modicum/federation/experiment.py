@@ -68,12 +68,14 @@ class Federation:
         backbone: str | Path | None = None,
         features: str | None = None,
         features_from: str | None = None,
+        method: MethodSpec | None = None,
         data_dir: str | PathLike[str] | None = None,
     ) -> Federation:
         """Divide a named dataset among clients; `proxy` is a fraction or another dataset's name.
 
-        `backbone` and `features` put public features in place of records: see docs/data.md. `discriminant:auto`
-        takes budgets as those of records (δ = 1e-5, zero-out, the server sees messages).
+        `backbone` and `features` put public features in place of records: see docs/data.md. The dimensions of
+        `discriminant:auto` follow the noise that `method` promises: its δ, adjacency and view, with all clients in
+        every round. None: that of records where the server sees messages (δ = 1e-5, zero-out).
         """
         from modicum.data import federate, load
         from modicum.data.fetch import data_folder
@@ -92,8 +94,13 @@ class Federation:
             proxy=public,
         )
         granted = assign_budgets(budgets, len(data.clients), seed)
-        spec = PrivacySpec(unit=Unit.RECORD)
-        return cls(stand_on(data, features, granted, lambda: spec, source, backbone), granted)
+        size = len(data.clients)
+
+        def spec() -> PrivacySpec:
+            promised = PrivacySpec(unit=Unit.RECORD)
+            return promised if method is None else method.build(Setting(size, size, 1)).mechanism.spec
+
+        return cls(stand_on(data, features, granted, spec, source, backbone), granted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +125,7 @@ class Experiment:
     evaluate_every: int = 1
     device: str = "cpu"
     compile: bool = False  # clipped sums, on the first batch of each size
-    model_options: dict[str, float] = field(default_factory=dict)
+    model_options: dict[str, float | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.evaluate_every < 1:
@@ -269,7 +276,7 @@ def make_model(experiment: Experiment) -> nn.Module:
     return check_model(model, data.input_shape, data.classes)
 
 
-def _uncompressed(experiment: Experiment, options: Mapping[str, float]) -> nn.Module:
+def _uncompressed(experiment: Experiment, options: Mapping[str, float | str]) -> nn.Module:
     if isinstance(experiment.model, nn.Module):
         return copy.deepcopy(experiment.model)  # training must not change the caller's
     data = experiment.federation.data

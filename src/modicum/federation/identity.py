@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from torch import nn
 
@@ -48,6 +49,7 @@ def _parts(e: Experiment) -> Iterator[bytes]:
 def _model(e: Experiment) -> Iterator[bytes]:
     if not isinstance(e.model, nn.Module):
         yield repr((e.model, sorted(e.model_options.items()))).encode()
+        yield from (Path(value).read_bytes() for value in e.model_options.values() if isinstance(value, str))
         return
     yield repr((e.model, sorted(e.model_options.items())) if e.model_options else e.model).encode()
     for name, value in e.model.state_dict().items():

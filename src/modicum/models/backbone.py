@@ -46,9 +46,14 @@ class StandardisedConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """A convolution whose kernels are brought to mean 0 and variance 1/fan-in."""
+        return functional.conv2d(x, self.filters().to(x.dtype), None, self.stride, self.padding)
+
+    def filters(self) -> Tensor:
+        """The kernels as they are used."""
         w = self.weight.float()
-        w = (w - w.mean((1, 2, 3), keepdim=True)) / (w.std((1, 2, 3), keepdim=True) * w[0].numel() ** 0.5 + 1e-6)
-        return functional.conv2d(x, w.to(x.dtype), None, self.stride, self.padding)
+        size = w.std((1, 2, 3), keepdim=True) * w[0].numel() ** 0.5 + 1e-6
+        filters: Tensor = (w - w.mean((1, 2, 3), keepdim=True)) / size
+        return filters
 
 
 class Affine(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from modicum.errors import UserError
@@ -47,6 +48,13 @@ CATALOGUE: dict[str, Entry] = {
         Entry("resnet18", "ResNet-18 for 32×32 images with GroupNorm (option: dropout)", "resnet", "resnet18"),
         Entry("resnet34", "ResNet-34 for 32×32 images with GroupNorm (option: dropout)", "resnet", "resnet34"),
         Entry(
+            "last-stage",
+            "a public backbone whose last stage learns with the head (options: backbone, geometry, adapters, "
+            "whole, views)",
+            "last_stage",
+            "last_stage",
+        ),
+        Entry(
             "scattering", "fixed wavelet scattering features and a linear head", "scattering", "scattering_linear"
         ),
     )
@@ -76,6 +84,10 @@ def build(
     if classes < 2:
         raise UserError(f"a classifier needs at least 2 classes, got {classes}")
     make = getattr(import_module(f"modicum.models.{entry.module}"), entry.function)
+    takes = signature(make).parameters
+    for key, value in options.items():
+        if isinstance(value, str) and key in takes and "str" not in str(takes[key].annotation):
+            raise UserError(f"the model option {key} must be a number, got {value!r}")
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)

@@ -106,12 +106,14 @@ class Compressed:
         return Projection(vectors.flip(1)[:, : self.width].T.float()[:, :, None, None].contiguous())
 
 
-def from_options(options: Mapping[str, float], seed: int) -> tuple[Compressed | None, dict[str, float]]:
+def from_options(
+    options: Mapping[str, float | str], seed: int
+) -> tuple[Compressed | None, dict[str, float | str]]:
     """The compression that a model's options ask for, and the options of the model itself."""
     own = {key: value for key, value in options.items() if not key.startswith(OPTION)}
     asked = {key: value for key, value in options.items() if key.startswith(OPTION)}
     for key, value in asked.items():
-        if key not in (OPTION, AFTER, FROZEN) or value != int(value):
+        if key not in (OPTION, AFTER, FROZEN) or isinstance(value, str) or value != int(value):
             raise UserError(
                 f"{OPTION} (channels), {AFTER} (a layer's place) and {FROZEN} (0 or 1) are whole numbers, got "
                 f"{key} = {value}"

@@ -56,6 +56,13 @@ class Terms:
     config: Config
     names: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        if any(isinstance(value, str) for value in self.config.model.options.values()):
+            raise UserError(
+                f"{self.config.model.name} is made of files, which no invitation carries: in a deployment each "
+                "silo has its own data.backbone and features, and the head is trained"
+            )
+
     @property
     def setting(self) -> Setting:
         """Clients, clients a round and rounds, as a method is built for."""

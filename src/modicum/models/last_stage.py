@@ -1,0 +1,204 @@
+"""A public backbone whose last stage learns with the head: its norms, low-rank adapters, or all of it.
+
+What comes before that stage is fixed and computed once for each record. Before training this is the backbone with
+a linear head of zeros, so that whatever a method finds is added to what public records gave.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from modicum.data.geometry import load_geometry
+from modicum.errors import UserError
+from modicum.models.backbone import Affine, Backbone, PreActBlock, StandardisedConv, load_backbone
+from modicum.models.frozen import UnitNorm, Whitened, frozen
+
+CONSTANT = 0.3  # the feature that stands for a bias: of length 1 it would take half of every clipped gradient
+SHIFT = 2  # pixels
+MOVES = ((0, 0), (-SHIFT, 0), (SHIFT, 0), (0, -SHIFT), (0, SHIFT))  # down and right
+VIEWS = tuple((mirrored, *move) for move in MOVES for mirrored in (False, True))
+"""A record's views, the same in every round: mirrored or not, and moved."""
+
+
+class Before(nn.Module):
+    """Images to what enters the last stage, for each of a record's views: (B, views, C, H, W)."""
+
+    def __init__(self, backbone: Backbone, views: int) -> None:
+        super().__init__()
+        self.stem, self.stages, self.views = backbone.stem, backbone.stages[:-1], VIEWS[:views]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Each view goes through the frozen stages by itself."""
+        return torch.stack([self._once(_seen(x, *view)) for view in self.views], 1)
+
+    def _once(self, x: Tensor) -> Tensor:
+        y: Tensor = self.stem((x - 0.5) * 4)
+        for stage in self.stages:
+            y = stage(y)
+        return y
+
+
+class Adapted(nn.Module):
+    """A fixed convolution beside a trained one of low rank, which begins with nothing (Hu et al. 2022)."""
+
+    def __init__(self, conv: nn.Conv2d, rank: int) -> None:
+        super().__init__()
+        self.conv = conv
+        self.down = nn.Conv2d(conv.in_channels, rank, conv.kernel_size, conv.stride, conv.padding, bias=False)  # type: ignore[arg-type]
+        self.up = nn.Conv2d(rank, conv.out_channels, 1, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both together."""
+        added: Tensor = self.conv(x) + self.up(self.down(x))
+        return added
+
+
+class Block(nn.Module):
+    """A backbone's block with plain convolutions, its residual scale inside the second one."""
+
+    def __init__(self, block: PreActBlock, rank: int, whole: bool) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = _norm(block.norm1), _norm(block.norm2)
+        self.conv1 = _conv(block.conv1, rank, whole)
+        self.conv2 = _conv(block.conv2, rank, whole, block.scale.item())
+        same = isinstance(block.shortcut, nn.Identity)
+        self.shortcut = nn.Identity() if same else _conv(block.shortcut, 0, whole)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Two convolutions beside a short cut."""
+        y = functional.relu(self.norm1(x))
+        short = x if isinstance(self.shortcut, nn.Identity) else self.shortcut(y)
+        added: Tensor = short + self.conv2(functional.relu(self.norm2(self.conv1(y))))
+        return added
+
+
+class After(nn.Module):
+    """The last stage, averages over places and over a record's views, the geometry, and a linear head.
+
+    All views of a record are in one loss, hence in one gradient with one clip: they are no further examples. They
+    pass one after another, so that the first axis is always that of records.
+    """
+
+    def __init__(self, backbone: Backbone, features: nn.Module, size: int, classes: int, rank: int, whole: bool):
+        super().__init__()
+        taps = backbone.shape.taps
+        if taps > 2 or len(backbone.stages) < 2:
+            raise UserError(
+                "the last stage can be trained of backbones with two stages and more, two of them tapped"
+            )
+        last = backbone.stages[-1]
+        assert isinstance(last, nn.Sequential)
+        blocks = [Block(block, rank, whole) for block in last if isinstance(block, PreActBlock)]
+        self.stage = nn.Sequential(*blocks)
+        self.norms = nn.ModuleList(_norm(norm) for norm in backbone.norms)
+        self.features = features
+        self.head = nn.Linear(size + 1, classes, bias=False)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of records by what was computed of their views."""
+        views = [self._pooled(x[:, i]) for i in range(x.shape[1])]
+        z = self.features(torch.stack(views).mean(0))
+        logits: Tensor = self.head(torch.cat([z, z.new_full((len(z), 1), CONSTANT)], 1))
+        return logits
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        tapped = [x, self.stage(x)][-len(self.norms) :]
+        pairs = zip(self.norms, tapped, strict=True)
+        return torch.cat([functional.relu(norm(y)).mean((2, 3)) for norm, y in pairs], 1)
+
+
+class LastStage(nn.Module):
+    """`head(features(x))`: images, the fixed stages with a record's views, and all that is trained."""
+
+    fixed_features = True
+
+    def __init__(self, before: Before, after: After) -> None:
+        super().__init__()
+        self.features, self.head = frozen(before), after
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of images."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+def last_stage(
+    input_shape: tuple[int, ...],
+    classes: int,
+    *,
+    backbone: str | Path,
+    geometry: str | Path | None = None,
+    adapters: float = 0,
+    whole: float = 0,
+    views: float | None = None,
+) -> LastStage:
+    """Norms and head are trained; `adapters`: also convolutions of that rank beside the stage's own; `whole`: all.
+
+    `geometry` is a file of public geometry behind the same backbone; without one, features are cut to length 1.
+    `views` of each record are averaged: 1 image, 2 with its mirror image (default: as the backbone does), up to 10
+    with both moved by two pixels.
+    """
+    model = load_backbone(backbone).model
+    count = (2 if model.shape.mirror else 1) if views is None else views
+    for name, value, most in (("adapters", adapters, 256), ("whole", whole, 1), ("views", count, len(VIEWS))):
+        if value != int(value) or not (name == "views") <= value <= most:
+            raise UserError(f"{name} is a whole number up to {most}, got {value:g}")
+    if input_shape[0] != model.shape.channels or len(input_shape) != 3:
+        raise UserError(
+            f"{backbone} takes images of {model.shape.channels} channels, these have shape {input_shape}"
+        )
+    features, size = _geometry(geometry, model.shape.features)
+    return LastStage(Before(model, int(count)), After(model, features, size, classes, int(adapters), bool(whole)))
+
+
+def _geometry(path: str | Path | None, size: int) -> tuple[nn.Module, int]:
+    if path is None:
+        return UnitNorm(), size
+    kept = load_geometry(path)
+    if len(kept.mean) != size:
+        raise UserError(
+            f"{path} takes {len(kept.mean)} features and the backbone gives {size}: fit it behind this one"
+        )
+    return Whitened(torch.from_numpy(kept.mean), torch.from_numpy(kept.matrix)), kept.size
+
+
+def _seen(x: Tensor, mirrored: bool, down: int, right: int) -> Tensor:
+    x = x.flip(-1) if mirrored else x
+    if not (down or right):
+        return x
+    height, width = x.shape[-2:]
+    wide = functional.pad(x, (SHIFT,) * 4, mode="replicate")
+    return wide[..., SHIFT - down : SHIFT - down + height, SHIFT - right : SHIFT - right + width]
+
+
+def _norm(norm: nn.Module) -> nn.Module:
+    """A GroupNorm as it is; a scale and a shift as a convolution of single channels, which engines know."""
+    if not isinstance(norm, Affine):
+        return norm
+    channels = len(norm.weight)
+    conv = nn.Conv2d(channels, channels, 1, groups=channels)
+    conv.load_state_dict({"weight": norm.weight[:, None, None, None], "bias": norm.bias})
+    return conv
+
+
+def _conv(conv: nn.Module, rank: int, whole: bool, scale: float = 1.0) -> nn.Module:
+    """A plain convolution with the same filters times `scale`: trained, fixed, or fixed with an adapter."""
+    assert isinstance(conv, nn.Conv2d)
+    size = conv.kernel_size
+    plain = nn.Conv2d(conv.in_channels, conv.out_channels, size, conv.stride, conv.padding, bias=False)  # type: ignore[arg-type]
+    filters = conv.filters() if isinstance(conv, StandardisedConv) else conv.weight
+    plain.load_state_dict({"weight": scale * filters.detach()})
+    if whole:
+        return plain
+    return Adapted(_fixed(plain), rank) if rank else _fixed(plain)
+
+
+def _fixed(conv: nn.Conv2d) -> nn.Conv2d:
+    frozen(conv)
+    return conv
