@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import binom
 
 from modicum.attacks.ceilings import NOTHING, by_epsilon, by_mu, ceiling_of, weakest
-from modicum.attacks.one_run import MAIN_GAUSSIAN, audit_scores, lower_bound, most_provable, p_value, refutes
+from modicum.attacks.one_run import GAUSSIAN_SHARES, audit_scores, lower_bound, most_provable, p_value, refutes
 from modicum.core.facts import ClientFacts
 from modicum.errors import UserError
 from modicum.mechanisms.clear import Clear
@@ -130,7 +130,7 @@ def test_one_run_against_a_gaussian_is_the_published_test(m: int, r: int, v: int
 
 def right_guesses(mu: float, rng: np.random.Generator, m: int = 1000) -> int:
     """Of the main test, on scores that a Gaussian mechanism gives: N(0, 1) and N(μ, 1)."""
-    inside, k = rng.random(m) < 0.5, int(m * MAIN_GAUSSIAN / 2)
+    inside, k = rng.random(m) < 0.5, int(m * GAUSSIAN_SHARES[0] / 2)
     order = np.argsort(inside * mu + rng.standard_normal(m))
     return int((~inside[order[:k]]).sum() + inside[order[-k:]].sum())
 

@@ -155,6 +155,12 @@ def test_runs_are_as_short_as_the_worst_order_needs() -> None:
     assert [runs(n, torch.float32)[1] for n in (128, 256, 380, 1000)] == [torch.float32] * 3 + [torch.float64]
 
 
+def test_sums_over_nobody_are_zero() -> None:
+    nobody = torch.zeros(0)
+    assert torch.equal(weighted_rows(nobody, [torch.zeros(0, 3)]), torch.zeros(3))
+    assert torch.equal(weighted_outer(nobody, torch.zeros(0, 2), torch.zeros(0, 3)), torch.zeros(2, 3))
+
+
 @pytest.mark.parametrize(
     ("batch", "run", "float64_totals"), [(1600, 8, True), (132, 132, False), (256, 64, False)]
 )

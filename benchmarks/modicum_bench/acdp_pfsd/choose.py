@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from modicum_bench.acdp_pfsd.cells import LONGER, OTHERS, SMALL_NETWORK, TABLE_3, WIDE, Cell, Choice
+from modicum_bench.acdp_pfsd.cells import LETTERS, LONGER, OTHERS, SMALL_NETWORK, TABLE_3, WIDE, Cell, Choice
 
 SEED = 100
 ROUNDS = 60  # of 100: enough to rank settings
@@ -95,6 +95,15 @@ def _head() -> Search:
     return Search(cell, Choice(momentum=0.9, alpha=0.8, clip=0.3, tuning_lr=0.5), grids)
 
 
+def _letters(variant: str) -> Search:
+    """A head that knows something is moved less; AQC and ACDP-pFSD use what is found for DP-pFSD."""
+    free = Grid((1.0, 5.0), _steps(0.5, 1.0), average=0.0)
+    private = Grid((1.0, 5.0), _steps(0.3, 1.0) if variant else _steps(1.0, 3.0))
+    cell = replace(NETWORK, model=LETTERS, variant=variant, epsilon=8.0)
+    start = Choice(momentum=0.9, alpha=0.8, clip=0.3, tuning_lr=0.5)
+    return Search(cell, start, {"pfsd": free, "dp-pfsd": private} if variant else {"dp-pfsd": private})
+
+
 def _other(task: str, variant: str = "") -> Search:
     cell = Cell(task, "dp-pfsd", seed=SEED, rounds=FEWER, model=SMALL_NETWORK, variant=variant)
     return Search(cell, START, {"pfsd": FREE} | dict.fromkeys(TABLE_3[1:], OTHER))
@@ -108,6 +117,7 @@ def _large(task: str) -> Search:
 
 OTHER_SEARCHES = [_other(task, variant) for variant in ("", LONGER) for task in OTHERS]
 SEARCHES = {s.cell.setting: s for s in (_network(), _hot(), *OTHER_SEARCHES, *map(_large, OTHERS), _head())}
+SEARCHES |= {s.cell.setting: s for s in map(_letters, ("hot", ""))}
 
 
 def candidates(setting: str, methods: Collection[str] = ()) -> Iterator[tuple[Cell, Choice]]:

@@ -23,9 +23,13 @@ from modicum.errors import UserError
 from modicum.privacy.accounting import gdp
 
 BETA = 0.05
-MAIN = 0.15  # share of the canaries that is guessed: most powerful near a claim of 1 with 1,000 canaries
-MAIN_GAUSSIAN = 0.5  # the same against a Gaussian; with fewer guesses a claim of 8 could not be refuted
-OTHER = (1.0, 0.3, 0.05)  # further shares, and in each tensor these:
+SHARES = (0.15, 1.0, 0.5, 0.05)  # of the canaries that are guessed: the first test's, then those of further ones
+GAUSSIAN_SHARES = (
+    0.5,
+    1.0,
+    0.3,
+    0.05,
+)  # against a Gaussian; fewer guesses could not refute a claim of 8
 IN_TENSOR = (1.0, 0.25)
 KEPT = 0.8  # of β for the main test; the others divide the rest evenly
 LARGEST = 50.0
@@ -109,10 +113,11 @@ def audit_scores(
     """
     test = partial(_one_test, scores, inside, delta, gaussian)
     everything = np.ones(len(scores), dtype=bool)
-    rest = [("all", everything, share) for share in OTHER]
+    main, *others = GAUSSIAN_SHARES if gaussian else SHARES
+    rest = [("all", everything, share) for share in others]
     rest += [(name, chosen, share) for name, chosen in groups for share in IN_TENSOR]
     level = (1 - KEPT) * beta / len(rest)
-    found = [test(KEPT * beta, "all", everything, MAIN_GAUSSIAN if gaussian else MAIN)]
+    found = [test(KEPT * beta, "all", everything, main)]
     found += [test(level, *one) for one in rest]
     best = max(found, key=lambda one: one.epsilon)
     return replace(best, beta=beta)
@@ -138,6 +143,7 @@ def _one_test(
 
 def most_provable(m: int, delta: float, beta: float = BETA, *, gaussian: bool = False) -> float:
     """What m canaries prove when every guess is right: an audit of that size sees nothing above it."""
-    tests = [(MAIN_GAUSSIAN if gaussian else MAIN, KEPT * beta), (max(OTHER), (1 - KEPT) * beta / len(OTHER))]
+    main, *others = GAUSSIAN_SHARES if gaussian else SHARES
+    tests = [(main, KEPT * beta), *((share, (1 - KEPT) * beta / len(others)) for share in others)]
     guessed = [(2 * max(1, int(m * share / 2)), level) for share, level in tests]
     return max(lower_bound(m, r, r, delta, level, gaussian=gaussian) for r, level in guessed)

@@ -64,8 +64,8 @@ def longest_run(batch: int, dtype: torch.dtype) -> int:
 def adds_up(batch: int, run: int, dtype: torch.dtype) -> bool:
     """Whether runs of so many examples may be added up in this precision, and their r totals as well:
     B·(m + 1)·u + B·(r + 2)·u ≤ SHARE, or B²·u for a single run."""
-    totals = -(-batch // run)
-    return batch * (batch if totals == 1 else run + totals + 3) <= _most(dtype)
+    terms = batch if run >= batch else run + -(-batch // run) + 3
+    return batch * terms <= _most(dtype)
 
 
 @lru_cache(maxsize=256)
