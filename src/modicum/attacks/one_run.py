@@ -24,12 +24,7 @@ from modicum.privacy.accounting import gdp
 
 BETA = 0.05
 SHARES = (0.15, 1.0, 0.5, 0.05)  # of the canaries that are guessed: the first test's, then those of further ones
-GAUSSIAN_SHARES = (
-    0.5,
-    1.0,
-    0.3,
-    0.05,
-)  # against a Gaussian; fewer guesses could not refute a claim of 8
+GAUSSIAN_SHARES = (0.5, 1.0, 0.3, 0.05)  # against a Gaussian; fewer guesses could not refute a claim of 8
 IN_TENSOR = (1.0, 0.25)
 KEPT = 0.8  # of β for the main test; the others divide the rest evenly
 LARGEST = 50.0

@@ -136,13 +136,16 @@ def in_range(squares: Tensor, dtype: torch.dtype) -> Tensor:
 def weighted_rows(weights: Tensor, blocks: Iterable[Tensor]) -> Tensor:
     """Σ_i weights_i · rows_i for (…, n) rows that come in blocks of consecutive examples, (…, b, n) each.
 
-    Weights are (…, B); leading axes are sums of their own.
+    Weights are (…, B); leading axes are sums of their own. The first block decides how all are added up, so that
+    none may be longer.
     """
     batch, done = weights.shape[-1], 0
     total: Tensor | None = None
     for block in blocks:
         if total is None:
-            short = adds_up(batch, block.shape[-2], block.dtype)
+            longest = block.shape[-2]
+            short = adds_up(batch, longest, block.dtype)
+        assert block.shape[-2] <= longest  # a longer run would exceed the bound
         w = weights[..., done : done + block.shape[-2]]
         part = _product(w, block) if short else _block_sum(w, block, batch)
         total = part if total is None else total.add_(part)
