@@ -22,6 +22,7 @@ from torch.nn import functional
 from modicum.models.backbone import BackboneShape, save_backbone
 from modicum_bench.fedcompdp.glyphs import DIGITS, SIDE, TALL, of_fonts, of_mnist
 from modicum_bench.fedcompdp.house_numbers import Pictures, train
+from modicum_bench.fedcompdp.rendered import with_strokes
 
 CHARACTERS = DIGITS + string.ascii_uppercase + string.ascii_lowercase
 APART = "abdefghnqrt"  # small letters with a class of their own; the others share that of the capital
@@ -67,7 +68,8 @@ class Letters:
         by_hand = (y < len(DIGITS)) & (torch.rand(n, device=self.device, generator=self.generator) < BY_HAND)
         masks = torch.where(by_hand[:, None, None], self.glyphs.written[written], masks)
         y = torch.where(by_hand, self.glyphs.digits[written], y)
-        ink = self._weighted(self._bent(masks[:, None].float() / 255))
+        bent = self._bent(masks[:, None].float() / 255)
+        ink = with_strokes(bent, self._uniform(-1.0, 1.0, len(bent)))
         return self._blurred(functional.avg_pool2d(ink, FINE // PICTURE)), y
 
     def _below(self, count: int, n: int) -> Tensor:
@@ -93,15 +95,6 @@ class Letters:
         grid = functional.affine_grid(torch.stack(rows, 1), [n, 1, FINE, FINE], align_corners=False)
         pull = functional.interpolate(0.09 * self._normal(n, 2, 5, 5), (FINE, FINE), mode="bicubic")
         return functional.grid_sample(masks, grid + pull.permute(0, 2, 3, 1), align_corners=False)
-
-    def _weighted(self, ink: Tensor) -> Tensor:
-        """Strokes between thin and thick."""
-        thick = functional.max_pool2d(ink, 5, 1, 2)
-        thin = -functional.max_pool2d(-ink, 3, 1, 1)
-        by = self._uniform(-1.0, 1.0, len(ink)).view(-1, 1, 1, 1)
-        return torch.where(
-            by > 0, torch.lerp(ink, thick, by.clamp(min=0)), torch.lerp(ink, thin, -by.clamp(max=0))
-        )
 
     def _blurred(self, picture: Tensor) -> Tensor:
         """As scans that were scaled down are, then brought to full range as EMNIST's were (Cohen et al. 2017)."""

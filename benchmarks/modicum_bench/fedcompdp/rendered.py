@@ -98,7 +98,7 @@ class Renderer:
             grid = _grid(place[:, k] + aside, above, tall / TALL, tall * stretch / TALL, turn, shear)
             drawn = functional.grid_sample(masks[:, k : k + 1], grid, padding_mode="zeros", align_corners=False)
             ink = torch.maximum(ink, drawn * there[:, k].view(-1, 1, 1, 1))
-        return self._weight(ink)
+        return with_strokes(ink, self._uniform(-0.5, 1.0, len(ink)))
 
     def _beside(self, n: int) -> Tensor:
         """Which of five digits in a row are there: the middle one always, far ones only behind near ones."""
@@ -106,15 +106,6 @@ class Renderer:
         far = near & self._chance(0.5, n, 2)
         middle = torch.ones(n, 1, device=self.device)
         return torch.cat([far[:, :1], near[:, :1], middle, near[:, 1:], far[:, 1:]], 1).float()
-
-    def _weight(self, ink: Tensor) -> Tensor:
-        """Strokes thicker or thinner."""
-        thick = functional.max_pool2d(ink, 5, 1, 2)
-        thin = -functional.max_pool2d(-ink, 3, 1, 1)
-        by = self._uniform(-0.5, 1.0, len(ink)).view(-1, 1, 1, 1)
-        return torch.where(
-            by > 0, torch.lerp(ink, thick, by.clamp(min=0)), torch.lerp(ink, thin, -by.clamp(max=0))
-        )
 
     def _ground(self, n: int) -> Tensor:
         """A colour, mostly greyish, that runs across the picture, and something of a photograph's patch."""
@@ -207,3 +198,11 @@ def _blurred(picture: Tensor, sigma: Tensor, axis: int, reach: int = 5) -> Tenso
     for k in range(2 * reach + 1):
         out += weights[:, k].view(-1, 1, 1, 1) * padded.narrow(axis, k, SIDE)
     return out
+
+
+def with_strokes(ink: Tensor, by: Tensor) -> Tensor:
+    """(B, 1, H, W) strokes thinner or thicker, by −1 to 1 for each picture."""
+    thick = functional.max_pool2d(ink, 5, 1, 2)
+    thin = -functional.max_pool2d(-ink, 3, 1, 1)
+    by = by.view(-1, 1, 1, 1)
+    return torch.where(by > 0, torch.lerp(ink, thick, by.clamp(min=0)), torch.lerp(ink, thin, -by.clamp(max=0)))
