@@ -234,7 +234,7 @@ def _letters(results: Sequence[Result]) -> list[str]:
         "## ε = 8 again: a linear head on 32 directions behind a backbone of rendered characters",
         "",
         "Backbone, directions and first head come from fonts and MNIST: no record of EMNIST has a part in them.",
-        "Every tenth training record of the table above (6,301), and every third test record (6,267).",
+        "Records and clients are those of the table above.",
         "",
         *_rows(rows),
     ]
