@@ -48,7 +48,7 @@ def table(name: str, task: str, found: Found) -> str:
     for (row, attack), seeds in sorted(found.items(), key=lambda cell: _place(cell[0], found)):
         there = [one for one in seeds if one is not None]
         if not there:
-            lines.append(f"| {row} | {_named(attack)} | not run: no time |" + " |" * (len(head) - 1))
+            lines.append(f"| {row} | {_named(attack)} | not run: the time given was over |" + " |" * (len(head) - 1))
             continue
         cells = _asked(there) if name == "membership" else _inverted(there[0], bare)
         lines.append(f"| {row} | {_named(attack)} | {' | '.join(cells)} |")
@@ -98,7 +98,8 @@ def _inverted(one: Mapping[str, Any], bare: Mapping[str, Mapping[str, Any]]) -> 
         "–" if one["control"] is None else f"{one['control']['psnr']:.1f}",
         "–" if one["missing"] is None else f"{one['missing']:.0%}",
     ]
-    return [*figures, f"{floor['psnr']:.1f}", *reasons, _said(one, without)]
+    shared = f"; the same messages as {one['same_messages_as']}" if "same_messages_as" in one else ""
+    return [*figures, f"{floor['psnr']:.1f}", *reasons, _said(one, without) + shared]
 
 
 def _said(one: Mapping[str, Any], without: Mapping[str, Any] | None) -> str:
