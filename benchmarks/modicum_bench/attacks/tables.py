@@ -48,7 +48,9 @@ def table(name: str, task: str, found: Found) -> str:
     for (row, attack), seeds in sorted(found.items(), key=lambda cell: _place(cell[0], found)):
         there = [one for one in seeds if one is not None]
         if not there:
-            lines.append(f"| {row} | {_named(attack)} | not run: the time given was over |" + " |" * (len(head) - 1))
+            lines.append(
+                f"| {row} | {_named(attack)} | not run: the time given was over |" + " |" * (len(head) - 1)
+            )
             continue
         cells = _asked(there) if name == "membership" else _inverted(there[0], bare)
         lines.append(f"| {row} | {_named(attack)} | {' | '.join(cells)} |")
