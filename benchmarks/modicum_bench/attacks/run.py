@@ -38,6 +38,7 @@ from modicum_bench.attacks.cells import (
 )
 from modicum_bench.attacks.pictures import draw_all
 from modicum_bench.attacks.tables import noise_table, table
+from modicum_bench.attacks.under import under
 
 INVERSIONS = ("ig", "dlg", "bayes", "gi")
 MEMBERSHIP = ("matched", "lr", "quantile", "quantile-unseen")
@@ -103,7 +104,7 @@ def bench(
     for _ in work(_play, jobs, workers=workers, progress=progress):
         pass
     text = "\n\n".join(_written(jobs, name, task) for name in tables for task in tasks if _any(jobs, name, task))
-    text += f"\n\n{_spent(out)}"
+    text += f"\n\n{under(out)}\n\n{_spent(out)}"
     (out / "attacks.md").write_text(text + "\n", encoding="utf-8")
     draw_all(out, tasks)
     return text
