@@ -39,6 +39,8 @@ def bench(
     """Plays what is missing in the place's folder, and gives all tables, which it writes to `tables.md` too."""
     if workers < 1:
         raise UserError(f"the number of workers must be at least 1, got {workers}")
+    if seeds is not None and seeds < 1:
+        raise UserError(f"the number of seeds must be at least 1, got {seeds}")
     wanted = tuple(only) or ((*QUICK, *OTHERS) if preset == "quick" else (*PAPER, *OTHERS))
     left_out = [task for task in wanted if task.endswith(" features") and place.backbone is None]
     for task in left_out:
