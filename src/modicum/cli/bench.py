@@ -253,9 +253,7 @@ def fedmap(
         help="quick: digits, minutes; paper: every table and the constructed regimes, hours on a CPU.",
     ),
     only: list[str] = typer.Option([], "--only", help="A task, e.g. svhn; may be repeated [default: all]."),
-    seeds: int | None = typer.Option(
-        None, "--seeds", min=1, help="Paired seeds of each cell [default: 3, paper 10]."
-    ),
+    seeds: int | None = typer.Option(None, "--seeds", help="Paired seeds of each cell [default: 3, paper 10]."),
     out: Path = typer.Option(
         Path("runs/fedmap"), "--out", callback=writable, help="Folder for results; what is there is kept."
     ),
