@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from modicum.compute import even_linear, group_norm
+from modicum.compute import group_norm
+from modicum.compute.even_linear import evened
 from modicum.compute.pieces import Dense, Kept, Piece
 from modicum.compute.problem import (
     Loss,
@@ -92,25 +93,20 @@ class PassRecorder:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Every owned layer is recorded; a group norm has a pass of its own, unless torch's is to be probed.
-
-        Small linear layers, trained or not, are filled up: see `even_linear`.
-        """
+        """Every owned layer is recorded; a group norm has a pass of its own, unless torch's is to be probed."""
         norms = [layer for layer in self.owned if isinstance(layer, nn.GroupNorm) and not self.only_gradients]
         replaced = [layer for layer in norms if "forward" not in vars(layer)]  # somebody else's stays
         handles = [layer.register_forward_hook(self._record) for layer in self.owned if layer not in replaced]
         for layer in replaced:
             layer.forward = partial(self._normalise, layer)  # type: ignore[method-assign]
-        small = [part for part in self.model.modules() if even_linear.uneven(part)]
-        for part in small:
-            part.forward = partial(even_linear.even_linear, part)  # type: ignore[arg-type]
         try:
-            yield
+            with evened(self.model):
+                yield
         finally:
             for handle in handles:
                 handle.remove()
-            for changed in (*replaced, *small):
-                del changed.forward
+            for layer in replaced:
+                del layer.forward
 
     def _record(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         call = self._called(layer, args)

@@ -8,6 +8,9 @@ lines, all rows begin alike.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,7 +25,11 @@ ALIKE = 4
 
 def uneven(layer: nn.Module) -> bool:
     """Whether rows of a layer, or of its gradients, may be added up in several orders; wide ones are not."""
-    if type(layer) is not nn.Linear or "forward" in vars(layer):
+    if (
+        not isinstance(layer, nn.Linear)
+        or type(layer).forward is not nn.Linear.forward
+        or "forward" in vars(layer)
+    ):
         return False
     size, out = layer.in_features, layer.out_features
     return min(size, out) < LINE and bool(size % ALIKE or out % ALIKE)
@@ -37,3 +44,16 @@ def even_linear(layer: nn.Linear, *args: Any, **keywords: Any) -> Tensor:
     weight = functional.pad(layer.weight, (0, -size % LINE, 0, -out % LINE))
     found = functional.linear(x, weight)[..., :out]
     return found.contiguous() if layer.bias is None else found + layer.bias
+
+
+@contextmanager
+def evened(model: nn.Module) -> Iterator[None]:
+    """All small linear layers of the model, trained or not, are filled up for a while."""
+    small = [part for part in model.modules() if uneven(part)]
+    for part in small:
+        part.forward = partial(even_linear, part)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for part in small:
+            del part.forward
