@@ -155,15 +155,9 @@ def _play(job: Job) -> None:
         stages = {row: found for row in job.left if (found := _stage(job, row, Path(passing))) is not None}
         for attack in job.attacks:
             _try(job, stages, attack)
-    line = [
-        job.table,
-        job.task,
-        "+".join(job.attacks),
-        job.seed,
-        len(job.rows),
-        round(time.monotonic() - began, 1),
-    ]
-    with open(job.out / "times.jsonl", "a", encoding="utf-8") as file:
+    took = round(time.monotonic() - began, 1)
+    line = [job.table, job.task, list(job.rows), list(job.attacks), job.seed, took]
+    with open(job.out / TIMES, "a", encoding="utf-8") as file:
         file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
