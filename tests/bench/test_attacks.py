@@ -12,6 +12,7 @@ from modicum.attacks.order import EFFORTS, Effort
 from modicum.errors import UserError
 from modicum_bench.attacks import run
 from modicum_bench.attacks.cells import ROWS, Size
+from modicum_bench.attacks.tables import table
 from modicum_bench.attacks.under import under
 
 
@@ -65,3 +66,23 @@ def test_a_figure_above_its_ceiling_is_named(tmp_path: Path) -> None:
     assert "dp-sgd-matched-0, ε: 9 above 8" in under(tmp_path)
     write("reconstruction-t-dp-sgd-ig-0", quality={"hits_low": 0.3}, ceiling=0.2)
     assert "dp-sgd-ig-0, hits: 0.3 above 0.2" in under(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("alone", "fair"), [([0.47], False), ([0.47, 0.51, 0.52], True), ([0.47, 0.48, 0.475], False)]
+)
+def test_whether_a_game_is_fair_is_asked_of_all_runs_together(alone: list[float], fair: bool) -> None:
+    rate = Rate(0.01, 0.02, 0.01, 0.03, 0.01, 0.0, 0.02, 1000, 10_000, True).to_dict()
+    runs = [
+        {
+            "auc": {"value": 0.6, "low": 0.59, "high": 0.61},
+            "rates": [rate, rate],
+            "ceilings": [0.2, 0.1],
+            "claimed": 8.0,
+            "epsilon_lower": 0.5,
+            "over_ceiling": False,
+            "fair": {"value": value, "low": value - 0.02, "high": value + 0.02},
+        }
+        for value in alone
+    ]
+    assert ("not fair" in table("membership", "t", {("dp-sgd", "matched"): runs})) is not fair

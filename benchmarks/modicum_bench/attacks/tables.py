@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from modicum.attacks.membership.evidence import clusters, pooled, rate_from
@@ -110,7 +112,7 @@ def _asked(each: Sequence[Mapping[str, Any]]) -> list[str]:
     claimed = "∞" if first["claimed"] is None else f"{first['claimed']:.3g}"
     proved = max(one["epsilon_lower"] for one in each)
     verdict = "leaks" if low > 0.5 else "inverted" if high < 0.5 else "nothing found by this attack"
-    if any(one["verdict"].startswith("not fair") for one in each):
+    if not _fair(each):
         verdict = "not fair"
     if any(one["over_ceiling"] for one in each):
         verdict = "OVER ITS CEILING"
@@ -123,6 +125,13 @@ def _asked(each: Sequence[Mapping[str, Any]]) -> list[str]:
         claimed,
         verdict,
     ]
+
+
+def _fair(each: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether records alone tell nothing, over all runs together: of the splits, one in twenty fails by chance."""
+    alone = [one["fair"] for one in each if one["fair"] is not None]
+    reach = math.hypot(*((one["high"] - one["low"]) / 2 for one in alone)) / max(1, len(alone))
+    return not alone or abs(fmean(one["value"] for one in alone) - 0.5) <= reach
 
 
 def noise_table(task: str, found: Found) -> str:
