@@ -18,9 +18,9 @@ INVERTED_HEAD = (*INVERTED, "undefended (f)", "another's (c)", "truth no better 
 ASKED_HEAD = ("runs", "others", *ASKED, "what it says")
 
 
-def table(name: str, task: str, found: Found) -> str:
-    """One table; a cell that was not run says so."""
-    head = ASKED_HEAD if name == "membership" else INVERTED_HEAD
+def table(name: str, task: str, found: Found, *, asked: bool) -> str:
+    """One table, of attacks that ask who was in a run or of inversions; a cell that was not run says so."""
+    head = ASKED_HEAD if asked else INVERTED_HEAD
     columns = ("method", "attack", *head)
     lines = [f"### {name.capitalize()}, {task}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     bare = _undefended(found)
@@ -31,7 +31,7 @@ def table(name: str, task: str, found: Found) -> str:
                 f"| {row} | {_named(attack)} | not run: the time given was over |" + " |" * (len(head) - 1)
             )
             continue
-        cells = _asked(there) if name == "membership" else _inverted(there[0], bare)
+        cells = _asked(there) if asked else _inverted(there[0], bare)
         lines.append(f"| {row} | {_named(attack)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
