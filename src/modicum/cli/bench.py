@@ -183,7 +183,7 @@ def attacks(
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder of dataset files."),
     device: Device = typer.Option(Device.CPU, "--device", help="Where attacks are computed."),
     tables: str = typer.Option(
-        "reconstruction,noise,membership,resnet18", "--tables", help="Some of these, by commas."
+        "reconstruction,noise,membership,pooled,resnet18", "--tables", help="Some of these, by commas."
     ),
     model: str | None = typer.Option(None, "--model", help="Network for all tables [default: each table's own]."),
     workers: int = typer.Option(1, "--workers", help="Processes that share the cells."),
