@@ -23,6 +23,7 @@ from modicum.core.messages import Opened
 from modicum.core.parts import State
 from modicum.core.sockets import PublicEvaluator
 
+BORNE = 0.03  # noise in a norm's scale at which training it beside the head still paid (benchmarks/leaderboard.md)
 STEEPEST = 0.35  # largest slope of a clipped softmax gradient in a logit, over C
 
 
@@ -158,7 +159,20 @@ class Paced:
                 "Clients count by their budgets and not by their records, by which a weight may be off by about "
                 f"{math.sqrt(self.doubt(public)):.2g}: the model that is kept is drawn to public records by that."
             )
-        yield "Only the head is trained: layers before it (model last-stage) bear less noise than it does."
+        yield _only_a_head(left)
+
+
+def _only_a_head(left: float) -> str:
+    """Steps that are right for a head leave their noise in every scale of a norm as well, which is about 1."""
+    if left > BORNE:
+        return (
+            f"Only the head is trained: steps that leave {left:.2g} in its weights would leave as much in the scales "
+            f"of layers before it (model last-stage), which are about 1 and bear {BORNE:g}."
+        )
+    return (
+        f"Only the head is trained. Its steps leave at most {BORNE:g} in a weight, which layers before it bear as "
+        "well: model last-stage with dp-sgd may do better."
+    )
 
 
 def _noises(public: PublicFacts) -> list[float]:
