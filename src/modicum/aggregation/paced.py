@@ -166,7 +166,7 @@ def _only_a_head(left: float) -> str:
     """Steps that are right for a head leave their noise in every scale of a norm as well, which is about 1."""
     if left > BORNE:
         return (
-            f"Only the head is trained: steps that leave {left:.2g} in its weights would leave as much in the scales "
+            f"Only the head is trained: steps that leave {left:.2g} in its weights would leave as much in scales "
             f"of layers before it (model last-stage), which are about 1 and bear {BORNE:g}."
         )
     return (
