@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from modicum.aggregation import Mean, Momentum, NoiseAware, Paced, Weighted
-from modicum.aggregation.anchored import BETWEEN, anchored, apart
+from modicum.aggregation.anchored import BETWEEN, anchored, off
 from modicum.core.facts import ClientFacts, FeatureFacts, PublicFacts
 from modicum.core.parts import Aggregation
 
@@ -75,8 +75,8 @@ def test_clients_that_count_by_their_records_leave_the_model_alone(base: Aggrega
 
 
 def test_how_far_weights_are_from_records() -> None:
-    assert apart([1, 1], [50, 50]) == 0
-    assert apart([1, 0], [50, 50]) == pytest.approx(0.5)
+    assert off([1, 1], [50, 50]) == 0
+    assert off([1, 0], [50, 50]) == pytest.approx(BETWEEN / 2)
     unequal = facts(1.0, 3.0)
     assert rule(summed=True).doubt(unequal) == pytest.approx(BETWEEN * 2 * (3 / 4 - 1 / 2) ** 2)  # n/z
     assert rule().doubt(unequal) == pytest.approx(BETWEEN * 2 * (9 / 10 - 1 / 2) ** 2)  # its square

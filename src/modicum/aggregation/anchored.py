@@ -18,10 +18,10 @@ STEPS = 30
 LEAST = 1e-3  # of a weight: smaller corrections are not worth their time
 
 
-def apart(weights: Sequence[float], records: Sequence[int]) -> float:
-    """Σ(a_i − s_i)² for weights a_i and shares of records s_i, both of which add up to 1."""
+def off(weights: Sequence[float], records: Sequence[int]) -> float:
+    """BETWEEN·Σ(a_i − s_i)² for weights a_i and shares of records s_i, both of which add up to 1."""
     total, everybody = sum(weights), sum(records)
-    return sum((a / total - n / everybody) ** 2 for a, n in zip(weights, records, strict=True))
+    return BETWEEN * sum((a / total - n / everybody) ** 2 for a, n in zip(weights, records, strict=True))
 
 
 def anchored(head: Tensor, x: Tensor, y: Tensor, variance: float) -> Tensor:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from modicum.aggregation.anchored import BETWEEN, LEAST, anchored, apart
+from modicum.aggregation.anchored import LEAST, anchored, off
 from modicum.aggregation.momentum import Momentum
 from modicum.aggregation.noise_aware import NoiseAware
 from modicum.aggregation.weighted import Weighted
@@ -84,10 +84,10 @@ class Paced:
         each = [n / z for z, n in zip(noises, records, strict=True)]
         base = self.base.base
         if self.summed:
-            return BETWEEN * apart(each, records)
+            return off(each, records)
         if isinstance(base, NoiseAware):
-            return BETWEEN * apart([e**2 for e in each], records)
-        return 0.0 if isinstance(base, Weighted) else BETWEEN * apart([1.0] * len(records), records)
+            return off([e**2 for e in each], records)
+        return 0.0 if isinstance(base, Weighted) else off([1.0] * len(records), records)
 
     def pace(self, public: PublicFacts) -> Pace:
         """η = r·p/(s√T), and at most what the strongest public feature bears.
