@@ -101,6 +101,8 @@ WRONG = [
     (("rounds = 2", "rounds = 0"), "line 11: rounds must be at least 1"),
     (("rounds = 2", "rounds = 2020-01-01"), "line 11: dates"),
     (("rounds = 2", "seed = -1"), "line 11: seed must be 0 or more"),
+    (("rounds = 2", "seed = 99999999999999999999"), "line 11: seed must be 0 or more, and fit into 63 bits"),
+    (("clients = 4", 'backbone = "a\\u0000.npz"'), "line 1: a path holds no zero byte"),
     (("rounds = 2", "rounds = = 2"), "line 12: not valid TOML"),
     (("[run]", "[runs]"), "line 11: unknown table 'runs': did you mean 'run'?"),
     (("[run]\nrounds = 2", 'run = "fast"'), "line 11: unknown key 'method.run'"),
@@ -142,6 +144,11 @@ LATE = [
     (("budgets = [1.0, 8.0]", 'budgets = { "x" = 1.0 }'), "line 6: budgets by weight are written"),
     (("[run]", '[model]\nname = "cnnn"\n\n[run]'), "line 11: unknown model 'cnnn'"),
     (("[run]", '[model]\nname = "mlp"\nwide = 8\n\n[run]'), "line 11: model 'mlp' does not take"),
+    (("[run]", '[model]\nname = "mlp"\nhidden = -1\n\n[run]'), "line 11: model 'mlp' does not take"),
+    (("[run]", '[model]\nname = "mlp"\nhidden = 1e19\n\n[run]'), "line 11: the model option hidden must be a fin"),
+    (("[run]", '[model]\nname = "cnn8"\nwidth = nan\n\n[run]'), "line 11: the model option width must be a fin"),
+    (("budgets = [1.0, 8.0]", "budgets = [1.0, 1e308]"), "line 1: client-01: the budget ε lies between"),
+    (("budgets = [1.0, 8.0]", "budgets = 1e-300"), "line 1: client-00: the budget ε lies between"),
     (("rounds = 2", 'rounds = 2\ndevice = "gpu"'), "line 13: the device 'gpu' is not there"),
 ]
 

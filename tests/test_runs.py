@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -164,12 +165,39 @@ def test_the_layers_of_a_method_come_back_too(tmp_path: Path) -> None:
     assert (found[0] == fed.data.test.y).mean() == pytest.approx(run.accuracy)
 
 
+@pytest.fixture(scope="module")
+def finished(federation: mo.Federation, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mo.train(federation, method="dp-sgd", rounds=1, folder=tmp_path_factory.mktemp("finished") / "r").folder
+
+
 @pytest.mark.parametrize("file", ["summary.json", "config.toml", "model.safetensors", "certificate.json"])
-def test_a_damaged_run_is_refused_in_one_line(file: str, federation: mo.Federation, tmp_path: Path) -> None:
-    mo.train(federation, method="dp-sgd", rounds=1, folder=tmp_path / "r")
+def test_a_damaged_run_is_refused_in_one_line(file: str, finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "r")
     (tmp_path / "r" / file).write_bytes(b"{}" if file.endswith("json") else b"[x")
     with pytest.raises(mo.UserError) as error:
         mo.load(tmp_path / "r")
+    assert "\n" not in str(error.value)
+
+
+SPOILED = [
+    ("summary.json", '"epsilon": {', '"epsilon": 5, "x": {'),
+    ("metrics.jsonl", '"round": 0', '"round": "x"'),
+    ("metrics.jsonl", '"reserved":', '"unknown":'),
+    ("metrics.jsonl", '"noise": {}', '"noise": null'),
+    ("config.toml", '[model]\nname = "logistic"', "[model]\nname = []"),
+    ("config.toml", "seed = 0", "seed = nan"),
+]
+
+
+@pytest.mark.parametrize(("file", "old", "new"), SPOILED)
+def test_values_of_another_kind_are_refused_in_one_line(
+    file: str, old: str, new: str, finished: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(finished, tmp_path / "r")) / file
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(mo.UserError, match="intact folder") as error:
+        mo.load(tmp_path / "r").predict(torch.zeros(2, 1, 8, 8))
     assert "\n" not in str(error.value)
 
 

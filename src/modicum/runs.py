@@ -28,7 +28,7 @@ from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import refuse_peeks
 from modicum.errors import MissingExtraError, UserError, counted
 from modicum.federation.experiment import Experiment, Federation
-from modicum.federation.model_file import as_inputs, restored
+from modicum.federation.model_file import DAMAGED, as_inputs, restored
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.simulation import Simulation
@@ -218,7 +218,7 @@ def load(folder: str | PathLike[str], model: nn.Module | None = None) -> Run:
         summary = Summary.from_dict(json.loads(files.summary.read_text(encoding="utf-8")))
         wrapper = _wrapper(tomllib.loads(files.config.read_text(encoding="utf-8")), summary)
         parameters = load_file(files.model)
-    except (ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
+    except (*DAMAGED, OSError, SafetensorError) as error:
         raise UserError(f"the run in {folder} cannot be read back ({error}): take an intact folder") from None
     certificate = Certificate.read(files.certificate)
     return Run(files.path, summary, certificate, read_records(files.metrics), parameters, wrapper, model)

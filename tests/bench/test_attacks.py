@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from modicum.attacks.membership.evidence import Rate
 from modicum.attacks.order import EFFORTS, Effort
 from modicum.errors import UserError
 from modicum_bench.attacks import run
 from modicum_bench.attacks.cells import ROWS, Size
+from modicum_bench.attacks.under import under
 
 
 @pytest.mark.heavy
@@ -37,3 +40,28 @@ def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
         run.bench("quick", tmp_path, tables=["figures"])
     with pytest.raises(UserError, match="unknown model"):
         run.bench("quick", tmp_path, model="lenet-6")
+
+
+def test_a_figure_above_its_ceiling_is_named(tmp_path: Path) -> None:
+    """Three runs, each under its ceiling by its own wide interval and all together not."""
+
+    def rate(low: float, tpr: float) -> dict[str, float | bool | int]:
+        kept = Rate(0.01, tpr, low, 0.3, 0.01, 0.0, 0.02, 1000, 10_000, True)
+        return {**kept.to_dict()}
+
+    def write(name: str, **told: object) -> None:
+        (tmp_path / f"{name}.json").write_text(json.dumps(told))
+
+    sound = {"auc": {"value": 0.6}, "claimed": 8.0, "epsilon_lower": 1.0, "ceilings": [0.2]}
+    write("reconstruction-t-dp-sgd-ig-0", quality={"hits_low": 0.1}, ceiling=0.2)
+    write("reconstruction-t-fedavg-ig-0", quality={"hits_low": 0.9}, ceiling=1.0)  # nothing is claimed there
+    for seed in range(3):
+        write(f"membership-t-dp-sgd-matched-{seed}", **sound, rates=[rate(0.15, 0.17)])
+    assert under(tmp_path) == "Figures with a ceiling: 8; none lies above it."
+    for seed in range(3):
+        write(f"membership-t-dp-sgd-matched-{seed}", **sound, rates=[rate(0.15, 0.25)])
+    assert "dp-sgd-matched, 3 runs, TPR at 1.0%: 0.234" in under(tmp_path)
+    write("membership-t-dp-sgd-matched-0", **{**sound, "epsilon_lower": 9.0}, rates=[rate(0.15, 0.17)])
+    assert "dp-sgd-matched-0, ε: 9 above 8" in under(tmp_path)
+    write("reconstruction-t-dp-sgd-ig-0", quality={"hits_low": 0.3}, ceiling=0.2)
+    assert "dp-sgd-ig-0, hits: 0.3 above 0.2" in under(tmp_path)

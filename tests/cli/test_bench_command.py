@@ -39,6 +39,7 @@ main()
         (["acdp-pfsd", "--workers", "0"], "give at least one worker"),
         (["fedcompdp", "--stages", "nothing"], "unknown stage 'nothing'"),
         (["fedmap", "--workers", "0"], "the number of workers must be at least 1"),
+        (["fedmap", "--seeds", "0"], "the number of seeds must be at least 1"),
     ],
 )
 def test_a_clone_has_the_benchmarks(

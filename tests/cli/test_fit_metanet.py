@@ -10,6 +10,7 @@ import pytest
 from modicum.cli import run
 from modicum.cli.app import app
 from modicum.cli.fit_metanet import _facts, _text
+from modicum.cli.target import refuse_unwritable
 from modicum.policies.network import Network
 from modicum.public.rehearsed.metanet import Fitted
 
@@ -58,3 +59,20 @@ def test_bad_input_is_one_line(option: str, said: str, tmp_path: Path, capsys: p
     assert said in error
     assert "\n" not in error
     assert not (tmp_path / "n.npz").exists()
+
+
+def test_a_file_that_cannot_be_written_is_said_before_hours_of_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begun(*_: object) -> None:
+        raise AssertionError("simulations began")
+
+    monkeypatch.setattr("modicum.public.rehearsed.metanet.fit_metanet", begun)
+    assert call(str(EXAMPLE), "--out", str(tmp_path / "nowhere" / "n.npz")) == 2
+    assert "cannot write" in capsys.readouterr().err
+    kept = tmp_path / "n.npz"
+    kept.write_bytes(b"an earlier network")
+    refuse_unwritable(kept)
+    refuse_unwritable(tmp_path / "new.npz")
+    assert kept.read_bytes() == b"an earlier network"
+    assert not (tmp_path / "new.npz").exists()

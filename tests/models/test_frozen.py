@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -228,3 +231,37 @@ def test_directions_without_differences_come_last_and_complete_the_space() -> No
     assert torch.equal(found.between[2:], torch.zeros(4, dtype=torch.double))
     largest = torch.linalg.inv(found.matrix)[2:].abs().argmax(1)  # where the others point before whitening
     assert largest[:3].tolist() == [0, 1, 2]
+
+
+def forged(path: Path, header: dict[str, Any] | None = None, **arrays: np.ndarray) -> None:
+    """The file of a small backbone, with other words about it or other arrays."""
+    save_backbone(Backbone(BackboneShape(1, (4, 8), 1, 2)), path, {})
+    with np.load(path) as file:
+        kept = {name: file[name] for name in file.files}
+    said = json.loads(str(kept["header"]))
+    said["shape"] |= header or {}
+    np.savez_compressed(path, **{**kept, "header": np.array(json.dumps(said)), **arrays})
+
+
+FORGED: dict[str, Callable[[Path], None]] = {
+    "cut": lambda path: (forged(path), path.write_bytes(path.read_bytes()[:999]))[0],
+    "empty": lambda path: (path.write_bytes(b""), None)[1],
+    "list": lambda path: np.savez(path, header=np.array("[1]")),
+    "deep": lambda path: np.savez(path, header=np.array("[" * 100_000)),
+    "pickle": lambda path: np.savez(path, header=np.array([{}], dtype=object)),
+    "widths": lambda path: forged(path, {"widths": [10**6, 10**6]}),
+    "blocks": lambda path: forged(path, {"blocks": 10**9}),
+    "groups": lambda path: forged(path, {"groups": 0}),
+    "taps": lambda path: forged(path, {"taps": 0}),
+    "bomb": lambda path: forged(path, **{"stem.weight": np.zeros((1 << 24,), np.float32)}),
+    "nan": lambda path: forged(path, **{"stem.weight": np.full((4, 1, 3, 3), np.nan, np.float32)}),
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_damaged_or_forged_backbone_is_one_line(what: str, tmp_path: Path) -> None:
+    """No code in it is run, and nothing of the size that it claims is made."""
+    FORGED[what](tmp_path / "b.npz")
+    with pytest.raises(UserError, match="is not a backbone of this version") as error:
+        load_backbone(tmp_path / "b.npz")
+    assert "\n" not in str(error.value)

@@ -186,7 +186,7 @@ def test_files_round_trip_and_wrong_ones_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a bert for 3"):
         MetaNet(network=str(path), body="mlp").init(PUBLIC)
     (tmp_path / "bad.npz").write_bytes(b"nonsense")
-    with pytest.raises(UserError, match="no network"):
+    with pytest.raises(UserError, match="no network of modicum fit-metanet: it is no archive of arrays"):
         load_network(tmp_path / "bad.npz")
     with pytest.raises(UserError, match="cannot read"):
         load_network(tmp_path / "missing.npz")

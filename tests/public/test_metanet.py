@@ -16,7 +16,7 @@ from modicum.methods import DpSgd, FedMap
 from modicum.policies import Fixed, MetaNet
 from modicum.policies.network import Network, load_network
 from modicum.public.rehearsed.metanet import Batched, Played, Schedule, WithPolicy, fit_metanet, train
-from modicum.theory.utility import Round, Trace
+from modicum.theory.utility import Round, Trace, utility
 
 D, LENGTH = 20, 8
 SCALES = (0.7, 1.4)
@@ -67,9 +67,11 @@ def test_gradients_reach_both_heads_and_nothing_that_is_frozen() -> None:
     assert whole["encoder"] > 0
 
 
-def bounds_and_kinds(run: Played, epochs: int = 40, seed: int = 0) -> tuple[list[float], list[list[float]]]:
+def bounds_and_kinds(
+    run: Played, epochs: int = 40, seed: int = 0, initial: float = 1.0
+) -> tuple[list[float], list[list[float]]]:
     """What a network trained on this run alone does in it, kinds as probabilities."""
-    network, policy = Network(len(SCALES), "mlp"), MetaNet(1.0, body="mlp")
+    network, policy = Network(len(SCALES), "mlp"), MetaNet(initial, body="mlp")
     schedule = Schedule(epochs=epochs, lr=2e-2, body="mlp", seed=seed)
     weights, _ = train(network.first(seed, SCALES), network, [run], SCALES, policy, schedule)
     kept: dict[str, list[torch.Tensor]] = {"out": []}
@@ -83,13 +85,30 @@ def bounds_and_kinds(run: Played, epochs: int = 40, seed: int = 0) -> tuple[list
     watched = Watched(network.kinds, network.body, network.shape)
     Batched.of([run]).unrolled(weights, watched, SCALES, policy, torch.Generator().manual_seed(1))
     logs = np.cumsum([float(torch.tanh(o[0])) for o in kept["out"]])
-    return [float(2.0**v) for v in logs], [torch.softmax(o[1:], 0).tolist() for o in kept["out"]]
+    return [initial * float(2.0**v) for v in logs], [torch.softmax(o[1:], 0).tolist() for o in kept["out"]]
 
 
 def test_where_large_norms_align_the_bound_rises() -> None:
     """A crowd that agrees on nothing costs sampling variance: U is 0.64 at C → 0 and 0.95 at C = 4."""
     bounds, _ = bounds_and_kinds(played([0.0] * LENGTH, aligned=True, multiplier=0.05, rate=0.1))
     assert max(bounds) > 2.0
+
+
+@pytest.mark.parametrize("initial", [0.1, 60.0])
+def test_a_known_best_bound_is_found_from_both_sides(initial: float) -> None:
+    """U is largest where the gradients that agree are just not clipped: C* = 4, their norm."""
+    run = played([0.0] * LENGTH, aligned=True, multiplier=0.5, rate=0.1)
+
+    def share(bound: float) -> float:
+        c, z = torch.tensor([bound, 4.0]).double(), torch.tensor([0.5]).double()
+        here, best = (float(utility(run.trace.at((0,)), value, z, run.round)) for value in c)
+        return here / best
+
+    assert max(share(c) for c in np.geomspace(0.01, 400.0, 100)) == pytest.approx(1.0, abs=1e-3)
+    bounds, _ = bounds_and_kinds(run, epochs=60, initial=initial)
+    assert share(initial) < 0.9
+    assert max(share(c) for c in bounds) > 0.99
+    assert share(bounds[-1]) > 0.9
 
 
 def test_where_signal_decays_low_noise_comes_first() -> None:

@@ -7,9 +7,30 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from modicum.secure_aggregation import MemoryStore, ProtocolError, Step, Terms, Variant, VoidError, shamir, wire
-from modicum.secure_aggregation.client import Client
-from tests.secure_aggregation.players import Round, drawn, players, random_inputs, signing_key, terms_for
+from modicum.secure_aggregation import (
+    Masked,
+    MemoryStore,
+    ProtocolError,
+    Step,
+    Terms,
+    Variant,
+    VoidError,
+    masks,
+    shamir,
+    wire,
+)
+from modicum.secure_aggregation.client import Client, Secrets
+from modicum.secure_aggregation.masks import SMALL_ORDER
+from tests.secure_aggregation.players import (
+    NoSecret,
+    Ring,
+    Round,
+    drawn,
+    players,
+    random_inputs,
+    signing_key,
+    terms_for,
+)
 
 STEPS = tuple(Step)
 VICTIM = 2
@@ -166,19 +187,53 @@ def test_wrong_shares_make_the_round_void() -> None:
         game.play()
 
 
+class WrongOfAnother(Client):
+    """A hostile client: what it reveals of client 1's secrets is not what client 1 dealt it."""
+
+    def _held(self, round: int):  # type: ignore[no-untyped-def]
+        name, pool, held = super()._held(round)
+        return name, pool, {**held, 1: bytes(66)}
+
+
+class OtherSeed(Client):
+    """A hostile client: deals shares of another seed than it committed to."""
+
+    def _new_secrets(self, round: int) -> Secrets:  # noqa: ARG002
+        return Uncommitted.fresh()
+
+
+class Uncommitted(Secrets):
+    def public(self) -> bytes:
+        return super().public()[:-32] + bytes(32)
+
+
+@pytest.mark.parametrize(("kind", "index"), [(WrongOfAnother, 0), (OtherSeed, 1)])
+@pytest.mark.parametrize("gone", [(), (1,), (4,)])
+def test_nobody_is_named_for_what_another_did(kind: type[Client], index: int, gone: tuple[int, ...]) -> None:
+    """Client 1 is named where it lied and t + c shares show it; a wrong share of its secret does not."""
+    terms = terms_for(5, colluders=1, dimension=4)
+    game = game_for(terms)
+    game.clients = dict(game.clients) | {index: kind(terms, index, signing_key(index), MemoryStore())}
+    game.gone = {Step.MASKED: gone} if kind is WrongOfAnother else {Step.REVEAL: gone}
+    with pytest.raises(VoidError, match="round is void") as void:
+        game.play()
+    assert void.value.client == (1 if kind is OtherSeed and gone == () else None)
+
+
 def test_without_the_commitment_wrong_shares_would_make_a_wrong_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin of the check above: a server that compares nothing opens garbage."""
-    from modicum.secure_aggregation import masks, server
+    from modicum.secure_aggregation import server
 
     terms = terms_for(5, colluders=1, dimension=4)
     game = game_for(terms)
     game.clients = dict(game.clients) | {0: WrongShares(terms, 0, signing_key(0), MemoryStore())}
     monkeypatch.setattr(shamir, "combine", lambda shares, weights: _combine_any(shares, weights))
-    monkeypatch.setattr(
-        server,
-        "_remove_self_mask",
-        lambda t, p, owner, seed, total: masks.add_stream(total, masks.self_key(seed, t, p.keys.round, owner), -1),
-    )
+
+    def removed_unseen(terms: Terms, masked: Masked, owner: int, seed: bytes, total: masks.Words) -> bool:
+        masks.add_stream(total, masks.self_key(seed, terms, masked.pool.keys.round, owner), -1)
+        return True
+
+    monkeypatch.setattr(server, "_self_mask_removed", removed_unseen)
     assert not np.array_equal(game.play(), game.true_sum())
 
 
@@ -275,3 +330,31 @@ def test_reading_random_bytes_raises_nothing_else() -> None:
         }
         with pytest.raises(ProtocolError):
             ask[step](question)
+
+
+class WithoutSecret(Ring):
+    """Publishes a mask key of small order."""
+
+    def _new_secrets(self, round: int) -> NoSecret:  # noqa: ARG002
+        return NoSecret.fresh()  # type: ignore[return-value]
+
+
+def test_a_mask_key_of_small_order_is_a_dropout() -> None:
+    """Nobody masks against it, and nobody's masks have to be taken away from its input.
+
+    Beyond its neighbourhood nobody would meet the key before the server does, when it opens the sum.
+    """
+    terms = terms_for(12, drawn(2, 1), colluders=1, dimension=4)
+    clients = players(terms, Ring) | {VICTIM: WithoutSecret(terms, VICTIM, signing_key(VICTIM), MemoryStore())}
+    game = Round(terms, clients, random_inputs(terms, np.random.default_rng(1)))
+    assert exact_or_void(game)
+    assert game.survivors == tuple(i for i in range(12) if i != VICTIM)
+
+
+@pytest.mark.parametrize("point", [*SMALL_ORDER, *(point | 1 << 255 for point in SMALL_ORDER)])
+def test_points_of_small_order_are_those_that_give_nothing(point: int) -> None:
+    """As the library finds them; the highest bit of a key is not looked at."""
+    key = point.to_bytes(32, "little")
+    assert not masks.is_key(key)
+    with pytest.raises(ProtocolError, match="not one that an honest client makes"):
+        masks.pair_key(masks.new_key(), terms_for(3), 1, 0, 1, key)

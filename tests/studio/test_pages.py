@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from modicum.privacy.spending import Identity
 from modicum.studio import audited, watching
 from modicum.studio.catalogue import Catalogue
 from modicum.studio.watching import Watching
-from tests.studio.conftest import NASTY, Client
+from tests.studio.conftest import NASTY, TOKEN, Client
 
 
 def traces(folder: Path) -> dict[str, tuple[int, int, bytes]]:
@@ -241,3 +242,69 @@ def test_accounts_tell_what_runs_add_up_to(runs: Path) -> None:
     assert traces(runs) == before
     assert found["name"] == "account-clinic"
     assert found["draws"] == []
+
+
+LINE = {
+    "round": 0,
+    "bounds": {"a": 1.0},
+    "answered": 1,
+    "refused": {},
+    "abandoned": False,
+    "reserved": 0.1,
+    "public": {},
+    "released": {},
+    "simulated": {"test_accuracy": 0.5},
+}
+SUMMARY = {
+    "method": "x",
+    "groups": [{"epsilon": {"max": 1.0}, "bound": 1.0}],
+    "seed": 0,
+    "rounds": 1,
+    "simulation": True,
+    "accuracy": 0.5,
+}
+DAMAGED: dict[str, dict[str, str]] = {
+    "not a number": {"summary.json": json.dumps(SUMMARY | {"accuracy": math.nan})},
+    "infinite": {"summary.json": json.dumps(SUMMARY | {"seed": math.inf})},
+    "too large": {"summary.json": json.dumps(SUMMARY | {"groups": [{"epsilon": {"max": 10**400}, "bound": 1}]})},
+    "no text": {"summary.json": json.dumps(SUMMARY | {"method": "\ud800"})},
+    "no groups": {"summary.json": json.dumps(SUMMARY | {"groups": [5]})},
+    "no list": {"summary.json": json.dumps(SUMMARY | {"groups": {"a": 5}})},
+    "no silos": {"config.toml": "[run]\nsilos = 5"},
+    "no tables": {"config.toml": "run = 5"},
+    "no seed": {"config.toml": "[run]\nseed = nan"},
+    "deep": {"metrics.jsonl": "[" * 100_000 + "\n"},
+    "bounds": {"metrics.jsonl": json.dumps(LINE | {"bounds": {"a": "x"}}) + "\n"},
+    "round": {"metrics.jsonl": json.dumps(LINE | {"round": 10**30}) + "\n"},
+    "diverged": {"metrics.jsonl": json.dumps(LINE | {"bounds": {"a": math.inf}, "reserved": math.nan}) + "\n"},
+    "budget": {"metrics.jsonl": json.dumps(LINE | {"reserved_by_budget": {"x": 1.0}}) + "\n"},
+    "certificate": {"certificate.json": '{"clients": {"a": {"budget": 1' + "0" * 400 + "}}}"},
+}
+
+
+@pytest.mark.parametrize("what", [*DAMAGED, "name"])
+def test_a_damaged_run_takes_no_other_run_away(what: str, tmp_path: Path) -> None:
+    """Whoever can put a folder among the runs could blank the whole list with a number that JSON does not know."""
+    bad = tmp_path / ("\udcff" if what == "name" else "bad")
+    for folder, files in ((tmp_path / "good", {}), (bad, DAMAGED.get(what, {}))):
+        folder.mkdir()
+        for name, text in ({"metrics.jsonl": json.dumps(LINE) + "\n"} | files).items():
+            (folder / name).write_text(text)
+    client = Client(tmp_path)
+    rows = client.get("api/runs")["runs"]
+    assert len(rows) == 2
+    for row in rows:
+        assert len(client.get(f"api/run?id={row['id']}")["points"]) <= 1
+        shown = client.http.get(f"/{TOKEN}/api/compare?ids={row['id']}")
+        assert shown.status_code == 200 or "is damaged" in shown.json()["error"]
+
+
+def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "PORTION", 1 << 10)
+    monkeypatch.setattr(watching, "LONGEST", 1 << 12)
+    (tmp_path / "metrics.jsonl").write_bytes(b" " * (1 << 20))
+    client = Client(tmp_path)
+    (row,) = client.get("api/runs")["runs"]
+    shown = client.get(f"api/run?id={row['id']}")
+    assert (shown["points"], shown["more"]) == ([], False)
+    assert "longer than any round's" in shown["problem"]

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from modicum.attacks.campaign import Report, attack
-from modicum.attacks.order import Order
 from modicum.core.setting import MethodSpec
 from modicum.data import load
 from modicum.data.arrays import Arrays, ClientData, Dataset, FederatedData
@@ -75,7 +73,7 @@ def _at(epsilon: float) -> Row:
 
 
 CURVE = tuple(_at(epsilon) for epsilon in EPSILONS)
-RESNET = ROWS[:1]
+RESNET = ROWS[:2]
 
 
 @dataclass(frozen=True)
@@ -129,29 +127,19 @@ def recorded(experiment: Experiment, folder: Path) -> Remember:
     return seen
 
 
-def reconstruct(
-    row: Row, data: Dataset, model: str, size: Size, name: str, folder: Path, device: str, seed: int
-) -> Report:
-    """Table 1: clients of one batch each, and their first messages."""
+def first_messages(row: Row, data: Dataset, model: str, size: Size, seed: int) -> Experiment:
+    """Table 1: clients of one batch each, whose first messages are inverted."""
     fed = divided(data, size.targets, size.batch, min(size.others, 4_000), row.budget, seed)
     method, rounds = row.make(size.batch, 1), row.rounds
-    made = Experiment(federation=fed, method=method, model=model, rounds=rounds, seed=seed, evaluate_every=rounds)
-    order = Order((name,), size.targets, size.effort, row.party, seed, reference=False, device=device)
-    return attack(made, recorded(made, folder / "run").seen, order, folder / "attacks")
+    return Experiment(federation=fed, method=method, model=model, rounds=rounds, seed=seed, evaluate_every=rounds)
 
 
-def members(
-    row: Row, data: Dataset, model: str, size: Size, name: str, folder: Path, device: str, seed: int
-) -> Report:
-    """Table 2: a run of some rounds, then who was in it."""
+def whole_run(row: Row, data: Dataset, model: str, size: Size, seed: int) -> Experiment:
+    """Table 2: a run of some rounds, of which one then asks who was in it."""
     fed = divided(data, size.clients, size.records, size.others, row.budget, seed)
     method = row.make(min(64, size.records), max(1, size.records // 64))
-    made = Experiment(
-        federation=fed, method=method, model=model, rounds=size.rounds, seed=seed, evaluate_every=size.rounds
-    )
-    order = Order((name,), 1, size.effort, row.party, seed, reference=False, device=device)
-    played = recorded(replace(made, device=device), folder / "run")
-    return attack(made, played.seen, order, folder / "attacks")
+    rounds = size.rounds
+    return Experiment(federation=fed, method=method, model=model, rounds=rounds, seed=seed, evaluate_every=rounds)
 
 
 def dataset(name: str, data_dir: Path | None) -> Dataset:

@@ -5,51 +5,60 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from modicum.attacks.campaign import Report
+from modicum.attacks.campaign import Stage, stage_of
+from modicum.attacks.order import INVERSIONS as ALL_INVERSIONS
+from modicum.attacks.order import Order
+from modicum.attacks.together import search_together, twin
 from modicum.comparing.workers import Progress, work
 from modicum.data.arrays import Dataset
 from modicum.errors import UserError
+from modicum.federation.experiment import Experiment
+from modicum.federation.transcript import Seen
 from modicum.models.catalogue import names
 from modicum_bench.attacks.cells import (
     CURVE,
     RESNET,
     ROWS,
     SIZES,
-    Row,
     Size,
     dataset,
-    members,
+    first_messages,
     path_of,
-    reconstruct,
+    recorded,
+    whole_run,
 )
 from modicum_bench.attacks.pictures import draw_all
 from modicum_bench.attacks.tables import noise_table, table
+from modicum_bench.attacks.under import under
 
 INVERSIONS = ("ig", "dlg", "bayes", "gi")
 MEMBERSHIP = ("matched", "lr", "quantile", "quantile-unseen")
+DEEP = ("ig", "bayes", "gi", "idlg")  # on ResNet-18
 TASKS = {"quick": ("fashion-mnist",), "paper": ("fashion-mnist", "cifar-10", "svhn")}
 TABLES = ("reconstruction", "noise", "membership", "resnet18")
 NETWORKS = {"reconstruction": "lenet-sigmoid", "membership": "lenet", "noise": "mlp", "resnet18": "resnet18"}
 """Inverted is one that attacks work on undefended; the curve's hides nothing: its first layer is linear."""
+TIMES = "times.jsonl"  # what each piece of work took
 KNOWN = {row.name: row for row in (*ROWS, *CURVE, *RESNET)}
 
 
 @dataclass(frozen=True)
 class Job:
-    """One attack on one row's run: a cell."""
+    """Some attacks on some rows' runs: cells that are played together."""
 
     table: str
     task: str
-    row: str
-    attack: str
+    rows: tuple[str, ...]
+    attacks: tuple[str, ...]
     seed: int
     model: str
     size: Size
@@ -58,10 +67,14 @@ class Job:
     device: str
     until: float  # by the clock of `time.time`: nothing begins later
 
+    def path(self, row: str, attack: str) -> Path:
+        """Of what was found in one cell."""
+        return path_of(self.out, self.table, self.task, row, attack, self.seed)
+
     @property
-    def path(self) -> Path:
-        """Of what was found."""
-        return path_of(self.out, self.table, self.task, self.row, self.attack, self.seed)
+    def left(self) -> tuple[str, ...]:
+        """Rows with a cell that is not there."""
+        return tuple(row for row in self.rows if not all(self.path(row, a).exists() for a in self.attacks))
 
 
 def bench(
@@ -83,17 +96,28 @@ def bench(
     size, tasks, until = size or SIZES[preset], tuple(only) or TASKS[preset], time.time() + seconds
     out.mkdir(parents=True, exist_ok=True)
     jobs = [
-        Job(name, task, row.name, attack, seed, model or NETWORKS[name], how, out, data_dir, device, until)
+        Job(name, task, rows, attacks, seed, model or NETWORKS[name], how, out, data_dir, device, until)
         for name in tables
         for task in tasks
-        for row, attack, seed, how in _cells(name, task, tasks, size)
+        for rows, attacks, seed, how in _jobs(name, task, tasks, size)
     ]
     for _ in work(_play, jobs, workers=workers, progress=progress):
         pass
     text = "\n\n".join(_written(jobs, name, task) for name in tables for task in tasks if _any(jobs, name, task))
+    text += f"\n\n{under(out)}\n\n{_spent(out)}"
     (out / "attacks.md").write_text(text + "\n", encoding="utf-8")
     draw_all(out, tasks)
     return text
+
+
+def _spent(out: Path) -> str:
+    """Seconds of each table, over all processes."""
+    spent: dict[str, float] = {}
+    lines = (out / TIMES).read_text(encoding="utf-8").splitlines() if (out / TIMES).exists() else []
+    for name, *_, seconds in map(json.loads, lines):
+        spent[name] = spent.get(name, 0.0) + seconds
+    each = "; ".join(f"{name} {seconds:,.0f}" for name, seconds in spent.items())
+    return f"Seconds of all processes together: {sum(spent.values()):,.0f} ({each})."
 
 
 def _refuse(tables: Sequence[str], model: str | None, workers: int) -> None:
@@ -104,46 +128,91 @@ def _refuse(tables: Sequence[str], model: str | None, workers: int) -> None:
         raise UserError("give at least one worker")
 
 
-def _cells(name: str, task: str, tasks: Sequence[str], size: Size) -> Iterator[tuple[Row, str, int, Size]]:
-    """(row, attack, seed, size) of one table: one attack on every row before the next."""
+Cells = tuple[tuple[str, ...], tuple[str, ...], int, Size]  # rows, attacks, seed
+
+
+def _jobs(name: str, task: str, tasks: Sequence[str], size: Size) -> Iterator[Cells]:
+    """Inversions search all rows' messages at once; a run is played once for all that ask who was in it."""
+    plain = tuple(row.name for row in ROWS if not row.instead)
     if name == "reconstruction":
-        yield from ((row, attack, 0, size) for attack in INVERSIONS for row in ROWS if not row.instead)
-        yield from ((row, attack, 0, size) for row in ROWS for attack in row.instead)
+        yield from ((plain, (attack,), 0, size) for attack in INVERSIONS)
+        yield from (((row.name,), row.instead, 0, size) for row in ROWS if row.instead)
     elif name == "membership":
-        rows = [row for row in ROWS if not row.instead]
-        yield from (
-            (row, attack, seed, size) for attack in MEMBERSHIP for seed in range(size.seeds) for row in rows
-        )
+        yield from (((row,), MEMBERSHIP, seed, size) for seed in range(size.seeds) for row in plain)
     elif name == "noise" and task == tasks[0]:
-        yield from ((row, "bayes", 0, size) for row in CURVE)
-    elif name == "resnet18" and task == "cifar-10":  # one message of four records for each attack
-        one = replace(size, targets=1, batch=4, others=400, effort="quick")
-        yield from ((row, attack, 0, one) for row in RESNET for attack in ("ig", "bayes", "gi", "idlg"))
+        yield tuple(row.name for row in CURVE), ("bayes",), 0, size
+    elif name == "resnet18" and task == "cifar-10":
+        one = replace(size, targets=4, others=400, effort="quick")
+        yield from ((tuple(row.name for row in RESNET), (attack,), 0, one) for attack in DEEP)
 
 
 def _play(job: Job) -> None:
-    """One cell into its file, with pictures beside it."""
-    if job.path.exists() or time.time() > job.until:
+    """Cells into their files, with pictures beside them."""
+    if not job.left or time.time() > job.until:
         return
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as passing:
-        try:
-            found = _report(job, Path(passing))
-        except UserError as why:
-            told: dict[str, Any] = {"attack": job.attack, "note": str(why), "verdict": "not tried"}
-        else:
-            told = found.outcomes[0].to_dict()
-            _keep_pictures(job.path.with_suffix(".npz"), found)
-    told["seconds"] = round(time.monotonic() - began, 1)
-    part = job.path.with_suffix(".part")
+        stages = {row: found for row in job.left if (found := _stage(job, row, Path(passing))) is not None}
+        for attack in job.attacks:
+            _try(job, stages, attack)
+    line = [
+        job.table,
+        job.task,
+        "+".join(job.attacks),
+        job.seed,
+        len(job.rows),
+        round(time.monotonic() - began, 1),
+    ]
+    with open(job.out / "times.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def _stage(job: Job, row: str, folder: Path) -> Stage | None:
+    """A row's run, recorded, with what an attack on it needs; None where it is refused, and its cells say why."""
+    key = (job.table, job.task, row, job.model, job.size, job.seed, job.data_dir, job.device)
+    try:
+        made, seen = _recorded(*key)
+        targets = job.size.targets if job.table != "membership" else 1
+        order = Order(job.attacks, targets, job.size.effort, KNOWN[row].party, job.seed, False, job.device)
+        return stage_of(made, seen, order, folder / str(len(list(folder.iterdir()))))
+    except UserError as why:
+        for attack in job.attacks:
+            _write(job.path(row, attack), {"attack": attack, "note": str(why), "verdict": "not tried"})
+        return None
+
+
+@lru_cache(maxsize=16)  # a process inverts the same messages by several attacks
+def _recorded(
+    table: str, task: str, row: str, model: str, size: Size, seed: int, data_dir: Path | None, device: str
+) -> tuple[Experiment, tuple[Seen, ...]]:
+    data = _dataset(task, data_dir)
+    made = (whole_run if table == "membership" else first_messages)(KNOWN[row], data, model, size, seed)
+    with tempfile.TemporaryDirectory() as passing:
+        played = replace(made, device=device) if table == "membership" else made
+        return made, tuple(recorded(played, Path(passing) / "run").seen)
+
+
+def _try(job: Job, stages: Mapping[str, Stage], attack: str) -> None:
+    """One attack on all rows; what a search finds in messages that two rows share, it finds once."""
+    began, rows, all_of_them = time.monotonic(), list(stages), list(stages.values())
+    searched = attack in ALL_INVERSIONS
+    if searched:
+        search_together(all_of_them, attack)
+    for place, (row, stage) in enumerate(stages.items()):
+        told = stage.outcome(attack).to_dict()
+        other = twin(all_of_them, place) if searched else None
+        if other is not None:
+            told["same_messages_as"] = rows[other]
+        told["seconds"] = round((time.monotonic() - began) / (place + 1), 1)
+        if searched:
+            _keep_pictures(job.path(row, attack).with_suffix(".npz"), stage)
+        _write(job.path(row, attack), told)
+
+
+def _write(path: Path, told: Mapping[str, Any]) -> None:
+    part = path.with_suffix(".part")
     part.write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
-    part.replace(job.path)
-
-
-def _report(job: Job, folder: Path) -> Report:
-    data = _dataset(job.task, job.data_dir)
-    play = members if job.table == "membership" else reconstruct
-    return play(KNOWN[job.row], data, job.model, job.size, job.attack, folder, job.device, job.seed)
+    part.replace(path)
 
 
 _dataset: Callable[[str, Path | None], Dataset] = lru_cache(maxsize=1)(
@@ -151,12 +220,12 @@ _dataset: Callable[[str, Path | None], Dataset] = lru_cache(maxsize=1)(
 )  # a process plays many cells of one
 
 
-def _keep_pictures(path: Path, found: Report) -> None:
-    if found.picture is None:
-        return
-    (guessed,) = found.picture.found.values()
-    images = {"original": found.picture.original, "public mean": found.picture.floor, "found": guessed}
-    np.savez_compressed(path, **{name: value.numpy() for name, value in images.items()})  # type: ignore[arg-type]
+def _keep_pictures(path: Path, stage: Stage) -> None:
+    picture = stage.picture()
+    if picture is not None:
+        (guessed,) = picture.found.values()
+        images = {"original": picture.original, "public mean": picture.floor, "found": guessed}
+        np.savez_compressed(path, **{name: value.numpy() for name, value in images.items()})  # type: ignore[arg-type]
 
 
 def _any(jobs: Sequence[Job], name: str, task: str) -> bool:
@@ -167,6 +236,8 @@ def _written(jobs: Sequence[Job], name: str, task: str) -> str:
     found: dict[tuple[str, str], list[dict[str, Any] | None]] = {}
     for job in jobs:
         if job.table == name and job.task == task:
-            kept = json.loads(job.path.read_text(encoding="utf-8")) if job.path.exists() else None
-            found.setdefault((job.row, job.attack), []).append(kept)
+            for cell in product(job.rows, job.attacks):
+                path = job.path(*cell)
+                kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+                found.setdefault(cell, []).append(kept)
     return noise_table(task, found) if name == "noise" else table(name, task, found)

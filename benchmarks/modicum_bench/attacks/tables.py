@@ -5,50 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from modicum.attacks.membership.evidence import Rate, clusters, pooled
+from modicum.attacks.membership.evidence import clusters, pooled, rate_from
 from modicum.attacks.order import INVERSIONS, MEMBERSHIP
-from modicum.attacks.outcome import CLOSE
+from modicum.attacks.outcome import ASKED, CLOSE, INVERTED
 
 Outcome = dict[str, Any] | None  # of one cell; None: it was not run
 Found = Mapping[tuple[str, str], Sequence[Outcome]]  # by row and attack, one for each seed
 
-INVERTED = (
-    "MSE",
-    "PSNR",
-    "SSIM",
-    "labels",
-    "hits",
-    "ceiling",
-    "floor",
-    "undefended (f)",
-    "another's (c)",
-    "truth no better (a)",
-    "what it says",
-)
-ASKED = (
-    "runs",
-    "others",
-    "AUC",
-    "TPR at 1%",
-    "ceiling",
-    "TPR at 0.1%",
-    "ceiling",
-    "ε ≥",
-    "claimed",
-    "what it says",
-)
+INVERTED_HEAD = (*INVERTED, "undefended (f)", "another's (c)", "truth no better (a)", "what it says")
+ASKED_HEAD = ("runs", "others", *ASKED, "what it says")
 
 
 def table(name: str, task: str, found: Found) -> str:
     """One table; a cell that was not run says so."""
-    head = ASKED if name == "membership" else INVERTED
+    head = ASKED_HEAD if name == "membership" else INVERTED_HEAD
     columns = ("method", "attack", *head)
     lines = [f"### {name.capitalize()}, {task}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     bare = _undefended(found)
     for (row, attack), seeds in sorted(found.items(), key=lambda cell: _place(cell[0], found)):
         there = [one for one in seeds if one is not None]
         if not there:
-            lines.append(f"| {row} | {_named(attack)} | not run: no time |" + " |" * (len(head) - 1))
+            lines.append(
+                f"| {row} | {_named(attack)} | not run: the time given was over |" + " |" * (len(head) - 1)
+            )
             continue
         cells = _asked(there) if name == "membership" else _inverted(there[0], bare)
         lines.append(f"| {row} | {_named(attack)} | {' | '.join(cells)} |")
@@ -83,11 +62,11 @@ def _inverted(one: Mapping[str, Any], bare: Mapping[str, Mapping[str, Any]]) -> 
     if one.get("auc"):
         candidates = one["members"] + one["others"]
         return [
-            *("–" for _ in INVERTED[1:]),
+            *("–" for _ in INVERTED_HEAD[1:]),
             f"the record among {candidates:,} candidates: AUC {one['auc']['value']:.3f}",
         ]
     if q is None or floor is None:
-        return [*("–" for _ in INVERTED[1:]), f"not tried: {one['note']}"]
+        return [*("–" for _ in INVERTED_HEAD[1:]), f"not tried: {one['note']}"]
     ssim = "–" if q["ssim"] is None else f"{q['ssim']:.2f}"
     hits = f"{q['hits']:.0%} [{q['hits_low']:.0%}, {q['hits_high']:.0%}]"
     ceiling = "none" if one["ceiling"] >= 1 else f"{one['ceiling']:.1%}"
@@ -98,7 +77,8 @@ def _inverted(one: Mapping[str, Any], bare: Mapping[str, Mapping[str, Any]]) -> 
         "–" if one["control"] is None else f"{one['control']['psnr']:.1f}",
         "–" if one["missing"] is None else f"{one['missing']:.0%}",
     ]
-    return [*figures, f"{floor['psnr']:.1f}", *reasons, _said(one, without)]
+    shared = f"; the same messages as {one['same_messages_as']}" if "same_messages_as" in one else ""
+    return [*figures, f"{floor['psnr']:.1f}", *reasons, _said(one, without) + shared]
 
 
 def _said(one: Mapping[str, Any], without: Mapping[str, Any] | None) -> str:
@@ -118,14 +98,14 @@ def _said(one: Mapping[str, Any], without: Mapping[str, Any] | None) -> str:
 def _asked(each: Sequence[Mapping[str, Any]]) -> list[str]:
     first = each[0]
     if first.get("auc") is None:
-        return [*("–" for _ in ASKED[1:]), f"not tried: {first['note']}"]
+        return [*("–" for _ in ASKED_HEAD[1:]), f"not tried: {first['note']}"]
     area = [one["auc"]["value"] for one in each]
     mean, low, high = clusters(area) if len(area) > 1 else (area[0], first["auc"]["low"], first["auc"]["high"])
-    rates = [pooled([_rate(one["rates"][i]) for one in each]) for i in range(len(first["rates"]))]
+    rates = [pooled([rate_from(one["rates"][i]) for one in each]) for i in range(len(first["rates"]))]
     shown = [
         cell
         for rate, ceiling in zip(rates, first["ceilings"], strict=True)
-        for cell in (_told(rate), f"{ceiling:.1%}")
+        for cell in (rate.told(), f"{ceiling:.1%}")
     ]
     claimed = "∞" if first["claimed"] is None else f"{first['claimed']:.3g}"
     proved = max(one["epsilon_lower"] for one in each)
@@ -143,15 +123,6 @@ def _asked(each: Sequence[Mapping[str, Any]]) -> list[str]:
         claimed,
         verdict,
     ]
-
-
-def _rate(told: Mapping[str, Any]) -> Rate:
-    return Rate(**{name: value for name, value in told.items() if name != "inverted"})
-
-
-def _told(rate: Rate) -> str:
-    shown = f"{rate.tpr:.2%} [{rate.low:.2%}, {rate.high:.2%}]"
-    return shown if rate.supported else f"{shown} unsupported"
 
 
 def noise_table(task: str, found: Found) -> str:

@@ -17,9 +17,9 @@ Results = Sequence[Mapping[str, Any]]
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """Every cell in a folder, or in a file that gathers them."""
+    """Every cell in a folder, or in a file with one a line, such as the `results.jsonl` beside the figures."""
     if folder.is_file():
-        found: Iterable[Any] = json.loads(folder.read_text()).values()
+        found: Iterable[Any] = map(json.loads, folder.read_text().splitlines())
     else:
         found = [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
     return [f for f in found if "accuracy" in f]

@@ -39,6 +39,8 @@ def bench(
     """Plays what is missing in the place's folder, and gives all tables, which it writes to `tables.md` too."""
     if workers < 1:
         raise UserError(f"the number of workers must be at least 1, got {workers}")
+    if seeds is not None and seeds < 1:
+        raise UserError(f"the number of seeds must be at least 1, got {seeds}")
     wanted = tuple(only) or ((*QUICK, *OTHERS) if preset == "quick" else (*PAPER, *OTHERS))
     left_out = [task for task in wanted if task.endswith(" features") and place.backbone is None]
     for task in left_out:
@@ -71,7 +73,7 @@ def _cells(
 ) -> None:
     """Settings of all tasks, then all networks, then all runs."""
     columns = [(task, participation) for task in tasks for participation in TASKS[task].budgets]
-    tunings = [Part(*column, variant) for column in columns for variant in (CONSTANT, NO_NETWORK)]
+    tunings = [Part(*column, variant) for column in columns for variant in _tuned(column[0])]
     settings = {}
     for part, choice in zip(tunings, play(partial(chosen, place), tunings, progress=progress), strict=True):
         settings[part.task, part.participation, part.what] = choice
@@ -87,7 +89,7 @@ def _cells(
     runs = [
         Run(
             Cell(task, participation, variant, seed),
-            settings.get((task, participation, variant), settings[task, participation, CONSTANT]),
+            settings[task, participation, variant if variant in _tuned(task) else CONSTANT],
             networks.get((task, participation, TRAINED.get(variant, ""))),
         )
         for task, participation in columns
@@ -96,6 +98,11 @@ def _cells(
     ]
     for one, result in zip(runs, play(partial(played, place), runs, progress=progress), strict=True):
         say(f"{one.cell.name}: {result['accuracy']:.4f}")
+
+
+def _tuned(task: str) -> tuple[str, ...]:
+    """Variants with settings of their own; all others take those of a constant bound."""
+    return (NO_NETWORK,) if _single(task) else (CONSTANT, NO_NETWORK)
 
 
 def _single(task: str) -> bool:

@@ -23,7 +23,7 @@ from modicum.attacks.images import HIT, LEVELS, Likeness, blind_rates, floors, l
 from modicum.attacks.inversion.bayes import Gaussian
 from modicum.attacks.inversion.objective import Targets, at
 from modicum.attacks.kept import Kept
-from modicum.attacks.membership.evidence import AT, auc, rate_at, roc
+from modicum.attacks.membership.evidence import AT, Auc, auc, rate_at, roc
 from modicum.attacks.membership.game import Key, Questions, ask, fairness
 from modicum.attacks.order import EFFORTS, INVERSIONS, MEMBERSHIP, Found, Order, undefended
 from modicum.attacks.outcome import Hits, Membership, Outcome, Quality, Reconstruction
@@ -74,6 +74,13 @@ def attack(
     experiment: Experiment, seen: Sequence[Seen], order: Order, folder: Path, done: Done | None = None
 ) -> Report:
     """Carry out an order on a recorded run of an experiment whose records are at hand to score with."""
+    return stage_of(experiment, seen, order, folder, done).report()
+
+
+def stage_of(
+    experiment: Experiment, seen: Sequence[Seen], order: Order, folder: Path, done: Done | None = None
+) -> Stage:
+    """A recorded run with everything that an order needs, before anything is tried."""
     pool, fresh, note = split_pool(experiment.federation.data)
     if len(pool) < 16:
         raise UserError(
@@ -82,14 +89,10 @@ def attack(
     public, truth = public_of(experiment, pool, note), truth_of(experiment, fresh)
     public.model.to(order.device)
     wire = wire_of(seen, public, order.party)
-    stage = _Stage(experiment, wire, truth, order, folder, done)
-    outcomes = tuple(stage.outcome(name) for name in order.attacks)
-    sentences = (wire.sentence(), f"The attacker brings {note}.")
-    found = checks(outcomes, public.method.mechanism, order.attacks)
-    return Report(outcomes, stage.picture(), stage.ceiling, sentences, found)
+    return Stage(experiment, wire, truth, order, folder, done)
 
 
-class _Stage:
+class Stage:
     """One campaign: the wire, the truth to score with, and what was found before."""
 
     def __init__(
@@ -100,8 +103,16 @@ class _Stage:
         every = weakest(ceiling_of(plan) for plan in wire.public.setup.plans.values())
         self.ceiling = every if wire.claimed else NOTHING  # the claim trusts any other party
         self._pictures: dict[str, Tensor] = {}
-        self._targets = _choose(wire, order.targets)
+        self.chosen = _choose(wire, order.targets)  # messages that inversions are tried on
         self._done, self._made, self._finished = done, 0, 0
+
+    def report(self) -> Report:
+        """All attacks of the order, one after another."""
+        public = self.wire.public
+        outcomes = tuple(self.outcome(name) for name in self.order.attacks)
+        sentences = (self.wire.sentence(), f"The attacker brings {public.pool_note}.")
+        found = checks(outcomes, public.method.mechanism, self.order.attacks)
+        return Report(outcomes, self.picture(), self.ceiling, sentences, found)
 
     def outcome(self, name: str) -> Outcome:
         """The named attack, tried or found before, and scored."""
@@ -114,7 +125,7 @@ class _Stage:
         if name in MEMBERSHIP:
             return max(1, MEMBERSHIP[name].steps(self.effort, self.wire))
         tries = 2 + len(SHARES) if self._compares else 1
-        return max(1, tries * INVERSIONS[name].steps(self.effort, len(self._targets)))
+        return max(1, tries * INVERSIONS[name].steps(self.effort, len(self.chosen)))
 
     def _step(self, count: int) -> None:
         self._made += count
@@ -123,18 +134,22 @@ class _Stage:
 
     # Inversions
 
+    def targets(self) -> Targets:
+        """The chosen messages, ready to be searched; refused where they cannot be inverted."""
+        return Targets.of(self.wire, self.chosen, self.order.device)
+
     def _reconstruction(self, name: str) -> Outcome:
         try:
-            targets = Targets.of(self.wire, self._targets, self.order.device)
+            targets = self.targets()
             guesses = self._invert(name, name, targets)
         except UserError as why:
             empty = (None, None, None, None, None, None)
-            return Reconstruction(name, len(self._targets), 0, *empty, self._hits, self.blind, note=str(why))
-        truth = [self.truth.records[o.sender].x for o in self._targets]
+            return Reconstruction(name, len(self.chosen), 0, *empty, self._hits, self.blind, note=str(why))
+        truth = [self.truth.records[o.sender].x for o in self.chosen]
         each = _all(guesses, truth)
         quality = Quality.of(each)
         falls = self._falls(name, quality)
-        self._show(f"{name}, {quality.psnr:.1f} dB", guesses, self._targets)
+        self._show(f"{name}, {quality.psnr:.1f} dB", guesses, self.chosen)
         return Reconstruction(
             name,
             len(guesses),
@@ -178,7 +193,7 @@ class _Stage:
 
     def _labels(self, guesses: Found) -> float:
         right = total = 0
-        for guess, observed in zip(guesses, self._targets, strict=True):
+        for guess, observed in zip(guesses, self.chosen, strict=True):
             left = self.truth.records[observed.sender].targets["y"].tolist()
             for label in guess.y.tolist():
                 total += 1
@@ -192,7 +207,7 @@ class _Stage:
         if targets.recipe.used != targets.recipe.records:
             return None  # which records were used is not known here either
         cost = INVERSIONS[name].cost
-        own = [self.truth.records[o.sender] for o in self._targets]
+        own = [self.truth.records[o.sender] for o in self.chosen]
         x = torch.stack([b.x for b in own]).to(targets.device)
         keep = undefended(self.wire.public) if name == "ig-adaptive" else None
         true = at(targets, x, torch.stack([b.targets["y"] for b in own]).to(targets.device), cost, keep)
@@ -204,7 +219,7 @@ class _Stage:
 
     @property
     def _compares(self) -> bool:
-        hidden = any(o.facts.variance > 0 for o in self._targets) or not self.wire.claimed
+        hidden = any(o.facts.variance > 0 for o in self.chosen) or not self.wire.claimed
         return self.order.reference and hidden
 
     def _falls(self, name: str, quality: Quality) -> list[tuple[float, Quality]]:
@@ -224,7 +239,7 @@ class _Stage:
 
     def _behind(self, share: float) -> tuple[Observed, ...]:
         """The free messages, with so much of the noise that the run's own have in the mean."""
-        std = share * float(np.mean([o.facts.variance for o in self._targets])) ** 0.5
+        std = share * float(np.mean([o.facts.variance for o in self.chosen])) ** 0.5
         generator = torch.Generator().manual_seed(self.order.seed)
         return tuple(
             replace(
@@ -259,11 +274,16 @@ class _Stage:
         known = {name: own for name, own in self.truth.records.items() if name in sent}
         return ask(replace(self.truth, records=known), MOST_QUESTIONS, self.order.seed)
 
+    @cached_property
+    def _fair(self) -> Auc | None:
+        """Of the game, whichever attack plays it."""
+        return fairness(*self._game)
+
     def _membership(self, name: str) -> Membership:
         questions, key = self._game
         counts = int(key.member.sum()), int((~key.member).sum())
         claimed = None if self.ceiling.none else self.ceiling.points[0][0]
-        fair = fairness(questions, key)
+        fair = self._fair
         try:
             if min(counts) < 4:
                 raise UserError("membership needs at least 4 members and 4 others")
@@ -298,8 +318,8 @@ class _Stage:
         """The first records that every inversion was tried on; None where records are no images."""
         if not self._pictures or len(self.wire.public.shape) != 3:
             return None
-        used = len(next(iter(self._pictures.values()))) // len(self._targets)
-        original = torch.cat([self.truth.records[o.sender].x[:used] for o in self._targets])[:most]
+        used = len(next(iter(self._pictures.values()))) // len(self.chosen)
+        original = torch.cat([self.truth.records[o.sender].x[:used] for o in self.chosen])[:most]
         mean = floors(self.wire.public.pool.x, original)["public mean"]
         named = f"public mean, the floor: {Quality.of(likeness(mean, original)).psnr:.1f} dB"
         return Picture(
@@ -308,7 +328,7 @@ class _Stage:
 
     def _show(self, row: str, guesses: Found, observed: Sequence[Observed]) -> None:
         """A row of the picture, where guesses are about the records that the others are about."""
-        if [o.senders for o in observed] == [o.senders for o in self._targets]:
+        if [o.senders for o in observed] == [o.senders for o in self.chosen]:
             truth = [self.truth.records[o.sender].x for o in observed]
             pairs = zip(guesses, truth, strict=True)
             self._pictures[row] = torch.cat([matched(g.x.cpu(), t.cpu())[0] for g, t in pairs])

@@ -59,6 +59,7 @@ class Inversion:
     steps: Callable[[Effort, int], int]  # that it tells of, with so many targets
     knows: str = ""  # of the defence, beyond what a naive attacker assumes
     note: str = ""
+    alone: bool = False  # it reads the method, so that messages of several methods are not searched together
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ INVERSIONS: dict[str, Inversion] = {
         "cosine",
         lambda e, _: e.ig,
         knows="the pruned tensor",
+        alone=True,
     ),
     "gi": Inversion(
         lambda t, e, s, d: gi(t, steps=e.gi, seeds=e.seeds, seed=s, done=d),

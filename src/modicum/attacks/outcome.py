@@ -11,6 +11,10 @@ from modicum.attacks.images import Likeness, hit_rate
 from modicum.attacks.membership.evidence import Auc, Rate, Roc
 
 CLOSE = 1.0  # dB: nearer to the floor than this is at the floor
+INVERTED = ("MSE", "PSNR", "SSIM", "labels", "hits", "ceiling", "floor")
+"""Columns of an inversion's figures, in every table."""
+ASKED = ("AUC", "TPR at 1%", "ceiling", "TPR at 0.1%", "ceiling", "ε ≥", "claimed")
+"""Columns of a membership attack's figures, in every table."""
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,12 @@ def fit_clipping(
     config, grid, scale_free = _read(file, options)
     curve_file = out or file.with_suffix(".curve.json")
     from modicum.cli.progress import counting
+    from modicum.cli.target import refuse_unwritable
     from modicum.config import experiment
     from modicum.public.rehearsed import fit_curve, simulate
 
     cells = cache or curve_file.with_suffix(".cells")
+    refuse_unwritable(curve_file)
     built = experiment(config)
     with counting(quiet=as_json) as progress:
         matrix = simulate(built, grid, cells, progress)

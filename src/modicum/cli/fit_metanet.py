@@ -31,9 +31,11 @@ def fit_metanet(
     config, schedule = _read(file, options)
     target = out or file.with_suffix(".metanet.npz")
     from modicum.cli.progress import counting
+    from modicum.cli.target import refuse_unwritable
     from modicum.config import experiment
     from modicum.public.rehearsed.metanet import fit_metanet as fit
 
+    refuse_unwritable(target)
     with counting(quiet=as_json) as progress:
         found = fit(experiment(config), schedule, target, progress)
     facts = _facts(found, target, _picture(found, target))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from modicum.compute import group_norm
+from modicum.compute.even_linear import evened
 from modicum.compute.pieces import Dense, Kept, Piece
 from modicum.compute.problem import (
     Loss,
@@ -99,7 +100,8 @@ class PassRecorder:
         for layer in replaced:
             layer.forward = partial(self._normalise, layer)  # type: ignore[method-assign]
         try:
-            yield
+            with evened(self.model):
+                yield
         finally:
             for handle in handles:
                 handle.remove()

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modicum.compute.even_linear import evened
 from modicum.compute.flat import Problem
 from modicum.compute.problem import (
     ROWS,
@@ -39,7 +40,7 @@ def fallback_clipped_sum(problem: Problem) -> ClippedSum:
             more = min(step, examples) - few  # all parts are alike: a row's bits may depend on how many there are
             part_x, part_y = (with_zero_rows(rows(tree, part), more) for tree in (x, y))
             gradients = {n: g[:few] for n, g in _gradients(model, loss, part_x, part_y, trained).items()}
-            found = {name: g.to(sum_dtype(trained[name])).flatten(1) for name, g in gradients.items()}
+            found = {name: g.to(sum_dtype(trained[name])).reshape(few, -1) for name, g in gradients.items()}
             squares = torch.stack([square_norms(g) for g in found.values()], dim=1)
             dtype = next(iter(found.values())).dtype
             factors, norm, finite = example_factors(clip, list(found), squares, weights[part], dtype)
@@ -73,5 +74,6 @@ def _gradients(
         return check_losses(loss(output, rows(one_y, None)), 1)[0]
 
     per_example = torch.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
-    gradients: dict[str, Tensor] = per_example(values, x, y)
+    with evened(model):
+        gradients: dict[str, Tensor] = per_example(values, x, y)
     return gradients

@@ -77,7 +77,7 @@ def _model(source: Source, folder: Path) -> ModelConfig:
     table = dict(source.tables.get("model", {}))
     named = {"name": table.pop("name")} if "name" in table else {}
     for key, value in table.items():
-        if isinstance(value, str) and value.endswith(".npz"):
+        if isinstance(value, str) and value.endswith(".npz") and "\0" not in value:
             table[key] = _absolute(value, folder)
         elif isinstance(value, bool) or not isinstance(value, int | float):
             raise source.error(f"the model option {key} must be a number, got {value!r}", "model", key)

@@ -47,6 +47,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.name, self.npz, self.csv)) != 1:
             raise UserError('give exactly one of name, npz and csv, e.g. name = "digits"')
+        if any("\0" in (path or "") for path in (self.npz, self.csv, self.dir, self.backbone, self.features)):
+            raise UserError("a path holds no zero byte")
         if self.columns and self.csv is None:
             raise UserError("columns belong to a csv file: leave them out, or give csv")
 
@@ -146,8 +148,8 @@ class RunConfig:
             raise UserError(f"hot_start must be 0 or more epochs, got {self.hot_start}")
         if not 0 <= self.average < 1:
             raise UserError(f"average must lie in [0, 1), got {self.average}")
-        if self.seed < 0:
-            raise UserError(f"seed must be 0 or more, got {self.seed}")
+        if not 0 <= self.seed < 1 << 63:
+            raise UserError(f"seed must be 0 or more, and fit into 63 bits, got {self.seed}")
         if self.bounds is not None and not 0 < self.bounds[0] <= self.bounds[1] < float("inf"):
             raise UserError(f"bounds are two positive numbers, smallest first, got {list(self.bounds)}")
 

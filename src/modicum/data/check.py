@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.errors import UserError
+
+SMALLEST, LARGEST = 1e-9, 1e9  # budgets ε whose noise can be computed
 
 
 def check(data: FederatedData, budgets: Sequence[float] | None = None) -> None:
@@ -61,3 +64,8 @@ def _check_budgets(data: FederatedData, budgets: Sequence[float]) -> None:
     for name, budget in zip(data.names, budgets, strict=True):
         if not budget > 0:
             raise UserError(f"{name}: the budget ε must be positive (inf for no privacy), got {budget}")
+        if not (SMALLEST <= budget <= LARGEST or math.isinf(budget)):
+            raise UserError(
+                f"{name}: the budget ε lies between {SMALLEST:g} and {LARGEST:g} (inf for no privacy), "
+                f"got {budget:g}"
+            )

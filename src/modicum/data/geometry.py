@@ -10,6 +10,8 @@ import hashlib
 import io
 import json
 import math
+import zipfile
+import zlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +26,7 @@ from modicum.errors import UserError
 FORMAT = "modicum-geometry-1"
 CHUNK = 10_000  # records at a time
 FIELDS = ("mean", "matrix", "between", "within")
+MORE = (IndexError, AttributeError, RecursionError, EOFError, zipfile.BadZipFile, zlib.error)  # of damaged files
 
 Floats = npt.NDArray[np.float32]
 
@@ -126,5 +129,5 @@ def load_geometry(path: str | Path) -> Geometry:
         raise UserError(
             f"no geometry at {path}: fit one with python -m modicum.public.geometry --proxy NAME --out FILE"
         ) from None
-    except (ValueError, KeyError, OSError, TypeError, IndexError, EOFError) as error:
+    except (ValueError, KeyError, OSError, TypeError, *MORE) as error:
         raise UserError(f"{path} is not a geometry of this version ({error}): fit it again") from None

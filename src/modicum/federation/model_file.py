@@ -19,6 +19,9 @@ from modicum.federation.run_folder import RunFolder
 from modicum.models import CATALOGUE, build, fixed_features
 from modicum.training.compressed import from_options
 
+DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What comes of reading values that nobody wrote so."""
+
 
 def restored(
     folder: Path, parameters: Mapping[str, Tensor], wrapper: ModelWrapper, own: nn.Module | None = None
@@ -47,6 +50,15 @@ def as_inputs(x: Any) -> Tensor:
 
 
 def _named(files: RunFolder) -> nn.Module:
+    try:
+        return _described(files)
+    except UserError:
+        raise
+    except DAMAGED as error:
+        raise UserError(f"the model in {files.path} is not described ({error}): take an intact folder") from None
+
+
+def _described(files: RunFolder) -> nn.Module:
     from safetensors import safe_open
 
     with safe_open(files.model, "pt") as file:

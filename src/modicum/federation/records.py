@@ -46,6 +46,26 @@ class RoundRecord:
         return statistics.median(self.bounds.values()) if self.bounds else float("nan")
 
 
+Kinds = set[type]
+NUMBERS: Kinds = {int, float}
+TEXT: Kinds = {str}
+NOTHING = type(None)
+SINGLE: dict[str, Kinds] = {
+    "round": {int},
+    "answered": {int, NOTHING},
+    "abandoned": {bool},
+    "reserved": {*NUMBERS, NOTHING},
+    "void": TEXT,
+}
+KINDS: dict[str, Kinds] = {
+    **SINGLE,
+    **dict.fromkeys(("refused", "impossible"), TEXT),
+    **dict.fromkeys(("bounds", "public", "released", "noise", "simulated", "traffic"), NUMBERS),
+    **dict.fromkeys(("reserved_by_budget", "parties"), NUMBERS),
+}
+"""What a line of the file holds by name: one value, or values by name; of parties, values of each by name."""
+
+
 class MetricsFile:
     """`metrics.jsonl`: one line a round, each round exactly once, whatever happened to the process.
 
@@ -70,7 +90,7 @@ class MetricsFile:
 
 def read_records(path: Path) -> tuple[RoundRecord, ...]:
     """Every round of a run, in order."""
-    return tuple(RoundRecord(**line) for line in _lines(path))
+    return _records(_lines(path), path)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -80,17 +100,40 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def parse_records(whole: bytes, path: Path) -> tuple[RoundRecord, ...]:
     """The rounds in some whole lines of the file at `path`, for readers that follow it as it grows."""
+    return _records(_parse(whole, path), path)
+
+
+def _records(lines: list[dict[str, Any]], path: Path) -> tuple[RoundRecord, ...]:
     try:
-        return tuple(RoundRecord(**line) for line in _parse(whole, path))
+        return tuple(RoundRecord(**line) for line in lines)
     except TypeError:
         raise _damaged(path) from None
 
 
 def _parse(whole: bytes, path: Path) -> list[dict[str, Any]]:
     try:
-        return [_back(json.loads(line)) for line in whole.splitlines()]
-    except (ValueError, TypeError, KeyError, AttributeError):
+        return [_checked(_back(json.loads(line, parse_int=_whole))) for line in whole.splitlines()]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise _damaged(path) from None
+
+
+def _whole(digits: str) -> int:
+    """No count is longer, and a float takes no longer one."""
+    if len(digits) > 18:
+        raise ValueError("too long")
+    return int(digits)
+
+
+def _checked(line: dict[str, Any]) -> dict[str, Any]:
+    """A `ValueError` where somebody else wrote the file: readers calculate with what is in it."""
+    for name, value in line.items():
+        kinds = KINDS[name]
+        parts = [value] if name in SINGLE else value.values()
+        if name == "parties":
+            parts = [number for one in parts for number in one.values()]
+        if not set(map(type, parts)) <= kinds:
+            raise ValueError(name)
+    return line
 
 
 def _damaged(path: Path) -> UserError:

@@ -17,6 +17,8 @@ from modicum.privacy.calibration import calibrate_kinds
 from modicum.privacy.events import Origin, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 
+LEAST = 1e-3  # of ρ: noise that falls faster is none
+
 
 @dataclass(frozen=True, kw_only=True)
 class FallingNoise(RecordLocal):
@@ -33,10 +35,10 @@ class FallingNoise(RecordLocal):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.stages <= self.total or not 0 < self.ratio <= 1:
+        if not 1 <= self.stages <= self.total or not LEAST <= self.ratio <= 1:
             raise UserError(
-                f"noise falls in 1 to {self.total} stages, each with a ratio in (0, 1] to the one before, got "
-                f"{self.stages} and {self.ratio}"
+                f"noise falls in 1 to {self.total} stages, each with a ratio in [{LEAST:g}, 1] to the one before, "
+                f"got {self.stages} and {self.ratio}"
             )
         if self.adaptive or self.stock or self.noise_multiplier is not None:
             raise UserError("falling noise has stages of its own: set neither adaptive noise nor a multiplier")

@@ -35,6 +35,7 @@ from modicum.privacy.views import KnownTo, Variant
 from modicum.training.descent import Descent
 
 GRADIENT = "gradient"
+MOST_EPOCHS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +63,8 @@ class RecordLocal:
             raise UserError(f"the batch size must be at least 1, got {self.batch}")
         if self.steps is not None and self.steps < 1:
             raise UserError(f"local steps must be at least 1, got {self.steps}")
-        if not self.epochs > 0:
-            raise UserError(f"local epochs must be positive, got {self.epochs}")
+        if not 0 < self.epochs <= MOST_EPOCHS:
+            raise UserError(f"local epochs must be positive and at most {MOST_EPOCHS:,}, got {self.epochs}")
         if self.stock is not None and self.noise_multiplier is not None:
             raise UserError("noise comes from a stock or is set, not both: leave out one of them")
         if self.stock is not None and self.integers:

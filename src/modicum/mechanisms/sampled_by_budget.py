@@ -21,6 +21,7 @@ from modicum.privacy.views import KnownTo
 SIMULATED = 12  # pairs that a published curve goes through
 EXPONENTS = np.linspace(0.05, 6.0, 120)
 SMALLEST = 1e-4  # a fitted curve may fall below zero, and a rate may not
+LARGEST = 1e9  # budget whose noise can be computed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +39,10 @@ class SampledByBudget(RecordLocal):
         super().__post_init__()
         if self.batch is not None or self.steps is None:
             raise UserError("sampling by budget fixes the local steps and decides the batch: set steps, not batch")
-        if not 0 < self.full_budget < math.inf:
+        if not 0 < self.full_budget <= LARGEST:
             raise UserError(
-                f"the budget of full participation must be positive and finite, got {self.full_budget}"
+                f"the budget of full participation must be positive and at most {LARGEST:g}, "
+                f"got {self.full_budget}"
             )
 
     @property

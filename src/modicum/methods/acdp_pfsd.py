@@ -50,6 +50,8 @@ class AcdpPfsd(Distillation, HiddenClients, ServerStep):
     def build(self, setting: Setting) -> Method:
         one_of("mode", self.mode, ("sound", "faithful"))
         one_of("clipping", self.clipping, ("ppo", "bandit", "quantile", "fixed"))
+        if not 0 < self.agent_std < math.inf:
+            raise UserError(f"agent_std must be positive and finite, got {self.agent_std}")
         faithful = self.mode == "faithful"
         return Method(
             name="acdp-pfsd",

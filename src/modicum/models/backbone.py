@@ -8,6 +8,8 @@ either way each example is treated alone.
 from __future__ import annotations
 
 import json
+import zipfile
+import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -177,23 +179,51 @@ def save_backbone(model: Backbone, path: str | Path, about: dict[str, Any]) -> N
 
 
 def load_backbone(path: str | Path) -> TrainedBackbone:
-    """The backbone of a file, with its statistics; another format is refused with a line."""
+    """The backbone of a file, with its statistics; another format, or values that are not finite, are refused with
+    a line. Nothing is made that is larger than the file's own arrays say."""
     try:
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(str(file["header"]))
-            if header.get("format") != FORMAT:
-                raise ValueError(f"format {header.get('format')!r}")
-            shape = dict(header["shape"])
-            model = Backbone(BackboneShape(**{**shape, "widths": tuple(shape["widths"])}))
-            state = {
-                name: torch.from_numpy(file[name].astype(np.float32)) for name in file.files if name != "header"
-            }
-        model.load_state_dict(state)
+            if header["format"] != FORMAT:
+                raise ValueError(f"format {header['format']!r}")
+            about, model = dict(header["about"]), _empty(header["shape"], len(file.files))
+            if sum(info.file_size for info in file.zip.infolist()) > _most_bytes(model):
+                raise ValueError("its arrays are larger than its shape says")
+            state = {name: _array(file[name]) for name in file.files if name != "header"}
+        model.load_state_dict(state, assign=True)
     except FileNotFoundError:
         raise UserError(
             f"no backbone at {path}: train one with python -m modicum.public.pretrain --proxy NAME --out FILE"
         ) from None
-    except (ValueError, KeyError, OSError, TypeError, RuntimeError) as error:
-        raise UserError(f"{path} is not a backbone of this version ({error}): train it again") from None
+    except (*DAMAGED, OSError) as error:
+        said = str(error).split("\n", 1)[0]
+        raise UserError(f"{path} is not a backbone of this version ({said}): train it again") from None
     model.eval()
-    return TrainedBackbone(model, header["about"])
+    return TrainedBackbone(model, about)
+
+
+DAMAGED = (
+    *(ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError, RecursionError, EOFError),
+    *(ZeroDivisionError, zipfile.BadZipFile, zlib.error),
+)
+
+
+def _empty(said: dict[str, Any], arrays: int) -> Backbone:
+    """A network without numbers: whoever wrote the file may have claimed any shape."""
+    shape = BackboneShape(**{**said, "widths": tuple(said["widths"])})
+    blocks = len(shape.widths) * shape.blocks
+    if not 0 < blocks < arrays or not 0 < shape.taps <= len(shape.widths) or shape.norm not in ("group", "affine"):
+        raise ValueError("no shape of a backbone")
+    with torch.device("meta"):
+        return Backbone(shape)
+
+
+def _most_bytes(model: Backbone) -> int:
+    """Of the arrays of a file: eight bytes a number, and a page for each and for what was written about them."""
+    return sum(8 * p.numel() + (1 << 12) for p in model.parameters()) + (1 << 20)
+
+
+def _array(values: np.ndarray) -> Tensor:
+    if values.dtype.kind != "f" or not np.isfinite(values).all():
+        raise ValueError("an array holds what is no finite number")
+    return torch.from_numpy(values.astype(np.float32))

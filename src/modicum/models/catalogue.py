@@ -24,6 +24,8 @@ class Entry:
     function: str
 
 
+LARGEST = 1e9  # of a model's options
+
 CATALOGUE: dict[str, Entry] = {
     entry.name: entry
     for entry in (
@@ -88,11 +90,16 @@ def build(
     for key, value in options.items():
         if isinstance(value, str) and key in takes and "str" not in str(takes[key].annotation):
             raise UserError(f"the model option {key} must be a number, got {value!r}")
+        if isinstance(value, int | float) and not -LARGEST < value < LARGEST:
+            raise UserError(f"the model option {key} must be a finite number of ordinary size, got {value}")
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
         try:
             model: nn.Module = make(shape, classes, **options)
-        except TypeError as error:
-            raise UserError(f"model {name!r} does not take these options: {error}") from None
+        except UserError:
+            raise
+        except (TypeError, ValueError, RuntimeError, MemoryError) as error:
+            said = str(error).split("\n", 1)[0]
+            raise UserError(f"model {name!r} does not take these options: {said}") from None
     return model

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -106,6 +107,8 @@ def save_network(path: str | Path, weights: Weights, network: Network, about: di
 def load_network(path: str | Path) -> tuple[Weights, Network, dict[str, Any]]:
     """Back from `save_network`; anything else is refused with one line."""
     try:
+        if Path(path).exists() and not zipfile.is_zipfile(path):  # numpy would offer to unpickle it
+            raise ValueError("it is no archive of arrays")
         with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
             weights = {name: torch.from_numpy(file[name].copy()) for name in file.files if name != "about"}

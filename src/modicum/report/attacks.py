@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modicum.attacks.campaign import Picture, Report
-from modicum.attacks.membership.evidence import Auc, Rate
-from modicum.attacks.outcome import Membership, Quality, Reconstruction
+from modicum.attacks.membership.evidence import Auc
+from modicum.attacks.outcome import ASKED, INVERTED, Membership, Quality, Reconstruction
 from modicum.errors import MissingExtraError
 from modicum.report.colours import colours_of
 from modicum.report.inline import page
@@ -20,20 +20,8 @@ from modicum.report.picture import png
 if TYPE_CHECKING:
     from modicum.attacks.ceilings import Ceiling
 
-INVERTED = (
-    "attack",
-    "records",
-    "MSE",
-    "PSNR",
-    "SSIM",
-    "labels",
-    "hits",
-    "ceiling",
-    "floor",
-    "nothing hidden",
-    "other",
-)
-ASKED = ("attack", "members", "others", "AUC", "TPR at 1%", "ceiling", "TPR at 0.1%", "ceiling", "ε ≥", "claimed")
+INVERTED_HEAD = ("attack", "records", *INVERTED, "nothing hidden", "other")
+ASKED_HEAD = ("attack", "members", "others", *ASKED)
 FOOT = (
     "PSNR in dB, of each record, then averaged. hits: share with an MSE under 0.01, with a 95% interval. "
     "floor: the best guess without any message. nothing hidden: the same attack with ε = ∞. other: the same "
@@ -62,9 +50,9 @@ def figures(report: Report) -> str:
     asked = [o for o in report.outcomes if isinstance(o, Membership)]
     parts = []
     if inverted:
-        parts += [_grid(INVERTED, [_inverted(o) for o in inverted]), ""]
+        parts += [_grid(INVERTED_HEAD, [_inverted(o) for o in inverted]), ""]
     if asked:
-        parts += [_grid(ASKED, [_asked(o) for o in asked]), ""]
+        parts += [_grid(ASKED_HEAD, [_asked(o) for o in asked]), ""]
     return "\n".join([*parts, FOOT])
 
 
@@ -100,7 +88,7 @@ def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _inverted(o: Reconstruction) -> tuple[str, ...]:
     q = o.quality
     if q is None:
-        return (o.attack, "–", *("–" for _ in INVERTED[2:]))
+        return (o.attack, "–", *("–" for _ in INVERTED_HEAD[2:]))
     return (
         o.attack,
         f"{q.records} in {o.used}s",
@@ -123,20 +111,15 @@ def _psnr(quality: Quality | None) -> str:
 def _asked(o: Membership) -> tuple[str, ...]:
     claimed = "∞" if o.claimed is None else f"{o.claimed:.3g}"
     if o.auc is None:
-        return (o.attack, str(o.members), str(o.others), *("–" for _ in range(6)), claimed)
+        return (o.attack, str(o.members), str(o.others), *("–" for _ in ASKED[1:]), claimed)
     cells = [
-        cell for rate, ceiling in zip(o.rates, o.ceilings, strict=True) for cell in (_rate(rate), f"{ceiling:.1%}")
+        cell for rate, ceiling in zip(o.rates, o.ceilings, strict=True) for cell in (rate.told(), f"{ceiling:.1%}")
     ]
     return (o.attack, str(o.members), str(o.others), _auc(o.auc), *cells, f"{o.epsilon_lower:.2f}", claimed)
 
 
 def _auc(found: Auc) -> str:
     return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
-
-
-def _rate(rate: Rate) -> str:
-    shown = f"{rate.tpr:.2%} [{rate.low:.2%}, {rate.high:.2%}]"
-    return shown if rate.supported else f"{shown} unsupported"
 
 
 def attack_page(title: str, report: Report) -> str:

@@ -23,7 +23,10 @@ METHODS = {
 
 def colour_of(name: str) -> str:
     """Of a method, however it is written (CGM_Median, FedAvg (no privacy)); else by the name alone."""
-    return METHODS.get(_plain(name)) or PALETTE[hashlib.sha256(name.encode()).digest()[0] % len(PALETTE)]
+    return (
+        METHODS.get(_plain(name))
+        or PALETTE[hashlib.sha256(name.encode(errors="replace")).digest()[0] % len(PALETTE)]
+    )
 
 
 def colours_of(names: Sequence[str]) -> dict[str, str]:

@@ -82,6 +82,8 @@ class Summary:
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Summary:
         """Back from `to_dict`: null is ∞ where an ε or a budget stands, and unknown elsewhere."""
+        if not {type(value.get(name)) for name in ("accuracy", "macro_f1")} <= {float, int, type(None)}:
+            raise ValueError("an accuracy is a number")
         groups = []
         for group in value["groups"]:
             certified = Spread(*(_back(v) for v in group["epsilon"].values()))

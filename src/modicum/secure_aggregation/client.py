@@ -186,7 +186,7 @@ class Client:
     def _read_keys(self, round: int, body: bytes) -> dict[int, wire.Message]:
         messages = wire.read_bundle(self.terms, round, Step.KEYS, body, wire.keys_length(self.terms))
         for sender, message in messages.items():
-            wire.check_draw(self.terms, sender, message.body)
+            wire.check_keys(self.terms, sender, message.body)
         return messages
 
     def _shown(self, round: int) -> tuple[bytes, bytes, dict[int, bytes]]:

@@ -30,6 +30,14 @@ SEALED = 2 * SHARE + TAG
 _CHUNK = 1 << 17  # bytes of a stream made at a time: they stay in the processor's cache
 _ZEROS = bytes(_CHUNK)
 
+_PRIME = 2**255 - 19
+SMALL_ORDER = (
+    *(0, 1, _PRIME - 1, _PRIME, _PRIME + 1),
+    325606250916557431795983626356110631294008115727848805560023387167927233504,
+    39382357235489614581723060781553021112529911719440698176882885853963445705823,
+)
+"""Points that give zero with every private key, as X25519 reads them (Bernstein, Curve25519, 2006)."""
+
 Words = NDArray[np.unsignedinteger[Any]]
 
 
@@ -42,6 +50,11 @@ def public_key(private: bytes) -> bytes:
     """The X25519 public key of a private one, 32 bytes."""
     key = X25519PrivateKey.from_private_bytes(private).public_key()
     return key.public_bytes(Encoding.Raw, PublicFormat.Raw)
+
+
+def is_key(public: bytes) -> bool:
+    """Whether a public key gives a secret with others: one of small order gives all of them the same."""
+    return int.from_bytes(public, "little") % (1 << 255) not in SMALL_ORDER
 
 
 def commitment(seed: bytes) -> bytes:

@@ -170,33 +170,49 @@ def open_sum(terms: Terms, masked: Masked, messages: Iterable[bytes]) -> masks.W
     total = masked.total.copy()
     weights = lru_cache(maxsize=1)(shamir.weights)  # on the complete graph all have the same holders
     for owner in pool.members:
-        holders = pool.keys.graph.holders(owner, revealed)[: terms.shape.shares]
-        secret = shamir.combine({h: shares[h][owner] for h in holders}, weights(holders))
-        if secret is None:
-            raise VoidError(
-                f"the shares of client {owner}'s secret do not belong together: the round is void", owner
-            )
-        if owner in masked.survivors:
-            _remove_self_mask(terms, pool, owner, secret, total)
-        else:
-            _remove_pair_masks(terms, masked, owner, secret, total)
+        held = {h: shares[h][owner] for h in pool.keys.graph.holders(owner, revealed)}
+        holders = tuple(held)[: terms.shape.shares]
+        secret = shamir.combine({h: held[h] for h in holders}, weights(holders))
+        remove = _self_mask_removed if owner in masked.survivors else _pair_masks_removed
+        if secret is None or not remove(terms, masked, owner, secret, total):
+            raise _misfit(terms, owner, held, secret, alive=owner in masked.survivors)
     return total
 
 
-def _remove_self_mask(terms: Terms, pool: Pool, owner: int, seed: bytes, total: masks.Words) -> None:
-    if masks.commitment(seed) != pool.keys.messages[owner].body[2 * wire.KEY : 3 * wire.KEY]:
-        raise VoidError(f"client {owner}'s seed is not the one it committed to: the round is void", owner)
-    masks.add_stream(total, masks.self_key(seed, terms, pool.keys.round, owner), -1)
+def _misfit(
+    terms: Terms, owner: int, held: Mapping[int, bytes], secret: bytes | None, *, alive: bool
+) -> VoidError:
+    """Whoever reveals a wrong share makes another's secret wrong, so that its owner is named only if it dealt it:
+    all shares belong together, and t of them are honest clients', whatever the c colluders say."""
+    t, first = terms.shape.shares, tuple(held)[: terms.shape.shares - 1]
+    others = [(*first, other) for other in tuple(held)[t:]]
+    alike = (shamir.combine({h: held[h] for h in some}, shamir.weights(some)) == secret for some in others)
+    if secret is None or len(held) < t + terms.colluders or not all(alike):
+        text = "somebody's secret is not the one it committed to, or others revealed wrong shares of it"
+        return VoidError(f"{text}; whose fault it is cannot be told: the round is void")
+    what = "seed is not the one it committed to" if alive else "mask key is not the one it published"
+    return VoidError(f"client {owner}'s {what}: the round is void", owner)
 
 
-def _remove_pair_masks(terms: Terms, masked: Masked, owner: int, private: bytes, total: masks.Words) -> None:
+def _self_mask_removed(terms: Terms, masked: Masked, owner: int, seed: bytes, total: masks.Words) -> bool:
+    """Whether the seed is the one that its owner committed to; its mask is then taken away."""
+    keys = masked.pool.keys
+    if masks.commitment(seed) != keys.messages[owner].body[2 * wire.KEY : 3 * wire.KEY]:
+        return False
+    masks.add_stream(total, masks.self_key(seed, terms, keys.round, owner), -1)
+    return True
+
+
+def _pair_masks_removed(terms: Terms, masked: Masked, owner: int, private: bytes, total: masks.Words) -> bool:
+    """Whether the key is the one that its owner published; its masks with survivors are then taken away."""
     keys = masked.pool.keys
     if masks.public_key(private) != keys.messages[owner].body[: wire.KEY]:
-        raise VoidError(f"client {owner}'s mask key is not the one it published: the round is void", owner)
+        return False
     for survivor in keys.graph.peers(owner, masked.survivors):
         public = keys.messages[survivor].body[: wire.KEY]
         key = masks.pair_key(private, terms, keys.round, owner, survivor, public)
         masks.add_stream(total, key, -1 if survivor < owner else 1)
+    return True
 
 
 def _shares_in(body: bytes, owners: tuple[int, ...]) -> dict[int, bytes]:
@@ -220,7 +236,7 @@ def _valid(
                 raise ProtocolError(f"{step.name}: nothing is expected of client {sender}")
             message = wire.read(terms, round, step, raw, lengths[sender])
             if step is Step.KEYS:
-                wire.check_draw(terms, sender, message.body)
+                wire.check_keys(terms, sender, message.body)
             if not message.body.startswith(start):
                 raise ProtocolError(f"{step.name}: client {sender} is not in step with the others")
             if kept.setdefault(message.sender, message).raw != raw:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from modicum.secure_aggregation.masks import is_key
 from modicum.secure_aggregation.terms import MOST_ROUNDS, SERVER, ProtocolError, Step, Terms
 
 MAGIC = b"MSA\x01"  # the last byte is the version
@@ -58,8 +59,10 @@ def keys_length(terms: Terms) -> int:
     return 3 * KEY + (set_bytes(terms) if terms.sparse else 0)
 
 
-def check_draw(terms: Terms, sender: int, body: bytes) -> None:
-    """The sender of a KEYS body drew exactly k others, where these terms have clients draw."""
+def check_keys(terms: Terms, sender: int, body: bytes) -> None:
+    """The sender of a KEYS body has keys that can be agreed on, and drew exactly k others, where clients draw."""
+    if not (is_key(body[:KEY]) and is_key(body[KEY : 2 * KEY])):
+        raise ProtocolError(f"KEYS: client {sender} has a key that gives no secret")
     if terms.sparse:
         drawn = int.from_bytes(body[3 * KEY :], "little")
         if drawn.bit_count() != terms.shape.neighbours or drawn >> terms.clients or drawn >> sender & 1:

@@ -29,6 +29,7 @@ FRESH = 120.0  # seconds after which a run that nobody holds and nothing was wri
 ABSENT = (0, 0)
 Stamps = tuple[tuple[int, int], ...]  # time in nanoseconds and size of each of STAMPED
 LARGEST = 1 << 20  # bytes of a summary, a config or a status that are read
+LONGEST = 1e15  # of numbers in them
 
 
 @dataclass(frozen=True)
@@ -116,26 +117,27 @@ def describe(found: Found) -> dict[str, Any]:
     files = found.files
     summary = read_json(files.summary)
     config = {} if summary else read_toml(files.config)  # the summary has it all, and is read sooner
-    run, data = _table(config, "run"), _table(config, "data")
-    method = str(summary.get("method") or _table(config, "method").get("name") or "")
+    run, data = table(config, "run"), table(config, "data")
+    silos = table(run, "silos")
+    method = str(summary.get("method") or table(config, "method").get("name") or "")
     groups = summary.get("groups")
-    certified = [_most(group) for group in groups] if isinstance(groups, list) else []
+    certified = [most(group) for group in groups] if isinstance(groups, list) else []
     return {
         "id": found.id,
         "name": found.name,
         "method": method,
         "colour": colour_of(method),
-        "model": str(summary.get("model") or _table(config, "model").get("name") or ""),
+        "model": str(summary.get("model") or table(config, "model").get("name") or ""),
         "dataset": str(summary.get("dataset") or data.get("name") or data.get("csv") or data.get("npz") or ""),
         "note": str(summary.get("note") or ""),
         "run": str(summary.get("run") or ""),
-        "seed": _number(summary.get("seed", run.get("seed"))),
+        "seed": number(summary.get("seed", run.get("seed"))),
         "simulation": bool(summary.get("simulation", run.get("simulation", True))),
-        "deployed": (found.folder / STATUS).exists() or bool(run.get("silos")),
-        "clients": _number(summary.get("clients", data.get("clients"))) or len(run.get("silos") or ()) or None,
-        "rounds": _number(summary.get("rounds")),
-        "rounds_planned": _number(summary.get("rounds_planned", run.get("rounds"))),
-        "accuracy": _number(summary.get("accuracy")),
+        "deployed": (found.folder / STATUS).exists() or bool(silos),
+        "clients": number(summary.get("clients", data.get("clients"))) or len(silos) or None,
+        "rounds": number(summary.get("rounds")),
+        "rounds_planned": number(summary.get("rounds_planned", run.get("rounds"))),
+        "accuracy": number(summary.get("accuracy")),
         "epsilon": None if None in certified else max((e for e in certified if e is not None), default=None),
         "certified": bool(certified),
         "finished": bool(summary),
@@ -154,7 +156,7 @@ def inside(path: Path, root: Path) -> bool:
 def read_json(path: Path) -> dict[str, Any]:
     """A small JSON object; empty where there is none, or none that can be read."""
     try:
-        value = json.loads(_small(path))
+        value = json.loads(beginning(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -163,16 +165,16 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """A small TOML file; empty where there is none, or none that can be read."""
     try:
-        return tomllib.loads(_small(path).decode())
+        return tomllib.loads(beginning(path).decode())
     except (OSError, ValueError, RecursionError):
         return {}
 
 
-def _small(path: Path) -> bytes:
-    """The beginning of a file that is no link."""
+def beginning(path: Path, most: int = LARGEST) -> bytes:
+    """The first bytes of a file that is no link."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     with open(handle, "rb") as file:
-        return file.read(LARGEST)
+        return file.read(most)
 
 
 def _folders(root: str) -> Iterator[tuple[str, set[str]]]:
@@ -244,19 +246,22 @@ def _moved(stamps: Stamps) -> float:
     return max(moment for moment, _ in stamps[: len(LASTING)]) / 1e9
 
 
-def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A table of a settings file; empty where there is none of this name."""
     value = config.get(name, {})
     return value if isinstance(value, Mapping) else {}
 
 
-def _most(group: Any) -> float | None:
+def most(group: Any) -> float | None:
     """The largest certified ε of a budget group; None for ∞."""
     try:
-        found = _number(group["epsilon"]["max"])
+        found = number(group["epsilon"]["max"])
     except (KeyError, TypeError):
         return None
     return None if found is None else float(found)
 
 
-def _number(value: Any) -> Any:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+def number(value: Any) -> Any:
+    """A number that a page can calculate with; None for anything else that stands in a file."""
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if known and -LONGEST < value < LONGEST else None

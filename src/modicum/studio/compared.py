@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from modicum.comparing.comparison import Comparison
+from modicum.comparing.comparison import MEASURES, Comparison
 from modicum.errors import UserError
 from modicum.federation.records import RoundRecord, read_records
 from modicum.report.view import bands_of
-from modicum.studio.catalogue import Catalogue, Found, inside, read_json, read_toml
+from modicum.studio.catalogue import Catalogue, Found, inside, most, number, read_json, read_toml
 
 MOST = 300  # runs in one comparison
 SEEDS = {("run", "seed"), ("data", "seed")}
@@ -61,15 +61,19 @@ def _row(found: Found, label: str) -> dict[str, Any] | None:
     """A finished run as a row of a comparison; None for one that has no summary yet."""
     summary = read_json(found.files.summary)
     try:
-        certified = [group["epsilon"]["max"] for group in summary["groups"]]
+        certified = [most(group) for group in summary["groups"]]
+        seed, rounds = number(summary["seed"]), number(summary["rounds"])
+        if seed is None or rounds is None or not certified:
+            return None
         return {
             "label": label,
             "variant": label,
             "point": {},
-            "seed": int(summary["seed"]),
-            **{name: summary.get(name) for name in ("method", "accuracy", "macro_f1", "loss")},
-            "epsilon": None if None in certified else max(certified),
-            "rounds": summary["rounds"],
+            "seed": int(seed),
+            "method": str(summary.get("method")),
+            **{name: number(summary.get(name)) for name in MEASURES},
+            "epsilon": None if None in certified else max(e for e in certified if e is not None),
+            "rounds": rounds,
             "simulation": bool(summary["simulation"]),
             "clipped": any(group["bound"] is not None for group in summary["groups"]),
             "folder": found.name,

@@ -308,10 +308,18 @@ async def _answer(work: Callable[[], Any]) -> Response:
         status, value = 200, await work()
     except UserError as error:
         status, value = 400, {"error": str(error)}
-    body = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Response(body, status, media_type="application/json")
+    return Response(_json(value), status, media_type="application/json")
 
 
 def _event(kind: str, value: Any) -> bytes:
-    body = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return f"event: {kind}\ndata: {body}\n\n".encode()
+    return f"event: {kind}\ndata: ".encode() + _json(value) + b"\n\n"
+
+
+def _json(value: Any) -> bytes:
+    """JSON whatever stands in a run's files: null for what is not finite, "?" for what is no text."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        loose = json.loads(json.dumps(value), parse_constant=lambda _: None)
+        text = json.dumps(loose, ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="replace")

@@ -7,6 +7,8 @@ import math
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,12 @@ from typing import Any
 from modicum.errors import UserError
 from modicum.federation.records import parse_records
 from modicum.report.view import RunView
-from modicum.studio.catalogue import Catalogue, Found, inside, read_json, read_toml
+from modicum.studio.catalogue import Catalogue, Found, beginning, inside, read_json, read_toml, table
 
 KEPT = 24  # runs whose points stay in memory
 PORTION = 1 << 21  # bytes of rounds that are read at a time: a page stands before a long run is read to its end
 CONFIG = 1 << 16  # bytes of a settings file that are shown
+LONGEST = 1 << 26  # bytes of a line, and of a certificate
 
 
 @dataclass
@@ -45,9 +48,11 @@ class Followed:
             if not same or certified != self._certified:
                 self._begin((now.st_dev, now.st_ino), certified)
             file.seek(self._offset)
-            whole, newline, _ = (file.read(PORTION) + file.readline()).rpartition(b"\n")
+            whole, newline, _ = (file.read(PORTION) + file.readline(LONGEST)).rpartition(b"\n")
             self.more = file.tell() < now.st_size
         try:
+            if self.more and not newline:
+                raise UserError(f"{path.name} has a line that is longer than any round's")
             self.view.take(parse_records(whole, path))
             self._offset += len(whole + newline)
             self.problem = ""
@@ -63,7 +68,7 @@ class Followed:
         shown = self.view.to_dict()
         shown["points"] = shown["points"][since:]
         summary = read_json(self.found.files.summary) if inside(self.found.files.summary, self.root) else {}
-        groups = summary.get("groups") or _granted(self.view)
+        groups = _groups(summary) or _granted(self.view)
         return {
             "about": row | {"clipped": None if not summary else any(g.get("bound") for g in groups)},
             "groups": groups,
@@ -99,7 +104,7 @@ class Watching:
             value = one.to_dict(self.catalogue.row(one.found), since)
         config = one.found.files.config
         if since == 0 and inside(config, self.catalogue.root):
-            value["config"] = config.read_bytes()[:CONFIG].decode(errors="replace")
+            value["config"] = beginning(config, CONFIG).decode(errors="replace")
         return value
 
 
@@ -107,23 +112,32 @@ def budgets_of(found: Found, root: Path) -> dict[str, float]:
     """Clients' granted ε by name: from the certificate, or of a deployed run from what was agreed on."""
     if inside(found.files.certificate, root):
         return _budgets(found.files.certificate)
-    silos = read_toml(found.files.config).get("run", {}).get("silos", {})
+    silos = table(table(read_toml(found.files.config), "run"), "silos")
     try:
         return {str(name): float(terms["budget"]) for name, terms in silos.items()}
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return {}
 
 
 def _budgets(path: Path) -> dict[str, float]:
     """Read for a picture alone, and so without the checks of `Certificate.read`."""
     try:
-        clients = json.loads(path.read_bytes())["clients"]
+        clients = json.loads(beginning(path, LONGEST))["clients"]
         return {name: math.inf if c["budget"] is None else float(c["budget"]) for name, c in clients.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
+
+
+def _groups(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = summary.get("groups")
+    return [group for group in found if isinstance(group, dict)] if isinstance(found, list) else []
 
 
 def _granted(view: RunView) -> list[dict[str, Any]]:
     """Budget groups of a run without a summary, as far as its rounds tell them."""
     last = view.points[-1]["reserved_by_budget"] if view.points else {}
-    return [{"budget": float(budget)} for budget in last]
+    found = []
+    for budget in last:
+        with suppress(ValueError):  # somebody else wrote it
+            found.append({"budget": float(budget)})
+    return found

@@ -135,6 +135,26 @@ def test_another_seed_than_the_one_it_committed_to(tmp_path: Path, monkeypatch: 
     assert set(record.impossible) == {LIAR}
 
 
+def test_two_silos_that_speak_for_one_another_do_not_stop_the_server(tmp_path: Path) -> None:
+    """One is silent and the other hands in its message: it is the other who sent what no honest silo sends.
+
+    The twin looks for a member's message in the member's own answer, and does not come back from that.
+    """
+
+    def swapped(asked: Kind, name: str, honest: Callable[[], Answer]) -> Answer | None:
+        given = honest()
+        if asked is not Kind.SHARES or name not in NAMES[2:]:
+            return given
+        kept[name] = given
+        return None if name == NAMES[2] else kept[NAMES[2]]
+
+    kept: dict[str, Answer] = {}
+    with silos(tmp_path, ONCE) as held:
+        finish(coordinator(tmp_path, Direct(held, swapped)))
+    (record,) = read_records(tmp_path / "server" / "metrics.jsonl")
+    assert (record.void, record.answered, set(record.impossible)) == ("", 3, {NAMES[3]})
+
+
 def test_sealed_garbage_makes_the_round_void_and_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

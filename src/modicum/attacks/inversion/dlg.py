@@ -39,7 +39,7 @@ def dlg(
     found: list[Guess | None] = [None] * len(targets.observed)
     left = list(range(len(found)))
     for attempt in range(restarts):
-        some = replace(doubled, observed=tuple(doubled.observed[i] for i in left))
+        some = replace(doubled, observed=tuple(doubled.observed[i] for i in left), runs=1)  # all start alike
         own = None if known is None else known[left]
         guesses = _minimise(some, own, steps, seed + 1000 * attempt, keep)
         for i, guess in zip(left, guesses, strict=True):

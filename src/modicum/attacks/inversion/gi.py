@@ -60,7 +60,8 @@ def gi(
         schedule.step()
         with torch.no_grad():
             if noise and step < steps * 3 // 4:
-                x.add_(torch.randn(x.shape, generator=generator, device=x.device), alpha=noise * rate)
+                drawn = torch.randn((len(x) // many.runs, *x.shape[1:]), generator=generator, device=x.device)
+                x.add_(many.each_run(drawn), alpha=noise * rate)
             x.clamp_(low, high)
         if done is not None:
             done(1)

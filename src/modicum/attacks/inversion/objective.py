@@ -38,11 +38,13 @@ class Guess:
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Messages of one recipe, side by side."""
+    """Messages of one recipe, side by side. Those of `runs` runs may lie one after another, as many of each: a
+    search begins with each run as it would with that run alone."""
 
     public: Public
     observed: tuple[Observed, ...]
     recipe: Recipe
+    runs: int = 1
 
     @classmethod
     def of(cls, wire: Wire, observed: Sequence[Observed], device: str = "cpu") -> Targets:
@@ -72,6 +74,11 @@ class Targets:
         return torch.stack([o.model for o in self.observed]).to(self.device)
 
     @cached_property
+    def one_model(self) -> bool:
+        """Whether all of them answer one model, which is then computed with as one."""
+        return bool((self.theta == self.theta[0]).all())
+
+    @cached_property
     def update(self) -> Tensor:
         """The updates that came back, one row a message."""
         return torch.stack([o.update for o in self.observed]).to(self.device)
@@ -94,8 +101,12 @@ class Targets:
     def start(self, seed: int) -> Tensor:
         """N(0, 1) of the records' shape, on every device the same."""
         generator = torch.Generator().manual_seed(seed)
-        shape = (len(self.observed), self.recipe.used, *self.public.shape)
-        return torch.randn(shape, generator=generator).to(self.theta)
+        shape = (len(self.observed) // self.runs, self.recipe.used, *self.public.shape)
+        return self.each_run(torch.randn(shape, generator=generator).to(self.theta))
+
+    def each_run(self, rows: Tensor) -> Tensor:
+        """What one run's messages are given, for all of them."""
+        return rows.repeat(self.runs, *(1 for _ in rows.shape[1:]))
 
 
 def soft(labels: Tensor, classes: int) -> Tensor:
@@ -117,6 +128,8 @@ def updates(targets: Targets, x: Tensor, y: Tensor, *, averaged: bool = False) -
 
     if len(x) == 1:  # a third of the time without the machinery for many
         return one(targets.theta[0], x[0], y[0], targets.bounds[0])[None]
+    if targets.one_model:
+        return vmap(one, (None, 0, 0, 0))(targets.theta[0], x, y, targets.bounds)
     return vmap(one)(targets.theta, x, y, targets.bounds)
 
 
@@ -155,7 +168,11 @@ def _gradient(public: Public, recipe: Recipe, theta: Tensor, x: Tensor, y: Tenso
     if recipe.clip is not Clip.RECORDS:
         whole: Tensor = grad(loss)(theta, x, y)
         return whole
-    each: Tensor = vmap(grad(loss), (None, 0, 0))(theta, x[:, None], y[:, None])
+    each: Tensor = (
+        grad(loss)(theta, x, y)[None]
+        if len(x) == 1
+        else vmap(grad(loss), (None, 0, 0))(theta, x[:, None], y[:, None])
+    )
     norms: Tensor = torch.linalg.vector_norm(each, dim=1, keepdim=True)
     factors = (
         bound / (norms + recipe.rule.gamma)

@@ -6,7 +6,7 @@ at a false-positive rate that the others are too few for is "unsupported": it is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,6 +46,11 @@ class Rate:
     def inverted(self) -> bool:
         """Below its own false-positive rate for certain: a score with the wrong sign, not privacy."""
         return self.high < self.false_low
+
+    def told(self) -> str:
+        """With its interval, and whether it is evidence."""
+        shown = f"{self.tpr:.2%} [{self.low:.2%}, {self.high:.2%}]"
+        return shown if self.supported else f"{shown} unsupported"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -92,6 +97,11 @@ def rate_at(members: FloatArray, others: FloatArray, fpr: float, *, seed: int = 
         len(others),
         len(others) >= needed(fpr),
     )
+
+
+def rate_from(told: Mapping[str, Any]) -> Rate:
+    """A rate from its plain values (`to_dict`)."""
+    return Rate(**{name: value for name, value in told.items() if name != "inverted"})
 
 
 def pooled(rates: Sequence[Rate]) -> Rate:

@@ -86,7 +86,7 @@ class SecureRound:
             with self._naming(answers):
                 pool = protocol.gather_shares(self.terms, keys, answers.values())
             self._missing(answers, pool.valid, pool.refused)
-            self.kept.write(Kind.SHARES, [answers[name] for name in self._names(pool.members)])
+            self.kept.write(Kind.SHARES, answers.values())  # a member's message may come from another's hand
             return pool
         return protocol.gather_shares(self.terms, keys, raw)
 
