@@ -43,6 +43,7 @@ def some_attack(draw: random.Random) -> Attack:
         draw.uniform(-3, 3),
         draw.random() < 0.5,
         draw.randrange(1 << 20),
+        draw.random() < 0.3,
     )
 
 

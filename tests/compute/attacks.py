@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
-from modicum.compute import Flat, clipped_sum
+from modicum.compute import Flat, clipped_sum, sums
 from modicum.compute.convolution import ConvWeight, Geometry
 from modicum.compute.patches import PatchConvolution, PatchWeight
 from modicum.compute.pieces import Dense, EmbeddingWeight, LinearWeight, Sliced
@@ -61,6 +62,22 @@ def by_gram(a: Tensor, g: Tensor, groups: int = 1) -> Measured:
     return piece._gram(), piece.weighted_sum
 
 
+def short(t: Tensor) -> Tensor:
+    """As a convolution under autocast takes its numbers."""
+    return t.bfloat16()
+
+
+def onto_one_total(a: Tensor, g: Tensor) -> Measured:
+    """As large layers are added up."""
+    squares, total = by_factors(a, g)
+
+    def with_calls(weights: Tensor) -> Tensor:
+        with patch.object(sums, "WORTH_A_CALL", 0):
+            return total(weights)
+
+    return squares, with_calls
+
+
 def in_slices(a: Tensor, g: Tensor) -> Measured:
     piece = convolution(a, g)
     return kept(Sliced(piece._slices(piece.a, piece.g)))
@@ -86,7 +103,10 @@ ROUTES: dict[str, Route] = {
     "convolution": lambda a, g: kept(convolution(a, g)),
     "convolution, slices": in_slices,
     "convolution, factors": by_gram,
+    "linear, onto one total": onto_one_total,
     "convolution of groups, factors": lambda a, g: by_gram(a, g, 2),
+    "convolution of bf16": lambda a, g: kept(convolution(short(a), short(g))),
+    "convolution of bf16, factors": lambda a, g: by_gram(short(a), short(g)),
     "patches": lambda a, g: patches(a, g, keep=True),
     "patches, factors": lambda a, g: patches(a, g, keep=False),
     "bias": bias,
@@ -135,6 +155,25 @@ def plain_convolution(a: Tensor, g: Tensor) -> Measured:
     return squares, total
 
 
+def term_by_term(g: Tensor, a: Tensor) -> Tensor:
+    """What a library may do that is asked to add products onto a total."""
+    total = g.new_zeros(g.shape[1], g.shape[2], a.shape[2])
+    for one_g, one_a in zip(g, a, strict=True):
+        for t in range(g.shape[3]):
+            total += one_g[:, :, t, None] * one_a[:, None, :, t]
+    return total
+
+
+def onto_a_total_that_is_swallowed(a: Tensor, g: Tensor) -> Measured:
+    squares, total = onto_one_total(a, g)
+
+    def unasked(weights: Tensor) -> Tensor:
+        with patch.multiple(sums, joins_last=lambda *_: True, _onto_one_total=term_by_term):
+            return total(weights)
+
+    return squares, unasked
+
+
 TWINS: dict[str, Route] = {
     "linear": plain_product,
     "embedding": plain_embedding,
@@ -156,6 +195,7 @@ class Attack:
     others: float  # log10 of everybody else's terms
     alike: bool  # others pull together, or each its own way
     seed: int
+    reverse: bool = False  # not the record's own terms cancel but everybody else's, each by a size of its own
 
     def factors(self) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(self.seed)
@@ -165,9 +205,12 @@ class Attack:
             a, g = (t * torch.randn(t.shape, generator=generator) for t in (a, g))
         i, T = self.record % self.batch, self.places
         a[i], g[i] = 1.0, 10**self.small
+        who = (torch.arange(self.batch) == i) != self.reverse
         for first, second in zip(self.swallows[::2], self.swallows[1::2], strict=False):
             if first % T != second % T:
-                g[i, first % T], g[i, second % T] = 10**self.large, -(10**self.large)
+                a[who, second % T] = a[who, first % T]
+                large = 10**self.large * (1 + torch.rand(int(who.sum()), 1, generator=generator) * self.reverse)
+                g[who, first % T], g[who, second % T] = large, -large
         return a, g
 
     def movement(self, route: Route, device: str = "cpu") -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.compute import Auto, Clip, Flat, PerLayer, clipped_sum, rounding, sums, twin
-from modicum.compute.convolution import FORMED, ConvWeight
+from modicum.compute.convolution import FORMED, ConvWeight, Geometry
 from modicum.compute.loop import LoopBackend
 from modicum.compute.pieces import LinearWeight
 from modicum.compute.rules import pieces
@@ -137,6 +137,38 @@ def test_three_products_of_halves_are_off_by_what_is_charged(products: int) -> N
     found = a_high * g_high + (a_high * g_low + a_low * g_high if products == 3 else 0.0)
     off = ((found - a.double() * g.double()).abs() / (a.double() * g.double()).abs()).max()
     assert (float(off) <= FORMED) is (products == 3)
+
+
+def rounded_and_widened(values: Tensor) -> Tensor:
+    return rounding.widened(values.bfloat16(), torch.float32)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_compiler_does_not_leave_out_the_rounding_to_bf16(kept: bool) -> None:
+    """Norms and sums take bf16 numbers. A compiler undoes a plain rounding, maybe for one of them alone."""
+    values = torch.linspace(1, 2, 1001)
+    work = rounded_and_widened if kept else lambda x: x.bfloat16().float()
+    assert torch.equal(torch.compile(work)(values), values.bfloat16().float() if kept else values)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolutions_of_bf16_numbers_are_computed_in_float32(groups: int) -> None:
+    """Bit by bit as of the same numbers in float32, but for bf16's own norms and sums: these would be coarser."""
+    torch.manual_seed(0)
+    geometry = Geometry((3, 3), (1, 1), (1, 1), (1, 1), groups)
+    a, g = torch.randn(16, 8, 5, 5).bfloat16(), torch.randn(16, 6, 5, 5).bfloat16()
+    shape, weights = torch.Size((6, 8 // groups, 3, 3)), torch.rand(16)
+    short, wide = (ConvWeight(*both, geometry, shape) for both in ((a, g), (a.float(), g.float())))
+    for one, other in (
+        (short.measure()[0], wide.measure()[0]),
+        (short.measure()[1].weighted_sum(weights), wide.measure()[1].weighted_sum(weights)),
+        (short._gram(), wide._gram()),
+        (short.weighted_sum(weights), wide.weighted_sum(weights)),
+        (short.dense(), wide.dense()),
+    ):
+        assert one.dtype != torch.bfloat16
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("groups", [1, 2])

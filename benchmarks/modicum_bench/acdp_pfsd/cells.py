@@ -81,7 +81,7 @@ class Choices:
 
 
 def read_choices(path: Path = CHOICES) -> Choices:
-    if not path.exists():
+    if not path.is_file():
         raise UserError(f"no choices at {path}: make them with --stage choose")
     return Choices({key: Choice(**c) for key, c in json.loads(path.read_text())["choices"].items()})
 

@@ -23,10 +23,8 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
-def writable(folder: Path | None) -> Path | None:
+def writable(folder: Path) -> Path:
     """A folder that is there or can be made; said before hours of work, and nothing is made yet."""
-    if folder is None:
-        return None
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
         raise UserError(f"cannot write to {folder}: choose another folder")
@@ -57,7 +55,9 @@ def speed(
     threads: int = typer.Option(2, "--threads", help="Threads on a CPU."),
     precision: str = typer.Option("float32", "--precision", help="float32, or bf16 for all ways alike."),
     only: list[str] = typer.Option([], "--only", help="Name of a row; may be repeated [default: all]."),
-    out: Path | None = typer.Option(None, "--out", callback=writable, help="Folder for the figures as JSON."),
+    out: Path | None = typer.Option(
+        None, "--out", callback=lambda out: out and writable(out), help="Folder for the figures as JSON."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Machine-readable output."),
 ) -> None:
     """How fast private training is, beside plain training and the other libraries that are installed."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from modicum.compute.pieces import Dense, Kept, LinearWeight
+from modicum.compute.problem import sum_dtype
 from modicum.compute.rounding import product_rounding
 from modicum.compute.sums import longest_run, weighted_outer, weighted_rows
 
@@ -74,7 +75,8 @@ def _one_by_one(kept: Kept, weights: Tensor | None, clients: int, size: int) -> 
     """For pieces that know only how to sum everything, such as convolutions on a CPU."""
     parts = [kept.rows(slice(i * size, (i + 1) * size)) for i in range(clients)]  # type: ignore[arg-type]
     if weights is None:
-        weights = _example_of(kept).new_ones(1, size).expand(clients, size)
+        example = _example_of(kept)
+        weights = example.new_ones(1, size, dtype=sum_dtype(example)).expand(clients, size)
     return torch.stack([part.weighted_sum(w) for part, w in zip(parts, weights, strict=True)])
 
 

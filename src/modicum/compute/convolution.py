@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from modicum.compute.pieces import WRITE, Kept, Sliced, gram_square_norms, too_large
-from modicum.compute.problem import few_rows
-from modicum.compute.rounding import product_rounding
+from modicum.compute.problem import few_rows, sum_dtype
+from modicum.compute.rounding import product_rounding, widened
 from modicum.compute.sums import as_released, longest_run, weighted_products, weighted_rows
 
 TILE, PLACES, RUN = 64, 256, 16
@@ -21,9 +21,6 @@ TILE, PLACES, RUN = 64, 256, 16
 FORMED = 3.05 * 2.0**-16
 """What its products may be off by: of numbers in two parts of eight bits each it leaves out the product of the
 second parts, and what is beyond them, each 2⁻¹⁶ at most."""
-
-PATCHES = 1 << 23
-"""Numbers of patches that are copied at once for a weighted sum; of more, some channels at a time."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +35,16 @@ class Geometry:
 
 
 class ConvWeight:
-    """g_i = Σ_t δ_it patch_itᵀ for inputs (B, c, H, W) and output gradients δ (B, p, h, w)."""
+    """g_i = Σ_t δ_it patch_itᵀ for inputs (B, c, H, W) and output gradients δ (B, p, h, w), or both in bf16.
+
+    A GPU's kernels multiply bf16 numbers as they are; everything else widens them first.
+    """
 
     def __init__(self, inputs: Tensor, outputs: Tensor, geometry: Geometry, shape: torch.Size) -> None:
         if math.prod(geometry.kernel) == 1:
             inputs, geometry = _only_what_is_seen(inputs, outputs, geometry)
         self.a, self.g, self.geometry, self.shape = inputs, outputs, geometry, shape
+        self.dtype = sum_dtype(outputs)
 
     def measure(self) -> tuple[Tensor, Kept]:
         factors = self.a[0].numel() + self.g[0].numel()
@@ -51,11 +52,16 @@ class ConvWeight:
             return self._gram(), self
         if self._has_kernel:
             return self._by_kernel()
-        return Sliced(self._slices(self.a, self.g)).measure()
+        return Sliced(self._slices(*self._wide)).measure()
 
     @property
     def _has_kernel(self) -> bool:
-        return has_kernel(self.a) and self.geometry.groups == 1
+        groups = self.geometry.groups
+        return (has_kernel(self.a) and groups == 1) or takes_short(self.g, groups)
+
+    @property
+    def _wide(self) -> tuple[Tensor, Tensor]:
+        return widened(self.a, self.dtype), widened(self.g, self.dtype)
 
     @property
     def _moves(self) -> tuple[list[int], list[int], list[int], list[int]]:
@@ -66,42 +72,49 @@ class ConvWeight:
         a, g = self.a, self.g
         if not a.stride(1) == g.stride(1) == 1:
             a, g = a.contiguous(), g.contiguous()
-        coarse = product_rounding(a.device, a.dtype) > 0
+        coarse = product_rounding(a.device, self.dtype) > 0
         squares, gradients = conv_square_norms(a, g, *self._moves, coarse)
         return squares, TapGradients(gradients)
 
     @property
     def _forms_again(self) -> bool:
-        """Whether a kernel forms each example's gradient once more for the sum, in three products of bf16."""
+        """Whether a kernel forms each example's gradient once more for the sum, in products of bf16 numbers."""
         places = math.prod(self.g.shape[2:])
         return (
             self._has_kernel
-            and product_rounding(self.a.device, self.a.dtype) > 0
+            and self._formed_off is not None
             and self.a.shape[1] % TILE == self.g.shape[1] % TILE == 0
             and places <= PLACES
         )
+
+    @property
+    def _formed_off(self) -> float | None:
+        """What products of bf16 numbers may be off by; None where float32 numbers may not be split for them."""
+        if self.a.dtype == self.g.dtype == torch.bfloat16:
+            return 0.0
+        return FORMED if product_rounding(self.a.device, self.dtype) > 0 else None
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self._forms_again:
             run = max(1, min(RUN, longest_run(len(weights), weights.dtype)))
             found: Tensor = conv_weighted_sum(self.a, self.g, weights.contiguous(), *self._moves, run)
             return as_released(found.permute(0, 3, 1, 2), len(weights), weights.dtype)
-        view, batch, geo = self._patches(self.a), len(self.a), self.geometry
+        a, g = self._wide
+        view, batch, geo = self._patches(a), len(a), self.geometry
         view = view.view(batch, geo.groups, -1, *view.shape[2:])
-        g = self.g.reshape(batch, geo.groups, self.shape[0] // geo.groups, -1)
-        if view.numel() <= PATCHES:
-            view = view.contiguous()
+        g = g.reshape(batch, geo.groups, self.shape[0] // geo.groups, -1)
 
-        def columns(start: int, stop: int) -> Tensor:
-            return view[:, :, start:stop].reshape(batch, geo.groups, -1, g.shape[3])
+        def inputs(examples: slice, units: slice) -> Tensor:
+            some = view[examples, :, units]
+            return some.reshape(len(some), geo.groups, -1, g.shape[3])
 
-        return weighted_products(weights, g, columns, self.shape[1], math.prod(geo.kernel)).view(self.shape)
+        return weighted_products(weights, g, inputs, self.shape[1], math.prod(geo.kernel)).view(self.shape)
 
     def rows(self, index: Tensor) -> ConvWeight:
         return ConvWeight(self.a[index], self.g[index], self.geometry, self.shape)
 
     def dense(self) -> Tensor:
-        return Sliced(self._slices(self.a, self.g)).dense()
+        return Sliced(self._slices(*self._wide)).dense()
 
     def _gram_is_cheaper(self) -> bool:
         """Multiply-adds of each route, small float64 products counted fourfold and the rest as measured.
@@ -122,8 +135,8 @@ class ConvWeight:
         """The patches' Gram matrix is the pixels', summed over the kernel's shifts: k² times fewer products."""
         geo, (height, width), (h, w) = self.geometry, self.a.shape[2:], self.g.shape[2:]
         blocks, places = self.a.shape[0] * geo.groups, h * w
-        x = self.a.reshape(blocks, -1, height * width).double()
-        g = self.g.reshape(blocks, -1, places).double()
+        x = widened(self.a, torch.float64).reshape(blocks, -1, height * width)
+        g = widened(self.g, torch.float64).reshape(blocks, -1, places)
         by_pixel = (x.transpose(1, 2) @ x).view(blocks, height, width, height, width)
         around = (geo.padding[1], geo.padding[1], geo.padding[0], geo.padding[0])
         by_pixel = functional.pad(by_pixel, (*around, *around)).contiguous()
@@ -138,9 +151,11 @@ class ConvWeight:
                 by_patch += by_pixel.as_strided(by_patch.shape, strides, shift * (pixels + 1))
         added = x.shape[1] * math.prod(geo.kernel) + g.shape[1]
         by_patch, by_output = by_patch.view(blocks, places, places), g.transpose(1, 2) @ g
-        again = FORMED + 3 * places * torch.finfo(self.g.dtype).eps
-        charge = again if self._forms_again else None
-        norms = gram_square_norms(by_patch, by_output, added, self.g.dtype, charge)
+        charge = None
+        if self._forms_again:
+            assert self._formed_off is not None
+            charge = self._formed_off + 3 * places * torch.finfo(self.dtype).eps
+        norms = gram_square_norms(by_patch, by_output, added, self.dtype, charge)
         return norms.view(-1, geo.groups).sum(1)
 
     def _slices(self, a: Tensor, g: Tensor) -> tuple[Tensor, ...]:
@@ -238,6 +253,11 @@ def has_kernel(inputs: Tensor) -> bool:
     return inputs.is_cuda and inputs.dtype == torch.float32 and find_spec("triton") is not None
 
 
+def takes_short(outputs: Tensor, groups: int) -> bool:
+    """Whether a kernel on this device multiplies a convolution's bf16 numbers as they are, which is exact."""
+    return groups == 1 and outputs.is_cuda and outputs.dtype == torch.bfloat16 and find_spec("triton") is not None
+
+
 @torch.library.custom_op("modicum::conv_square_norms", mutates_args=())
 def conv_square_norms(
     a: Tensor,
@@ -259,7 +279,8 @@ def conv_square_norms(
 
 @conv_square_norms.register_fake
 def _(a: Tensor, g: Tensor, kernel: list[int], *_rest: object) -> tuple[Tensor, Tensor]:
-    return a.new_empty(len(a), dtype=torch.float64), a.new_empty(len(a), g.shape[1], *kernel, a.shape[1])
+    gradients = a.new_empty(len(a), g.shape[1], *kernel, a.shape[1], dtype=torch.float32)
+    return a.new_empty(len(a), dtype=torch.float64), gradients
 
 
 def _slice(most: int) -> int:

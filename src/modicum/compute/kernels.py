@@ -9,6 +9,8 @@ the tile: what is summed later is what was measured.
 example's tile is formed by itself and then added with its weight, so that nothing of one example cancels against
 another's; runs of examples in float32, their totals in float64.
 
+Both take float32 numbers, or bf16 ones whose products are exact.
+
 `fold`: adds the gradients of patches where the patches were taken from.
 """
 
@@ -78,6 +80,7 @@ def weighted_tiles(  # type: ignore[no-untyped-def]
     channels, height, width, outs, wide, places, inner, batch, share,
     kernel_x: tl.constexpr, down: tl.constexpr, right: tl.constexpr,
     top: tl.constexpr, left: tl.constexpr, dilate_y: tl.constexpr, dilate_x: tl.constexpr,
+    precision: tl.constexpr,
     STEPS: tl.constexpr, RUN: tl.constexpr, OUT: tl.constexpr, INNER: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     """One tile of the weighted sum over one share of the batch; see `launch_sum`."""
@@ -112,7 +115,7 @@ def weighted_tiles(  # type: ignore[no-untyped-def]
                 patch = tl.load(
                     a_column + example * a_b + (at_y * a_y + at_x * a_x)[:, None], mask=inside[:, None], other=0.0
                 )
-                tile = tl.dot(delta, patch, tile, input_precision="bf16x3")
+                tile = tl.dot(delta, patch, tile, input_precision=precision)
             run += tile * weight
         total += run.to(tl.float64)
     at = out + tl.program_id(1).to(tl.int64) * outs * inner + o[:, None] * inner + n[None, :]
@@ -139,8 +142,9 @@ def tile_sizes(outs: int, channels: int, inner: int, places: int, deepest: int) 
 
 
 def _precision(a: Tensor, g: Tensor, coarse: bool) -> str:
-    """The matrix units' tf32 mode needs places that follow one another; three products in bf16 take any order."""
-    if not coarse:
+    """The matrix units' tf32 mode needs places that follow one another; three products in bf16 take any order.
+    Numbers that are bf16 themselves are multiplied as they are."""
+    if not coarse or a.dtype != torch.float32:
         return "ieee"
     return "bf16x3" if a.stride(1) == g.stride(1) == 1 else "tf32"
 
@@ -162,11 +166,12 @@ def launch(
     batch, channels, height, width = a.shape
     outs, high, wide = g.shape[1:]
     inner, places = channels * kernel[0] * kernel[1], high * wide
-    precision = _precision(a, g, coarse)
-    tiles = tiles or tile_sizes(outs, channels, inner, places, 64 if precision == "bf16x3" else 32)
+    precision, short = _precision(a, g, coarse), a.dtype == torch.bfloat16
+    tiles = tiles or tile_sizes(outs, channels, inner, places, 64 if short or precision == "bf16x3" else 32)
     programs = -(-outs // tiles["OUT"]) * -(-inner // tiles["INNER"])
-    partial = a.new_empty(batch, programs)  # added up in a fixed order, unlike atomic additions
-    gradients = a.new_empty(batch, outs, *kernel, channels)
+    # Parts of the squares are added up in a fixed order, unlike by atomic additions.
+    partial = a.new_empty(batch, programs, dtype=torch.float32)
+    gradients = a.new_empty(batch, outs, *kernel, channels, dtype=torch.float32)
     square_norms[(programs, batch)](
         a, g, partial, gradients,
         *a.stride(), *g.stride(),
@@ -194,8 +199,8 @@ def launch_sum(
 ) -> Tensor:
     """Σ_i weights_i Σ_t δ_it patch_itᵀ in float64, (p, k, l, c), for channels that are multiples of `TILE`.
 
-    Products are three of bf16 numbers in two parts, off by little more than 3·2⁻¹⁶ at most; `run` examples are
-    added in float32.
+    Products are three of bf16 numbers in two parts, off by little more than 3·2⁻¹⁶ at most, or one if numbers are
+    bf16, which is exact; `run` examples are added in float32.
     """
     batch, channels, height, width = a.shape
     outs, high, wide = g.shape[1:]
@@ -203,15 +208,16 @@ def launch_sum(
     deep = min(DEEPEST, max(16, _power(places)))
     # Of few places a product is short, and a wider tile reads less for each; of many, registers run out.
     rows = 2 * TILE if places <= 16 and outs % (2 * TILE) == 0 else TILE
-    share = -(-batch // (SHARES * run)) * run
+    share, steps, whole = -(-batch // (SHARES * run)) * run, -(-places // deep), a.dtype == torch.float32
     out = a.new_empty(SHARES, outs, inner, dtype=torch.float64)
     weighted_tiles[(outs // rows * (inner // TILE), SHARES)](
         a, g, weights, out,
         *a.stride(), *g.stride(),
         channels, height, width, outs, wide, places, inner, batch, share,
         kernel[1], stride[0], stride[1], padding[0], padding[1], dilation[0], dilation[1],
-        -(-places // deep), run, rows, TILE, deep,
-        num_warps=4, num_stages=3,
+        "bf16x3" if whole else "ieee",
+        steps, run, rows, TILE, deep,
+        num_warps=4, num_stages=1 if whole and steps > 1 else 3,  # shared memory would not hold more
     )  # fmt: skip
     return out.sum(0).view(outs, *kernel, channels)
 

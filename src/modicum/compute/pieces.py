@@ -120,7 +120,7 @@ class LinearWeight:
         if self.a.shape[1] == 1:
             return weighted_outer(weights, self.g[:, 0], self.a[:, 0])
         a, g = (t.transpose(1, 2)[:, None] for t in (self.a, self.g))
-        return weighted_products(weights, g, lambda i, j: a[:, :, i:j], a.shape[2], 1)[0]
+        return weighted_products(weights, g, lambda some, units: a[some, :, units], a.shape[2], 1)[0]
 
     def rows(self, index: Tensor) -> LinearWeight:
         return LinearWeight(self.a[index], self.g[index])

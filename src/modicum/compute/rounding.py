@@ -59,6 +59,25 @@ def full_precision(device: torch.device) -> Iterator[None]:
                 setattr(place, name, value)
 
 
+@torch.library.custom_op("modicum::widened", mutates_args=())
+def _widened(values: Tensor, double: bool) -> Tensor:
+    return values.to(torch.float64 if double else torch.float32)
+
+
+@_widened.register_fake
+def _(values: Tensor, double: bool) -> Tensor:
+    return torch.empty_like(values, dtype=torch.float64 if double else torch.float32)
+
+
+def widened(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers in a wider precision. Of bf16 by an operator of its own: where numbers were rounded to bf16 a moment
+    ago, a compiler leaves both steps out, and norms would be those of other numbers than are added up."""
+    if values.dtype != torch.bfloat16:
+        return values.to(dtype)
+    found: Tensor = _widened(values, dtype == torch.float64)
+    return found
+
+
 @torch.library.custom_op("modicum::exact_product", mutates_args=())
 def _exact_product(a: Tensor, b: Tensor) -> Tensor:
     with full_precision(a.device):

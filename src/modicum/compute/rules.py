@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from modicum.compute.convolution import ConvWeight, Geometry
+from modicum.compute.convolution import ConvWeight, Geometry, takes_short
 from modicum.compute.pieces import Dense, EmbeddingWeight, Kept, LinearWeight, Piece
 from modicum.compute.problem import sum_dtype
 
@@ -20,6 +20,8 @@ Pieces = dict[str, Piece]
 
 def pieces(layer: nn.Module, inputs: Tensor, gradient: Tensor) -> Pieces:
     """What a call with these inputs and this output gradient gives each of the layer's own parameters."""
+    if isinstance(layer, nn.Conv1d | nn.Conv2d) and takes_short(gradient, layer.groups):
+        return RULES[type(layer)](layer, inputs.to(gradient.dtype), gradient)  # as the layer itself took them
     dtype = sum_dtype(gradient)
     inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
     return RULES[type(layer)](layer, inputs, gradient.to(dtype))
@@ -46,7 +48,7 @@ def _conv2d(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     geometry = Geometry(layer.kernel_size, layer.stride, padding, layer.dilation, layer.groups)
     found: Pieces = {"weight": ConvWeight(a, g, geometry, layer.weight.shape)}
     if layer.bias is not None:
-        found["bias"] = Dense(g.sum((2, 3)))
+        found["bias"] = Dense(g.sum((2, 3), dtype=sum_dtype(g)))
     return found
 
 
@@ -59,7 +61,7 @@ def _conv1d(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     flat = ConvWeight(a[:, :, None], g[:, :, None], geometry, torch.Size((out, channels, 1, width)))
     found: Pieces = {"weight": _Conv1dWeight(flat, layer.weight.shape)}
     if layer.bias is not None:
-        found["bias"] = Dense(g.sum(2))
+        found["bias"] = Dense(g.sum(2, dtype=sum_dtype(g)))
     return found
 
 

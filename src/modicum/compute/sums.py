@@ -8,14 +8,14 @@ short enough for that, and all else in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from modicum.compute.problem import FEW, FEWEST
-from modicum.compute.rounding import exact_product
+from modicum.compute.rounding import exact_product, full_precision
 
 SHARE = 1e-3 - 2.0**-16 - 2.0**-18
 """Of the bound: what rounding while adding up may move a sum by. Norms may be off by 2⁻¹⁶; a little is left."""
@@ -44,6 +44,9 @@ With κ·s_i charged to norms, w_i s_i ≤ C/κ; B·m ≤ MANY² and κ = T·(th
 
 TILE, GPU_TILE = 1 << 21, 1 << 26
 """Numbers that a slice of products, or of rows in float64, takes at most: in the cache, or beside activations."""
+
+WORTH_A_CALL = 1 << 18
+"""Multiply-adds of one example's product that take longer than calling for it."""
 
 COLUMNS, UNITS = 72, 8
 """Columns of examples' products that are formed and added up at a time, and channels at least: libraries and
@@ -196,40 +199,93 @@ def weighted_outer(weights: Tensor, g: Tensor, a: Tensor) -> Tensor:
     return as_released(total, batch, dtype)
 
 
-Columns = Callable[[int, int], Tensor]
-"""(start, stop) → (B, groups, columns, T) inputs of some of the units (channels, with their taps)."""
+Inputs = Callable[[slice, slice], Tensor]
+"""(examples, units) → (b, groups, columns, T) inputs of some examples, of some units (channels with all taps)."""
 
 
-def weighted_products(weights: Tensor, g: Tensor, columns: Columns, units: int, taps: int) -> Tensor:
+def weighted_products(weights: Tensor, g: Tensor, inputs: Inputs, units: int, taps: int) -> Tensor:
     """Σ_i weights_i · g_i a_iᵀ for output gradients (B, groups, p, T): (groups, p, units · taps).
 
-    Each example's product by itself, in slices of columns that stay in the cache; on a GPU, where writing them
-    would cost more, one product of all examples in float64. `factor_charge` is what norms need for either.
+    Each example's product by itself; on a GPU, where that would cost more, one product of all examples in float64.
+    `factor_charge` is what norms need for either.
     """
-    batch, groups, outs, places = g.shape
-    if g.is_cuda:
-        g = g.double() * weights.double()[:, None, None, None]
-        step = max(1, GPU_TILE // (batch * groups * taps * places))
-    else:
-        step = max(1, min(max(UNITS, COLUMNS // taps), TILE // (FEWEST * groups * taps * outs)))
-    total = torch.empty(groups, outs, units * taps, dtype=sum_type(batch, weights.dtype), device=g.device)
-    for start in range(0, units, step):
-        stop = min(units, start + step)
-        a = columns(start, stop)
-        part = total[:, :, start * taps : stop * taps]
-        if g.is_cuda:
-            part.copy_(_joint_product(g, a.double()))
-        else:
-            part.copy_(weighted_rows(weights, _example_products(g, a)).view(part.shape))
+    batch, groups, _, places = g.shape
+    if not g.is_cuda:
+        return _in_blocks(weights, g, lambda examples: inputs(examples, slice(0, units)))
+    g, every = g.double() * weights.double()[:, None, None, None], slice(0, batch)
+    step = max(1, GPU_TILE // (batch * groups * taps * places))
+    parts = [_joint_product(g, inputs(every, slice(i, i + step)).double()) for i in range(0, units, step)]
+    return as_released(torch.cat(parts, dim=2), batch, weights.dtype)
+
+
+def _in_blocks(weights: Tensor, g: Tensor, inputs: Callable[[slice], Tensor]) -> Tensor:
+    """Blocks of `FEWEST` examples: what is formed of one does not depend on how many others there are."""
+    batch, dtype = len(weights), g.dtype
+    kind = dtype if adds_up(batch, FEWEST, dtype) else torch.float64
+    wide = kind != dtype and longest_run(batch, dtype) < FEWEST
+    total: Tensor | None = None
+    for start in range(0, max(1, batch), FEWEST):
+        some = slice(start, start + FEWEST)
+        part = block_of_products(weights[some], g[some], inputs(some), wide)
+        total = part.to(kind) if total is None else total.add_(part)
+    assert total is not None
+    return as_released(total, batch, dtype)
+
+
+@torch.library.custom_op("modicum::block_of_products", mutates_args=())
+def block_of_products(weights: Tensor, g: Tensor, a: Tensor, wide: bool) -> Tensor:
+    """Σ_i weights_i · g_i a_iᵀ for (b, groups, p, T) and (b, groups, n, T), each example's product by itself.
+
+    `wide` asks for examples to be added up in float64. An operator, so that compilers let it be.
+    """
+    outs, columns, places = g.shape[2], a.shape[2], g.shape[3]
+    if wide or outs * columns * places < WORTH_A_CALL:
+        return _formed_first(weights, g, a, wide)
+    with full_precision(g.device):
+        if joins_last(outs, columns, places, g.dtype, torch.get_num_threads()):
+            return _onto_one_total((g * weights[:, None, None, None]).contiguous(), a.contiguous())
+    return _formed_first(weights, g, a, wide)
+
+
+@block_of_products.register_fake
+def _(_weights: Tensor, g: Tensor, a: Tensor, wide: bool) -> Tensor:
+    return g.new_empty(g.shape[1], g.shape[2], a.shape[2], dtype=torch.float64 if wide else g.dtype)
+
+
+def _onto_one_total(g: Tensor, a: Tensor) -> Tensor:
+    """One product after the other; nothing else is written."""
+    total = g.new_zeros(g.shape[1], g.shape[2], a.shape[2])
+    for one_g, one_a in zip(g, a, strict=True):
+        for k, part in enumerate(total):
+            part.addmm_(one_g[k], one_a[k].t())
     return total
 
 
-def _example_products(g: Tensor, a: Tensor) -> Iterator[Tensor]:
-    """Each example's product, in blocks of one shape: with other shapes a library may multiply in another order,
-    and a record that is added to the batch would change the others' last bits."""
-    for one_g, one_a in zip(torch.split(g, FEWEST), torch.split(a, FEWEST), strict=True):
-        each = exact_product(one_g.flatten(0, 1), one_a.flatten(0, 1).transpose(1, 2))
-        yield each.view(len(one_g), -1)
+@lru_cache(maxsize=256)
+def joins_last(outs: int, columns: int, places: int, dtype: torch.dtype, threads: int) -> bool:  # noqa: ARG001
+    """Whether the library adds up a product of this shape by itself before it adds it onto a total.
+
+    It may instead begin with the total and add term by term, in which one example's large terms would swallow
+    everybody else's. One product tells for all its numbers: (T − 1)·M, and T − 1 times −M, come to nothing if they
+    meet each other first, in whatever order. If some of them meet the total before, 1 is lost in it.
+    """
+    large = torch.finfo(dtype).eps ** -2
+    g = torch.full((FEWEST, 1, outs, places), -large, dtype=dtype)
+    g[..., 0] = (places - 1) * large
+    g[0], g[0, ..., 0] = 0.0, 1.0  # makes a total of 1 everywhere
+    return bool((_onto_one_total(g, torch.ones(FEWEST, 1, columns, places, dtype=dtype)) == 1).all())
+
+
+def _formed_first(weights: Tensor, g: Tensor, a: Tensor, wide: bool) -> Tensor:
+    """Products that are written and then added, as many columns at a time as stay in the cache."""
+    kind = torch.float64 if wide else g.dtype
+    step = max(UNITS, min(COLUMNS, TILE // (FEWEST * g.shape[1] * g.shape[2])))
+    parts = []
+    for some in torch.split(a, step, dim=2):
+        each = exact_product(g.flatten(0, 1), some.flatten(0, 1).transpose(1, 2))
+        shape = torch.Size((*g.shape[1:3], some.shape[2]))
+        parts.append(_product(weights.to(kind), each.view(len(g), shape.numel()).to(kind)).view(shape))
+    return torch.cat(parts, dim=2)
 
 
 def _joint_product(g: Tensor, a: Tensor) -> Tensor:
