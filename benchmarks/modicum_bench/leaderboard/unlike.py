@@ -29,7 +29,7 @@ from modicum_bench.leaderboard.grid import MESSAGES, PUBLIC, ROUNDS, SUM
 SIZES, ILL = (
     (242, 235, 98, 160),
     (0.46, 0.36, 0.93, 0.745),
-)  # Heart Disease's, as printed with it
+)  # four fifths of Heart Disease's patients and the ill among them, by its published description
 BUDGETS = [0.1, 0.5, 2.0]
 VARIANCES = (0.0, 1.0, 3.0, 10.0)
 Table = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
