@@ -67,3 +67,31 @@ def test_speed_needs_torch_numpy_and_scipy_alone() -> None:
     found = subprocess.run([sys.executable, "-c", ONLY], env=path, capture_output=True, text=True, check=False)
     assert found.returncode == 2
     assert "no row 'nothing' on cpu" in found.stderr
+
+
+@pytest.mark.parametrize("name", ["speed", "pac-dp", "leaderboard", "acdp-pfsd", "attacks", "fedcompdp", "fedmap"])
+def test_a_folder_that_is_a_file_is_said_at_once(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    for out in ("file", "file/below"):
+        assert run(app, ["bench", name, "--out", str(tmp_path / out)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == f"modicum: cannot write to {tmp_path / out}: choose another folder"
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (["attacks", "--only", "nothing"], "unknown task 'nothing'"),
+        (["attacks", "--seconds", "nan"], "--seconds must be positive, got nan"),
+        (["acdp-pfsd", "--seconds", "-1"], "--seconds must be positive, got -1"),
+        (["fedmap", "--backbone", "nowhere"], "'nowhere' does not exist"),
+        (["leaderboard", "--workers", "0"], "the number of workers must be at least 1"),
+    ],
+)
+def test_bad_options_are_one_line(arguments: list[str], answer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["bench", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert answer in line

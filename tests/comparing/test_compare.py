@@ -132,7 +132,7 @@ def test_the_interval_is_students() -> None:
     [
         ([], "give an experiment file"),
         (["{file}", "--seeds", "0"], "at least 1 seed"),
-        (["{file}", "--methods", "nonsense"], "unknown method"),
+        (["{file}", "--methods", "nonsense"], "--methods: unknown method"),
         (["{file}", "--methods", "aqc,aqc"], "twice"),
         (["{file}", "--workers", "0"], "workers must be at least 1"),
         (["{file}", "--grid", "budgets"], "--grid table.key=value"),

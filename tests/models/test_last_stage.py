@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from modicum.models.backbone import Backbone, BackboneShape, load_backbone, save
 from modicum.models.last_stage import After, LastStage
 from tests.compute.helpers import assert_same, cross_entropy
 
-KINDS: list[dict[str, float]] = [{}, {"adapters": 2}, {"whole": 1}, {"views": 6}]
+KINDS: list[dict[str, float]] = [{}, {"adapters": 2}, {"whole": 1, "reach": 0.1}, {"views": 6}]
 
 
 def backbone(path: Path, norm: str = "group", channels: int = 3) -> Path:
@@ -86,6 +87,29 @@ class EachViewAlone(After):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.flatten(0, 1)[:, None])
+
+
+def test_what_reaches_less_moves_by_its_square(tmp_path: Path) -> None:
+    """A gradient step of the same length moves the stage's scale by ρ² of what it moves without a reach."""
+
+    def move(reach: float) -> Tensor:
+        model, (x, y) = made(tmp_path, "affine", reach=reach), records()
+        with torch.no_grad():
+            model.head.head.weight.normal_(generator=torch.Generator().manual_seed(3))
+        cross_entropy(model.head(model.features(x).detach()), y).sum().backward()
+        norm = model.head.norms[0]
+        grad = getattr(norm, "trained", norm).weight.grad
+        assert grad is not None
+        return reach * grad  # of the trained part, in units of the whole
+
+    assert move(1.0).norm() > 0
+    torch.testing.assert_close(move(0.1), 0.01 * move(1.0), rtol=1e-4, atol=1e-8)
+
+
+@pytest.mark.parametrize(("options", "said"), [({}, "set backbone"), ({"backbone": "b.npz", "reach": 2}, "reach")])
+def test_what_is_missing_is_said_in_one_line(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        build("last-stage", (3, 8, 8), 3, seed=0, **options)
 
 
 def test_views_share_one_clip(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from modicum.cli.bench import writable
 from modicum.comparing.workers import players
 from modicum.core.device import device_named
 from modicum.errors import UserError
@@ -43,7 +44,11 @@ def work(arguments: Sequence[str] | None = None) -> None:
     _check("group", groups, GROUPS)
     _check("setting", settings, choose.SEARCHES)
     _check("method", methods, choose.ALL)
-    out = Path(given.out)
+    if given.workers < 1 or not given.seconds > 0:
+        raise UserError("give at least one worker and some seconds")
+    if given.evaluate_every < 1 or (given.records is not None and given.records < 1):
+        raise UserError("--records and --evaluate-every must be at least 1")
+    out = writable(Path(given.out))
     out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + given.seconds
     place = Place(given.device, given.data_dir, out, given.evaluate_every, given.records, given.backbones)

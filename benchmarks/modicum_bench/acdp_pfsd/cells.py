@@ -57,6 +57,7 @@ class Choice:
     prior: float = 0.0  # weight of a client's class frequencies in its loss
     average: float = 0.0  # β of the average of models that is reported
     agent: Mapping[str, float] = field(default_factory=dict)  # settings of the agent that differ from its defaults
+    ascent: float = 0.05  # DP-FedSAM's step uphill
 
     def local(self, steps: int) -> dict[str, Any]:
         return {"lr": self.lr, "momentum": self.momentum, "steps": steps}
@@ -73,14 +74,14 @@ class Choices:
 
     def of(self, cell: Cell) -> Choice:
         searched = () if cell.method in CLEAR else (f"{cell.setting}/dp-pfsd",)
-        for key in (cell.chooses, *searched, cell.setting):
+        for key in (cell.chooses, replace(cell, view=VIEWS[0]).chooses, *searched, cell.setting):
             if key in self.found:
                 return self.found[key]
         raise UserError(f"no settings were chosen for {cell.chooses}: make them with --stage choose")
 
 
 def read_choices(path: Path = CHOICES) -> Choices:
-    if not path.exists():
+    if not path.is_file():
         raise UserError(f"no choices at {path}: make them with --stage choose")
     return Choices({key: Choice(**c) for key, c in json.loads(path.read_text())["choices"].items()})
 
@@ -140,8 +141,9 @@ class Cell:
 
     @property
     def chooses(self) -> str:
-        """Under which key its choice stands."""
-        return f"{self.setting}/{SAME.get(self.method, self.method)}"
+        """Under which key its choice stands; a view of its own may have one of its own."""
+        view = "" if self.view == VIEWS[0] else f"@{self.view}"
+        return f"{self.setting}/{SAME.get(self.method, self.method)}{view}"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -214,7 +216,7 @@ def spec_of(cell: Cell, choice: Choice, agent: str | None) -> MethodSpec:
         case "fedavg":
             return FedAvg(**trained, batch=64, aggregation="mean")
         case "dp-fedsam":
-            return DpFedSam(**hidden, prior=choice.prior)
+            return DpFedSam(**hidden, prior=choice.prior, ascent=choice.ascent)
         case "dp-pfsd":
             return DpPfsd(**hidden, **distilling)
         case "dp-pfsd-no-distillation":

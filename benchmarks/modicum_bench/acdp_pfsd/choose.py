@@ -13,7 +13,18 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from modicum_bench.acdp_pfsd.cells import LETTERS, LONGER, OTHERS, SMALL_NETWORK, TABLE_3, WIDE, Cell, Choice
+from modicum_bench.acdp_pfsd.cells import (
+    LETTER_ROWS,
+    LETTERS,
+    LONGER,
+    OTHERS,
+    SMALL_NETWORK,
+    TABLE_3,
+    VIEWS,
+    WIDE,
+    Cell,
+    Choice,
+)
 
 SEED = 100
 ROUNDS = 60  # of 100: enough to rank settings
@@ -33,10 +44,12 @@ class Grid:
     servers: tuple[Server, ...]
     priors: tuple[float, ...] = (1.0,)
     agents: tuple[Mapping[str, float], ...] = ({},)
+    ascents: tuple[float, ...] = (Choice.ascent,)
     average: float = AVERAGE
 
     def trials(self, start: Choice) -> Iterator[Choice]:
-        for lr, (step, momentum), prior, agent in product(self.rates, self.servers, self.priors, self.agents):
+        each = product(self.rates, self.servers, self.priors, self.agents, self.ascents)
+        for lr, (step, momentum), prior, agent, ascent in each:
             yield replace(
                 start,
                 lr=lr,
@@ -44,6 +57,7 @@ class Grid:
                 server_momentum=momentum,
                 prior=prior,
                 agent=agent,
+                ascent=ascent,
                 average=self.average,
             )
 
@@ -76,7 +90,15 @@ def _network() -> Search:
     grids["pfsd"] = replace(FREE, priors=(0.0, 1.0))
     grids["aqc"] = Grid(FAST, (*_steps(0.5, 1.0, 2.0), (0.1, 0.9)))  # its bounds are larger
     grids["acdp-pfsd"] = Grid(FAST, _steps(1.0, 2.0), agents=AGENTS)
+    # With class frequencies first gradients are small; a step uphill of 0.05 outweighs them, and learns nothing.
+    grids["dp-fedsam"] = Grid(CALM, _steps(1.0, 2.0), ascents=(0.02, 0.01, 0.005, 0.001))
     return Search(NETWORK, START, grids)
+
+
+def _messages() -> Search:
+    """Noise in every message: seven times as much in the mean of 50."""
+    cell = replace(NETWORK, view=VIEWS[-1], rounds=FEWER)
+    return Search(cell, START, {"dp-pfsd": Grid(CALM, _steps(0.03, 0.1, 0.3, 1.0))})
 
 
 def _hot() -> Search:
@@ -96,12 +118,12 @@ def _head() -> Search:
 
 
 def _letters(variant: str) -> Search:
-    """A head that knows something is moved less; AQC and ACDP-pFSD use what is found for DP-pFSD."""
-    free = Grid((1.0, 5.0), _steps(0.5, 1.0), average=0.0)
-    private = Grid((1.0, 5.0), _steps(0.3, 1.0) if variant else _steps(1.0, 3.0))
+    """A head that knows something is moved less."""
+    grids = dict.fromkeys(TABLE_3, Grid((1.0, 5.0), _steps(0.3, 1.0) if variant else _steps(1.0, 3.0)))
+    grids["pfsd"] = Grid((1.0, 5.0), _steps(0.5, 1.0), average=0.0)
     cell = replace(NETWORK, model=LETTERS, variant=variant, epsilon=8.0)
     start = Choice(momentum=0.9, alpha=0.8, clip=0.3, tuning_lr=0.5)
-    return Search(cell, start, {"pfsd": free, "dp-pfsd": private} if variant else {"dp-pfsd": private})
+    return Search(cell, start, {m: grids[m] for m, v in LETTER_ROWS if v == variant})
 
 
 def _other(task: str, variant: str = "") -> Search:
@@ -118,6 +140,7 @@ def _large(task: str) -> Search:
 OTHER_SEARCHES = [_other(task, variant) for variant in ("", LONGER) for task in OTHERS]
 SEARCHES = {s.cell.setting: s for s in (_network(), _hot(), *OTHER_SEARCHES, *map(_large, OTHERS), _head())}
 SEARCHES |= {s.cell.setting: s for s in map(_letters, ("hot", ""))}
+SEARCHES[f"emnist@{VIEWS[-1]}"] = _messages()
 
 
 def candidates(setting: str, methods: Collection[str] = ()) -> Iterator[tuple[Cell, Choice]]:

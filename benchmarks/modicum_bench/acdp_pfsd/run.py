@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from modicum.errors import MissingExtraError, UserError
+from modicum.errors import MissingExtraError
 from modicum_bench.acdp_pfsd.__main__ import work
 from modicum_bench.acdp_pfsd.cells import PAPER
 from modicum_bench.acdp_pfsd.figures import draw_all
@@ -16,8 +16,6 @@ PRESETS = {"quick": "quick", "paper": ",".join(PAPER)}
 
 def bench(preset: str, out: Path, *, device: str, data_dir: Path | None, seconds: float, workers: int) -> str:
     """Settings are those of choices.json, which were made on validation records. Results are added to `out`."""
-    if workers < 1 or not seconds > 0:
-        raise UserError("give at least one worker and some seconds")
     arguments = ["--groups", PRESETS[preset], "--device", device, "--out", str(out)]
     arguments += ["--seconds", str(seconds), "--workers", str(workers)]
     arguments += [] if data_dir is None else ["--data-dir", str(data_dir)]

@@ -86,13 +86,15 @@ class Size:
     records: int
     rounds: int
     others: int  # records that are nobody's: half of them the attacker's own
-    seeds: int  # runs with other splits, of the second table
+    splits: int  # that runs are pooled over, where there are several
     effort: str
 
 
 SIZES = {
-    "quick": Size(targets=4, batch=1, clients=4, records=50, rounds=3, others=2_000, seeds=1, effort="quick"),
-    "paper": Size(targets=32, batch=1, clients=10, records=200, rounds=6, others=20_000, seeds=5, effort="medium"),
+    "quick": Size(targets=4, batch=1, clients=4, records=50, rounds=3, others=2_000, splits=1, effort="quick"),
+    "paper": Size(
+        targets=32, batch=1, clients=10, records=200, rounds=6, others=20_000, splits=5, effort="medium"
+    ),
 }
 
 

@@ -44,9 +44,18 @@ INVERSIONS = ("ig", "dlg", "bayes", "gi")
 MEMBERSHIP = ("matched", "lr", "quantile", "quantile-unseen")
 DEEP = ("ig", "bayes", "gi", "idlg")  # on ResNet-18
 TASKS = {"quick": ("fashion-mnist",), "paper": ("fashion-mnist", "cifar-10", "svhn")}
-TABLES = ("reconstruction", "noise", "membership", "resnet18")
-NETWORKS = {"reconstruction": "lenet-sigmoid", "membership": "lenet", "noise": "mlp", "resnet18": "resnet18"}
-"""Inverted is one that attacks work on undefended; the curve's hides nothing: its first layer is linear."""
+POOLED = ("matched", "lr", "lira")  # on so many splits that 0.1% is supported
+TABLES = ("reconstruction", "noise", "membership", "pooled", "resnet18")
+WHO = ("membership", "pooled")  # tables that ask who was in a run
+NETWORKS = {
+    "reconstruction": "lenet-sigmoid",
+    "membership": "lenet",
+    "pooled": "logistic",
+    "noise": "mlp",
+    "resnet18": "resnet18",
+}
+"""Inverted is one that attacks work on undefended; the curve's hides nothing: its first layer is linear. What is
+played on many splits is small."""
 TIMES = "times.jsonl"  # what each piece of work took
 KNOWN = {row.name: row for row in (*ROWS, *CURVE, *RESNET)}
 
@@ -138,7 +147,9 @@ def _jobs(name: str, task: str, tasks: Sequence[str], size: Size) -> Iterator[Ce
         yield from ((plain, (attack,), 0, size) for attack in INVERSIONS)
         yield from (((row.name,), row.instead, 0, size) for row in ROWS if row.instead)
     elif name == "membership":
-        yield from (((row,), MEMBERSHIP, seed, size) for seed in range(size.seeds) for row in plain)
+        yield from (((row,), MEMBERSHIP, 0, size) for row in plain)
+    elif name == "pooled" and task == tasks[0] and size.splits > 1:
+        yield from (((row,), POOLED, seed, size) for seed in range(size.splits) for row in plain)
     elif name == "noise" and task == tasks[0]:
         yield tuple(row.name for row in CURVE), ("bayes",), 0, size
     elif name == "resnet18" and task == "cifar-10":
@@ -155,15 +166,9 @@ def _play(job: Job) -> None:
         stages = {row: found for row in job.left if (found := _stage(job, row, Path(passing))) is not None}
         for attack in job.attacks:
             _try(job, stages, attack)
-    line = [
-        job.table,
-        job.task,
-        "+".join(job.attacks),
-        job.seed,
-        len(job.rows),
-        round(time.monotonic() - began, 1),
-    ]
-    with open(job.out / "times.jsonl", "a", encoding="utf-8") as file:
+    took = round(time.monotonic() - began, 1)
+    line = [job.table, job.task, list(job.rows), list(job.attacks), job.seed, took]
+    with open(job.out / TIMES, "a", encoding="utf-8") as file:
         file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
@@ -172,7 +177,7 @@ def _stage(job: Job, row: str, folder: Path) -> Stage | None:
     key = (job.table, job.task, row, job.model, job.size, job.seed, job.data_dir, job.device)
     try:
         made, seen = _recorded(*key)
-        targets = job.size.targets if job.table != "membership" else 1
+        targets = job.size.targets if job.table not in WHO else 1
         order = Order(job.attacks, targets, job.size.effort, KNOWN[row].party, job.seed, False, job.device)
         return stage_of(made, seen, order, folder / str(len(list(folder.iterdir()))))
     except UserError as why:
@@ -186,9 +191,9 @@ def _recorded(
     table: str, task: str, row: str, model: str, size: Size, seed: int, data_dir: Path | None, device: str
 ) -> tuple[Experiment, tuple[Seen, ...]]:
     data = _dataset(task, data_dir)
-    made = (whole_run if table == "membership" else first_messages)(KNOWN[row], data, model, size, seed)
+    made = (whole_run if table in WHO else first_messages)(KNOWN[row], data, model, size, seed)
     with tempfile.TemporaryDirectory() as passing:
-        played = replace(made, device=device) if table == "membership" else made
+        played = replace(made, device=device) if table in WHO else made
         return made, tuple(recorded(played, Path(passing) / "run").seen)
 
 
@@ -240,4 +245,4 @@ def _written(jobs: Sequence[Job], name: str, task: str) -> str:
                 path = job.path(*cell)
                 kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
                 found.setdefault(cell, []).append(kept)
-    return noise_table(task, found) if name == "noise" else table(name, task, found)
+    return noise_table(task, found) if name == "noise" else table(name, task, found, asked=name in WHO)

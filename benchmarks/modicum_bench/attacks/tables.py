@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from modicum.attacks.membership.evidence import clusters, pooled, rate_from
@@ -16,9 +18,9 @@ INVERTED_HEAD = (*INVERTED, "undefended (f)", "another's (c)", "truth no better 
 ASKED_HEAD = ("runs", "others", *ASKED, "what it says")
 
 
-def table(name: str, task: str, found: Found) -> str:
-    """One table; a cell that was not run says so."""
-    head = ASKED_HEAD if name == "membership" else INVERTED_HEAD
+def table(name: str, task: str, found: Found, *, asked: bool) -> str:
+    """One table, of attacks that ask who was in a run or of inversions; a cell that was not run says so."""
+    head = ASKED_HEAD if asked else INVERTED_HEAD
     columns = ("method", "attack", *head)
     lines = [f"### {name.capitalize()}, {task}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     bare = _undefended(found)
@@ -29,7 +31,7 @@ def table(name: str, task: str, found: Found) -> str:
                 f"| {row} | {_named(attack)} | not run: the time given was over |" + " |" * (len(head) - 1)
             )
             continue
-        cells = _asked(there) if name == "membership" else _inverted(there[0], bare)
+        cells = _asked(there) if asked else _inverted(there[0], bare)
         lines.append(f"| {row} | {_named(attack)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -110,7 +112,7 @@ def _asked(each: Sequence[Mapping[str, Any]]) -> list[str]:
     claimed = "∞" if first["claimed"] is None else f"{first['claimed']:.3g}"
     proved = max(one["epsilon_lower"] for one in each)
     verdict = "leaks" if low > 0.5 else "inverted" if high < 0.5 else "nothing found by this attack"
-    if any(one["verdict"].startswith("not fair") for one in each):
+    if not _fair(each):
         verdict = "not fair"
     if any(one["over_ceiling"] for one in each):
         verdict = "OVER ITS CEILING"
@@ -123,6 +125,13 @@ def _asked(each: Sequence[Mapping[str, Any]]) -> list[str]:
         claimed,
         verdict,
     ]
+
+
+def _fair(each: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether records alone tell nothing, over all runs together: of the splits, one in twenty fails by chance."""
+    alone = [one["fair"] for one in each if one["fair"] is not None]
+    reach = math.hypot(*((one["high"] - one["low"]) / 2 for one in alone)) / max(1, len(alone))
+    return not alone or abs(fmean(one["value"] for one in alone) - 0.5) <= reach
 
 
 def noise_table(task: str, found: Found) -> str:

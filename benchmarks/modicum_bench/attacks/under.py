@@ -42,7 +42,7 @@ def _figures(cell: str, one: Mapping[str, Any]) -> Iterator[Figure]:
 def _over_runs(out: Path) -> list[Figure]:
     """The same of all runs of a row together, whose intervals are narrower."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted(out.glob("membership-*.json")):
+    for path in sorted(out.glob("pooled-*.json")):
         one = _read(path)
         if one.get("auc") and one["claimed"] is not None:
             found.setdefault(path.stem.rpartition("-")[0], []).append(one)

@@ -41,6 +41,8 @@ def bench(
     for stage in stages:
         if stage not in STAGES:
             raise UserError(f"unknown stage {stage!r}: use {', '.join(STAGES)}")
+    if workers < 1:
+        raise UserError(f"the number of workers must be at least 1, got {workers}")
     out.mkdir(parents=True, exist_ok=True)
     cells = PRESETS[preset]
     if "choose" in stages:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from modicum.data import assign_budgets, federate, load
-from modicum.data.arrays import Arrays, ClientData, Dataset, FederatedData
+from modicum.data.arrays import Arrays, Dataset, FederatedData
 from modicum.data.fetch import data_folder
 from modicum.data.geometry import load_geometry
 from modicum.federation.experiment import Federation
@@ -21,6 +21,7 @@ from modicum.privacy.plan import PlannedRelease
 from modicum.public.features import behind, stand_on
 from modicum_bench.leaderboard.grid import MESSAGES, PUBLIC, TASKS, Cell, Task, spec_of
 from modicum_bench.leaderboard.pack import geometry_of, packed, unpack
+from modicum_bench.stand_in import stood_in
 
 FEATURES = "discriminant:auto"
 
@@ -41,7 +42,7 @@ STAND_INS = (
     StandIn("emnist-merge47:10-46", "emnist-letters.npz"),
     StandIn("cifar-100", "cifar-10-group.npz"),
 )
-STAND_IN_CLASSES, STAND_IN_CLIENTS, STAND_IN_RECORDS = 10, 20, 500
+STAND_IN_CLIENTS, STAND_IN_RECORDS = 20, 500
 
 
 @lru_cache(maxsize=2)
@@ -147,24 +148,11 @@ def stand_in(which: StandIn, folder: Path, noise: float, hot: bool, seed: int) -
 
     A quarter of the classes' records judges. Noise is that of one release of everything, over the bound.
     """
-    public = _public(which, folder)
-    rng = np.random.default_rng([seed, 0x57A1D])
-    chosen = np.sort(rng.choice(public.classes, STAND_IN_CLASSES, replace=False))
-    rest = [c for c in range(public.classes) if c not in chosen]
-    ours, source = public.only(chosen.tolist()), public.only(rest)
-    rows = rng.permutation(len(ours.train))
-    held = len(rows) // 4
-    pool, test = ours.train.take(rows[held:]), ours.train.take(rows[:held])
-    total = STAND_IN_CLIENTS * STAND_IN_RECORDS
-    known = min(len(pool) // 3, round(PUBLIC * total)) if hot else 0
-    labelled, pool = pool.take(slice(0, known)), pool.take(slice(known, None))
-    nobody = Arrays.empty(pool)
-    own = tuple(
-        ClientData(f"client-{i:02d}", pool.take(rng.integers(0, len(pool), STAND_IN_RECORDS)), nobody, nobody)
-        for i in range(STAND_IN_CLIENTS)
+    known = round(PUBLIC * STAND_IN_CLIENTS * STAND_IN_RECORDS) if hot else 0
+    data, source = stood_in(
+        _public(which, folder), seed, clients=STAND_IN_CLIENTS, records=STAND_IN_RECORDS, known=known, part=3
     )
-    classes = STAND_IN_CLASSES
-    data = FederatedData(which.name, own, test, classes, labelled, nobody, classes if hot else 0, "public records")
+    data = replace(data, dataset=which.name)
     spec = spec_of(STAND_IN_CLIENTS, MESSAGES)
     z = noise * STAND_IN_RECORDS * math.sqrt(STAND_IN_CLIENTS)
     budget = epsilon([PlannedRelease("gradient", z, NoSampling(), 1)], spec).epsilon

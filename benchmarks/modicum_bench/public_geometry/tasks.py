@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
-
 from modicum.data import assign_budgets, federate, load
-from modicum.data.arrays import Arrays, ClientData, Dataset, FederatedData
+from modicum.data.arrays import Dataset, FederatedData
 from modicum.data.budgets import Budgets
 from modicum.data.fetch import data_folder
 from modicum.federation.experiment import Federation
 from modicum.privacy.spec import PrivacySpec, Unit
 from modicum.public.features import behind, stand_on
+from modicum_bench.stand_in import stood_in
 
 SPEC = PrivacySpec(unit=Unit.RECORD)
-STAND_IN_CLASSES = 10
 
 
 @dataclass(frozen=True)
@@ -50,25 +48,10 @@ def stand_in(task: Task, clients: int, budget: float, features: str, hot: bool, 
     Sizes, budgets and noise are those of the task. A quarter of the classes' records judges.
     """
     records, public = datasets(task)
-    rng = np.random.default_rng([seed, 0x57A1D])
-    chosen = np.sort(rng.choice(public.classes, STAND_IN_CLASSES, replace=False))
-    rest = [c for c in range(public.classes) if c not in chosen]
-    task_of, source = public.only(chosen.tolist()), public.only(rest)
-    rows = rng.permutation(len(task_of.train))
-    held = len(rows) // 4
-    pool, test = task_of.train.take(rows[held:]), task_of.train.take(rows[:held])
-    known = min(len(pool) // 2, round(0.05 * len(records.train))) if hot else 0
-    labelled, pool = pool.take(slice(0, known)), pool.take(slice(known, None))
-    nobody = Arrays.empty(pool)
-    size = (len(records.train) - (round(0.05 * len(records.train)) if hot else 0)) // clients
-    own = tuple(
-        ClientData(f"client-{i:02d}", pool.take(rng.integers(0, len(pool), size)), nobody, nobody)
-        for i in range(clients)
-    )
-    data = FederatedData(
-        task.proxy, own, test, STAND_IN_CLASSES, labelled, nobody, STAND_IN_CLASSES if hot else 0, "public records"
-    )
-    return _on(data, source, clients, budget, features, task)
+    known = round(0.05 * len(records.train)) if hot else 0
+    size = (len(records.train) - known) // clients
+    data, source = stood_in(public, seed, clients=clients, records=size, known=known, part=2)
+    return _on(replace(data, dataset=task.proxy), source, clients, budget, features, task)
 
 
 def _on(

@@ -11,15 +11,19 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from modicum.aggregation.anchored import LEAST, anchored, off
 from modicum.aggregation.momentum import Momentum
 from modicum.aggregation.noise_aware import NoiseAware
+from modicum.aggregation.weighted import Weighted
 from modicum.core.facts import FeatureFacts, PublicFacts, noise_of_sum
 from modicum.core.messages import Opened
 from modicum.core.parts import State
 from modicum.core.sockets import PublicEvaluator
 
+BORNE = 0.03  # noise in a norm's scale at which training it beside the head still paid (benchmarks/leaderboard.md)
 STEEPEST = 0.35  # largest slope of a clipped softmax gradient in a logit, over C
 
 
@@ -42,19 +46,48 @@ class Paced:
     clip: float
     noise: float  # that steps may leave in a logit where nothing of the task is public
     summed: bool = False  # whether only the sum over all clients is seen
+    constant: float = 1.0  # the feature that a bias is the weight of
 
     @property
     def needs_individuals(self) -> bool:
         return self.base.needs_individuals
 
     def init(self, public: PublicFacts) -> State:
-        return {"step": self.pace(public).step, "base": self.base.init(public)}
+        state = {"step": self.pace(public).step, "base": self.base.init(public)}
+        variance, features = self.doubt(public), public.features
+        if features is None or features.known is None or variance * len(features.known[1]) / 4 < LEAST:
+            return state
+        return {**state, "known": features.known, "variance": variance}
 
     def combine(
         self, state: State, model: Tensor, opened: Opened, evaluate: PublicEvaluator | None = None
     ) -> tuple[Tensor, State]:
         moved, base = self.base.combine(state["base"], model, opened, evaluate)
         return model + state["step"] * (1 - self.base.beta) * (moved - model), {**state, "base": base}
+
+    def reported(self, state: State, model: Tensor) -> Tensor:
+        """The last model, drawn to public records by as much as clients count otherwise than by their records."""
+        if "known" not in state:
+            return model
+        x, y = state["known"]
+        size = x.shape[1]
+        classes = model.numel() // (size + 1)
+        head = torch.cat([model[: classes * size].view(classes, size), model[classes * size :, None]], 1)
+        head = anchored(head, torch.cat([x, x.new_full((len(x), 1), self.constant)], 1), y, state["variance"])
+        return torch.cat([head[:, :size].flatten(), head[:, size]])
+
+    def doubt(self, public: PublicFacts) -> float:
+        """Variance of a weight of the head that comes of counting clients otherwise than by their records."""
+        noises, records = _noises(public), [c.records for c in public.clients]
+        if not all(noises):
+            return 0.0
+        each = [n / z for z, n in zip(noises, records, strict=True)]
+        base = self.base.base
+        if self.summed:
+            return off(each, records)
+        if isinstance(base, NoiseAware):
+            return off([e**2 for e in each], records)
+        return 0.0 if isinstance(base, Weighted) else off([1.0] * len(records), records)
 
     def pace(self, public: PublicFacts) -> Pace:
         """η = r·p/(s√T), and at most what the strongest public feature bears.
@@ -78,8 +111,7 @@ class Paced:
         Weighted by precision (R7), or else as a plain mean; behind a sum every client's part is scaled to one
         noise (R13). Of a cohort's members each answers in some rounds only, with noise for as many releases.
         """
-        noises = [public.multipliers.get(c.name, 0.0) / math.sqrt(c.participations) for c in public.clients]
-        records = [c.records for c in public.clients]
+        noises, records = _noises(public), [c.records for c in public.clients]
         if not all(noises):
             return 0.0  # somebody adds none
         if self.summed:
@@ -122,13 +154,40 @@ class Paced:
                 "The first model is a logistic head on public records; private ones bring "
                 f"{pace.private:.0%} of the precision of a class's mean, and steps are shortened to that share."
             )
-        yield "Only the head is trained: layers before it (model last-stage) bear less noise than it does."
+        if "known" in self.init(public):
+            yield (
+                "Clients count by their budgets and not by their records, by which a weight may be off by about "
+                f"{math.sqrt(self.doubt(public)):.2g}: the model that is kept is drawn to public records by that."
+            )
+        yield _only_a_head(left)
+
+
+def _only_a_head(left: float) -> str:
+    """Steps that are right for a head leave their noise in every scale of a norm as well, which is about 1."""
+    if left > BORNE:
+        return (
+            f"Only the head is trained: steps that leave {left:.2g} in its weights would leave as much in scales "
+            f"of layers before it (model last-stage), which are about 1 and bear {BORNE:g}."
+        )
+    return (
+        f"Only the head is trained. Its steps leave at most {BORNE:g} in a weight, which layers before it bear as "
+        "well: model last-stage with dp-sgd may do better."
+    )
+
+
+def _noises(public: PublicFacts) -> list[float]:
+    """Each client's multiplier of one release of its whole budget; 0 where it adds none."""
+    return [public.multipliers.get(c.name, 0.0) / math.sqrt(c.participations) for c in public.clients]
 
 
 def _share(noise: float, features: FeatureFacts, size: int, records: int, known: float) -> float:
-    """1/v over Σ 1/v for the variances v of a class's mean, by private and by public records."""
+    """1/v over Σ 1/v for the variances v of a class's mean, by private and by public records.
+
+    A head fits `size` weights a class to known/K public records of it: each weight is known as by so many fewer.
+    """
     if not known:
         return 1.0
     classes, within = features.classes, float(features.within_of(size).mean())
+    public = within * classes / known * (1 + size * classes / known)
     private = (classes * noise) ** 2 + within * classes / max(1, records)
-    return 1 / (1 + private * known / (within * classes))
+    return public / (public + private)

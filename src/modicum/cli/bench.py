@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +23,21 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
+def writable(folder: Path) -> Path:
+    """A folder that is there or can be made; said before hours of work, and nothing is made yet."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        raise UserError(f"cannot write to {folder}: choose another folder")
+    return folder
+
+
+def positive(seconds: float) -> float:
+    """A time to work for."""
+    if not seconds > 0:
+        raise UserError(f"--seconds must be positive, got {seconds:g}")
+    return seconds
+
+
 @app.callback()
 def bench() -> None:
     """Measure this machine."""
@@ -39,7 +55,9 @@ def speed(
     threads: int = typer.Option(2, "--threads", help="Threads on a CPU."),
     precision: str = typer.Option("float32", "--precision", help="float32, or bf16 for all ways alike."),
     only: list[str] = typer.Option([], "--only", help="Name of a row; may be repeated [default: all]."),
-    out: Path | None = typer.Option(None, "--out", help="Folder for the figures as JSON."),
+    out: Path | None = typer.Option(
+        None, "--out", callback=lambda out: out and writable(out), help="Folder for the figures as JSON."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Machine-readable output."),
 ) -> None:
     """How fast private training is, beside plain training and the other libraries that are installed."""
@@ -65,8 +83,12 @@ def pac_dp(
     backbones: Path = typer.Option(
         Path("backbones"), "--backbones", help="Folder of backbones' weights; a missing one is trained."
     ),
-    out: Path = typer.Option(Path("runs/pac-dp"), "--out", help="Folder for settings and results."),
-    cache: Path = typer.Option(Path("runs/pac-dp-cache"), "--cache", help="Folder for features and cells."),
+    out: Path = typer.Option(
+        Path("runs/pac-dp"), "--out", callback=writable, help="Folder for settings and results."
+    ),
+    cache: Path = typer.Option(
+        Path("runs/pac-dp-cache"), "--cache", callback=writable, help="Folder for features and cells."
+    ),
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder of dataset files."),
     device: Device = typer.Option(Device.CPU, "--device", help="Where to compute."),
     workers: int = typer.Option(1, "--workers", help="Processes that share the cells."),
@@ -104,7 +126,9 @@ def leaderboard(
     ),
     stages: str = typer.Option("choose,test,report", "--stages", help="Some of choose, test, report, by commas."),
     backbones: Path = typer.Option(Path("backbones"), "--backbones", help="Folder of backbones' weights."),
-    out: Path = typer.Option(Path("runs/leaderboard"), "--out", help="Folder for results; what is there is kept."),
+    out: Path = typer.Option(
+        Path("runs/leaderboard"), "--out", callback=writable, help="Folder for results; what is there is kept."
+    ),
     workers: int = typer.Option(1, "--workers", help="Processes that share the cells."),
     device: Device = typer.Option(Device.CPU, "--device", help="Where the test is computed."),
 ) -> None:
@@ -132,11 +156,13 @@ def acdp_pfsd(
     preset: Preset = typer.Option(
         Preset.QUICK, "--preset", help="quick: embedded digits, a minute; paper: hours."
     ),
-    out: Path = typer.Option(Path("runs/acdp-pfsd"), "--out", help="Folder for results; what is there is kept."),
+    out: Path = typer.Option(
+        Path("runs/acdp-pfsd"), "--out", callback=writable, help="Folder for results; what is there is kept."
+    ),
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder of dataset files."),
     device: Device = typer.Option(Device.CPU, "--device", help="Where to compute."),
     workers: int = typer.Option(1, "--workers", help="Processes that share the device."),
-    seconds: float = typer.Option(1e6, "--seconds", help="Begin nothing that would end later."),
+    seconds: float = typer.Option(1e6, "--seconds", callback=positive, help="Begin nothing that would end later."),
 ) -> None:
     """ACDP-pFSD's table 3 and figures 3 and 4, with its baselines; a cell that was not run says so."""
     from modicum_bench.acdp_pfsd.run import bench as run
@@ -151,20 +177,27 @@ def attacks(
     only: list[str] = typer.Option(
         [], "--only", help="A task, e.g. fashion-mnist; may be repeated [default: all]."
     ),
-    out: Path = typer.Option(Path("runs/attacks"), "--out", help="Folder for results; what is there is kept."),
+    out: Path = typer.Option(
+        Path("runs/attacks"), "--out", callback=writable, help="Folder for results; what is there is kept."
+    ),
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder of dataset files."),
     device: Device = typer.Option(Device.CPU, "--device", help="Where attacks are computed."),
     tables: str = typer.Option(
-        "reconstruction,noise,membership,resnet18", "--tables", help="Some of these, by commas."
+        "reconstruction,noise,membership,pooled,resnet18", "--tables", help="Some of these, by commas."
     ),
     model: str | None = typer.Option(None, "--model", help="Network for all tables [default: each table's own]."),
     workers: int = typer.Option(1, "--workers", help="Processes that share the cells."),
-    seconds: float = typer.Option(1e6, "--seconds", help="Begin nothing after so long."),
+    seconds: float = typer.Option(1e6, "--seconds", callback=positive, help="Begin nothing after so long."),
 ) -> None:
     """Reconstruction and membership on every method's messages, with floors and ceilings."""
     from modicum.cli.progress import counting
+    from modicum.data import catalogue
     from modicum_bench.attacks.run import bench as run
 
+    known = [entry.name for entry in catalogue()]
+    for task in only:
+        if task not in known:
+            raise UserError(f"unknown task {task!r}: use {', '.join(known)}")
     with counting(quiet=False) as progress:
         text = run(
             str(preset),
@@ -192,7 +225,9 @@ def fedcompdp(
         "choose,test,scratch,report", "--stages", help="Some of choose, test, scratch, report, by commas."
     ),
     backbones: Path = typer.Option(Path("backbones"), "--backbones", help="Folder of backbones' weights."),
-    out: Path = typer.Option(Path("runs/fedcompdp"), "--out", help="Folder for settings and results."),
+    out: Path = typer.Option(
+        Path("runs/fedcompdp"), "--out", callback=writable, help="Folder for settings and results."
+    ),
     device: Device = typer.Option(Device.CPU, "--device", help="Where to compute."),
     workers: int = typer.Option(1, "--workers", help="Processes that share the cells."),
 ) -> None:
@@ -219,9 +254,13 @@ def fedmap(
     ),
     only: list[str] = typer.Option([], "--only", help="A task, e.g. svhn; may be repeated [default: all]."),
     seeds: int | None = typer.Option(None, "--seeds", help="Paired seeds of each cell [default: 3, paper 10]."),
-    out: Path = typer.Option(Path("runs/fedmap"), "--out", help="Folder for results; what is there is kept."),
+    out: Path = typer.Option(
+        Path("runs/fedmap"), "--out", callback=writable, help="Folder for results; what is there is kept."
+    ),
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder of dataset files."),
-    backbone: Path | None = typer.Option(None, "--backbone", help="Public backbone for the rival on CIFAR-10."),
+    backbone: Path | None = typer.Option(
+        None, "--backbone", exists=True, help="Public backbone for the rival on CIFAR-10."
+    ),
     device: Device = typer.Option(Device.CPU, "--device", help="Where to compute."),
     workers: int = typer.Option(1, "--workers", help="Processes that share the cells."),
 ) -> None:

@@ -79,11 +79,18 @@ def _variants(
                 f"--set {option}: {owner!r} is not compared here: use one of {', '.join(sorted(known))}"
             )
     for name in methods or (own,):
-        variant = source if name == own else replace(source, tables={**source.tables, "method": {"name": name}})
+        variant = source if name == own else _about(source, name)
         for option in options:
             if _owner(option) in (None, name):
                 variant = with_option(variant, option.removeprefix(f"{name}:"))
         yield (name if alone else path.stem if not methods else f"{path.stem} {name}"), variant
+
+
+def _about(source: Source, name: str) -> Source:
+    """The file with a method that the command line named, by its defaults."""
+    said = dict.fromkeys([("method",), ("method", "name")], "--methods")
+    tables = {**source.tables, "method": {"name": name}}
+    return replace(source, tables=tables, options={**source.options, **said})
 
 
 def _owner(option: str) -> str | None:

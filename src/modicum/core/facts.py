@@ -45,6 +45,7 @@ class FeatureFacts:
     within: Tensor | None = None  # and of records about their class's mean
     sums: Tensor | None = None  # of public records with the task's own labels, by class
     counts: Tensor | None = None
+    known: tuple[Tensor, Tensor] | None = None  # those records themselves (n × features) and their labels
 
     def between_of(self, size: int) -> Tensor:
         """Of so many features; all alike where nothing is known."""

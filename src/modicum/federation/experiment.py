@@ -250,7 +250,7 @@ def _feature_facts(data: FederatedData, public: Batch | None) -> FeatureFacts:
         return facts
     x, y = public.x.flatten(1), public.targets["y"]
     sums, counts = class_sums(x, y, (data.classes, x.shape[1]))
-    return replace(facts, sums=sums.cpu(), counts=counts.cpu())
+    return replace(facts, sums=sums.cpu(), counts=counts.cpu(), known=(x.cpu(), y.cpu()))
 
 
 def _check_division(method: Method, model: nn.Module) -> None:

@@ -40,6 +40,7 @@ class Auto(SeenBy, Promise):
         step, adjacency = Sgd(1.0), Adjacency(self.adjacency)
         sums = self.sums_of_records(setting, step, adjacency=adjacency, delta=self.delta)
         mechanism: Mechanism = sums or RecordLocal(steps=1, adjacency=adjacency, delta=self.delta)
+        head = SmallBias()
         joined: AggregationName = self.aggregation or ("noise-aware" if mechanism.individuals else "mean")
         return Method(
             name="auto",
@@ -51,8 +52,9 @@ class Auto(SeenBy, Promise):
                 CLIP,
                 LOGIT_NOISE,
                 summed=not mechanism.individuals,
+                constant=head.length,
             ),
-            wrapper=SmallBias(),
+            wrapper=head,
             public_start=True,
             average=AVERAGE,
         )

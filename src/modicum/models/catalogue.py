@@ -52,7 +52,7 @@ CATALOGUE: dict[str, Entry] = {
         Entry(
             "last-stage",
             "a public backbone whose last stage learns with the head (options: backbone, geometry, adapters, "
-            "whole, views)",
+            "whole, views, reach)",
             "last_stage",
             "last_stage",
         ),

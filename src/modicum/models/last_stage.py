@@ -6,6 +6,8 @@ a linear head of zeros, so that whatever a method finds is added to what public 
 
 from __future__ import annotations
 
+import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,6 +24,15 @@ SHIFT = 2  # pixels
 MOVES = ((0, 0), (-SHIFT, 0), (SHIFT, 0), (0, -SHIFT), (0, SHIFT))  # down and right
 VIEWS = tuple((mirrored, *move) for move in MOVES for mirrored in (False, True))
 """A record's views, the same in every round: mirrored or not, and moved."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What of the stage is trained beside its norms: convolutions of low rank, or all; and how far it reaches."""
+
+    rank: int = 0
+    whole: bool = False
+    reach: float = 1.0
 
 
 class Before(nn.Module):
@@ -42,32 +53,52 @@ class Before(nn.Module):
         return y
 
 
+class Beside(nn.Module):
+    """A fixed convolution and `reach` times a trained one of the same shape, which begins with nothing.
+
+    With a reach ρ below 1 the trained one has the share ρ of a clipped gradient, its steps are ρ² times as long as
+    the head's and the noise in it is ρ times the head's.
+    """
+
+    def __init__(self, conv: nn.Conv2d, reach: float) -> None:
+        super().__init__()
+        self.trained, self.reach = copy.deepcopy(conv), reach
+        for p in self.trained.parameters():
+            nn.init.zeros_(p)
+        self.conv = _fixed(conv)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both together."""
+        added: Tensor = self.conv(x) + self.reach * self.trained(x)
+        return added
+
+
 class Adapted(nn.Module):
     """A fixed convolution beside a trained one of low rank, which begins with nothing (Hu et al. 2022)."""
 
-    def __init__(self, conv: nn.Conv2d, rank: int) -> None:
+    def __init__(self, conv: nn.Conv2d, rank: int, reach: float) -> None:
         super().__init__()
-        self.conv = conv
+        self.conv, self.reach = conv, reach
         self.down = nn.Conv2d(conv.in_channels, rank, conv.kernel_size, conv.stride, conv.padding, bias=False)  # type: ignore[arg-type]
         self.up = nn.Conv2d(rank, conv.out_channels, 1, bias=False)
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Both together."""
-        added: Tensor = self.conv(x) + self.up(self.down(x))
+        added: Tensor = self.conv(x) + self.reach * self.up(self.down(x))
         return added
 
 
 class Block(nn.Module):
     """A backbone's block with plain convolutions, its residual scale inside the second one."""
 
-    def __init__(self, block: PreActBlock, rank: int, whole: bool) -> None:
+    def __init__(self, block: PreActBlock, trained: Trained) -> None:
         super().__init__()
-        self.norm1, self.norm2 = _norm(block.norm1), _norm(block.norm2)
-        self.conv1 = _conv(block.conv1, rank, whole)
-        self.conv2 = _conv(block.conv2, rank, whole, block.scale.item())
+        self.norm1, self.norm2 = _norm(block.norm1, trained), _norm(block.norm2, trained)
+        self.conv1 = _conv(block.conv1, trained)
+        self.conv2 = _conv(block.conv2, trained, block.scale.item())
         same = isinstance(block.shortcut, nn.Identity)
-        self.shortcut = nn.Identity() if same else _conv(block.shortcut, 0, whole)
+        self.shortcut = nn.Identity() if same else _conv(block.shortcut, replace(trained, rank=0))
 
     def forward(self, x: Tensor) -> Tensor:
         """Two convolutions beside a short cut."""
@@ -84,7 +115,7 @@ class After(nn.Module):
     pass one after another, so that the first axis is always that of records.
     """
 
-    def __init__(self, backbone: Backbone, features: nn.Module, size: int, classes: int, rank: int, whole: bool):
+    def __init__(self, backbone: Backbone, features: nn.Module, size: int, classes: int, trained: Trained):
         super().__init__()
         taps = backbone.shape.taps
         if taps > 2 or len(backbone.stages) < 2:
@@ -93,9 +124,9 @@ class After(nn.Module):
             )
         last = backbone.stages[-1]
         assert isinstance(last, nn.Sequential)
-        blocks = [Block(block, rank, whole) for block in last if isinstance(block, PreActBlock)]
+        blocks = [Block(block, trained) for block in last if isinstance(block, PreActBlock)]
         self.stage = nn.Sequential(*blocks)
-        self.norms = nn.ModuleList(_norm(norm) for norm in backbone.norms)
+        self.norms = nn.ModuleList(_norm(norm, trained) for norm in backbone.norms)
         self.features = features
         self.head = nn.Linear(size + 1, classes, bias=False)
         nn.init.zeros_(self.head.weight)
@@ -132,18 +163,24 @@ def last_stage(
     input_shape: tuple[int, ...],
     classes: int,
     *,
-    backbone: str | Path,
+    backbone: str | Path | None = None,
     geometry: str | Path | None = None,
     adapters: float = 0,
     whole: float = 0,
     views: float | None = None,
+    reach: float = 1.0,
 ) -> LastStage:
     """Norms and head are trained; `adapters`: also convolutions of that rank beside the stage's own; `whole`: all.
 
     `geometry` is a file of public geometry behind the same backbone; without one, features are cut to length 1.
     `views` of each record are averaged: 1 image, 2 with its mirror image (default: as the backbone does), up to 10
-    with both moved by two pixels.
+    with both moved by two pixels. `reach`: the noise in the stage's own parameters is that many times the head's,
+    and their steps are the square of it.
     """
+    if backbone is None:
+        raise UserError("last-stage trains the end of a public backbone: set backbone to its file")
+    if not 0 < reach <= 1:
+        raise UserError(f"reach is above 0 and at most 1, got {reach:g}")
     model = load_backbone(backbone).model
     count = (2 if model.shape.mirror else 1) if views is None else views
     for name, value, most in (("adapters", adapters, 256), ("whole", whole, 1), ("views", count, len(VIEWS))):
@@ -154,7 +191,8 @@ def last_stage(
             f"{backbone} takes images of {model.shape.channels} channels, these have shape {input_shape}"
         )
     features, size = _geometry(geometry, model.shape.features)
-    return LastStage(Before(model, int(count)), After(model, features, size, classes, int(adapters), bool(whole)))
+    trained = Trained(int(adapters), bool(whole), float(reach))
+    return LastStage(Before(model, int(count)), After(model, features, size, classes, trained))
 
 
 def _geometry(path: str | Path | None, size: int) -> tuple[nn.Module, int]:
@@ -177,26 +215,36 @@ def _seen(x: Tensor, mirrored: bool, down: int, right: int) -> Tensor:
     return wide[..., SHIFT - down : SHIFT - down + height, SHIFT - right : SHIFT - right + width]
 
 
-def _norm(norm: nn.Module) -> nn.Module:
+def _norm(norm: nn.Module, trained: Trained) -> nn.Module:
     """A GroupNorm as it is; a scale and a shift as a convolution of single channels, which engines know."""
+    if isinstance(norm, nn.GroupNorm):
+        if trained.reach == 1:
+            return norm
+        bare = nn.GroupNorm(norm.num_groups, norm.num_channels, norm.eps, affine=False)
+        return nn.Sequential(bare, Beside(_scaled(norm.weight, norm.bias), trained.reach))
     if not isinstance(norm, Affine):
         return norm
-    channels = len(norm.weight)
+    conv = _scaled(norm.weight, norm.bias)
+    return conv if trained.reach == 1 else Beside(conv, trained.reach)
+
+
+def _scaled(weight: Tensor, bias: Tensor) -> nn.Conv2d:
+    channels = len(weight)
     conv = nn.Conv2d(channels, channels, 1, groups=channels)
-    conv.load_state_dict({"weight": norm.weight[:, None, None, None], "bias": norm.bias})
+    conv.load_state_dict({"weight": weight[:, None, None, None], "bias": bias})
     return conv
 
 
-def _conv(conv: nn.Module, rank: int, whole: bool, scale: float = 1.0) -> nn.Module:
+def _conv(conv: nn.Module, trained: Trained, scale: float = 1.0) -> nn.Module:
     """A plain convolution with the same filters times `scale`: trained, fixed, or fixed with an adapter."""
     assert isinstance(conv, nn.Conv2d)
     size = conv.kernel_size
     plain = nn.Conv2d(conv.in_channels, conv.out_channels, size, conv.stride, conv.padding, bias=False)  # type: ignore[arg-type]
     filters = conv.filters() if isinstance(conv, StandardisedConv) else conv.weight
     plain.load_state_dict({"weight": scale * filters.detach()})
-    if whole:
-        return plain
-    return Adapted(_fixed(plain), rank) if rank else _fixed(plain)
+    if trained.whole:
+        return plain if trained.reach == 1 else Beside(plain, trained.reach)
+    return Adapted(_fixed(plain), trained.rank, trained.reach) if trained.rank else _fixed(plain)
 
 
 def _fixed(conv: nn.Conv2d) -> nn.Conv2d:

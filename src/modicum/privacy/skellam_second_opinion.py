@@ -20,7 +20,7 @@ from modicum.privacy.integer_noise import IntegerNoise
 DISTANCE = 2.0**-100  # promised of one draw, in total variation
 TOO_FAR = 2.0**-60  # promised of one sum that is rounded as a whole
 IN_PARTS = 2.0**-60  # promised of one sum over more than a hundred clients: that parts of it stay hidden
-_MEASURED = 1 << 21  # points within which a step is measured: beyond, Skellam and Gaussian differ by under 1e-9
+_MEASURED = 1e9  # variance up to which a step is measured: beyond, it differs by under 1e-9, and scipy gives up
 _REACH = 12.0  # standard deviations that are looked at; beyond, steps only shrink
 _MOST = 1 << 24  # points
 ROUNDING = 1e-6  # relative: scipy's Bessel functions and the sums behind a step
@@ -28,7 +28,7 @@ ROUNDING = 1e-6  # relative: scipy's Bessel functions and the sums behind a step
 
 def worth(variance: float, square: int) -> float:
     """The multiplier of a Gaussian that this noise is worth, from the measured step."""
-    if _REACH * math.sqrt(variance) > _MEASURED:
+    if variance > _MEASURED:
         return math.sqrt(variance / square) * (1 - 1e-9)
     return 1 / (measured_step(variance) * (1 + ROUNDING) * math.sqrt(square))
 
