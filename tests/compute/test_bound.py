@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from modicum.compute import Flat, clipped_sum, pieces, reference_clipped_sum, sums
+from modicum.compute import Flat, clipped_sum, convolution, pieces, reference_clipped_sum, sums
+from modicum.compute.convolution import ConvWeight, Geometry
 from modicum.compute.pieces import LinearWeight
+from modicum.compute.products import maker_of_processor
 from modicum.compute.sums import (
     SHARE,
     adds_up,
@@ -152,6 +154,79 @@ def test_products_are_the_same_either_way(asked: bool, monkeypatch: pytest.Monke
         found = weighted_products(w, g, lambda some, units, a=a: a[some, :, units], 6, 1)
         expected = torch.einsum("b,bgpt,bgnt->gpn", w.double(), g.double(), a.double())
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def cancelling(rows: int, places: int, seed: int) -> Tensor:
+    numbers = torch.randn(rows, places, generator=torch.Generator().manual_seed(seed)) * 1e6
+    numbers[:, 1] = numbers[:, 0] * (-1) ** seed
+    return numbers
+
+
+def different_products(shape: tuple[int, int, int]) -> int:
+    """At how many of 16 positions in a block the sum of one example alone is another one, bit by bit."""
+    outs, columns, places = shape
+    found = []
+    for i in range(16):
+        g, a = torch.zeros(16, 1, outs, places), torch.ones(16, 1, columns, places)
+        g[i, 0], a[i, 0] = cancelling(outs, places, 1), cancelling(columns, places, 2)
+        found.append(sums.block_of_products(torch.ones(16), g, a, False))
+    return sum(not torch.equal(one, found[0]) for one in found)
+
+
+@pytest.mark.parametrize("shape", [(3, 700, 130), (64, 577, 15), (3, 70, 130), (5, 9, 31), (128, 1152, 64)])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_product_does_not_depend_on_where_the_example_stands(number: int, shape: tuple[int, int, int]) -> None:
+    with threads(number):
+        assert different_products(shape) == 0
+
+
+def different_gradients(make: Callable[[Tensor, Tensor], LinearWeight | ConvWeight], *sizes: int) -> int:
+    """The same for gradients that are kept, or for their norms from Gram matrices."""
+    found = []
+    for i in range(16):
+        a, g = torch.ones(16, sizes[0], sizes[2]), torch.zeros(16, sizes[1], sizes[3])
+        a[i], g[i] = cancelling(sizes[0], sizes[2], 2), cancelling(sizes[1], sizes[3], 1)
+        piece = make(a, g)
+        norms = piece._gram() if isinstance(piece, ConvWeight) else piece.measure_factors()
+        found.append((piece.dense()[i], norms[i]))
+    return sum(not all(map(torch.equal, one, found[0])) for one in found)
+
+
+def places(a: Tensor, g: Tensor) -> LinearWeight:
+    return LinearWeight(a.transpose(1, 2), g.transpose(1, 2))
+
+
+def images(a: Tensor, g: Tensor) -> ConvWeight:
+    geometry = Geometry((3, 3), (1, 1), (0, 0), (1, 1), 1)
+    shape = torch.Size((g.shape[1], a.shape[1], 3, 3))
+    return ConvWeight(a.unflatten(2, (7, 7)), g.unflatten(2, (5, 5)), geometry, shape)
+
+
+UNEVEN = [
+    (places, (9, 5, 31, 31)),
+    (places, (70, 3, 130, 130)),
+    (images, (1, 3, 49, 25)),
+    (images, (2, 7, 49, 25)),
+]
+
+
+@pytest.mark.parametrize(("make", "sizes"), UNEVEN)
+def test_a_gradient_does_not_depend_on_where_the_example_stands(
+    make: Callable[[Tensor, Tensor], LinearWeight | ConvWeight], sizes: tuple[int, ...]
+) -> None:
+    assert different_gradients(make, *sizes) == 0
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="seen with MKL")
+def test_examples_side_by_side_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broken twin: every second example lies 8 bytes beside a line of 16, and is added up in another order."""
+    monkeypatch.setattr(sums, "apart", lambda matrices: matrices.contiguous())
+    if maker_of_processor() != "AuthenticAMD":
+        pytest.skip("seen on AMD's processors")
+    for room in (pieces, convolution):
+        monkeypatch.setattr(room, "each_product", lambda left, right: left @ right.transpose(1, 2))
+    assert different_products((3, 700, 130)) == 8
+    assert all(different_gradients(make, *sizes) > 0 for make, sizes in UNEVEN)
 
 
 def test_a_block_that_is_longer_than_the_first_is_refused() -> None:

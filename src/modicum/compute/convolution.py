@@ -13,7 +13,7 @@ from torch.nn import functional
 from modicum.compute.pieces import WRITE, Kept, Sliced, gram_square_norms, too_large
 from modicum.compute.problem import few_rows, sum_dtype
 from modicum.compute.rounding import product_rounding, widened
-from modicum.compute.sums import as_released, longest_run, weighted_products, weighted_rows
+from modicum.compute.sums import apart, as_released, each_product, longest_run, weighted_products, weighted_rows
 
 TILE, PLACES, RUN = 64, 256, 16
 """Of a GPU's kernel for weighted sums: channels come in multiples, places at most, examples in float32 at most."""
@@ -135,8 +135,8 @@ class ConvWeight:
         """The patches' Gram matrix is the pixels', summed over the kernel's shifts: k² times fewer products."""
         geo, (height, width), (h, w) = self.geometry, self.a.shape[2:], self.g.shape[2:]
         blocks, places = self.a.shape[0] * geo.groups, h * w
-        x = widened(self.a, torch.float64).reshape(blocks, -1, height * width)
-        g = widened(self.g, torch.float64).reshape(blocks, -1, places)
+        x = apart(widened(self.a, torch.float64).reshape(blocks, -1, height * width))
+        g = apart(widened(self.g, torch.float64).reshape(blocks, -1, places))
         by_pixel = (x.transpose(1, 2) @ x).view(blocks, height, width, height, width)
         around = (geo.padding[1], geo.padding[1], geo.padding[0], geo.padding[0])
         by_pixel = functional.pad(by_pixel, (*around, *around)).contiguous()
@@ -181,7 +181,7 @@ class ConvWeight:
         batch, groups = len(a), self.geometry.groups
         places = math.prod(g.shape[2:])
         patches = self._patches(a).reshape(batch * groups, -1, places)
-        products = patches @ g.reshape(batch * groups, -1, places).transpose(1, 2)
+        products = each_product(patches, g.reshape(batch * groups, -1, places))
         return products.transpose(1, 2).reshape(batch, *self.shape)
 
     def _patches(self, a: Tensor) -> Tensor:

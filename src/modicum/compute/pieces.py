@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from modicum.compute.sums import (
+    apart,
     as_released,
+    each_product,
     factor_charge,
     in_range,
     square_norms,
@@ -112,7 +114,7 @@ class LinearWeight:
 
     def measure_factors(self) -> Tensor:
         """Squared norms by the Gram route, for factors that are kept."""
-        by_input, by_output = (t @ t.transpose(1, 2) for t in (self.a.double(), self.g.double()))
+        by_input, by_output = (t @ t.transpose(1, 2) for t in (apart(self.a.double()), apart(self.g.double())))
         added = self.a.shape[2] + self.g.shape[2]
         return gram_square_norms(by_input, by_output, added, self.g.dtype)
 
@@ -126,7 +128,7 @@ class LinearWeight:
         return LinearWeight(self.a[index], self.g[index])
 
     def dense(self) -> Tensor:
-        return self.g.transpose(1, 2) @ self.a
+        return each_product(self.g.transpose(1, 2), self.a.transpose(1, 2))
 
 
 class EmbeddingWeight:

@@ -45,6 +45,9 @@ With κ·s_i charged to norms, w_i s_i ≤ C/κ; B·m ≤ MANY² and κ = T·(th
 TILE, GPU_TILE = 1 << 21, 1 << 26
 """Numbers that a slice of products, or of rows in float64, takes at most: in the cache, or beside activations."""
 
+ALIGNED = 16
+"""Numbers that fill a line of the cache, the widest alignment that a library is known to look at."""
+
 WORTH_A_CALL = 1 << 18
 """Multiply-adds of one example's product that take longer than calling for it."""
 
@@ -239,17 +242,46 @@ def block_of_products(weights: Tensor, g: Tensor, a: Tensor, wide: bool) -> Tens
     `wide` asks for examples to be added up in float64. An operator, so that compilers let it be.
     """
     outs, columns, places = g.shape[2], a.shape[2], g.shape[3]
+    g, a = apart(g.contiguous()), apart(a.contiguous())
     if wide or outs * columns * places < WORTH_A_CALL:
         return _formed_first(weights, g, a, wide)
     with full_precision(g.device):
         if joins_last(outs, columns, places, g.dtype, torch.get_num_threads()):
-            return _onto_one_total((g * weights[:, None, None, None]).contiguous(), a.contiguous())
+            return _onto_one_total(apart(g * weights[:, None, None, None]), a)
     return _formed_first(weights, g, a, wide)
 
 
 @block_of_products.register_fake
 def _(_weights: Tensor, g: Tensor, a: Tensor, wide: bool) -> Tensor:
     return g.new_empty(g.shape[1], g.shape[2], a.shape[2], dtype=torch.float64 if wide else g.dtype)
+
+
+def apart(matrices: Tensor) -> Tensor:
+    """The same (…, n, T) matrices, one or more an example, each at an address on a CPU that is like any other's.
+
+    Libraries add up in another order where memory is aligned otherwise; one example less would move the others.
+    """
+    size = matrices.shape[-2] * matrices.shape[-1]
+    dense = matrices.is_contiguous() or matrices.transpose(-1, -2).is_contiguous()
+    if matrices.is_cuda or (size % ALIGNED == 0 and dense):
+        return matrices
+    return _room(matrices, matrices.shape).copy_(matrices)
+
+
+def _room(like: Tensor, shape: torch.Size) -> Tensor:
+    """Empty matrices, each of which begins a line of the cache."""
+    size = shape[-2] * shape[-1]
+    lines = like.new_empty(*shape[:-2], -(-size // ALIGNED) * ALIGNED)
+    return lines[..., :size].view(shape)
+
+
+def each_product(left: Tensor, right: Tensor) -> Tensor:
+    """left_i right_iᵀ for (b, p, T) and (b, n, T), as precise as the device likes; bits do not depend on i."""
+    left, right = apart(left), apart(right).transpose(1, 2)
+    shape = torch.Size((len(left), left.shape[1], right.shape[2]))
+    if left.is_cuda or shape[1] * shape[2] % ALIGNED == 0:
+        return left @ right
+    return torch.bmm(left, right, out=_room(left, shape))
 
 
 def _onto_one_total(g: Tensor, a: Tensor) -> Tensor:
@@ -273,7 +305,8 @@ def joins_last(outs: int, columns: int, places: int, dtype: torch.dtype, threads
     g = torch.full((FEWEST, 1, outs, places), -large, dtype=dtype)
     g[..., 0] = (places - 1) * large
     g[0], g[0, ..., 0] = 0.0, 1.0  # makes a total of 1 everywhere
-    return bool((_onto_one_total(g, torch.ones(FEWEST, 1, columns, places, dtype=dtype)) == 1).all())
+    ones = torch.ones(FEWEST, 1, columns, places, dtype=dtype)
+    return bool((_onto_one_total(apart(g), apart(ones)) == 1).all())
 
 
 def _formed_first(weights: Tensor, g: Tensor, a: Tensor, wide: bool) -> Tensor:
