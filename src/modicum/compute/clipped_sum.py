@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from modicum.compute import flat
 from modicum.compute.bookkeeping import CannotKeepBooksError, PassRecorder, requiring_grad
+from modicum.compute.even_products import even_products, multiplies
 from modicum.compute.fallback import fallback_clipped_sum
 from modicum.compute.flat import FlatSums, Problem, Way
 from modicum.compute.probe import Verdict, probe
@@ -101,13 +103,20 @@ class Clipper:
         message = f"per-example clipping of {kind} takes the slow way because of {reason}"
         warnings.warn(message, SlowClippingWarning, stacklevel=5)
 
+    def _products(self, problem: Problem) -> AbstractContextManager[None]:
+        """Where the model multiplies examples' matrices on a CPU, all of them are computed alike."""
+        if problem.device.type != "cpu":
+            return nullcontext()
+        seen = self.row_steps.operations(problem.trained, problem.loss, lambda: (problem.x, problem.y))
+        return even_products() if multiplies(seen) else nullcontext()
+
     def _by_books(self, problem: Problem) -> ClippedSum | None:
         """None where this batch does what the probed ones did not."""
         try:
             if flat.takes(problem, self.way):
                 return self.flat.run(problem, self.way)
             recorder = PassRecorder(problem.model, problem.trained, problem.examples)
-            with requiring_grad(problem.model, {}):
+            with requiring_grad(problem.model, {}), self._products(problem):
                 recorder.backward(recorder.forward(problem.loss, problem.x, problem.y))
         except CannotKeepBooksError as reason:
             self._tell(reason)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from modicum.compute.even_linear import evened
+from modicum.compute.even_products import even_products
 from modicum.compute.flat import Problem
 from modicum.compute.problem import (
     ROWS,
@@ -74,6 +76,7 @@ def _gradients(
         return check_losses(loss(output, rows(one_y, None)), 1)[0]
 
     per_example = torch.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
-    with evened(model):
+    on_cpu = all(p.device.type == "cpu" for p in values.values())
+    with evened(model), even_products() if on_cpu else nullcontext():
         gradients: dict[str, Tensor] = per_example(values, x, y)
     return gradients

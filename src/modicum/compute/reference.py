@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from modicum.compute.problem import (
     ClippedSum,
@@ -47,7 +48,7 @@ def reference_clipped_sum(
     norms = []
     for i in range(examples):
         one = slice(i, i + 1)
-        gradient = _gradient(model, loss, rows(x, one), rows(y, one), trained)
+        gradient = _gradient(model, loss, _alone(x, one), _alone(y, one), trained)
         squares = torch.cat([square_norms(g.reshape(1, -1)) for g in gradient]).unsqueeze(0)
         weight = None if weights is None else weights[one]
         factors, norm, finite = example_factors(clip, list(trained), squares, weight, dtype)
@@ -57,6 +58,11 @@ def reference_clipped_sum(
                 total[name] += factors[0, j].double() * g
     sums = {name: as_released(t, examples, dtype) for name, t in total.items()}
     return ClippedSum(sums, torch.cat(norms))
+
+
+def _alone(tree: Any, one: slice) -> Any:
+    """The example in memory of its own: libraries add up in another order where numbers begin elsewhere."""
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, rows(tree, one))
 
 
 def _gradient(model: nn.Module, loss: Loss, x: Any, y: Any, trained: dict[str, nn.Parameter]) -> list[Tensor]:

@@ -49,12 +49,18 @@ class RowSteps:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._known: OrderedDict[Hashable, int] = OrderedDict()
+        self._known: OrderedDict[Hashable, frozenset[str]] = OrderedDict()
 
     def __call__(self, trained: dict[str, nn.Parameter], loss: Loss, batch: Callable[[], tuple[Any, Any]]) -> int:
         """For this loss and batches like this one, which is asked for where it is not yet known."""
         if not all(p.device.type == "cpu" for p in trained.values()) or torch.is_autocast_enabled("cpu"):
             return ROWS  # nobody has looked there
+        return few_rows() if self.operations(trained, loss, batch) <= ALIKE else ROWS
+
+    def operations(
+        self, trained: dict[str, nn.Parameter], loss: Loss, batch: Callable[[], tuple[Any, Any]]
+    ) -> frozenset[str]:
+        """The names of all operations of the model and this loss, forth and back."""
         if not isinstance(loss, Hashable):
             return self._found(trained, loss, *batch())
         key = (loss, tuple(trained), modes(self.model), torch.get_num_threads())
@@ -64,9 +70,9 @@ class RowSteps:
                 self._known.popitem(last=False)
         return self._known[key]
 
-    def _found(self, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> int:
+    def _found(self, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> frozenset[str]:
         few = slice(0, 2)
-        return few_rows() if operations(self.model, trained, loss, rows(x, few), rows(y, few)) <= ALIKE else ROWS
+        return frozenset(operations(self.model, trained, loss, rows(x, few), rows(y, few)))
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,0 +1,63 @@
+"""Products of examples' own matrices inside a model, such as attention's, computed alike for every example.
+
+Matrix libraries add up in an order that depends on where a matrix begins in memory. In a batch of matrices of
+uneven sizes every second or fourth one begins elsewhere, and a record more moves all that follow it. So each
+matrix begins a line of the cache while a model runs, forth and back. The same holds of the gradients that
+`torch.vmap` forms example by example.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from modicum.compute.sums import each_product
+
+BATCHED = ("bmm", "scaled_dot_product", "unknown")
+"""What the names of operations have in common whose numbers depend on where an example's matrix begins."""
+
+
+def multiplies(operations: frozenset[str]) -> bool:
+    """Whether a model of these operations multiplies examples' matrices, or may do so."""
+    return any(name in operation for operation in operations for name in BATCHED)
+
+
+class _EvenProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Stands in for torch's products of batches of matrices."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.bmm.default:
+            return even_bmm(*args)
+        if func is torch.ops.aten.baddbmm.default:
+            scales = kwargs or {}
+            return scales.get("beta", 1) * args[0] + scales.get("alpha", 1) * even_bmm(*args[1:])
+        if func is torch.ops.aten.convolution_backward.default and _is_uneven(*args):
+            raise RuntimeError("gradients of 1×1 convolutions, which libraries add up in several orders")
+        return func(*args, **(kwargs or {}))
+
+
+def even_bmm(left: Tensor, right: Tensor) -> Tensor:
+    """left_i right_i for (b, p, T) and (b, T, n); bits do not depend on i."""
+    return each_product(left, right.transpose(1, 2)).contiguous()
+
+
+def _is_uneven(_g: Tensor, _a: Tensor, weight: Tensor, *rest: Any) -> bool:
+    """A 1×1 convolution of several groups, one or more an example, whose weights' gradients are asked for."""
+    *_, groups, wanted = rest
+    return groups > 1 and wanted[1] and math.prod(weight.shape[2:]) == 1
+
+
+@contextmanager
+def even_products() -> Iterator[None]:
+    """Products of examples' matrices are even inside, and attention consists of them. For work on a CPU."""
+    with sdpa_kernel(SDPBackend.MATH), _EvenProducts():
+        yield

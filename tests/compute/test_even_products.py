@@ -1,0 +1,164 @@
+"""Examples' own matrices in a model: a record that joins a batch moves where they lie and nothing they add."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from modicum.compute import Flat, clipped_sum
+from tests.compute.helpers import cross_entropy
+from tests.compute.test_even_linear import Scaled
+
+RECORDS = 64
+SHAPES = [(17, 7, 22), (37, 5, 18), (6, 6, 25), (13, 10, 21)]
+"""Rows, columns, and the numbers that each product adds up."""
+
+pytestmark = pytest.mark.filterwarnings("ignore::modicum.compute.clipped_sum.SlowClippingWarning")
+
+
+class Pairs(nn.Module):
+    """Products of two matrices that an example is made into, as in attention, by torch's attention or without."""
+
+    def __init__(self, p: int, n: int, size: int, *, attention: bool = False) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, p * size), nn.Linear(4, n * size)
+        self.p, self.n, self.attention = p, n, attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self.left(x).view(len(x), self.p, -1), self.right(x).view(len(x), self.n, -1)
+        if self.attention:
+            return functional.scaled_dot_product_attention(left, right, right)
+        return left @ right.transpose(1, 2)
+
+
+def cancelling(*shape: int) -> Tensor:
+    """Numbers of very different sizes, each with its opposite in the same row, and small ones."""
+    draw = torch.Generator().manual_seed(1)
+    half = torch.exp2(torch.randint(24, (*shape[:-1], shape[-1] // 2), generator=draw))
+    found = torch.cat([half, -half, torch.ones(*shape[:-1], shape[-1] % 2)], -1)
+    small = torch.rand(shape, generator=draw) * 1000
+    return torch.where(torch.rand(shape, generator=draw) < 0.15, small, found)[
+        ..., torch.randperm(shape[-1], generator=draw)
+    ]
+
+
+def squares(outputs: Tensor, _: Tensor) -> Tensor:
+    return (outputs * outputs).flatten(1).sum(1)
+
+
+def norms_of_pairs(shape: tuple[int, int, int], *, attention: bool = False, by_books: bool = True) -> Tensor:
+    """Of one record, many times over: by book-keeping, or by the fall-back, at all positions."""
+    torch.manual_seed(0)
+    p, n, size = shape
+    pairs = Pairs(p, n, size, attention=attention)
+    with torch.no_grad():
+        pairs.left.bias += cancelling(p, size).flatten()
+        pairs.right.bias.copy_(torch.ones(n * size) if not attention else cancelling(n, size).flatten())
+    model: nn.Module = pairs if by_books else Scaled(pairs)  # type: ignore[arg-type]
+    x = torch.zeros(RECORDS, 4)
+    return clipped_sum(model, squares, x, x, Flat(1.0)).norms
+
+
+class Judged(nn.Module):
+    """Whether one number of the products is above a limit."""
+
+    def __init__(self, pairs: Pairs) -> None:
+        super().__init__()
+        self.pairs, self.head = pairs, nn.Linear(pairs.p * pairs.n, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.pairs(x).flatten(1))
+        return found
+
+
+def moved(shape: tuple[int, int, int]) -> float:
+    """By the first record, in units of C, if the server knows how matrices side by side are multiplied."""
+    p, n, size = shape
+    model, x = Judged(Pairs(p, n, size)), torch.zeros(RECORDS, 4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.pairs.left.bias.copy_(cancelling(p, size).flatten())
+        model.pairs.right.bias.fill_(1.0)
+        products = model.pairs(x).flatten(1)
+        spread = products.max(0)[0] - products.min(0)[0]
+        telling = products[:, spread.argmax()]
+        limit = (telling.max() + telling.min()) / 2
+        model.head.weight[0, spread.argmax()], model.head.bias[0] = 100.0, -100.0 * limit
+        model.head.bias[2:] = -1e6
+    y = (telling <= limit).long()
+    whole, others = (clipped_sum(model, cross_entropy, x[i:], y[i:], Flat(1.0)).total for i in (0, 1))
+    return float(torch.cat([(whole[k].double() - others[k].double()).flatten() for k in whole]).norm())
+
+
+def norms_over_places(layer: nn.Module, *shape: int) -> Tensor:
+    """By the fall-back, of a layer's gradients whose terms cancel over an example's places."""
+    x = torch.ones(RECORDS, *shape)
+    seeds = cancelling(*layer(x[:1]).shape[1:])
+    if isinstance(layer, nn.Linear):
+        seeds = cancelling(layer.out_features, shape[0]).t()
+    return clipped_sum(Scaled(layer), lambda out, _: (out * seeds).flatten(1).sum(1), x, x, Flat(1.0)).norms  # type: ignore[arg-type]
+
+
+def kinds(norms: Tensor) -> int:
+    assert bool((norms > 0).all())
+    return len(norms.unique())
+
+
+LAYERS: list[Any] = [
+    (nn.Linear(18, 21), 5, 18),
+    (nn.Linear(17, 37), 18, 17),
+    (nn.Conv2d(5, 5, 1), 5, 9, 9),
+    (nn.Conv1d(1, 7, 1), 1, 49),
+]
+
+
+@pytest.mark.parametrize("by_books", [True, False])
+@pytest.mark.parametrize("attention", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_inside_a_model_do_not_depend_on_where_the_record_stands(
+    shape: tuple[int, int, int], attention: bool, by_books: bool
+) -> None:
+    assert kinds(norms_of_pairs(shape, attention=attention, by_books=by_books)) == 1
+
+
+@pytest.mark.parametrize(("layer", "shape"), [(layer, shape) for layer, *shape in LAYERS])
+def test_the_fall_back_s_gradients_do_not_depend_on_where_the_record_stands(
+    layer: nn.Module, shape: list[int]
+) -> None:
+    assert kinds(norms_over_places(layer, *shape)) == 1
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_record_moves_a_sum_by_its_bound(shape: tuple[int, int, int]) -> None:
+    assert moved(shape) <= 1 + 1e-3
+
+
+@contextmanager
+def as_they_lie() -> Iterator[None]:
+    """The broken twin."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fallback", "clipped_sum"):
+            patch.setattr(import_module(f"modicum.compute.{name}"), "even_products", nullcontext)
+        yield
+
+
+def test_matrices_side_by_side_are_caught() -> None:
+    """Not every processor's library minds."""
+    with as_they_lie():
+        by_books, by_fall_back = (
+            max(kinds(norms_of_pairs(shape, by_books=books)) for shape in SHAPES) for books in (True, False)
+        )
+        movement = max(moved(shape) for shape in SHAPES)
+        over_places = max(kinds(norms_over_places(layer, *shape)) for layer, *shape in LAYERS)
+    if by_books == by_fall_back == over_places == 1:
+        pytest.skip("this library adds up all matrices alike")
+    assert min(by_books, by_fall_back, over_places) > 1
+    assert movement > 2
