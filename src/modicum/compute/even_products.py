@@ -59,5 +59,5 @@ def _is_uneven(_g: Tensor, _a: Tensor, weight: Tensor, *rest: Any) -> bool:
 @contextmanager
 def even_products() -> Iterator[None]:
     """Products of examples' matrices are even inside, and attention consists of them. For work on a CPU."""
-    with sdpa_kernel(SDPBackend.MATH), _EvenProducts():
+    with sdpa_kernel(SDPBackend.MATH), _EvenProducts():  # type: ignore[no-untyped-call]
         yield
