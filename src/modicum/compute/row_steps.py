@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -85,8 +85,17 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.seen.add(func.overloadpacket.__name__)
+        name = func.overloadpacket.__name__
+        self.seen.add(f"{name} across records" if name in ("sum", "mean") and _across(*args) else name)
         return func(*args, **(kwargs or {}))
+
+
+def _across(numbers: Tensor, dims: Any = None, *_: Any) -> bool:
+    """Whether records lie side by side in what is added up by record: then torch takes the last numbers of all
+    records together in another order than the rest."""
+    if not isinstance(dims, list | tuple) or 0 in dims or numbers.dim() < 2:
+        return False
+    return any(not 0 < numbers.stride(d) <= numbers.stride(0) for d in dims if numbers.shape[d] > 1)
 
 
 def operations(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> set[str]:
