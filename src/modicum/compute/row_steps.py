@@ -95,7 +95,8 @@ def _across(numbers: Tensor, dims: Any = None, *_: Any) -> bool:
     records together in another order than the rest."""
     if not isinstance(dims, list | tuple) or 0 in dims or numbers.dim() < 2:
         return False
-    return any(not 0 < numbers.stride(d) <= numbers.stride(0) for d in dims if numbers.shape[d] > 1)
+    steps = numbers.stride()
+    return any(not 0 < steps[d] <= steps[0] for d in dims if numbers.shape[d] > 1)
 
 
 def operations(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> set[str]:
