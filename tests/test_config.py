@@ -149,6 +149,7 @@ LATE = [
     (("[run]", '[model]\nname = "cnn8"\nwidth = nan\n\n[run]'), "line 11: the model option width must be a fin"),
     (("budgets = [1.0, 8.0]", "budgets = [1.0, 1e308]"), "line 1: client-01: the budget ε lies between"),
     (("budgets = [1.0, 8.0]", "budgets = 1e-300"), "line 1: client-00: the budget ε lies between"),
+    (("[run]", "noise_multiplier = 1e-300\n\n[run]"), "line 8: the noise multiplier lies between"),
     (("rounds = 2", 'rounds = 2\ndevice = "gpu"'), "line 13: the device 'gpu' is not there"),
 ]
 

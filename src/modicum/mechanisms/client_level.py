@@ -66,6 +66,7 @@ class ClientLevel:
     offers = (Need.SIGNALS,)
 
     def __post_init__(self) -> None:
+        common.check_noise(self.noise_multiplier)
         if self.rate is not None and KnownTo.SERVER not in self.view.hides:
             raise UnsoundError(
                 "a random cohort amplifies only where a trusted server keeps it secret (R5): use the view "

@@ -210,3 +210,14 @@ def released_metrics(job: Job, kit: ClientKit, spec: PrivacySpec) -> dict[str, f
         noised = job.door.release(event, 0, {block: metric_value(job, kit, spec.unit)})[block].item()
         rates[block.removeprefix("metric:")] = metric_rate(noised, spec.unit, job.facts.validation)
     return rates
+
+
+SMALLEST_NOISE, LARGEST_NOISE = 1e-100, 1e100  # multipliers whose squares accountants can add up
+
+
+def check_noise(multiplier: float | None) -> None:
+    """Noise that somebody sets, if anybody does, is positive and of a size that can be computed with."""
+    if multiplier is not None and not SMALLEST_NOISE <= multiplier <= LARGEST_NOISE:
+        raise UserError(
+            f"the noise multiplier lies between {SMALLEST_NOISE:g} and {LARGEST_NOISE:g}, got {multiplier:g}"
+        )

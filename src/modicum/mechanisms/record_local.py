@@ -59,6 +59,7 @@ class RecordLocal:
     cohort_rate = None
 
     def __post_init__(self) -> None:
+        common.check_noise(self.noise_multiplier)
         if self.batch is not None and self.batch < 1:
             raise UserError(f"the batch size must be at least 1, got {self.batch}")
         if self.steps is not None and self.steps < 1:

@@ -56,6 +56,7 @@ class RecordSums:
     cohort_rate = None
 
     def __post_init__(self) -> None:
+        common.check_noise(self.noise_multiplier)
         if not isinstance(self.view, SecureAggregation):
             raise UserError("sums of records need the view secure-aggregation")
 

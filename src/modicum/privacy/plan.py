@@ -14,8 +14,6 @@ from modicum.privacy.events import Sampler, integers_from_dict, integers_to_dict
 from modicum.privacy.integer_noise import IntegerNoise
 from modicum.privacy.spec import PrivacySpec
 
-SMALLEST, LARGEST = 1e-100, 1e100  # noise multipliers whose squares accountants can add up
-
 
 class Guard(StrEnum):
     """What keeps a client inside its budget."""
@@ -37,10 +35,10 @@ class PlannedRelease:
     integers: IntegerNoise | None = None  # None: noise of floating-point numbers
 
     def __post_init__(self) -> None:
-        if self.count < 1 or not SMALLEST <= self.noise_multiplier <= LARGEST:
+        if self.count < 1 or not self.noise_multiplier > 0:
             raise UserError(
-                f"planned release {self.purpose!r} needs a positive count and noise multiplier of ordinary size, "
-                f"got {self.count} and {self.noise_multiplier}"
+                f"planned release {self.purpose!r} needs a positive count and noise multiplier, got "
+                f"{self.count} and {self.noise_multiplier}"
             )
 
     def to_dict(self) -> dict[str, Any]:
