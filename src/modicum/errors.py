@@ -1,5 +1,8 @@
 """The errors that a user meets. Each message is one line that says what to change."""
 
+import zipfile
+import zlib
+
 
 class UserError(ValueError):
     """Bad input. The command line prints the message on one line and exits with code 2."""
@@ -25,3 +28,10 @@ class PrivacyWarning(UserWarning):
 def counted(number: int, noun: str) -> str:
     """A number with its noun, "1 round" or "12 rounds"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+DAMAGED = (
+    *(ValueError, KeyError, IndexError, TypeError, AttributeError, ArithmeticError, RuntimeError),
+    *(EOFError, zipfile.BadZipFile, zlib.error),
+)
+"""What comes of reading a file, or values in it, that nobody wrote so."""

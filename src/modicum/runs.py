@@ -26,9 +26,9 @@ from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import refuse_peeks
-from modicum.errors import MissingExtraError, UserError, counted
+from modicum.errors import DAMAGED, MissingExtraError, UserError, counted
 from modicum.federation.experiment import Experiment, Federation
-from modicum.federation.model_file import DAMAGED, as_inputs, restored
+from modicum.federation.model_file import as_inputs, restored
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.simulation import Simulation

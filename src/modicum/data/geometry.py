@@ -10,8 +10,6 @@ import hashlib
 import io
 import json
 import math
-import zipfile
-import zlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,12 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from modicum.data.arrays import Arrays, FederatedData
-from modicum.errors import UserError
+from modicum.errors import DAMAGED, UserError
 
 FORMAT = "modicum-geometry-1"
 CHUNK = 10_000  # records at a time
 FIELDS = ("mean", "matrix", "between", "within")
-MORE = (IndexError, AttributeError, RecursionError, EOFError, zipfile.BadZipFile, zlib.error)  # of damaged files
 
 Floats = npt.NDArray[np.float32]
 
@@ -129,5 +126,5 @@ def load_geometry(path: str | Path) -> Geometry:
         raise UserError(
             f"no geometry at {path}: fit one with python -m modicum.public.geometry --proxy NAME --out FILE"
         ) from None
-    except (ValueError, KeyError, OSError, TypeError, *MORE) as error:
+    except (*DAMAGED, OSError) as error:
         raise UserError(f"{path} is not a geometry of this version ({error}): fit it again") from None

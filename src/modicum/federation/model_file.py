@@ -14,13 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.parts import ModelWrapper
-from modicum.errors import UserError
+from modicum.errors import DAMAGED, UserError
 from modicum.federation.run_folder import RunFolder
 from modicum.models import CATALOGUE, build, fixed_features
 from modicum.training.compressed import from_options
-
-DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What comes of reading values that nobody wrote so."""
 
 
 def restored(

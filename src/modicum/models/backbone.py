@@ -8,8 +8,6 @@ either way each example is treated alone.
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from modicum.errors import UserError
+from modicum.errors import DAMAGED, UserError
 
 FORMAT = "modicum-backbone-1"
 Part = TypeVar("Part", bound=nn.Module)
@@ -200,12 +198,6 @@ def load_backbone(path: str | Path) -> TrainedBackbone:
         raise UserError(f"{path} is not a backbone of this version ({said}): train it again") from None
     model.eval()
     return TrainedBackbone(model, about)
-
-
-DAMAGED = (
-    *(ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError, RecursionError, EOFError),
-    *(ZeroDivisionError, zipfile.BadZipFile, zlib.error),
-)
 
 
 def _empty(said: dict[str, Any], arrays: int) -> Backbone:
