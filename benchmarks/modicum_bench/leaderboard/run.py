@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 STAGES = ("choose", "test", "report")
 NOISES = (3e-4, 3e-3, 3e-5, 3e-2)  # that settings are chosen for; a cell takes those of the nearest, by logarithm
 LIMITED = 1  # draws whose head without privacy is fitted
-MOST = {"quick": 10}  # draws of a cell, where a preset is to end in a quarter of an hour
+MOST = {"quick": 5}  # draws of a cell, where a preset is to end in a quarter of an hour on a busy machine too
 
 
 def bench(
