@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ BATCHED = ("bmm", "scaled_dot_product", "unknown")
 """What the names of operations have in common whose numbers depend on where an example's matrix begins."""
 
 
+@lru_cache(maxsize=64)
 def multiplies(operations: frozenset[str]) -> bool:
     """Whether a model of these operations multiplies examples' matrices, or may do so."""
     return any(name in operation for operation in operations for name in BATCHED)

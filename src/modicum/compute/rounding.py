@@ -91,7 +91,8 @@ def _(a: Tensor, b: Tensor) -> Tensor:
 
 def exact_product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b in float32 itself; an operator of its own where the device rounds, since compilers see no switches."""
-    if product_rounding(a.device, a.dtype) == 0:
+    products = _switches(a.device.type)[:1]  # not convolutions
+    if a.dtype != torch.float32 or not products or getattr(*products[0]) in FULL:
         return a @ b
     found: Tensor = _exact_product(a, b)
     return found

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from modicum.compute.bookkeeping import requiring_grad
 from modicum.compute.probe import numbers_like, own_weights
-from modicum.compute.problem import ROWS, Loss, few_rows, modes, rows, without_drawing
+from modicum.compute.problem import ROWS, Loss, Parts, few_rows, rows, without_drawing
 
 REMEMBERED = 64
 
@@ -51,19 +51,29 @@ class RowSteps:
         self.model = model
         self._known: OrderedDict[Hashable, frozenset[str]] = OrderedDict()
 
-    def __call__(self, trained: dict[str, nn.Parameter], loss: Loss, batch: Callable[[], tuple[Any, Any]]) -> int:
+    def __call__(
+        self,
+        trained: dict[str, nn.Parameter],
+        loss: Loss,
+        batch: Callable[[], tuple[Any, Any]],
+        parts: Parts | None = None,
+    ) -> int:
         """For this loss and batches like this one, which is asked for where it is not yet known."""
         if not all(p.device.type == "cpu" for p in trained.values()) or torch.is_autocast_enabled("cpu"):
             return ROWS  # nobody has looked there
-        return few_rows() if self.operations(trained, loss, batch) <= ALIKE else ROWS
+        return few_rows() if self.operations(trained, loss, batch, parts) <= ALIKE else ROWS
 
     def operations(
-        self, trained: dict[str, nn.Parameter], loss: Loss, batch: Callable[[], tuple[Any, Any]]
+        self,
+        trained: dict[str, nn.Parameter],
+        loss: Loss,
+        batch: Callable[[], tuple[Any, Any]],
+        parts: Parts | None = None,
     ) -> frozenset[str]:
         """The names of all operations of the model and this loss, forth and back."""
         if not isinstance(loss, Hashable):
             return self._found(trained, loss, *batch())
-        key = (loss, tuple(trained), modes(self.model), torch.get_num_threads())
+        key = (loss, tuple(trained), (parts or Parts(self.model)).key, torch.get_num_threads())
         if key not in self._known:
             self._known[key] = self._found(trained, loss, *batch())
             if len(self._known) > REMEMBERED:
@@ -103,7 +113,8 @@ def operations(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x
     """The names of all operations of a forward and a backward pass; "unknown" if it cannot be run."""
     drawn, watch = torch.Generator().manual_seed(0), _Watch()
     x, y = (tree_map(lambda leaf: numbers_like(leaf, drawn), tree) for tree in (x, y))
-    with without_drawing(torch.device("cpu")), own_weights(model, drawn), requiring_grad(model, trained):
+    parameters = model.parameters()
+    with without_drawing(torch.device("cpu")), own_weights(model, drawn), requiring_grad(parameters, trained):
         try:
             with watch, torch.enable_grad():
                 losses = loss(model(x), y)
