@@ -90,6 +90,7 @@ class _Linear(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, _anchor: Tensor, fill: bool, show: Show
     ) -> Tensor:
         ctx.show, ctx.fill, ctx.shape = show, fill, weight.shape
+        x = x.contiguous()  # rows of a part of something wider would begin anywhere
         if not fill:
             ctx.save_for_backward(weight)
             return functional.linear(x, weight, bias)
