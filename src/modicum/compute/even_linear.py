@@ -31,8 +31,13 @@ def uneven(layer: nn.Module) -> bool:
         or "forward" in vars(layer)
     ):
         return False
-    size, out = layer.in_features, layer.out_features
-    return min(size, out) < LINE and bool(size % ALIKE or out % ALIKE)
+    return uneven_sizes(layer.in_features, layer.out_features)
+
+
+def uneven_sizes(size: int, out: int, apart: int = 0) -> bool:
+    """Whether rows of so many numbers, which begin `apart` from one another if not side by side, may be multiplied
+    with a matrix of so many columns in several orders."""
+    return min(size, out) < LINE and bool(size % ALIKE or out % ALIKE or apart % ALIKE)
 
 
 def even_linear(layer: nn.Linear, *args: Any, **keywords: Any) -> Tensor:
