@@ -29,8 +29,13 @@ Show = Callable[[Tensor], None]
 
 def small(layer: nn.Linear) -> bool:
     """Whether rows of a layer, or of its gradients, may be added up in several orders; wide ones are not."""
-    size, out = layer.in_features, layer.out_features
-    return min(size, out) < LINE and bool(size % ALIKE or out % ALIKE)
+    return uneven_sizes(layer.in_features, layer.out_features)
+
+
+def uneven_sizes(size: int, out: int, apart: int = 0) -> bool:
+    """Whether rows of so many numbers, which begin `apart` from one another if not side by side, may be multiplied
+    with a matrix of so many columns in several orders."""
+    return min(size, out) < LINE and bool(size % ALIKE or out % ALIKE or apart % ALIKE)
 
 
 def uneven(layer: nn.Module) -> bool:
