@@ -57,8 +57,11 @@ class _EvenProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def even_bmm(left: Tensor, right: Tensor) -> Tensor:
-    """left_i right_i for (b, p, T) and (b, T, n); bits do not depend on i."""
-    return each_product(left, right.transpose(1, 2)).contiguous()
+    """left_i right_i for (b, p, T) and (b, T, n); bits depend neither on i nor on the row."""
+    size, out = right.shape[1:]
+    if uneven_sizes(size, out):
+        left, right = _filled(left, right)
+    return each_product(left, right.transpose(1, 2))[..., :out].contiguous()
 
 
 def uneven_rows(left: Tensor, right: Tensor) -> bool:
@@ -69,10 +72,16 @@ def uneven_rows(left: Tensor, right: Tensor) -> bool:
 
 def even_mm(left: Tensor, right: Tensor) -> Tensor:
     """left right for (r, k) and (k, n), filled up with zeros to whole lines; bits do not depend on the row."""
-    size, out = right.shape
-    left = functional.pad(left, (0, -size % LINE)).contiguous()
-    right = functional.pad(right, (0, -out % LINE, 0, -size % LINE))
-    return (left @ right)[:, :out].contiguous()
+    out = right.shape[1]
+    left, right = _filled(left, right)
+    return (left.contiguous() @ right)[:, :out].contiguous()
+
+
+def _filled(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Zeros where rows of both do not fill a line: they change no number's value."""
+    size, out = right.shape[-2:]
+    more = -size % LINE
+    return functional.pad(left, (0, more)), functional.pad(right, (0, -out % LINE, 0, more))
 
 
 def _is_uneven(_g: Tensor, _a: Tensor, weight: Tensor, *rest: Any) -> bool:
