@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from modicum.compute import Flat, clipped_sum, even_linear, even_products
+from modicum.compute import Flat, bookkeeping, clipped_sum, even_linear, even_products, reference_clipped_sum
 from tests.compute.helpers import cross_entropy
 
 SIZES = [(30, 3), (5, 4), (7, 10), (13, 2)]
@@ -125,3 +126,40 @@ def test_filling_up_changes_no_value(size: int, classes: int, bias: bool) -> Non
     x = torch.randn(9, 2, size, generator=draw, dtype=torch.double)
     assert even_linear.uneven(layer)
     torch.testing.assert_close(even_linear.even_linear(layer, x), layer(x))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("size", "classes"), [*SIZES, (784, 64), (64, 10)])
+def test_a_pass_of_its_own_gives_the_same_bits(size: int, classes: int, bias: bool) -> None:
+    """Forth and back, and what it shows on the way is the gradient of the output."""
+    draw, shown = torch.Generator().manual_seed(0), []
+    layer = nn.Linear(size, classes, bias=bias).requires_grad_(False)
+    x, seeds = (torch.randn(20, n, generator=draw) for n in (size, classes))
+    x.requires_grad_()
+    anchor = torch.zeros((), requires_grad=True)
+    found = even_linear.shown_linear(layer, x, anchor, shown.append)
+    truth = even_linear.even_linear(layer, x)
+    assert torch.equal(found, truth)
+    assert torch.equal(*(torch.autograd.grad(output, x, seeds)[0] for output in (found, truth)))
+    assert torch.equal(shown[0], seeds)
+
+
+def test_models_run_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trained layers take it, for rows of numbers; others are filled up as they are."""
+    passed: list[int] = []
+    real = even_linear.shown_linear
+
+    def noted(layer: nn.Linear, *rest: Any) -> Tensor:
+        passed.append(layer.in_features)
+        return real(layer, *rest)
+
+    monkeypatch.setattr(bookkeeping, "shown_linear", noted)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.Linear(5, 3))
+    model[2].requires_grad_(False)
+    x, y = torch.rand(20, 4), torch.arange(20) % 3
+    found = clipped_sum(model, cross_entropy, x, y, Flat(0.1))
+    assert passed == [4, 5]
+    truth = reference_clipped_sum(model, cross_entropy, x, y, Flat(0.1))
+    for name, total in truth.total.items():
+        torch.testing.assert_close(found.total[name], total)
+    assert not any("forward" in vars(part) for part in model.modules())

@@ -12,15 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from modicum.compute.even_linear import LINE, uneven_sizes
+from modicum.compute.even_linear import LINE, filled, uneven_sizes
 from modicum.compute.sums import each_product
 
 UNEVEN = "uneven product"
@@ -30,6 +30,7 @@ BATCHED = ("bmm", "scaled_dot_product", UNEVEN, "unknown")
 """What the names of operations have in common whose numbers depend on where an example's matrix or row begins."""
 
 
+@lru_cache(maxsize=64)
 def multiplies(operations: frozenset[str]) -> bool:
     """Whether a model of these operations multiplies examples' matrices, or may do so."""
     return any(name in operation for operation in operations for name in BATCHED)
@@ -60,7 +61,7 @@ def even_bmm(left: Tensor, right: Tensor) -> Tensor:
     """left_i right_i for (b, p, T) and (b, T, n); bits depend neither on i nor on the row."""
     size, out = right.shape[1:]
     if uneven_sizes(size, out):
-        left, right = _filled(left, right)
+        left, right = _in_lines(left, right)
     return each_product(left, right.transpose(1, 2))[..., :out].contiguous()
 
 
@@ -73,15 +74,14 @@ def uneven_rows(left: Tensor, right: Tensor) -> bool:
 def even_mm(left: Tensor, right: Tensor) -> Tensor:
     """left right for (r, k) and (k, n), filled up with zeros to whole lines; bits do not depend on the row."""
     out = right.shape[1]
-    left, right = _filled(left, right)
+    left, right = _in_lines(left, right)
     return (left.contiguous() @ right)[:, :out].contiguous()
 
 
-def _filled(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Zeros where rows of both do not fill a line: they change no number's value."""
+def _in_lines(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Both filled up with zeros, which change no number's value."""
     size, out = right.shape[-2:]
-    more = -size % LINE
-    return functional.pad(left, (0, more)), functional.pad(right, (0, -out % LINE, 0, more))
+    return filled(left, -size % LINE), filled(right, -out % LINE, -size % LINE)
 
 
 def _is_uneven(_g: Tensor, _a: Tensor, weight: Tensor, *rest: Any) -> bool:

@@ -76,7 +76,7 @@ def _probe(
 ) -> Verdict:
     _check_alone(model, loss, x, y, examples)
     recorder = PassRecorder(model, trained, examples, only_gradients=True)
-    with requiring_grad(model, trained):
+    with requiring_grad(model.parameters(), trained):
         losses = recorder.forward(loss, x, y)
         if not losses.requires_grad:
             return Verdict.UNSURE
@@ -85,9 +85,10 @@ def _probe(
             return Verdict.NOT_FINITE
         gradients = [call.gradient for call in recorder.calls]
         _check_first_example(recorder, losses)
-    for call, gradient in zip(recorder.calls, gradients, strict=True):
-        if gradient is not None:
-            recorder.measure(call, gradient)
+    with torch.no_grad():
+        for call, gradient in zip(recorder.calls, gradients, strict=True):
+            if gradient is not None:
+                recorder.measure(call, gradient)
     _check_sums(recorder, truths)
     # One example cannot show that examples are mixed, nor a zero gradient that a weight is used elsewhere.
     telling = examples > 1 and all(bool(truth.any()) for truth in truths.values())

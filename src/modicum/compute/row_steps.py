@@ -20,7 +20,7 @@ from modicum.compute.bookkeeping import requiring_grad
 from modicum.compute.even_linear import evened
 from modicum.compute.even_products import UNEVEN, uneven_rows
 from modicum.compute.probe import numbers_like, own_weights
-from modicum.compute.problem import ROWS, Loss, batch_size, few_rows, modes, rows, with_zero_rows, without_drawing
+from modicum.compute.problem import ROWS, Loss, Parts, batch_size, few_rows, rows, with_zero_rows, without_drawing
 
 REMEMBERED = 64
 
@@ -63,19 +63,29 @@ class RowSteps:
         self.model = model
         self._known: OrderedDict[Hashable, frozenset[str]] = OrderedDict()
 
-    def __call__(self, trained: dict[str, nn.Parameter], loss: Loss, batch: Callable[[], tuple[Any, Any]]) -> int:
+    def __call__(
+        self,
+        trained: dict[str, nn.Parameter],
+        loss: Loss,
+        batch: Callable[[], tuple[Any, Any]],
+        parts: Parts | None = None,
+    ) -> int:
         """For this loss and batches like this one, which is asked for where it is not yet known."""
         if not all(p.device.type == "cpu" for p in trained.values()) or torch.is_autocast_enabled("cpu"):
             return ROWS  # nobody has looked there
-        return few_rows() if self.operations(trained, loss, batch) <= ALIKE else ROWS
+        return few_rows() if self.operations(trained, loss, batch, parts) <= ALIKE else ROWS
 
     def operations(
-        self, trained: dict[str, nn.Parameter], loss: Loss, batch: Callable[[], tuple[Any, Any]]
+        self,
+        trained: dict[str, nn.Parameter],
+        loss: Loss,
+        batch: Callable[[], tuple[Any, Any]],
+        parts: Parts | None = None,
     ) -> frozenset[str]:
         """The names of all operations of the model and this loss, forth and back."""
         if not isinstance(loss, Hashable):
             return self._found(trained, loss, *batch())
-        key = (loss, tuple(trained), modes(self.model), torch.get_num_threads())
+        key = (loss, tuple(trained), (parts or Parts(self.model)).key, torch.get_num_threads())
         if key not in self._known:
             self._known[key] = self._found(trained, loss, *batch())
             if len(self._known) > REMEMBERED:
@@ -125,9 +135,10 @@ def operations(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x
     more = max(0, LOOKED_AT - batch_size(x))  # however many records there are, as many are looked at
     x, y = (with_zero_rows(rows(tree, slice(0, LOOKED_AT)), more) for tree in (x, y))
     x, y = (tree_map(lambda leaf: numbers_like(leaf, drawn), tree) for tree in (x, y))
-    with without_drawing(torch.device("cpu")), own_weights(model, drawn), requiring_grad(model, trained):
+    parameters = model.parameters()
+    with without_drawing(torch.device("cpu")), own_weights(model, drawn), requiring_grad(parameters, trained):
         try:
-            with evened(model), watch, torch.enable_grad():
+            with evened(model.modules()), watch, torch.enable_grad():
                 losses = loss(model(x), y)
                 if losses.requires_grad:
                     wanted = list(trained.values())
