@@ -171,7 +171,7 @@ def test_runs_are_the_same_either_way(asked: bool, batch: int, monkeypatch: pyte
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_products_are_the_same_either_way(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the library is trusted or not, in blocks of one size and up to many examples, all columns or some."""
+    """Whether the library is trusted or not, in blocks of one size and up to many examples, by some columns."""
     monkeypatch.setattr(sums, "WORTH_A_CALL", 0)
     monkeypatch.setattr(sums, "TOTAL", 64)
     monkeypatch.setattr(sums, "joins_last", lambda *_, **__: asked)
