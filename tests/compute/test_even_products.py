@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from modicum.compute import Flat, clipped_sum
+from modicum.compute.sums import each_product
 from tests.compute.helpers import cross_entropy
 from tests.compute.test_even_linear import Scaled
 
@@ -174,3 +176,13 @@ def test_attention_that_is_not_taken_apart_is_caught() -> None:
         if max(kinds(norms_of_pairs(shape, attention=True)) for shape in SHAPES) == 1:
             pytest.skip("this library adds up all matrices alike")
     assert found > 1
+
+
+def test_a_compiler_finds_no_product_that_it_cannot_take() -> None:
+    """It takes none that is written to a place of its own, and would put that place elsewhere."""
+    left, right = torch.randn(3, 5, 7), torch.randn(3, 2, 7)
+    graph = make_fx(each_product, tracing_mode="fake")(left, right)
+    assert [str(node.target) for node in graph.graph.nodes if node.op == "call_function"] == [
+        "modicum.each_product.default"
+    ]
+    assert torch.equal(graph(left, right), each_product(left, right))
