@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from modicum.compute.even_linear import even_linear, uneven
+from modicum.compute.even_linear import even_linear, fits, shown_linear
 from modicum.compute.even_products import even_products
 from modicum.compute.pieces import Kept
 from modicum.compute.problem import enough_rows, with_zero_rows
@@ -110,10 +110,9 @@ def found(layer: Layer, x: Tensor, seeds: Tensor, step: int) -> dict[str, Tensor
     x, seeds = (with_zero_rows(t, more) for t in (x, seeds))
     if x.is_floating_point():
         x = x.requires_grad_()
-    even = step and isinstance(layer, nn.Linear) and uneven(layer)
     answer = {}
     with even_products() if step else nullcontext():  # as clipped sums compute it
-        output = even_linear(layer, x) if even else layer(x)
+        output = as_computed(layer, x) if step and isinstance(layer, nn.Linear) else layer(x)
         answer["output"] = output.detach()
         if x.is_floating_point():
             answer["input gradient"] = torch.autograd.grad(output, x, seeds)[0]
@@ -126,6 +125,13 @@ def found(layer: Layer, x: Tensor, seeds: Tensor, step: int) -> dict[str, Tensor
                 if squares.numel() * getattr(layer, name).numel() <= LARGE:
                     answer[f"gradients of {name}"] = piece.dense()
     return {name: t[:rows] for name, t in answer.items()}
+
+
+def as_computed(layer: nn.Linear, x: Tensor) -> Tensor:
+    """As clipped sums do it; what is shown on the way is not looked at."""
+    if fits(layer, (x,)):
+        return shown_linear(layer, x, torch.zeros((), requires_grad=True), lambda _: None)
+    return even_linear(layer, x)
 
 
 def added(kept: Kept, rows: int, real: int) -> Tensor:
