@@ -109,9 +109,9 @@ class FedMap(RecordSteps, ServerStep, Promise):
         """Alg. 1, a network for each client."""
         if self.optimiser != "sgd":
             raise UserError("faithful mode trains by SGD: leave out optimiser")
-        for option in fields(self):
-            if option.name in SOUND_ALONE and getattr(self, option.name) != option.default:
-                raise UserError(f"faithful mode has no {option.name}: leave it out, or use the sound mode")
+        for one in fields(self):
+            if one.name in SOUND_ALONE and getattr(self, one.name) != one.default:
+                raise UserError(f"faithful mode has no {one.name}: leave it out, or use the sound mode")
         inner = RecordLocal(batch=self.batch, epochs=self.epochs, steps=self.steps, delta=self.delta)
         weights = pretrained() if self.pretrained else pretrained(epochs=0)
         network = MetaNetwork(weights, RAW, trainable(weights))
