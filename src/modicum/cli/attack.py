@@ -32,7 +32,9 @@ def attack(
         "quantile-unseen, lengths.",
     ),
     targets: int = typer.Option(4, "--targets", help="Messages that inversions are tried on."),
-    preset: str = typer.Option("quick", "--preset", help="quick: minutes; medium; paper: the published steps."),
+    preset: str = typer.Option(
+        "quick", "--preset", help="quick: minutes; large: a ResNet's; medium; paper: the published steps."
+    ),
     party: Party = typer.Option(
         Party.SERVER, "--party", help="Whose eyes; aggregator: every share behind secure aggregation."
     ),
