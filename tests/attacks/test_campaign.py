@@ -99,6 +99,22 @@ def test_a_table_a_page_and_figures(private: Path, capsys: pytest.CaptureFixture
     assert "The attacker brings 187 records" in text
 
 
+def test_who_attacks_a_real_run_is_told_to_keep_the_page(
+    private: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A deployment's noise is real where its file says nothing, so that its file reads like a simulation's."""
+    kept = private / "certificate.json"
+    before = kept.read_text()
+    order = ["attack", str(private), "--attack", "matched", "--json"]
+    for simulated in (True, False):
+        told = json.loads(before)
+        told["noise"]["simulation"] = simulated
+        kept.write_text(json.dumps(told))
+        assert command(app, order) == 0
+        assert ("Keep RUN/attacks" in capsys.readouterr().err) is not simulated
+    kept.write_text(before)
+
+
 def test_it_goes_on_where_it_was(
     private: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,7 +248,12 @@ def test_targets_are_of_one_kind(tmp_path: Path) -> None:
         )
         fed = Federation(replace(whole, clients=clients), (8.0,) * len(sizes))
         run = play(DpSgd(batch=None, steps=1, lr=0.1), fed, tmp_path / str(len(sizes)), model="mlp", rounds=3)
-        stage = stage_of(run.experiment, run.seen.seen, Order(("bayes",), 2), tmp_path / f"found-{len(sizes)}")
+        stage = stage_of(
+            run.experiment,
+            run.seen.seen,
+            Order(("bayes",), 2, reference=len(sizes) == 3),
+            tmp_path / f"found-{len(sizes)}",
+        )
         assert [o.sender for o in stage.chosen] == expected
         one = stage.outcome("bayes").to_dict()
         assert one["quality"] is not None
