@@ -19,7 +19,7 @@ from torch.nn import functional
 from modicum.compute.even_linear import even_linear, fits, shown_linear
 from modicum.compute.even_products import even_products
 from modicum.compute.pieces import Kept
-from modicum.compute.problem import enough_rows, one_thread, with_zero_rows
+from modicum.compute.problem import enough_rows, few_threads, most_threads, with_zero_rows
 from modicum.compute.row_steps import RowSteps
 from modicum.compute.rules import RULES, pieces
 
@@ -94,7 +94,7 @@ class Alone(nn.Module):
 
 
 def way_of(layer: Layer, x: Tensor) -> tuple[int, bool]:
-    """What clipped sums of a model of this layer fill up to, and whether by all threads."""
+    """What clipped sums of a model of this layer fill up to, and whether its numbers are computed alike."""
     model = Alone(layer)
     steps, what = RowSteps(model), (dict(model.named_parameters()), by_record, lambda: (x, x))
     return steps(*what), steps.alike(*what)
@@ -114,7 +114,7 @@ def found(layer: Layer, x: Tensor, seeds: Tensor, step: int, alike: bool) -> dic
     answer = {}
     with (
         even_products() if step else nullcontext(),
-        nullcontext() if alike else one_thread(),
+        few_threads(most_threads(alike=alike)) if step else nullcontext(),
     ):  # as clipped sums do
         output = as_computed(layer, x) if step and isinstance(layer, nn.Linear) else layer(x)
         answer["output"] = output.detach()
