@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from modicum.compute.problem import FEW, FEWEST
 from modicum.compute.rounding import exact_product, full_precision
@@ -301,11 +302,25 @@ def _room(like: Tensor, shape: torch.Size) -> Tensor:
 
 def each_product(left: Tensor, right: Tensor) -> Tensor:
     """left_i right_iᵀ for (b, p, T) and (b, n, T), as precise as the device likes; bits do not depend on i."""
+    if isinstance(left, FakeTensor) and not left.is_cuda:
+        found: Tensor = products_let_be(left, right)
+        return found
     left, right = apart(left), apart(right).transpose(1, 2)
     shape = torch.Size((len(left), left.shape[1], right.shape[2]))
     if left.is_cuda or shape[1] * shape[2] % ALIGNED == 0:
         return left @ right
     return torch.bmm(left, right, out=_room(left, shape))
+
+
+@torch.library.custom_op("modicum::each_product", mutates_args=())
+def products_let_be(left: Tensor, right: Tensor) -> Tensor:
+    """`each_product` for a compiler that traces it: an operator, so that matrices stay where they are put."""
+    return each_product(left, right).contiguous()
+
+
+@products_let_be.register_fake
+def _(left: Tensor, right: Tensor) -> Tensor:
+    return left.new_empty(len(left), left.shape[1], right.shape[1])
 
 
 def _onto_one_total(g: Tensor, a: Tensor) -> Tensor:
