@@ -21,6 +21,7 @@ Budget = float | tuple[float, ...]
 MESSAGES, SUM = "server-sees-messages", "secure-aggregation"
 ROUNDS = 30
 PUBLIC = 0.05  # share of a task's records that is public in hot cells
+PATIENTS, JUDGED = 920, 184  # of Heart Disease: all of them, and those that a draw is judged on
 MOMENTUM = 0.5  # of the server, for every method that has one
 
 
@@ -75,7 +76,12 @@ class Cell:
     @property
     def seeds(self) -> int:
         """Small test sets need many draws."""
-        return {"digits": 10, "heart-disease": 30}.get(self.task, 3)
+        return {"digits": 10, "heart-disease": 60}.get(self.task, 3)
+
+    @property
+    def dealt(self) -> bool:
+        """Whether every draw deals all records anew into training and test."""
+        return self.task == "heart-disease"
 
 
 def fraction(task: Task, place: int) -> list[Cell]:
