@@ -191,7 +191,7 @@ def test_the_page_ranks_by_paired_differences(tmp_path: Path) -> None:
 
 
 def test_hospitals_patients_are_dealt_anew_in_every_draw() -> None:
-    """Everybody is judged or learned from, never both, in proportion; cold and hot cells judge the same patients."""
+    """All are judged or learned from, never both, in proportion; cold and hot cells judge the same patients."""
     rng = np.random.default_rng(0)
     whose, y = rng.integers(0, 4, 400), rng.integers(0, 2, 400)
     rows = Arrays(np.arange(400, dtype=np.float32)[:, None], y)

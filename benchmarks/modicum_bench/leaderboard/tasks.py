@@ -94,7 +94,7 @@ def divided(records: Dataset, cell: Cell, seed: int) -> FederatedData:
 
 
 def judged(records: Dataset, seed: int) -> npt.NDArray[np.int64]:
-    """A fifth of all patients, in proportion by hospital and diagnosis: whom the draw of this seed is judged on."""
+    """A fifth of all patients, in proportion by hospital and diagnosis: whom this draw is judged on."""
     whose, y = _whose(records), np.concatenate([records.train.y, records.test.y])
     rng = np.random.default_rng([seed, *b"judged"])
     return stratified_rows(whose * records.classes + y, JUDGED / PATIENTS, rng)
