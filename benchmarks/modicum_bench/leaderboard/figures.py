@@ -132,17 +132,20 @@ def crossed(pairs: Sequence[tuple[frozenset[int], frozenset[int]]]) -> Differenc
     return Difference(100 * mean, 100 * float(student.ppf(0.975, draws - 1)) * deviation)
 
 
-def gathered(results: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> list[Played]:
-    """Cells with any result, in their order."""
+def gathered(
+    results: Sequence[Mapping[str, Any]], cells: Sequence[Cell], measure: str = "accuracy"
+) -> list[Played]:
+    """Cells with any result of this measure, in their order."""
     found: dict[str, dict[str, dict[int, float]]] = {}
     wrong: dict[str, dict[str, dict[int, frozenset[int]]]] = defaultdict(lambda: defaultdict(dict))
     for r in results:
+        if measure not in r:
+            continue
         values = found.setdefault(r["cell"], {})
+        values.setdefault(r["method"], {})[r["seed"]] = 100 * r[measure]
         if "wrong" in r:
             wrong[r["cell"]][r["method"]][r["seed"]] = frozenset(r["wrong"])
-        if "accuracy" in r:
-            values.setdefault(r["method"], {})[r["seed"]] = 100 * r["accuracy"]
-        if r.get("public_only") is not None:
+        if measure == "accuracy" and r.get("public_only") is not None:
             values.setdefault(PUBLIC_ALONE, {})[r["seed"]] = 100 * r["public_only"]
     return [Played(cell, found[cell.name], wrong[cell.name]) for cell in cells if cell.name in found]
 

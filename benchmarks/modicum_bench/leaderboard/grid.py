@@ -36,6 +36,7 @@ class Task:
     most: int | None = None  # training records that are used, of the source too; None: all
     few: int | None = None  # records of the source that go through the backbone; None: all
     clients: tuple[int, int] = (50, 10)
+    shifted: bool = False  # whether classes have other shares in the test than at clients
 
 
 TASKS = {
@@ -47,7 +48,7 @@ TASKS = {
         Task("svhn", (0.5, 1.0, 5.0), "rendered", "house-numbers.npz"),
         Task("cifar-100", (3.0, 5.0, 10.0), "cifar-10", "cifar-10-group.npz", few=1_500),
         Task("fashion-mnist", (0.1, 0.5, 2.0), "emnist-merge47:10-46", "emnist-letters.npz", most=30_000),
-        Task("emnist-merge47:10-46", (0.5, 1.0, 5.0), "mnist", most=20_000),
+        Task("emnist-merge47:10-46", (0.5, 1.0, 5.0), "mnist", most=20_000, shifted=True),
         Task("digits", (0.5, 2.0, 5.0), clients=(20, 20)),
     )
 }

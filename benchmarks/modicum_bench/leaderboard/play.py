@@ -24,6 +24,7 @@ from modicum_bench.leaderboard.tasks import StandIn, judged, private, records, s
 
 Found = dict[str, Any]
 NO_PRIVACY, PUBLIC_ALONE = "no privacy", "public alone"
+AS_CLIENTS = "as_clients"  # accuracy on test records weighted so that classes have their shares at clients
 LIGHT = (1e-4, 1e-5, 1e-6)  # decays of a head on everything
 
 
@@ -54,6 +55,33 @@ class Draw:
     device: str = "cpu"
 
 
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """What is kept of a draw's judgements: accuracy, and where it matters who was judged wrongly."""
+
+    patients: npt.NDArray[np.int64] | None = None  # the test's records, where draws judge different ones
+    weights: npt.NDArray[np.float64] | None = None  # of test records, where classes have other shares at clients
+
+    def of(self, wrong: npt.NDArray[np.bool_]) -> Found:
+        found: Found = {"accuracy": float((~wrong).mean())}
+        if self.patients is not None:
+            found["wrong"] = self.patients[wrong].tolist()
+        if self.weights is not None:
+            found[AS_CLIENTS] = float(self.weights[~wrong].sum())
+        return found
+
+
+def judge_of(draw: Draw, data: FederatedData) -> Judge:
+    task = TASKS[draw.cell.task]
+    if draw.cell.dealt:
+        return Judge(patients=judged(records(task, draw.folder)[0], draw.seed))
+    if not task.shifted:
+        return Judge()
+    held = np.concatenate([c.train.y for c in data.clients])
+    here, there = (np.bincount(y, minlength=data.classes) / len(y) for y in (held, data.test.y))
+    return Judge(weights=(here / there)[data.test.y] / len(data.test.y))
+
+
 def tried(one: Try) -> list[Found]:
     """Accuracy of each choice on the stand-in's own held-out records."""
     federation = stand_in(one.stand_in, one.folder, one.noise, one.hot, 0)
@@ -73,17 +101,17 @@ def played(draw: Draw) -> list[Found]:
     model, wrong = _start(_Key(federation), cell.hot)
     about: Found = {"cell": cell.name, "seed": draw.seed}
     public_only = None if wrong is None else float((~wrong).mean())
-    patients = judged(records(TASKS[cell.task], draw.folder)[0], draw.seed) if cell.dealt else None
-    if patients is not None and wrong is not None:
-        _keep(draw, {**about, "method": PUBLIC_ALONE, "accuracy": public_only, "wrong": patients[wrong].tolist()})
+    judge = judge_of(draw, federation.data)
+    if wrong is not None and len(more := judge.of(wrong)) > 1:
+        _keep(draw, {**about, "method": PUBLIC_ALONE, **more})
     for name, choice in draw.methods:
         result: Found = {**about, "method": name, "public_only": public_only}
         if name == NO_PRIVACY:
-            result["accuracy"] = no_privacy(federation.data, cell.hot, draw.device)
+            result |= judge.of(no_privacy(federation.data, cell.hot, draw.device))
         else:
             result |= {"rate": choice[0], "clip": choice[1]}
             result |= _as_before(name, choice, federation, cell.view, found) or _outcome(
-                federation, name, choice, cell.view, draw.seed, model, draw.device, patients
+                federation, name, choice, cell.view, draw.seed, model, draw.device, judge
             )
         _keep(draw, result)
         found.append(result)
@@ -101,7 +129,8 @@ def _as_before(name: str, choice: Choice, federation: Federation, view: str, fou
     if twin is None or not alike(federation) or view != MESSAGES:
         return None
     same = (one for one in found if one["method"] == twin and (one["rate"], one["clip"]) == tuple(choice))
-    return next(({"accuracy": one["accuracy"], "same_as": twin} for one in same if "accuracy" in one), None)
+    one = next((one for one in same if "accuracy" in one), None)
+    return one and {k: one[k] for k in ("accuracy", AS_CLIENTS) if k in one} | {"same_as": twin}
 
 
 def _outcome(
@@ -112,9 +141,9 @@ def _outcome(
     seed: int,
     model: nn.Module,
     device: str = "cpu",
-    patients: npt.NDArray[np.int64] | None = None,
+    judge: Judge = Judge(),  # noqa: B008
 ) -> Found:
-    """Accuracy and seconds, and which of the patients were judged wrongly; a method that refuses is said to."""
+    """What the judge keeps, and seconds; a method that refuses is said to."""
     begun = time.monotonic()
     try:
         spec = made(name, choice, federation, view)
@@ -136,20 +165,18 @@ def _outcome(
     test = run.data.test
     told = run.backend.outputs(run.server.full_model(run.data.first), test.x).argmax(-1)
     wrong = (told != test.targets["y"]).cpu().numpy()
-    found = {"accuracy": float((~wrong).mean()), "seconds": round(time.monotonic() - begun, 1)}
-    return found if patients is None else {**found, "wrong": patients[wrong].tolist()}
+    return {**judge.of(wrong), "seconds": round(time.monotonic() - begun, 1)}
 
 
-def no_privacy(data: FederatedData, hot: bool, device: str = "cpu") -> float:
-    """Accuracy of a logistic head on everybody's records together, its decay chosen on a tenth of them."""
+def no_privacy(data: FederatedData, hot: bool, device: str = "cpu") -> npt.NDArray[np.bool_]:
+    """Errors of a logistic head on everybody's records together, its decay chosen on a tenth of them."""
     whole = Arrays.concatenate([c.train for c in data.clients] + ([data.proxy] if hot else []))
     order = np.random.default_rng(0x11717).permutation(len(whole))
     x, y = torch.from_numpy(whole.x[order]).double().to(device), torch.from_numpy(whole.y[order]).to(device)
     held = len(order) // 10
     tries = decay_path(x[held:], y[held:], data.classes, LIGHT)
     right = [float(((x[:held] @ w.T + b).argmax(1) == y[:held]).double().mean()) for w, b in tries]
-    best = decay_path(x, y, data.classes, LIGHT)[int(np.argmax(right))]
-    return float((~_wrong(best, data)).mean())
+    return _wrong(decay_path(x, y, data.classes, LIGHT)[int(np.argmax(right))], data)
 
 
 @dataclass(frozen=True, eq=False)

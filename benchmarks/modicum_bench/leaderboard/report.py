@@ -12,7 +12,7 @@ from modicum.report.colours import colours_of
 from modicum.report.inline import page as html_page
 from modicum_bench.leaderboard.figures import Played, gathered, spread
 from modicum_bench.leaderboard.grid import ROWS, TASKS, Cell
-from modicum_bench.leaderboard.play import NO_PRIVACY, PUBLIC_ALONE
+from modicum_bench.leaderboard.play import AS_CLIENTS, NO_PRIVACY, PUBLIC_ALONE
 
 LEVELS = ("tight", "middle", "loose")
 Table = list[list[str]]
@@ -24,6 +24,8 @@ def page(results: Sequence[dict[str, Any]], cells: Sequence[Cell], out: Path) ->
     parts = [("Ranks", ranks(found)), ("The default method", summary(found))]
     if any(one.wrong for one in found):
         parts.append(("Over draws and over patients", patients(found)))
+    if shifted := gathered(results, cells, AS_CLIENTS):
+        parts.append(("With test records weighted as clients' own", summary(shifted)))
     parts.append(("All methods", accuracies(found)))
     text = "\n\n".join(f"{title}:\n\n{_markdown(table)}" for title, table in parts) + "\n"
     (out / "leaderboard.md").write_text(text, encoding="utf-8")
