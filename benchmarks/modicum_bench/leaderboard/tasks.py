@@ -100,12 +100,12 @@ def judged(records: Dataset, seed: int) -> npt.NDArray[np.int64]:
     return stratified_rows(whose * records.classes + y, JUDGED / PATIENTS, rng)
 
 
-def dealt_anew(records: Dataset, test: npt.NDArray[np.int64]) -> Dataset:
-    """All records with natural clients, those of training before those of the test, dealt into both again."""
+def dealt_anew(records: Dataset, rows: npt.NDArray[np.int64]) -> Dataset:
+    """All records, those for training before those for the test, dealt again: these rows are the test."""
     whole, whose = Arrays.concatenate([records.train, records.test]), _whose(records)
-    held = np.isin(np.arange(len(whole)), test)
-    parts = {"train": whole.take(~held), "test": whole.take(held)}
-    return replace(records, **parts, clients=whose[~held], test_clients=whose[held])
+    held = np.isin(np.arange(len(whole)), rows)
+    train, test = whole.take(~held), whole.take(held)
+    return replace(records, train=train, test=test, clients=whose[~held], test_clients=whose[held])
 
 
 def _whose(records: Dataset) -> npt.NDArray[np.int64]:
