@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from modicum_bench.leaderboard.grid import (
     noise_of,
     spec_of,
 )
-from modicum_bench.leaderboard.play import Draw, played
+from modicum_bench.leaderboard.play import Draw, judge_of, played
 from modicum_bench.leaderboard.report import page
 from modicum_bench.leaderboard.run import NOISES, bench, best, draws
 from modicum_bench.leaderboard.tasks import STAND_INS, divided, judged, private
@@ -208,6 +209,17 @@ def test_hospitals_patients_are_dealt_anew_in_every_draw() -> None:
         tests.append({int(r[0]) for r in data.test.x})
         assert tests[-1] == set(judged(own, seed))
     assert tests[0] == tests[1] != tests[2]
+
+
+def test_letters_are_judged_by_the_clients_own_mixture_too() -> None:
+    """Nine of ten records at clients are of a class that is half of the test: who knows no other has 50 and 90."""
+    own, test = Arrays(np.zeros((10, 1)), np.array([0] * 9 + [1])), Arrays(np.zeros((8, 1)), np.array([0, 1] * 4))
+    letters = next(c for c in FRACTION if TASKS[c.task].shifted)
+    data = divided(Dataset(letters.task, own, test, 2), replace(letters, clients=2, hot=False), 0)
+    judge = judge_of(Draw(HERE, letters, 0, (), HERE), data)
+    assert judge.of(test.y == 1) == {"accuracy": 0.5, "as_clients": pytest.approx(0.9)}
+    digits = next(c for c in FRACTION if c.task == "mnist")
+    assert judge_of(Draw(HERE, digits, 0, (), HERE), data).of(test.y == 1) == {"accuracy": 0.5}
 
 
 def test_intervals_over_patients_hold_what_draws_of_the_same_patients_hide() -> None:

@@ -1,7 +1,8 @@
 """Small public tables cut into four clients that differ as hospitals do: for `auto`'s variance between clients.
 
-`python -m modicum_bench.leaderboard.unlike --out FILE` prints accuracy with public labels and personalised budgets,
-for each variance, on clients that differ and on clients that do not. No record of a leaderboard's task is looked at.
+`python -m modicum_bench.leaderboard.unlike --out FILE` prints accuracy with public labels and personalised
+budgets, for each variance, on clients that differ and on clients that do not. No record of a leaderboard's task is
+looked at.
 """
 
 from __future__ import annotations
