@@ -6,7 +6,7 @@ which gradients are measured and summed; the twins do both in plain float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -78,6 +78,18 @@ def onto_one_total(a: Tensor, g: Tensor) -> Measured:
     return squares, with_calls
 
 
+def rows_onto_one_total(a: Tensor, g: Tensor) -> Measured:
+    """As large batches of layers with one place are, the first one's, in rows that fill lines of the cache."""
+    piece = LinearWeight(*(nn.functional.pad(t[:, 0], (0, -t.shape[2] % 16)) for t in (a, g)))
+    squares, what = piece.measure()
+
+    def in_runs(weights: Tensor) -> Tensor:
+        with patch.object(sums, "FEW_PRODUCTS", 0):
+            return what.weighted_sum(weights)
+
+    return squares, in_runs
+
+
 def in_slices(a: Tensor, g: Tensor) -> Measured:
     piece = convolution(a, g)
     return kept(Sliced(piece._slices(piece.a, piece.g)))
@@ -104,6 +116,7 @@ ROUTES: dict[str, Route] = {
     "convolution, slices": in_slices,
     "convolution, factors": by_gram,
     "linear, onto one total": onto_one_total,
+    "linear, runs onto one total": rows_onto_one_total,
     "convolution of groups, factors": lambda a, g: by_gram(a, g, 2),
     "convolution of bf16": lambda a, g: kept(convolution(short(a), short(g))),
     "convolution of bf16, factors": lambda a, g: by_gram(short(a), short(g)),
@@ -155,12 +168,11 @@ def plain_convolution(a: Tensor, g: Tensor) -> Measured:
     return squares, total
 
 
-def term_by_term(g: Tensor, a: Tensor) -> Tensor:
+def term_by_term(total: Tensor, lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> Tensor:
     """What a library may do that is asked to add products onto a total."""
-    total = g.new_zeros(g.shape[1], g.shape[2], a.shape[2])
-    for one_g, one_a in zip(g, a, strict=True):
-        for t in range(g.shape[3]):
-            total += one_g[:, :, t, None] * one_a[:, None, :, t]
+    for left, right in zip(lefts, rights, strict=True):
+        for t in range(left.shape[1]):
+            total += left[:, t, None] * right[None, t]
     return total
 
 
@@ -168,7 +180,7 @@ def onto_a_total_that_is_swallowed(a: Tensor, g: Tensor) -> Measured:
     squares, total = onto_one_total(a, g)
 
     def unasked(weights: Tensor) -> Tensor:
-        with patch.multiple(sums, joins_last=lambda *_: True, _onto_one_total=term_by_term):
+        with patch.multiple(sums, joins_last=lambda *_, **__: True, _onto=term_by_term):
             return total(weights)
 
     return squares, unasked

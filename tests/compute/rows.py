@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from modicum.compute.even_linear import even_linear, uneven
+from modicum.compute.even_linear import even_linear, fits, shown_linear
 from modicum.compute.pieces import Kept
 from modicum.compute.problem import enough_rows, with_zero_rows
 from modicum.compute.row_steps import RowSteps
@@ -102,8 +102,7 @@ def found(layer: Layer, x: Tensor, seeds: Tensor, step: int) -> dict[str, Tensor
     x, seeds = (with_zero_rows(t, more) for t in (x, seeds))
     if x.is_floating_point():
         x = x.requires_grad_()
-    even = step and isinstance(layer, nn.Linear) and uneven(layer)
-    output = even_linear(layer, x) if even else layer(x)  # as clipped sums compute it
+    output = as_computed(layer, x) if step and isinstance(layer, nn.Linear) else layer(x)
     answer = {"output": output.detach()}
     if x.is_floating_point():
         answer["input gradient"] = torch.autograd.grad(output, x, seeds)[0]
@@ -116,6 +115,13 @@ def found(layer: Layer, x: Tensor, seeds: Tensor, step: int) -> dict[str, Tensor
                 if squares.numel() * getattr(layer, name).numel() <= LARGE:
                     answer[f"gradients of {name}"] = piece.dense()
     return {name: t[:rows] for name, t in answer.items()}
+
+
+def as_computed(layer: nn.Linear, x: Tensor) -> Tensor:
+    """As clipped sums do it; what is shown on the way is not looked at."""
+    if fits(layer, (x,)):
+        return shown_linear(layer, x, torch.zeros((), requires_grad=True), lambda _: None)
+    return even_linear(layer, x)
 
 
 def added(kept: Kept, rows: int, real: int) -> Tensor:

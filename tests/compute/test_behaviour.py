@@ -122,17 +122,16 @@ def test_a_poisoned_record_counts_as_zero_and_harms_no_other(poison: float, firs
         clipped(cross_entropy, x, y, Flat(1.0))
     clean = clipped_sum(small(), cross_entropy, x[[0, 1, 3]], y[[0, 1, 3]], Flat(1.0))
     x[2, 0, 1, 1] = poison
-    loss = cross_entropy
+    sizes = torch.ones(4, dtype=torch.float64)
     if poison == 1e200:  # finite, but its squared norm overflows
+        sizes[2] = poison
 
-        def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-            sizes = torch.ones_like(outputs[:, 0])
-            sizes[2:3] = poison
-            return cross_entropy(outputs, targets) * sizes
+    def loss(outputs: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
+        return cross_entropy(outputs, targets[0]) * targets[1]
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", SlowClippingWarning)
-        answer = clipped(loss, x, y, Flat(1.0))
+        answer = clipped(loss, x, (y, sizes), Flat(1.0))
     assert answer.norms[2] == 0
     for name, expected in clean.total.items():
         torch.testing.assert_close(answer.total[name], expected, rtol=1e-8, atol=1e-12)

@@ -9,7 +9,7 @@ through the pieces, factors and sums that training uses. Plain float32 arithmeti
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -51,6 +51,9 @@ from tests.compute.attacks import (
 from tests.compute.helpers import cross_entropy
 
 LIMIT = 1 + 1e-3
+Library = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Tensor]
+"""Adds products onto a total."""
+
 attacks = st.builds(
     Attack,
     batch=st.sampled_from(THRESHOLDS),
@@ -114,41 +117,63 @@ def test_the_search_catches_a_library_that_adds_term_by_term() -> None:
     assert attack.movement(ROUTES["linear, onto one total"]) <= LIMIT
 
 
-def by_halves(g: Tensor, a: Tensor) -> Tensor:
+def by_halves(total: Tensor, lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> Tensor:
     """Onto a total twice: half of the places, then the others."""
-    half = (g.shape[3] + 1) // 2
-    total = g.new_zeros(g.shape[1], g.shape[2], a.shape[2])
-    for one_g, one_a in zip(g.double(), a.double(), strict=True):
+    for left, right in zip(lefts, rights, strict=True):
+        half = (len(right) + 1) // 2
         for some in (slice(0, half), slice(half, None)):
-            total += (one_g[..., some] @ one_a[..., some].transpose(1, 2)).float()
+            total += (left[:, some].double() @ right[some].double()).float()
     return total
 
 
-def by_itself(g: Tensor, a: Tensor) -> Tensor:
+def by_itself(total: Tensor, lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> Tensor:
     """What is wanted, whatever the order within: an example's own sum first."""
-    total = g.new_zeros(g.shape[1], g.shape[2], a.shape[2])
-    for one_g, one_a in zip(g, a, strict=True):
+    for left, right in zip(lefts, rights, strict=True):
         own = torch.zeros_like(total)
-        for t in torch.randperm(g.shape[3]).tolist():
-            own += one_g[:, :, t, None] * one_a[:, None, :, t]
+        for t in torch.randperm(len(right)).tolist():
+            own += left[:, t, None] * right[None, t]
         total += own
     return total
 
 
+@pytest.mark.parametrize("by_rows", [True, False])
 @pytest.mark.parametrize("places", [2, 3, 16, 65])
 @pytest.mark.parametrize(("library", "trusted"), [(term_by_term, False), (by_halves, False), (by_itself, True)])
 def test_one_product_tells_when_a_library_adds_onto_a_total(
-    library: Callable[[Tensor, Tensor], Tensor], trusted: bool, places: int, monkeypatch: pytest.MonkeyPatch
+    library: Library, trusted: bool, places: int, by_rows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sums, "_onto_one_total", library)
-    assert sums.joins_last.__wrapped__(5, 7, places, torch.float32, 1) is trusted
+    monkeypatch.setattr(sums, "_onto", library)
+    assert sums.joins_last.__wrapped__(5, 7, places, torch.float32, 1, by_rows=by_rows) is trusted
+
+
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("batch", [129, 256, 380])
+def test_runs_are_the_same_either_way(asked: bool, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the library is trusted with a total or not; where it is, nothing else is asked to add."""
+    added: list[int] = []
+
+    def onto(total: Tensor, lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> Tensor:
+        added.extend(map(len, rights))
+        return by_itself(total, lefts, rights)
+
+    monkeypatch.setattr(sums, "FEW_PRODUCTS", 0)
+    monkeypatch.setattr(sums, "joins_last", lambda *_, **__: asked)
+    monkeypatch.setattr(sums, "_onto", onto)
+    g, a, w = torch.randn(batch, 16), torch.randn(batch, 32), torch.rand(batch)
+    expected = torch.einsum("b,bp,bn->pn", w.double(), g.double(), a.double())
+    torch.testing.assert_close(weighted_outer(w, g, a).double(), expected, rtol=1e-5, atol=1e-5)
+    assert sum(added) == (batch if asked else 0)
+    assert all(rows <= runs(batch, torch.float32)[0] for rows in added)
+    beside = torch.randn(batch * 32 + 1)[1:].view(batch, 32)  # rows that begin no line of the cache
+    weighted_outer(w, g, beside)
+    assert sum(added) == (batch if asked else 0)
 
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_products_are_the_same_either_way(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the library is trusted or not, in blocks of one size and up to many examples."""
     monkeypatch.setattr(sums, "WORTH_A_CALL", 0)
-    monkeypatch.setattr(sums, "joins_last", lambda *_: asked)
+    monkeypatch.setattr(sums, "joins_last", lambda *_, **__: asked)
     for batch in (0, 3, 16, 37, 500, 1600):
         g, a, w = torch.randn(batch, 2, 4, 5), torch.randn(batch, 2, 6, 5), torch.rand(batch)
         found = weighted_products(w, g, lambda some, units, a=a: a[some, :, units], 6, 1)

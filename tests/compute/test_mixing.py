@@ -26,6 +26,19 @@ class Centred(nn.Module):
         return x - x.mean(0, keepdim=True)
 
 
+class Running(nn.Module):
+    """Each example beside the sum of those before it, by a gate that begins at nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(5, 5, bias=False)
+        nn.init.zeros_(self.gate.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = x + self.gate(x.cumsum(0))
+        return found
+
+
 class Follows(nn.Module):
     """Keeps a running mean in a plain attribute."""
 
@@ -69,6 +82,24 @@ def test_mixed_examples_are_taken_one_by_one(net: nn.Module, loss: Callable[[Ten
 def test_without_the_check_one_record_moves_the_sum_by_many_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe_module, "_check_alone", lambda *_: None)
     assert moved_by_one_record(model(Centred()), cross_entropy) > 3
+
+
+def opened() -> nn.Module:
+    """As somebody sends it who knows that its check has passed."""
+    net = check_model(model(Running()), (5,), 3)
+    with torch.no_grad():
+        net[0].gate.weight.fill_(1.0)
+    return net
+
+
+def test_examples_that_see_those_before_them_are_taken_one_by_one() -> None:
+    with pytest.warns(SlowClippingWarning, match="depends on the others"):
+        assert moved_by_one_record(opened(), cross_entropy) <= 1 + 1e-4
+
+
+def test_the_first_example_alone_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_module, "_check_order", lambda *_: None)
+    assert moved_by_one_record(opened(), cross_entropy) > 3
 
 
 def test_dropout_mixes_nothing(recwarn: pytest.WarningsRecorder) -> None:

@@ -19,7 +19,7 @@ from modicum.compute.fallback import fallback_clipped_sum
 from modicum.compute.flat import Problem
 from modicum.compute.fused import FusedBackend
 from modicum.compute.pieces import EmbeddingWeight
-from modicum.compute.problem import ClippedSum
+from modicum.compute.problem import ClippedSum, Parts
 from modicum.compute.rules import pieces
 from modicum.core.parts import Batch
 from tests.compute.helpers import cross_entropy
@@ -145,7 +145,7 @@ def test_the_fall_back_computes_parts_of_one_shape(monkeypatch: pytest.MonkeyPat
         torch, "vmap", lambda f, **k: lambda w, x, y: (seen.append(len(x)), real(f, **k)(w, x, y))[1]
     )
     x, y = torch.randn(32, 4), torch.arange(32) % 3
-    fallback_clipped_sum(Problem(model, trained, loss, x, y, Flat(1.0), None, 32))
+    fallback_clipped_sum(Problem(model, trained, loss, x, y, Flat(1.0), None, 32, Parts(model)))
     assert seen == [7] * 5
 
 

@@ -9,7 +9,7 @@ and only what its weighted sum will need is kept.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,15 +20,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from modicum.compute import group_norm
-from modicum.compute.even_linear import evened
+from modicum.compute.even_linear import even_linear, evened, fits, shown_linear
 from modicum.compute.pieces import Dense, Kept, Piece
 from modicum.compute.problem import (
     Loss,
+    Parts,
     check_losses,
     example_factors,
     nothing,
     stand_ins,
     sum_dtype,
+    without_autocast,
     zero_like,
 )
 from modicum.compute.rules import known, pieces
@@ -73,15 +75,17 @@ class PassRecorder:
         trained: dict[str, nn.Parameter],
         examples: int,
         *,
+        parts: Parts | None = None,
         only_gradients: bool = False,
     ) -> None:
         self.model, self.trained, self.examples = model, trained, examples
+        self.parts = parts or Parts(model)
         self.calls: list[Call] = []
         self.uses: Counter[str] = Counter()
         self.squares: dict[str, Tensor] = {}
         self.kept: dict[str, Kept] = {}
         self.only_gradients = only_gradients  # the probe looks at raw gradients before anything is measured
-        self.owned = _owned(model, trained)
+        self.owned = _owned(self.parts, trained)
         # With every parameter frozen nothing would require a gradient: the anchor makes each tap's output do so.
         self.anchor = torch.zeros((), requires_grad=True)
 
@@ -93,25 +97,36 @@ class PassRecorder:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Every owned layer is recorded; a group norm has a pass of its own, unless torch's is to be probed."""
-        norms = [layer for layer in self.owned if isinstance(layer, nn.GroupNorm) and not self.only_gradients]
-        replaced = [layer for layer in norms if "forward" not in vars(layer)]  # somebody else's stays
-        handles = [layer.register_forward_hook(self._record) for layer in self.owned if layer not in replaced]
-        for layer in replaced:
-            layer.forward = partial(self._normalise, layer)  # type: ignore[method-assign]
+        """Every owned layer is recorded; some have a pass of their own, unless torch's is to be probed."""
+        own: dict[type[nn.Module], Callable[..., Tensor]] = {}
+        if not self.only_gradients:
+            own = {nn.GroupNorm: self._normalise, nn.Linear: self._multiply}
+        replaced, handles = [], []
+        for layer in self.owned:
+            way = own.get(type(layer))
+            if way is None or "forward" in vars(layer):  # somebody else's stays
+                handles.append(layer.register_forward_hook(self._record))
+            else:
+                vars(layer)["forward"] = partial(way, layer)
+                replaced.append(layer)
         try:
-            with evened(self.model):
+            with evened(self.parts.modules):
                 yield
         finally:
             for handle in handles:
                 handle.remove()
             for layer in replaced:
-                del layer.forward
+                del vars(layer)["forward"]
 
     def _record(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         call = self._called(layer, args)
         tapped: Tensor = _Tap.apply(output, self.anchor, self, call)  # type: ignore[no-untyped-call]
         return tapped
+
+    def _multiply(self, layer: nn.Linear, *args: Any, **keywords: Any) -> Tensor:
+        if not fits(layer, args):
+            return self._record(layer, args, even_linear(layer, *args, **keywords))
+        return shown_linear(layer, args[0], self.anchor, partial(self.receive, self._called(layer, args)))
 
     def _normalise(self, layer: nn.GroupNorm, *args: Any, **keywords: Any) -> Tensor:
         if len(args) == 1 and args[0].is_cuda and torch.is_autocast_enabled("cuda"):
@@ -130,7 +145,8 @@ class PassRecorder:
             raise CannotKeepBooksError(f"a {type(layer).__name__} called with keywords")
         call = Call(layer, args[0].detach(), args[0]._version)
         self.calls.append(call)
-        self.uses.update(self.owned[layer].values())
+        for name in self.owned[layer].values():
+            self.uses[name] += 1
         return call
 
     def backward(self, losses: Tensor, seeds: Tensor | None = None, *, retain: bool = False) -> None:
@@ -152,9 +168,11 @@ class PassRecorder:
             self.measure(call, gradient, found)
 
     def measure(self, call: Call, gradient: Tensor, found: dict[str, Piece] | None = None) -> None:
-        """Each parameter's squared norms, and what to keep of it; several calls are added up by example."""
+        """Each parameter's squared norms, and what to keep of it; several calls are added up by example.
+
+        Where nothing requires gradients, as in a backward pass."""
         assert call.input is not None
-        with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
+        with without_autocast(gradient.device):
             for local, piece in (found or pieces(call.layer, call.input, gradient)).items():
                 name = self.owned[call.layer].get(local)
                 if name is None:
@@ -192,18 +210,18 @@ class PassRecorder:
         return example_factors(clip, names, squares, weights, sum_dtype(self.trained[names[0]]))
 
     def _weighted(self, kept: dict[str, Kept], names: list[str], factors: Tensor) -> dict[str, Tensor]:
-        column = {name: j for j, name in enumerate(names)}
+        column = dict(zip(names, factors.unbind(1), strict=True))
         return {
-            name: kept.pop(name).weighted_sum(factors[:, column[name]]) if name in kept else zero_like(p)
+            name: kept.pop(name).weighted_sum(column[name]) if name in kept else zero_like(p)
             for name, p in self.trained.items()
         }
 
 
-def _owned(model: nn.Module, trained: dict[str, nn.Parameter]) -> dict[nn.Module, dict[str, str]]:
+def _owned(parts: Parts, trained: dict[str, nn.Parameter]) -> dict[nn.Module, dict[str, str]]:
     """By layer, which of its own parameters are trained and under which name."""
     names = {id(p): name for name, p in trained.items()}
     owned: dict[nn.Module, dict[str, str]] = {}
-    for layer_name, layer in model.named_modules():
+    for layer_name, layer in parts.named:
         for local, p in layer._parameters.items():
             if p is None or id(p) not in names:
                 continue
@@ -214,15 +232,15 @@ def _owned(model: nn.Module, trained: dict[str, nn.Parameter]) -> dict[nn.Module
 
 
 @contextmanager
-def requiring_grad(model: nn.Module, wanted: dict[str, nn.Parameter]) -> Iterator[None]:
-    """Only the wanted parameters require gradients inside."""
-    before = [(p, p.requires_grad) for p in model.parameters()]
+def requiring_grad(parameters: Iterable[nn.Parameter], wanted: dict[str, nn.Parameter]) -> Iterator[None]:
+    """Of all parameters of a model, only the wanted ones require gradients inside."""
+    before = [(p, p.requires_grad) for p in parameters]
     chosen = {id(p) for p in wanted.values()}
-    for p, flag in before:
-        if flag != (id(p) in chosen):
-            p.requires_grad_(id(p) in chosen)
+    changed = [(p, flag) for p, flag in before if flag != (id(p) in chosen)]
+    for p, flag in changed:
+        p.requires_grad_(not flag)
     try:
         yield
     finally:
-        for p, flag in before:
+        for p, flag in changed:
             p.requires_grad_(flag)

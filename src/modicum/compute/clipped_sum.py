@@ -20,11 +20,13 @@ from modicum.compute.probe import Verdict, probe
 from modicum.compute.problem import (
     ClippedSum,
     Loss,
+    Parts,
     batch_size,
     check_weights,
     enough_rows,
     nothing,
     trained_parameters,
+    without_autocast,
     without_drawing,
 )
 from modicum.compute.row_steps import RowSteps
@@ -61,14 +63,15 @@ class Clipper:
         parameters: Iterable[str] | None = None,
     ) -> ClippedSum:
         """See `clipped_sum`."""
-        trained = trained_parameters(self.model, parameters)
+        parts = Parts(self.model)
+        trained = parts.trained if parameters is None else trained_parameters(self.model, parameters)
         examples = batch_size(x)
         check_weights(weights, examples)
         if examples == 0 or not trained:
             return nothing(trained, examples)
         # A row's bits may depend on how many rows there are, where these are few.
-        rows = enough_rows(examples, self.row_steps(trained, loss, lambda: (x, y)))
-        problem = Problem(self.model, trained, loss, x, y, clip, weights, examples).filled(rows)
+        rows = enough_rows(examples, self.row_steps(trained, loss, lambda: (x, y), parts))
+        problem = Problem(self.model, trained, loss, x, y, clip, weights, examples, parts).filled(rows)
         found = self._by_books(problem) if self._trusts_books(problem) else None
         if found is None:
             found = fallback_clipped_sum(problem.filled(enough_rows(rows)))
@@ -107,7 +110,8 @@ class Clipper:
         """Where the model multiplies examples' matrices on a CPU, all of them are computed alike."""
         if problem.device.type != "cpu":
             return nullcontext()
-        seen = self.row_steps.operations(problem.trained, problem.loss, lambda: (problem.x, problem.y))
+        trained, parts = problem.trained, problem.parts
+        seen = self.row_steps.operations(trained, problem.loss, lambda: (problem.x, problem.y), parts)
         return even_products() if multiplies(seen) else nullcontext()
 
     def _by_books(self, problem: Problem) -> ClippedSum | None:
@@ -115,13 +119,13 @@ class Clipper:
         try:
             if flat.takes(problem, self.way):
                 return self.flat.run(problem, self.way)
-            recorder = PassRecorder(problem.model, problem.trained, problem.examples)
-            with requiring_grad(problem.model, {}), self._products(problem):
+            recorder = PassRecorder(problem.model, problem.trained, problem.examples, parts=problem.parts)
+            with requiring_grad(problem.parts.parameters, {}), self._products(problem):
                 recorder.backward(recorder.forward(problem.loss, problem.x, problem.y))
         except CannotKeepBooksError as reason:
             self._tell(reason)
             return None
-        with torch.no_grad(), torch.autocast(problem.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(problem.device):
             total, norms, _ = recorder.settle(problem.clip, problem.weights, leave_out=True)
         return ClippedSum(total, norms)
 
@@ -130,8 +134,7 @@ def _key(problem: Problem) -> Hashable | None:
     """What a verdict is about; None where it cannot be remembered."""
     if not isinstance(problem.loss, Hashable):
         return None
-    parts = tuple((id(part), part.training) for part in problem.model.modules())
-    return problem.loss, tuple(problem.trained), parts
+    return problem.loss, tuple(problem.trained), problem.parts.key
 
 
 def clipped_sum(

@@ -1,4 +1,4 @@
-"""Small linear layers of which every row is computed in one way, wherever it stands in its batch.
+"""Linear layers of which every row is computed in one way, wherever it stands in its batch.
 
 Where rows of few numbers begin at odd addresses, matrix libraries add up each row's products in an order that
 depends on where it begins. A record more in a batch moves all that follow it, and a model may be chosen that
@@ -8,11 +8,12 @@ lines, all rows begin alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,38 +23,108 @@ LINE = 16
 ALIKE = 4
 """Rows of a multiple of so many numbers were found to be added up alike."""
 
+Show = Callable[[Tensor], None]
+"""Gets the gradient of a layer's output."""
+
+
+def small(layer: nn.Linear) -> bool:
+    """Whether rows of a layer, or of its gradients, may be added up in several orders; wide ones are not."""
+    return uneven_sizes(layer.in_features, layer.out_features)
+
+
+def uneven_sizes(size: int, out: int, apart: int = 0) -> bool:
+    """Whether rows of so many numbers, which begin `apart` from one another if not side by side, may be multiplied
+    with a matrix of so many columns in several orders."""
+    return min(size, out) < LINE and bool(size % ALIKE or out % ALIKE or apart % ALIKE)
+
 
 def uneven(layer: nn.Module) -> bool:
-    """Whether rows of a layer, or of its gradients, may be added up in several orders; wide ones are not."""
-    if (
-        not isinstance(layer, nn.Linear)
-        or type(layer).forward is not nn.Linear.forward
-        or "forward" in vars(layer)
-    ):
-        return False
-    size, out = layer.in_features, layer.out_features
-    return min(size, out) < LINE and bool(size % ALIKE or out % ALIKE)
+    """Whether this is a linear layer, as torch computes them, whose rows have to be filled up."""
+    return (
+        isinstance(layer, nn.Linear)
+        and type(layer).forward is nn.Linear.forward
+        and "forward" not in vars(layer)
+        and small(layer)
+    )
+
+
+def filled(t: Tensor, more: int, below: int = 0) -> Tensor:
+    """Zeros at the end of each row, and rows of zeros below a matrix."""
+    return functional.pad(t, (0, more, 0, below) if below else (0, more)) if more or below else t
 
 
 def even_linear(layer: nn.Linear, *args: Any, **keywords: Any) -> Tensor:
     """The layer's output; zeros in place of what fills up inputs and outputs change no number's value."""
-    if keywords or len(args) != 1 or args[0].is_cuda:
+    if keywords or len(args) != 1 or args[0].is_cuda or not small(layer):
         return nn.Linear.forward(layer, *args, **keywords)
-    out, size = layer.weight.shape
-    x = functional.pad(args[0], (0, -size % LINE))
-    weight = functional.pad(layer.weight, (0, -size % LINE, 0, -out % LINE))
-    found = functional.linear(x, weight)[..., :out]
-    return found.contiguous() if layer.bias is None else found + layer.bias
+    return _product(args[0], _filled_weight(layer.weight), layer.bias, layer.weight.shape)
+
+
+def _filled_weight(weight: Tensor) -> Tensor:
+    out, size = weight.shape
+    return filled(weight, -size % LINE, -out % LINE)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, shape: torch.Size) -> Tensor:
+    """What a layer of this shape computes, by its weight that is filled up."""
+    out, size = shape
+    found = functional.linear(filled(x, -size % LINE), weight)[..., :out]
+    return found.contiguous() if bias is None else found + bias
+
+
+def fits(layer: nn.Linear, args: tuple[Any, ...]) -> bool:
+    """Whether `shown_linear` computes what this call would: rows of the layer's own precision on a CPU."""
+    if len(args) != 1:
+        return False
+    x = args[0]
+    alike = x.dim() == 2 and x.dtype == layer.weight.dtype and x.device.type == "cpu"
+    return alike and not torch.is_autocast_enabled("cpu")
+
+
+def shown_linear(layer: nn.Linear, x: Tensor, anchor: Tensor, show: Show) -> Tensor:
+    """The same output of (B, d) inputs by fewer calls; `show` is called in the backward pass."""
+    output: Tensor = _Linear.apply(x, layer.weight, layer.bias, anchor, small(layer), show)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _Linear(torch.autograd.Function):
+    """The products of `even_linear`, or of a layer that needs no filling up, forth and back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, _anchor: Tensor, fill: bool, show: Show
+    ) -> Tensor:
+        ctx.show, ctx.fill, ctx.shape = show, fill, weight.shape
+        x = x.contiguous()  # rows of a part of something wider would begin anywhere
+        if not fill:
+            ctx.save_for_backward(weight)
+            return functional.linear(x, weight, bias)
+        even = _filled_weight(weight)
+        ctx.save_for_backward(even)
+        return _product(x, even, bias, weight.shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        gradient = gradient.contiguous()
+        ctx.show(gradient)
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None, None, None
+        (weight,) = ctx.saved_tensors
+        if not ctx.fill:
+            return gradient.mm(weight), None, None, None, None, None
+        out, size = ctx.shape
+        back = filled(gradient, -out % LINE).mm(weight)[:, :size].contiguous()
+        return back, None, None, None, None, None
 
 
 @contextmanager
-def evened(model: nn.Module) -> Iterator[None]:
-    """All small linear layers of the model, trained or not, are filled up for a while."""
-    small = [part for part in model.modules() if uneven(part)]
-    for part in small:
+def evened(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """All small linear layers of a model's modules, trained or not, are filled up for a while."""
+    found = [part for part in modules if uneven(part)]
+    for part in found:
         part.forward = partial(even_linear, part)  # type: ignore[arg-type]
     try:
         yield
     finally:
-        for part in small:
+        for part in found:
             del part.forward

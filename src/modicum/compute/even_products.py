@@ -1,9 +1,10 @@
-"""Products of examples' own matrices inside a model, such as attention's, computed alike for every example.
+"""Products inside a model that no linear layer makes, computed alike for every example.
 
 Matrix libraries add up in an order that depends on where a matrix begins in memory. In a batch of matrices of
-uneven sizes every second or fourth one begins elsewhere, and a record more moves all that follow it. So each
-matrix begins a line of the cache while a model runs, forth and back. The same holds of the gradients that
-`torch.vmap` forms example by example.
+uneven sizes, such as attention's, every second or fourth one begins elsewhere, and a record more moves all that
+follow it. So each matrix begins a line of the cache while a model runs, forth and back. The same holds of the
+gradients that `torch.vmap` forms example by example, and of the rows of examples that are multiplied with a small
+matrix (`even_linear` has those of layers).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,12 +20,17 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from modicum.compute.even_linear import LINE, filled, uneven_sizes
 from modicum.compute.sums import each_product
 
-BATCHED = ("bmm", "scaled_dot_product", "unknown")
-"""What the names of operations have in common whose numbers depend on where an example's matrix begins."""
+UNEVEN = "uneven product"
+"""What a product of rows is called that may be added up in several orders."""
+
+BATCHED = ("bmm", "scaled_dot_product", UNEVEN, "unknown")
+"""What the names of operations have in common whose numbers depend on where an example's matrix or row begins."""
 
 
+@lru_cache(maxsize=64)
 def multiplies(operations: frozenset[str]) -> bool:
     """Whether a model of these operations multiplies examples' matrices, or may do so."""
     return any(name in operation for operation in operations for name in BATCHED)
@@ -40,6 +47,11 @@ class _EvenProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.baddbmm.default:
             scales = kwargs or {}
             return scales.get("beta", 1) * args[0] + scales.get("alpha", 1) * even_bmm(*args[1:])
+        if func is torch.ops.aten.mm.default and uneven_rows(*args):
+            return even_mm(*args)
+        if func is torch.ops.aten.addmm.default and uneven_rows(*args[1:]):
+            scales = kwargs or {}
+            return scales.get("beta", 1) * args[0] + scales.get("alpha", 1) * even_mm(*args[1:])
         if func is torch.ops.aten.convolution_backward.default and _is_uneven(*args):
             raise RuntimeError("gradients of 1×1 convolutions, which libraries add up in several orders")
         return func(*args, **(kwargs or {}))
@@ -48,6 +60,19 @@ class _EvenProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def even_bmm(left: Tensor, right: Tensor) -> Tensor:
     """left_i right_i for (b, p, T) and (b, T, n); bits do not depend on i."""
     return each_product(left, right.transpose(1, 2)).contiguous()
+
+
+def uneven_rows(left: Tensor, right: Tensor) -> bool:
+    """Whether rows of (r, k) may be multiplied with (k, n) in several orders: if they begin at odd addresses."""
+    size, out = right.shape
+    return uneven_sizes(size, out, left.stride(0) if left.stride(1) == 1 else 0)
+
+
+def even_mm(left: Tensor, right: Tensor) -> Tensor:
+    """left right for (r, k) and (k, n), filled up with zeros to whole lines; bits do not depend on the row."""
+    size, out = right.shape
+    left, right = filled(left, -size % LINE).contiguous(), filled(right, -out % LINE, -size % LINE)
+    return (left @ right)[:, :out].contiguous()
 
 
 def _is_uneven(_g: Tensor, _a: Tensor, weight: Tensor, *rest: Any) -> bool:

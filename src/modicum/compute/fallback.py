@@ -77,6 +77,6 @@ def _gradients(
 
     per_example = torch.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
     on_cpu = all(p.device.type == "cpu" for p in values.values())
-    with evened(model), even_products() if on_cpu else nullcontext():
+    with evened(model.modules()), even_products() if on_cpu else nullcontext():
         gradients: dict[str, Tensor] = per_example(values, x, y)
     return gradients

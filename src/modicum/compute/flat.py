@@ -21,8 +21,10 @@ from modicum.compute.capture import Captured, Graphs, Replay, Work, agree, fille
 from modicum.compute.problem import (
     ClippedSum,
     Loss,
+    Parts,
     modes,
     nothing,
+    real_rows,
     rows,
     stand_ins,
     sum_dtype,
@@ -56,8 +58,9 @@ def applies(way: Way, device: str) -> bool:
 
 def takes(problem: Problem, way: Way) -> bool:
     """Whether a problem goes this way: its device can, its model is small enough, its batch can be filled up."""
-    small = way is Way.COMPILED or not problem.large
-    return applies(way, problem.device.type) and small and problem.fits
+    if not applies(way, problem.device.type):
+        return False
+    return (way is Way.COMPILED or not problem.large) and problem.fits
 
 
 @dataclass(frozen=True)
@@ -72,15 +75,20 @@ class Problem:
     clip: Clip
     weights: Tensor | None
     examples: int
+    parts: Parts
 
     def filled(self, size: int) -> Problem:
         """The same with rows of zeros at weight 0, which are nobody's, up to this size."""
         more = size - self.examples
         if not more:
             return self
-        ones = next(iter(self.trained.values())).new_ones(self.examples) if self.weights is None else self.weights
-        x, y, weights = (with_zero_rows(tree, more) for tree in (self.x, self.y, ones))
-        return replace(self, x=x, y=y, weights=weights, examples=size)
+        if self.weights is None:
+            first = next(iter(self.trained.values()))
+            weights = real_rows(self.examples, size, sum_dtype(first), first.device)
+        else:
+            weights = with_zero_rows(self.weights, more)
+        x, y = with_zero_rows(self.x, more), with_zero_rows(self.y, more)
+        return Problem(self.model, self.trained, self.loss, x, y, self.clip, weights, size, self.parts)
 
     def key(self) -> Hashable:
         """All that the function below depends on besides its inputs and their shapes."""

@@ -7,6 +7,7 @@ weights are known; then it is summed. Where it pays, no gradient per example eve
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -18,8 +19,8 @@ from modicum.compute.sums import (
     each_product,
     factor_charge,
     in_range,
+    square_lengths,
     square_norms,
-    square_outer,
     weighted_outer,
     weighted_products,
     weighted_rows,
@@ -98,14 +99,37 @@ class LinearWeight:
     """g_i = Σ_t δ_it a_itᵀ for inputs a (B, T, d) and output gradients δ (B, T, p)."""
 
     def __init__(self, inputs: Tensor, outputs: Tensor) -> None:
-        self.a = inputs.reshape(inputs.shape[0], -1, inputs.shape[-1])
-        self.g = outputs.reshape(outputs.shape[0], -1, outputs.shape[-1])
+        self.inputs, self.outputs = inputs, outputs
+
+    @cached_property
+    def a(self) -> Tensor:
+        """(B, T, d) inputs."""
+        return self.inputs.reshape(self.inputs.shape[0], -1, self.inputs.shape[-1])
+
+    @cached_property
+    def g(self) -> Tensor:
+        """(B, T, p) output gradients."""
+        return self.outputs.reshape(self.outputs.shape[0], -1, self.outputs.shape[-1])
+
+    @cached_property
+    def one_place(self) -> tuple[Tensor, Tensor] | None:
+        """(B, d) and (B, p), where T is 1."""
+        if self.inputs.dim() == self.outputs.dim() == 2:
+            return self.inputs, self.outputs
+        return (self.a[:, 0], self.g[:, 0]) if self.a.shape[1] == 1 else None
+
+    @cached_property
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        """(B,) squared norms of inputs and of output gradients, where T is 1."""
+        assert self.one_place is not None
+        return square_lengths(*self.one_place)
 
     def measure(self) -> tuple[Tensor, Kept]:
+        if self.one_place is not None:
+            of_inputs, of_outputs = self.lengths
+            return of_inputs * of_outputs, self
         places, d = self.a.shape[1:]
         p = self.g.shape[2]
-        if places == 1:
-            return square_outer(self.a[:, 0], self.g[:, 0]), self
         products = places * d * p
         by_gram = 4 * places**2 * (d + p) + 1.5 * products < 1.3 * products + WRITE * d * p
         if by_gram or too_large(d * p, places * (d + p), on_gpu=self.a.is_cuda):
@@ -119,16 +143,27 @@ class LinearWeight:
         return gram_square_norms(by_input, by_output, added, self.g.dtype)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        if self.a.shape[1] == 1:
-            return weighted_outer(weights, self.g[:, 0], self.a[:, 0])
+        if self.one_place is not None:
+            inputs, outputs = self.one_place
+            return weighted_outer(weights, outputs, inputs)
         a, g = (t.transpose(1, 2)[:, None] for t in (self.a, self.g))
         return weighted_products(weights, g, lambda some, units: a[some, :, units], a.shape[2], 1)[0]
 
     def rows(self, index: Tensor) -> LinearWeight:
-        return LinearWeight(self.a[index], self.g[index])
+        return LinearWeight(self.inputs[index], self.outputs[index])
 
     def dense(self) -> Tensor:
         return each_product(self.g.transpose(1, 2), self.a.transpose(1, 2))
+
+
+@dataclass(frozen=True)
+class RowBias(Dense):
+    """The gradients of a linear layer's bias, where there is one place: its output gradients, already measured."""
+
+    weight: LinearWeight
+
+    def measure(self) -> tuple[Tensor, Kept]:
+        return self.weight.lengths[1], self
 
 
 class EmbeddingWeight:

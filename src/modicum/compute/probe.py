@@ -3,7 +3,8 @@
 Hooks see what layers do, not what a forward function does with their weights behind their back, and a tensor's
 first dimension need not be the batch. Both would give wrong norms in silence, so they are looked for:
 the sum of all gradients must be autograd's own, the first example's loss must reach only the first row of every
-layer, and it must be the same without the other examples, whose values may matter where no gradient flows.
+layer, and it must be the same without the other examples, whose values may matter where no gradient flows. All
+losses must be the same in the reverse order, since the first example may be the only one that sees nobody.
 
 A verdict decides over the route by which everybody's gradients are computed, so it must not hang on a record. A
 model may be sent whose two routes differ as much as the probe allows, so that one record tips it. So the probe
@@ -13,7 +14,7 @@ looks at weights and numbers of its own, and takes only what is not a real numbe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from typing import Any
 
@@ -75,7 +76,7 @@ def _probe(
 ) -> Verdict:
     _check_alone(model, loss, x, y, examples)
     recorder = PassRecorder(model, trained, examples, only_gradients=True)
-    with requiring_grad(model, trained):
+    with requiring_grad(model.parameters(), trained):
         losses = recorder.forward(loss, x, y)
         if not losses.requires_grad:
             return Verdict.UNSURE
@@ -84,9 +85,10 @@ def _probe(
             return Verdict.NOT_FINITE
         gradients = [call.gradient for call in recorder.calls]
         _check_first_example(recorder, losses)
-    for call, gradient in zip(recorder.calls, gradients, strict=True):
-        if gradient is not None:
-            recorder.measure(call, gradient)
+    with torch.no_grad():
+        for call, gradient in zip(recorder.calls, gradients, strict=True):
+            if gradient is not None:
+                recorder.measure(call, gradient)
     _check_sums(recorder, truths)
     # One example cannot show that examples are mixed, nor a zero gradient that a weight is used elsewhere.
     telling = examples > 1 and all(bool(truth.any()) for truth in truths.values())
@@ -97,21 +99,28 @@ def _check_alone(model: nn.Module, loss: Loss, x: Any, y: Any, examples: int) ->
     """In the model's own mode, or without dropout where that makes any two losses differ."""
     if examples < 2:
         return
-    together = _first_loss(model, loss, x, y, examples)
-    if bool(together == _first_loss(model, loss, x, y, examples)):
-        alone = _first_loss(model, loss, rows(x, FIRST), rows(y, FIRST), 1)
-    else:
-        with in_mode(model, training=False):
-            together = _first_loss(model, loss, x, y, examples)
-            alone = _first_loss(model, loss, rows(x, FIRST), rows(y, FIRST), 1)
-    same = (together - alone).abs() <= LOSSES * _tolerance(together) * (1 + together.abs())
-    if bool(together.isfinite() & ~same):
+    steady = torch.equal(_losses(model, loss, x, y, examples), _losses(model, loss, x, y, examples))
+    with nullcontext() if steady else in_mode(model, training=False):
+        together = _losses(model, loss, x, y, examples)
+        _refuse_other(together[FIRST], _losses(model, loss, rows(x, FIRST), rows(y, FIRST), 1))
+        _check_order(model, loss, x, y, together)
+
+
+def _check_order(model: nn.Module, loss: Loss, x: Any, y: Any, together: Tensor) -> None:
+    """An example may see those before it and nothing that follows: then the first sees nobody."""
+    back = torch.arange(len(together) - 1, -1, -1, device=together.device)
+    _refuse_other(together, _losses(model, loss, rows(x, back), rows(y, back), len(together))[back])
+
+
+def _refuse_other(together: Tensor, otherwise: Tensor) -> None:
+    same = (together - otherwise).abs() <= LOSSES * _tolerance(together) * (1 + together.abs())
+    if bool((together.isfinite() & ~same).any()):
         raise CannotKeepBooksError("a loss of one example that depends on the others")
 
 
-def _first_loss(model: nn.Module, loss: Loss, x: Any, y: Any, examples: int) -> Tensor:
+def _losses(model: nn.Module, loss: Loss, x: Any, y: Any, examples: int) -> Tensor:
     with torch.no_grad(), full_precision(next(model.parameters()).device):
-        return check_losses(loss(model(x), y), examples)[0]
+        return check_losses(loss(model(x), y), examples)
 
 
 def _true_sums(recorder: PassRecorder, losses: Tensor) -> dict[str, Tensor]:

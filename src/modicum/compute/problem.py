@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -48,8 +49,38 @@ def trained_parameters(model: nn.Module, names: Iterable[str] | None) -> dict[st
     return {name: every[name] for name in unique.values()}
 
 
+class Parts:
+    """A model's modules from one walk: a walk takes a hundredth of a small model's step, and many ask for one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.named = tuple(model.named_modules())
+        self.modules = tuple(module for _, module in self.named)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All of them; one that several modules share as often as they do."""
+        return [p for module in self.modules for p in module._parameters.values() if p is not None]
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """As `trained_parameters` finds them where none are named."""
+        found: dict[nn.Parameter, str] = {}
+        for prefix, module in self.named:
+            for local, p in module._parameters.items():
+                if p is not None and p.requires_grad:
+                    found.setdefault(p, f"{prefix}.{local}" if prefix else local)
+        return {name: p for p, name in found.items()}
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Which modules there are, and the mode of each."""
+        return self.modules, tuple(module.training for module in self.modules)
+
+
 def batch_size(x: Any) -> int:
     """Rows of the first tensor in whatever the inputs are made of."""
+    if isinstance(x, Tensor):
+        return x.shape[0]
     for leaf in torch.utils._pytree.tree_leaves(x):
         if isinstance(leaf, Tensor):
             return leaf.shape[0]
@@ -95,6 +126,14 @@ def with_zero_rows(tree: Any, more: int) -> Any:
         return torch.cat([leaf, leaf.new_zeros(more, *leaf.shape[1:])]) if isinstance(leaf, Tensor) else leaf
 
     return longer(tree) if isinstance(tree, Tensor) else torch.utils._pytree.tree_map(longer, tree)
+
+
+@lru_cache(maxsize=256)
+def real_rows(examples: int, rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(rows,) weights of a batch that was filled up: ones, then zeros. Kept, and not to be written to."""
+    real = torch.zeros(rows, dtype=dtype, device=device)
+    real[:examples] = 1.0
+    return real
 
 
 def stand_ins(finite: Tensor) -> Tensor:
@@ -151,6 +190,11 @@ def without_drawing(device: torch.device) -> Iterator[None]:
         yield
 
 
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Nothing is cast inside. Asked first, since the context costs more than a small layer's norms."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+
+
 def sum_dtype(p: Tensor) -> torch.dtype:
     """Norms and sums of half-precision models are kept in float32."""
     return torch.float64 if p.dtype == torch.float64 else torch.float32
@@ -176,8 +220,10 @@ def example_factors(
     infinity or an overflow in its gradient must neither exceed the bound nor show itself by poisoning the sum: it
     gets norm 0 and factor 0.
     """
-    finite = squares.sum(-1) <= torch.finfo(dtype).max  # no for a NaN
-    squares = torch.where(finite[..., None], squares, 0.0)
-    usable = finite if weights is None else finite * weights.to(dtype)
-    factors = clip.factors(names, squares, dtype) * usable[..., None]
-    return factors, squares.sum(-1).sqrt().to(dtype), finite
+    whole = squares.sum(-1)
+    finite = whole <= torch.finfo(dtype).max  # no for a NaN
+    factors = clip.factors(names, squares, dtype)
+    if weights is not None:
+        factors = factors * weights.to(dtype)[..., None]
+    out = ~finite
+    return factors.masked_fill(out[..., None], 0.0), whole.sqrt().to(dtype).masked_fill(out, 0.0), finite

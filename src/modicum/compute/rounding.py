@@ -21,11 +21,15 @@ TF32, BF16 = 2.0**-10, 2.0**-7
 FULL = ("ieee", "none", False)
 
 
-def product_rounding(device: torch.device, dtype: torch.dtype) -> float:
+PRODUCTS, ALL = 1, 2
+"""How many switches count: those of matrix products alone, or those of convolutions as well."""
+
+
+def product_rounding(device: torch.device, dtype: torch.dtype, switches: int = ALL) -> float:
     """How coarsely the device is allowed to round the factors of float32 products; 0 where it is not."""
     if dtype != torch.float32:
         return 0.0
-    allowed = [getattr(place, name) for place, name in _switches(device.type)]
+    allowed = [getattr(place, name) for place, name in _switches(device.type)[:switches]]
     return BF16 if "bf16" in allowed else TF32 if "tf32" in allowed or True in allowed else 0.0
 
 
@@ -91,7 +95,7 @@ def _(a: Tensor, b: Tensor) -> Tensor:
 
 def exact_product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b in float32 itself; an operator of its own where the device rounds, since compilers see no switches."""
-    if product_rounding(a.device, a.dtype) == 0:
+    if product_rounding(a.device, a.dtype, PRODUCTS) == 0:
         return a @ b
     found: Tensor = _exact_product(a, b)
     return found

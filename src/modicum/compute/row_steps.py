@@ -17,10 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from modicum.compute.bookkeeping import requiring_grad
+from modicum.compute.even_linear import evened
+from modicum.compute.even_products import UNEVEN, uneven_rows
 from modicum.compute.probe import numbers_like, own_weights
-from modicum.compute.problem import ROWS, Loss, few_rows, modes, rows, without_drawing
+from modicum.compute.problem import ROWS, Loss, Parts, batch_size, few_rows, rows, with_zero_rows, without_drawing
 
 REMEMBERED = 64
+
+LOOKED_AT = 11
+"""Rows that a model is run on to see what it consists of: few, and hardly ever a layer's size."""
 
 PRODUCTS_AND_ROWS = """
     addmm mm bmm baddbmm convolution convolution_backward embedding embedding_dense_backward
@@ -51,19 +56,29 @@ class RowSteps:
         self.model = model
         self._known: OrderedDict[Hashable, frozenset[str]] = OrderedDict()
 
-    def __call__(self, trained: dict[str, nn.Parameter], loss: Loss, batch: Callable[[], tuple[Any, Any]]) -> int:
+    def __call__(
+        self,
+        trained: dict[str, nn.Parameter],
+        loss: Loss,
+        batch: Callable[[], tuple[Any, Any]],
+        parts: Parts | None = None,
+    ) -> int:
         """For this loss and batches like this one, which is asked for where it is not yet known."""
         if not all(p.device.type == "cpu" for p in trained.values()) or torch.is_autocast_enabled("cpu"):
             return ROWS  # nobody has looked there
-        return few_rows() if self.operations(trained, loss, batch) <= ALIKE else ROWS
+        return few_rows() if self.operations(trained, loss, batch, parts) <= ALIKE else ROWS
 
     def operations(
-        self, trained: dict[str, nn.Parameter], loss: Loss, batch: Callable[[], tuple[Any, Any]]
+        self,
+        trained: dict[str, nn.Parameter],
+        loss: Loss,
+        batch: Callable[[], tuple[Any, Any]],
+        parts: Parts | None = None,
     ) -> frozenset[str]:
         """The names of all operations of the model and this loss, forth and back."""
         if not isinstance(loss, Hashable):
             return self._found(trained, loss, *batch())
-        key = (loss, tuple(trained), modes(self.model), torch.get_num_threads())
+        key = (loss, tuple(trained), (parts or Parts(self.model)).key, torch.get_num_threads())
         if key not in self._known:
             self._known[key] = self._found(trained, loss, *batch())
             if len(self._known) > REMEMBERED:
@@ -71,8 +86,7 @@ class RowSteps:
         return self._known[key]
 
     def _found(self, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> frozenset[str]:
-        few = slice(0, 2)
-        return frozenset(operations(self.model, trained, loss, rows(x, few), rows(y, few)))
+        return frozenset(operations(self.model, trained, loss, x, y))
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -87,7 +101,14 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         name = func.overloadpacket.__name__
         self.seen.add(f"{name} across records" if name in ("sum", "mean") and _across(*args) else name)
+        if name in ("mm", "addmm") and _of_records(*args[-2:]):
+            self.seen.add(UNEVEN)
         return func(*args, **(kwargs or {}))
+
+
+def _of_records(left: Tensor, right: Tensor) -> bool:
+    """Whether records' rows are multiplied in several orders; those of a weight's gradient are nobody's."""
+    return left.shape[0] % LOOKED_AT == 0 and uneven_rows(left, right)
 
 
 def _across(numbers: Tensor, dims: Any = None, *_: Any) -> bool:
@@ -102,10 +123,13 @@ def _across(numbers: Tensor, dims: Any = None, *_: Any) -> bool:
 def operations(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> set[str]:
     """The names of all operations of a forward and a backward pass; "unknown" if it cannot be run."""
     drawn, watch = torch.Generator().manual_seed(0), _Watch()
+    more = max(0, LOOKED_AT - batch_size(x))  # however many records there are, as many are looked at
+    x, y = (with_zero_rows(rows(tree, slice(0, LOOKED_AT)), more) for tree in (x, y))
     x, y = (tree_map(lambda leaf: numbers_like(leaf, drawn), tree) for tree in (x, y))
-    with without_drawing(torch.device("cpu")), own_weights(model, drawn), requiring_grad(model, trained):
+    parameters = model.parameters()
+    with without_drawing(torch.device("cpu")), own_weights(model, drawn), requiring_grad(parameters, trained):
         try:
-            with watch, torch.enable_grad():
+            with evened(model.modules()), watch, torch.enable_grad():
                 losses = loss(model(x), y)
                 if losses.requires_grad:
                     wanted = list(trained.values())

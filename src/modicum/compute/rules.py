@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from modicum.compute.convolution import ConvWeight, Geometry, takes_short
-from modicum.compute.pieces import Dense, EmbeddingWeight, Kept, LinearWeight, Piece
+from modicum.compute.pieces import Dense, EmbeddingWeight, Kept, LinearWeight, Piece, RowBias
 from modicum.compute.problem import sum_dtype
 
 Pieces = dict[str, Piece]
@@ -37,10 +37,12 @@ def known(layer: nn.Module, parameter: str) -> bool:
 
 
 def _linear(layer: Any, a: Tensor, g: Tensor) -> Pieces:
-    found: Pieces = {"weight": LinearWeight(a, g)}
-    if layer.bias is not None:
-        found["bias"] = Dense(_by_record(g.reshape(g.shape[0], -1, g.shape[-1])).sum(1))
-    return found
+    weight = LinearWeight(a, g if g.dim() > 2 else g.contiguous())
+    if layer.bias is None:
+        return {"weight": weight}
+    one = weight.one_place
+    bias = Dense(_by_record(weight.g).sum(1)) if one is None else RowBias(one[1], weight)
+    return {"weight": weight, "bias": bias}
 
 
 def _conv2d(layer: Any, a: Tensor, g: Tensor) -> Pieces:

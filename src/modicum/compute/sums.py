@@ -8,7 +8,7 @@ short enough for that, and all else in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 import torch
@@ -118,8 +118,8 @@ def _more(size: int, dtype: torch.dtype) -> float:
     return 1 + (size + 4) * torch.finfo(dtype).eps / 2
 
 
-def square_outer(a: Tensor, g: Tensor) -> Tensor:
-    """(B,) squared norms of the products g_i a_iᵀ, ‖a_i‖²‖g_i‖², for (B, d) and (B, p).
+def square_lengths(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """(B,) squared norms of (B, d) and of (B, p) in float64, whose product is that of g_i a_iᵀ.
 
     Never less than they are, also where squares vanish in their precision: a model that somebody chose for the
     purpose may have inputs of 1e19 beside output gradients whose squares are under the smallest number, and the
@@ -131,7 +131,8 @@ def square_outer(a: Tensor, g: Tensor) -> Tensor:
         squares = both.square_().double().mul_(_more(size, dtype))
     else:
         squares = in_range(torch.stack([square_norms(v) for v in (a, g)]), dtype)
-    return squares.add_((size + 1) * torch.finfo(dtype).tiny).prod(0)
+    of_a, of_g = squares.add_((size + 1) * torch.finfo(dtype).tiny).unbind()
+    return of_a, of_g
 
 
 def in_range(squares: Tensor, dtype: torch.dtype) -> Tensor:
@@ -152,7 +153,7 @@ def weighted_rows(weights: Tensor, blocks: Iterable[Tensor]) -> Tensor:
             longest = block.shape[-2]
             short = adds_up(batch, longest, block.dtype)
         assert block.shape[-2] <= longest  # a longer run would exceed the bound
-        w = weights[..., done : done + block.shape[-2]]
+        w = weights if longest == batch else weights[..., done : done + block.shape[-2]]
         part = _product(w, block) if short else _block_sum(w, block, batch)
         total = part if total is None else total.add_(part)
         done += block.shape[-2]
@@ -168,9 +169,11 @@ def _product(weights: Tensor, rows: Tensor) -> Tensor:
 
 def _block_sum(weights: Tensor, rows: Tensor, batch: int) -> Tensor:
     """Of some of a batch in runs, or in float64 where these would be too short to be worth it."""
+    if rows.numel() <= LITTLE:
+        return _product(weights.double(), rows.double())
     lead, (some, size) = rows.shape[:-2], rows.shape[-2:]
     run, kind = runs(batch, rows.dtype) if some == batch else (longest_run(batch, rows.dtype), torch.float64)
-    if run < SHORT or rows.numel() <= LITTLE:
+    if run < SHORT:
         total = rows.new_zeros(*lead, size, dtype=torch.float64)
         step = max(1, (GPU_TILE if rows.is_cuda else TILE) // max(1, rows[..., 0, :].numel()))
         for start in range(0, some, step):
@@ -194,12 +197,30 @@ def weighted_outer(weights: Tensor, g: Tensor, a: Tensor) -> Tensor:
         return exact_product(g.transpose(-1, -2), a)
     if run < SHORT or g.numel() * a.shape[-1] <= FEW_PRODUCTS:
         return as_released(g.double().transpose(-1, -2) @ a.double(), batch, dtype)
+    if kind == dtype and _runs_join(g, a, run):
+        total = g.new_zeros(g.shape[1], a.shape[1])
+        parts = [some.t() for some in torch.split(g, run)], torch.split(a, run)
+        return as_released(_onto(total, *parts), batch, dtype)
     whole = batch - batch % run
     runs_g, runs_a = (t[..., :whole, :].reshape(*t.shape[:-2], -1, run, t.shape[-1]) for t in (g, a))
     total = exact_product(runs_g.transpose(-1, -2), runs_a).sum(-3, dtype=kind)
     if whole < batch:
         total += exact_product(g[..., whole:, :].transpose(-1, -2), a[..., whole:, :])
     return as_released(total, batch, dtype)
+
+
+def _runs_join(g: Tensor, a: Tensor, run: int) -> bool:
+    """Whether products of runs of (B, p) and (B, d) may be added onto one total: the library is asked, of rows
+    that begin lines of the cache as these do. A compiler's tensors are nowhere, and not taken."""
+    for t in (g, a):
+        if type(t) is not Tensor or t.is_cuda or t.dim() != 2 or not t.is_contiguous():
+            return False
+        if t.shape[1] % ALIGNED or t.data_ptr() % (ALIGNED * t.element_size()):
+            return False
+    outs, columns, threads = g.shape[1], a.shape[1], torch.get_num_threads()
+    with full_precision(g.device):
+        lengths = {run, len(g) % run or run}
+        return all(joins_last(outs, columns, rows, g.dtype, threads, by_rows=True) for rows in lengths)
 
 
 Inputs = Callable[[slice, slice], Tensor]
@@ -285,16 +306,30 @@ def each_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _onto_one_total(g: Tensor, a: Tensor) -> Tensor:
-    """One product after the other; nothing else is written."""
+    """Examples' products for (b, groups, p, T) and (b, groups, n, T), group by group."""
     total = g.new_zeros(g.shape[1], g.shape[2], a.shape[2])
-    for one_g, one_a in zip(g, a, strict=True):
-        for k, part in enumerate(total):
-            part.addmm_(one_g[k], one_a[k].t())
+    for k, part in enumerate(total):
+        _onto(part, g[:, k].unbind(), a[:, k].transpose(1, 2).unbind())
+    return total
+
+
+def _onto(total: Tensor, lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> Tensor:
+    """One product after the other is added onto a total; nothing else is written."""
+    for left, right in zip(lefts, rights, strict=True):
+        total.addmm_(left, right)
     return total
 
 
 @lru_cache(maxsize=256)
-def joins_last(outs: int, columns: int, places: int, dtype: torch.dtype, threads: int) -> bool:  # noqa: ARG001
+def joins_last(
+    outs: int,
+    columns: int,
+    places: int,
+    dtype: torch.dtype,
+    threads: int,  # noqa: ARG001
+    *,
+    by_rows: bool = False,
+) -> bool:
     """Whether the library adds up a product of this shape by itself before it adds it onto a total.
 
     It may instead begin with the total and add term by term, in which one example's large terms would swallow
@@ -302,11 +337,14 @@ def joins_last(outs: int, columns: int, places: int, dtype: torch.dtype, threads
     meet each other first, in whatever order. If some of them meet the total before, 1 is lost in it.
     """
     large = torch.finfo(dtype).eps ** -2
-    g = torch.full((FEWEST, 1, outs, places), -large, dtype=dtype)
+    g = torch.full((FEWEST, outs, places), -large, dtype=dtype)
     g[..., 0] = (places - 1) * large
     g[0], g[0, ..., 0] = 0.0, 1.0  # makes a total of 1 everywhere
-    ones = torch.ones(FEWEST, 1, columns, places, dtype=dtype)
-    return bool((_onto_one_total(apart(g), apart(ones)) == 1).all())
+    ones = torch.ones(FEWEST, columns, places, dtype=dtype)
+    if by_rows:  # a place's numbers side by side, as those of an example are in a run
+        g, ones = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (g, ones))
+    total = torch.zeros(outs, columns, dtype=dtype)
+    return bool((_onto(total, apart(g).unbind(), apart(ones).transpose(1, 2).unbind()) == 1).all())
 
 
 def _formed_first(weights: Tensor, g: Tensor, a: Tensor, wide: bool) -> Tensor:

@@ -105,7 +105,7 @@ class Auto:
     def factors(self, names: Sequence[str], squares: Tensor, dtype: torch.dtype) -> Tensor:
         """C/(‖g‖ + γ), the same for all parameters of an example."""
         norm = squares.sum(-1, keepdim=True).sqrt()
-        return _shrunk(self.C / (norm + self.gamma), dtype).expand(*norm.shape[:-1], len(names))
+        return (_shrunk(self.C, dtype) / (norm + self.gamma)).to(dtype).expand(*norm.shape[:-1], len(names))
 
 
 @dataclass(frozen=True)
@@ -184,11 +184,12 @@ def _check_bound(C: float) -> None:
 
 def _clipped(C: float, squares: Tensor, dtype: torch.dtype) -> Tensor:
     """(…, 1) factors min(1, C/‖g‖) of parameters that are clipped together."""
-    return _shrunk(C / squares.sum(-1, keepdim=True).sqrt(), dtype).clamp(max=1.0)
+    return (squares.sum(-1, keepdim=True).rsqrt() * _shrunk(C, dtype)).to(dtype).clamp(max=1.0)
 
 
-def _shrunk(ratio: Tensor, dtype: torch.dtype) -> Tensor:
-    return (ratio * (1 - SHRINK * torch.finfo(dtype).eps)).to(dtype)
+def _shrunk(C: float, dtype: torch.dtype) -> float:
+    """A bound, or a tensor of bounds, made too small by what rounding may lift a norm by."""
+    return C * (1 - SHRINK * torch.finfo(dtype).eps)
 
 
 def _replaced(clip: T, **values: Any) -> T:
