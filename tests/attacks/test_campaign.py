@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from modicum.attacks.campaign import stage_of
 from modicum.attacks.ceilings import NOTHING
 from modicum.attacks.images import Likeness
 from modicum.attacks.membership.evidence import Auc, rate_at
-from modicum.attacks.order import EFFORTS, INVERSIONS, MEMBERSHIP, Effort
+from modicum.attacks.order import EFFORTS, INVERSIONS, MEMBERSHIP, Effort, Order
 from modicum.attacks.outcome import Membership, Quality, Reconstruction
 from modicum.attacks.reasons import checks
 from modicum.cli import run as command
 from modicum.cli.app import app
 from modicum.core.setting import Setting
+from modicum.federation.experiment import Federation
 from modicum.methods import Censor, DpSgd, FedAvg, Soteria
+from tests.attacks.stage import federation, play
 
 SETTING = Setting(clients=2, per_round=2, rounds=1)
 CONFIG = """
@@ -93,6 +97,22 @@ def test_a_table_a_page_and_figures(private: Path, capsys: pytest.CaptureFixture
     assert last == f"step={total} steps={total}"
     assert "unsupported" in text
     assert "The attacker brings 187 records" in text
+
+
+def test_who_attacks_a_real_run_is_told_to_keep_the_page(
+    private: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A deployment's noise is real where its file says nothing, so that its file reads like a simulation's."""
+    kept = private / "certificate.json"
+    before = kept.read_text()
+    order = ["attack", str(private), "--attack", "matched", "--json"]
+    for simulated in (True, False):
+        told = json.loads(before)
+        told["noise"]["simulation"] = simulated
+        kept.write_text(json.dumps(told))
+        assert command(app, order) == 0
+        assert ("Keep RUN/attacks" in capsys.readouterr().err) is not simulated
+    kept.write_text(before)
 
 
 def test_it_goes_on_where_it_was(
@@ -215,3 +235,26 @@ def test_what_may_be_said_of_membership() -> None:
     assert "inverted" in replace(base, auc=Auc(0.3, 0.2, 0.4)).verdict
     assert "so many records" in replace(base, auc=Auc(0.5, 0.4, 0.6)).verdict
     assert NOTHING.hits(0.0) == 1.0
+
+
+def test_targets_are_of_one_kind(tmp_path: Path) -> None:
+    """Of clients that differ in records, two that are alike; of none alike, one client's in several rounds."""
+    for sizes, expected in (((3, 2, 3, 4), ["client-00", "client-02"]), ((3, 2, 4), ["client-01", "client-01"])):
+        whole = federation(1, sum(sizes), side=None, budget=8.0).data
+        ends = np.cumsum([0, *sizes])
+        clients = tuple(
+            replace(whole.clients[0], name=f"client-{i:02d}", train=whole.clients[0].train.take(np.arange(a, b)))
+            for i, (a, b) in enumerate(pairwise(ends))
+        )
+        fed = Federation(replace(whole, clients=clients), (8.0,) * len(sizes))
+        run = play(DpSgd(batch=None, steps=1, lr=0.1), fed, tmp_path / str(len(sizes)), model="mlp", rounds=3)
+        stage = stage_of(
+            run.experiment,
+            run.seen.seen,
+            Order(("bayes",), 2, reference=len(sizes) == 3),
+            tmp_path / f"found-{len(sizes)}",
+        )
+        assert [o.sender for o in stage.chosen] == expected
+        one = stage.outcome("bayes").to_dict()
+        assert one["quality"] is not None
+        assert (one["control"] is None) is (len(set(expected)) == 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from modicum.attacks.images import best_blind_guess, floors, hit_rate, likeness, matched, psnr, ssim
 from modicum.attacks.inversion.analytic import analytic, first_inputs
-from modicum.attacks.inversion.bayes import Gaussian, bayes
+from modicum.attacks.inversion.bayes import RIDGE, Gaussian, bayes
 from modicum.attacks.inversion.dlg import dlg
 from modicum.attacks.inversion.gi import gi, registered
 from modicum.attacks.inversion.ig import ig
@@ -173,6 +173,18 @@ def test_under_noise_quality_falls_to_the_floor_because_information_is_missing(t
     assert all(b < a + 1.0 for a, b in pairwise(levels)), levels
     assert abs(levels[-1] - blind) < 2.0, (levels, blind)
     assert missing[-1]
+
+
+def test_the_prior_is_the_normal_law_of_public_records() -> None:
+    """Also where there are fewer records than numbers in one, so that most directions have the ridge alone."""
+    pool = torch.rand(6, 1, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    flat = pool.flatten(1)
+    covariance = torch.cov(flat.T) + RIDGE * torch.eye(9, dtype=torch.float64)
+    law = torch.distributions.MultivariateNormal(flat.mean(0), covariance)
+    x = torch.rand(4, 2, 1, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    expected = -law.log_prob(x.flatten(2)).sum(1)
+    found = Gaussian.of(pool).minus_log(x)
+    torch.testing.assert_close(found - found[0], expected - expected[0])
 
 
 def test_labels_by_counts() -> None:

@@ -45,6 +45,15 @@ def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
         run.bench("quick", tmp_path, model="lenet-6")
 
 
+def test_a_dataset_that_is_missing_is_refused_before_anything_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODICUM_OFFLINE", "1")
+    with pytest.raises(UserError, match="dataset 'svhn': put "):
+        run.bench("paper", tmp_path / "out", only=["digits", "svhn"], data_dir=tmp_path / "nothing")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_figure_above_its_ceiling_is_named(tmp_path: Path) -> None:
     """Three runs, each under its ceiling by its own wide interval and all together not."""
 

@@ -179,6 +179,32 @@ def test_a_folder_of_another_comparison_is_refused(file: Path, tmp_path: Path) -
         resume(tmp_path / "out")
 
 
+CELL = {"variant": "dp-sgd", "seed": 0, "config": TEXT, "point": {}}
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        None,
+        5,
+        [],
+        {"a": 1},
+        ["a"],
+        [{}],
+        [{**CELL, "more": 1}],
+        [{**CELL, "variant": 3}],
+        [{**CELL, "seed": "0"}],
+        [{**CELL, "config": ["x"]}],
+        [{**CELL, "point": [1]}],
+    ],
+    ids=repr,
+)
+def test_a_damaged_plan_is_one_line(cells: object, tmp_path: Path) -> None:
+    (tmp_path / "compare.json").write_text(json.dumps({"format": 1, "cells": cells}))
+    with pytest.raises(UserError, match=r"compare\.json is damaged"):
+        resume(tmp_path)
+
+
 def test_cells_are_audited_where_the_file_says_so(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

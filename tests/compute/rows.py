@@ -10,12 +10,14 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from modicum.compute.even_linear import even_linear, fits, shown_linear
+from modicum.compute.even_products import even_products
 from modicum.compute.pieces import Kept
 from modicum.compute.problem import enough_rows, with_zero_rows
 from modicum.compute.row_steps import RowSteps
@@ -71,6 +73,12 @@ LAYERS: dict[str, tuple[Layer, Callable[[int], Tensor]]] = {
     "leaky ReLU": (functional.leaky_relu, numbers(3)),
     "exponential": (torch.exp, numbers(3)),
     "quotient": (lambda x: x / (x * x + 1).sqrt(), numbers(3)),
+    "linear 17→37 over 18 places": (nn.Linear(17, 37), numbers(18, 17)),
+    "layer norm over 5 places": (nn.LayerNorm(18), numbers(5, 18)),
+    "convolution 1→7, 1×1": (nn.Conv2d(1, 7, 1), numbers(1, 7, 7)),
+    "products of 17×22 matrices": (lambda x: x @ x.transpose(1, 2), numbers(17, 22)),
+    "attention over 6 places": (lambda x: functional.scaled_dot_product_attention(x, x, x), numbers(6, 25)),
+    "attention of two heads": (lambda x: functional.scaled_dot_product_attention(x, x, x), numbers(2, 13, 21)),
 }
 
 
@@ -102,10 +110,12 @@ def found(layer: Layer, x: Tensor, seeds: Tensor, step: int) -> dict[str, Tensor
     x, seeds = (with_zero_rows(t, more) for t in (x, seeds))
     if x.is_floating_point():
         x = x.requires_grad_()
-    output = as_computed(layer, x) if step and isinstance(layer, nn.Linear) else layer(x)
-    answer = {"output": output.detach()}
-    if x.is_floating_point():
-        answer["input gradient"] = torch.autograd.grad(output, x, seeds)[0]
+    answer = {}
+    with even_products() if step else nullcontext():  # as clipped sums compute it
+        output = as_computed(layer, x) if step and isinstance(layer, nn.Linear) else layer(x)
+        answer["output"] = output.detach()
+        if x.is_floating_point():
+            answer["input gradient"] = torch.autograd.grad(output, x, seeds)[0]
     if isinstance(layer, nn.Module) and type(layer) in RULES:
         with torch.no_grad():
             for name, piece in pieces(layer, x.detach(), seeds).items():

@@ -171,12 +171,13 @@ def test_runs_are_the_same_either_way(asked: bool, batch: int, monkeypatch: pyte
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_products_are_the_same_either_way(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the library is trusted or not, in blocks of one size and up to many examples."""
+    """Whether the library is trusted or not, in blocks of one size and up to many examples, by some columns."""
     monkeypatch.setattr(sums, "WORTH_A_CALL", 0)
+    monkeypatch.setattr(sums, "TOTAL", 64)
     monkeypatch.setattr(sums, "joins_last", lambda *_, **__: asked)
     for batch in (0, 3, 16, 37, 500, 1600):
-        g, a, w = torch.randn(batch, 2, 4, 5), torch.randn(batch, 2, 6, 5), torch.rand(batch)
-        found = weighted_products(w, g, lambda some, units, a=a: a[some, :, units], 6, 1)
+        g, a, w = torch.randn(batch, 2, 4, 5), torch.randn(batch, 2, 41, 5), torch.rand(batch)
+        found = weighted_products(w, g, lambda some, units, a=a: a[some, :, units], 41, 1)
         expected = torch.einsum("b,bgpt,bgnt->gpn", w.double(), g.double(), a.double())
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
@@ -198,7 +199,9 @@ def different_products(shape: tuple[int, int, int]) -> int:
     return sum(not torch.equal(one, found[0]) for one in found)
 
 
-@pytest.mark.parametrize("shape", [(3, 700, 130), (64, 577, 15), (3, 70, 130), (5, 9, 31), (128, 1152, 64)])
+@pytest.mark.parametrize(
+    "shape", [(3, 700, 130), (64, 577, 15), (3, 70, 130), (5, 9, 31), (128, 1152, 64), (512, 1600, 16)]
+)
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_product_does_not_depend_on_where_the_example_stands(number: int, shape: tuple[int, int, int]) -> None:
     with threads(number):

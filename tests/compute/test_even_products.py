@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from modicum.compute import Flat, clipped_sum
+from modicum.compute.sums import each_product
 from tests.compute.helpers import cross_entropy
 from tests.compute.test_even_linear import Scaled
 
@@ -34,7 +36,8 @@ class Pairs(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         left, right = self.left(x).view(len(x), self.p, -1), self.right(x).view(len(x), self.n, -1)
         if self.attention:
-            return functional.scaled_dot_product_attention(left, right, right)
+            # One head: without this dimension torch takes attention apart by itself.
+            return functional.scaled_dot_product_attention(left[:, None], right[:, None], right[:, None])
         return left @ right.transpose(1, 2)
 
 
@@ -162,3 +165,24 @@ def test_matrices_side_by_side_are_caught() -> None:
         pytest.skip("this library adds up all matrices alike")
     assert min(by_books, by_fall_back, over_places) > 1
     assert movement > 2
+
+
+def test_attention_that_is_not_taken_apart_is_caught() -> None:
+    """Torch's own kernel multiplies matrices where they lie, whatever stands in for products of batches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("modicum.compute.even_products.sdpa_kernel", lambda _: nullcontext())
+        found = max(kinds(norms_of_pairs(shape, attention=True)) for shape in SHAPES)
+    with as_they_lie():
+        if max(kinds(norms_of_pairs(shape, attention=True)) for shape in SHAPES) == 1:
+            pytest.skip("this library adds up all matrices alike")
+    assert found > 1
+
+
+def test_a_compiler_finds_no_product_that_it_cannot_take() -> None:
+    """It takes none that is written to a place of its own, and would put that place elsewhere."""
+    left, right = torch.randn(3, 5, 7), torch.randn(3, 2, 7)
+    graph = make_fx(each_product, tracing_mode="fake")(left, right)
+    assert [str(node.target) for node in graph.graph.nodes if node.op == "call_function"] == [
+        "modicum.each_product.default"
+    ]
+    assert torch.equal(graph(left, right), each_product(left, right))

@@ -26,7 +26,9 @@ def test_a_row_does_not_depend_on_the_others(instructions: str, threads: int) ->
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("instructions", "threads"), list(itertools.product(SETS, (1, 2))))
+@pytest.mark.parametrize(
+    ("instructions", "threads"), [*itertools.product(SETS, (1, 2)), *itertools.product(("native", "AVX2"), (4, 8))]
+)
 def test_a_row_does_not_depend_on_the_others_in_a_long_search(instructions: str, threads: int) -> None:
     assert changes(instructions, threads, "whole") == []
 

@@ -7,16 +7,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from modicum.compute.choose import Choice
 from modicum.compute.loop import LoopBackend
 from modicum.core.messages import Share
 from modicum.core.parts import Job
+from modicum.errors import UserError
 from modicum.federation import setup
 from modicum.federation.clients import Answer, Clients
+from modicum.federation.rehearsal import Rehearsal
 from modicum.federation.server import Server
 from modicum.federation.simulation import Simulation
-from modicum.methods import DpFedAvg
+from modicum.mechanisms.record_local import RecordLocal
+from modicum.methods import DpFedAvg, DpSgd
 from modicum.privacy.noise import CryptoNoise
 from tests.rows import CLIENTS, experiment, federation
 
@@ -82,3 +86,16 @@ def test_messages_are_stored_where_they_cannot_be_made_again(tmp_path: Path) -> 
         assert sim.ledger.unsettled() == []
         sim.close()
     assert kept == {"seeded": 0, "fresh": CLIENTS}
+
+
+def test_a_gpu_that_is_too_small_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch raises it in the middle of a round, where a batch is larger than those before."""
+    run = Rehearsal(experiment(DpSgd(batch=4), metrics=()))
+    run.step()
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\n…")
+
+    monkeypatch.setattr(RecordLocal, "run", full)
+    with pytest.raises(UserError, match=rf"^{CLIENTS} clients' batches do not fit .*run\.per_round.*"):
+        run.step()

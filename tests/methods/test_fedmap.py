@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from modicum.attacks.canary import Audit, audit
 from modicum.attacks.trials import EachTrial
 from modicum.core.messages import Decision
 from modicum.core.parts import Batch, State
+from modicum.core.setting import Setting
+from modicum.errors import UserError
 from modicum.mechanisms.raw_metanet import figures, privacy_loss
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import Composed, FedMap
@@ -140,3 +142,9 @@ def test_synthetic_pretraining_lowers_its_loss_and_keeps_the_encoder() -> None:
     before, after = pretrained(epochs=0), pretrained(epochs=20)
     assert float(_loss(after, x, y)) < float(_loss(before, x, y))
     assert all(torch.equal(before[n], after[n]) for n in before if n not in trainable(before))
+
+
+@pytest.mark.parametrize("option", [{"kinds": (1.0, 2.0)}, {"kinds": ()}, {"clipping": "auto"}, {"network": "a"}])
+def test_what_faithful_mode_does_not_have_is_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"faithful mode has no {next(iter(option))}"):
+        replace(FAITHFUL, **option).build(Setting(3, 3, 4))

@@ -22,7 +22,7 @@ from modicum.models.backbone import Backbone, BackboneShape, load_backbone, save
 from modicum.models.last_stage import After, LastStage
 from tests.compute.helpers import assert_same, cross_entropy
 
-KINDS: list[dict[str, float]] = [{}, {"adapters": 2}, {"whole": 1, "reach": 0.1}, {"views": 6}]
+KINDS: list[dict[str, float]] = [{}, {"adapters": 2, "reach": 0.1}, {"whole": 1, "reach": 0.1}, {"views": 6}]
 
 
 def backbone(path: Path, norm: str = "group", channels: int = 3) -> Path:
@@ -98,9 +98,9 @@ def test_what_reaches_less_moves_by_its_square(tmp_path: Path) -> None:
             model.head.head.weight.normal_(generator=torch.Generator().manual_seed(3))
         cross_entropy(model.head(model.features(x).detach()), y).sum().backward()
         norm = model.head.norms[0]
-        grad = getattr(norm, "trained", norm).weight.grad
+        grad = getattr(norm, "layer", norm).weight.grad
         assert grad is not None
-        return reach * grad  # of the trained part, in units of the whole
+        return reach * grad  # in units of the scale itself
 
     assert move(1.0).norm() > 0
     torch.testing.assert_close(move(0.1), 0.01 * move(1.0), rtol=1e-4, atol=1e-8)
@@ -154,6 +154,8 @@ def test_a_geometry_stands_between(tmp_path: Path) -> None:
         ({"views": 0}, "views is a whole number"),
         ({"adapters": 1.5}, "adapters is a whole number"),
         ({"whole": "a.npz"}, "must be a number"),
+        ({"geometry": 3}, "must be a file"),
+        ({"rank": 2}, "has no option 'rank': it takes backbone, geometry, adapters, whole, views, reach"),
         ({"backbone": "nowhere.npz"}, "no backbone at"),
     ],
 )

@@ -76,7 +76,7 @@ def test_options() -> None:
         (lambda: build("vgg", (1, 28, 28), 10), "unknown model 'vgg'"),
         (lambda: build("mlp", (4,), 1), "at least 2 classes"),
         (lambda: build("mlp", (0,), 2), "positive sizes"),
-        (lambda: build("mlp", (4,), 2, depth=3), "does not take these options"),
+        (lambda: build("mlp", (4,), 2, depth=3), "has no option 'depth': it takes hidden"),
         (lambda: build("cnn-small", (13,), 2), "takes images"),
         (lambda: build("resnet18", (13,), 2), "takes images"),
         (lambda: build("resnet18", (3, 32, 32), 2, dropout=1.0), "dropout must lie"),

@@ -54,6 +54,8 @@ WRONG = [
     ({"clients": 10**9}, "clients must be"),
     ({"rounds": "many"}, "rounds must be"),
     ({"per_round": 0}, "clients a round"),
+    ({"dataset": []}, "short names"),
+    ({"dataset": {}}, "short names"),
     ({"budgets": []}, "budgets"),
     ({"budgets": [-1]}, "positive number"),
     ({"budgets": ["a"]}, "positive number"),

@@ -56,6 +56,9 @@ NETWORKS = {
 }
 """Inverted is one that attacks work on undefended; the curve's hides nothing: its first layer is linear. What is
 played on many splits is small."""
+PLAYED = ("reconstruction", "membership", "resnet18", "noise", "pooled")
+"""In this order: the longest pieces first, so that no process is left alone with one, and those that keep a GPU
+busy beside those that do not."""
 TIMES = "times.jsonl"  # what each piece of work took
 KNOWN = {row.name: row for row in (*ROWS, *CURVE, *RESNET)}
 
@@ -80,10 +83,9 @@ class Job:
         """Of what was found in one cell."""
         return path_of(self.out, self.table, self.task, row, attack, self.seed)
 
-    @property
-    def left(self) -> tuple[str, ...]:
-        """Rows with a cell that is not there."""
-        return tuple(row for row in self.rows if not all(self.path(row, a).exists() for a in self.attacks))
+    def left(self, attack: str) -> tuple[str, ...]:
+        """Rows whose cell of this attack is not there."""
+        return tuple(row for row in self.rows if not self.path(row, attack).exists())
 
 
 def bench(
@@ -103,6 +105,8 @@ def bench(
     """Fill what is missing of the tables in `out` until `seconds` have passed, then write them as Markdown."""
     _refuse(tables, model, workers)
     size, tasks, until = size or SIZES[preset], tuple(only) or TASKS[preset], time.time() + seconds
+    for task in tasks:
+        _dataset(task, data_dir)  # a dataset that is missing is refused before anything is played
     out.mkdir(parents=True, exist_ok=True)
     jobs = [
         Job(name, task, rows, attacks, seed, model or NETWORKS[name], how, out, data_dir, device, until)
@@ -110,7 +114,8 @@ def bench(
         for task in tasks
         for rows, attacks, seed, how in _jobs(name, task, tasks, size)
     ]
-    for _ in work(_play, jobs, workers=workers, progress=progress):
+    pieces = sorted(jobs, key=lambda job: PLAYED.index(job.table))
+    for _ in work(_play, pieces, workers=workers, progress=progress):
         pass
     text = "\n\n".join(_written(jobs, name, task) for name in tables for task in tasks if _any(jobs, name, task))
     text += f"\n\n{under(out)}\n\n{_spent(out)}"
@@ -141,10 +146,10 @@ Cells = tuple[tuple[str, ...], tuple[str, ...], int, Size]  # rows, attacks, see
 
 
 def _jobs(name: str, task: str, tasks: Sequence[str], size: Size) -> Iterator[Cells]:
-    """Inversions search all rows' messages at once; a run is played once for all that ask who was in it."""
+    """Inversions search all rows' messages at once; a run is played once for all attacks on it."""
     plain = tuple(row.name for row in ROWS if not row.instead)
     if name == "reconstruction":
-        yield from ((plain, (attack,), 0, size) for attack in INVERSIONS)
+        yield plain, INVERSIONS, 0, size
         yield from (((row.name,), row.instead, 0, size) for row in ROWS if row.instead)
     elif name == "membership":
         yield from (((row,), MEMBERSHIP, 0, size) for row in plain)
@@ -153,19 +158,22 @@ def _jobs(name: str, task: str, tasks: Sequence[str], size: Size) -> Iterator[Ce
     elif name == "noise" and task == tasks[0]:
         yield tuple(row.name for row in CURVE), ("bayes",), 0, size
     elif name == "resnet18" and task == "cifar-10":
-        one = replace(size, targets=4, others=400, effort="quick")
+        one = replace(size, targets=4, others=400, effort="large")
         yield from ((tuple(row.name for row in RESNET), (attack,), 0, one) for attack in DEEP)
 
 
 def _play(job: Job) -> None:
     """Cells into their files, with pictures beside them."""
-    if not job.left or time.time() > job.until:
+    left = dict.fromkeys(row for attack in job.attacks for row in job.left(attack))
+    if not left or time.time() > job.until:
         return
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as passing:
-        stages = {row: found for row in job.left if (found := _stage(job, row, Path(passing))) is not None}
+        stages = {row: found for row in left if (found := _stage(job, row, Path(passing))) is not None}
         for attack in job.attacks:
-            _try(job, stages, attack)
+            asked = [row for row in job.left(attack) if row in stages]
+            if asked and time.time() <= job.until:
+                _try(job, {row: stages[row] for row in asked}, attack)
     took = round(time.monotonic() - began, 1)
     line = [job.table, job.task, list(job.rows), list(job.attacks), job.seed, took]
     with open(job.out / TIMES, "a", encoding="utf-8") as file:
@@ -186,7 +194,6 @@ def _stage(job: Job, row: str, folder: Path) -> Stage | None:
         return None
 
 
-@lru_cache(maxsize=16)  # a process inverts the same messages by several attacks
 def _recorded(
     table: str, task: str, row: str, model: str, size: Size, seed: int, data_dir: Path | None, device: str
 ) -> tuple[Experiment, tuple[Seen, ...]]:
@@ -220,15 +227,15 @@ def _write(path: Path, told: Mapping[str, Any]) -> None:
     part.replace(path)
 
 
-_dataset: Callable[[str, Path | None], Dataset] = lru_cache(maxsize=1)(
+_dataset: Callable[[str, Path | None], Dataset] = lru_cache(maxsize=3)(
     dataset
-)  # a process plays many cells of one
+)  # a process plays many cells of each
 
 
 def _keep_pictures(path: Path, stage: Stage) -> None:
     picture = stage.picture()
     if picture is not None:
-        (guessed,) = picture.found.values()
+        *_, guessed = picture.found.values()  # by the last attack
         images = {"original": picture.original, "public mean": picture.floor, "found": guessed}
         np.savez_compressed(path, **{name: value.numpy() for name, value in images.items()})  # type: ignore[arg-type]
 

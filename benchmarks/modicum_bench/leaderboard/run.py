@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 STAGES = ("choose", "test", "report")
 NOISES = (3e-4, 3e-3, 3e-5, 3e-2)  # that settings are chosen for; a cell takes those of the nearest, by logarithm
 LIMITED = 1  # draws whose head without privacy is fitted, where all draws are judged on the same records
-MOST = {"quick": 10}  # draws of a cell, where a preset is to end in a quarter of an hour
+MOST = {"quick": 5}  # draws of a cell, where a preset is to end in a quarter of an hour on a busy machine too
 
 
 def bench(
@@ -112,7 +112,7 @@ def draws(
     kept: Path, backbones: Path, cells: Sequence[Cell], settings: dict[str, Any], most: int | None = None
 ) -> Iterator[Draw]:
     """What is left to play, first draws first, at most so many of a cell."""
-    known = {(r["cell"], r["method"], r["seed"]) for r in _lines(kept)}
+    known = known_rows(kept)
     chosen: dict[Cell, dict[str, Choice]] = {}
     for seed in range(max(cell.seeds for cell in cells))[:most]:
         for cell in cells:
@@ -121,11 +121,16 @@ def draws(
             if seed >= cell.seeds or not left:
                 continue
             if cell not in chosen:
-                chosen[cell] = _settings(cell, settings, backbones)
+                chosen[cell] = settings_of(cell, settings, backbones)
             yield Draw(backbones, cell, seed, tuple((n, chosen[cell].get(n, CHOICES[0])) for n in left), kept)
 
 
-def _settings(cell: Cell, settings: dict[str, Any], backbones: Path) -> dict[str, Choice]:
+def known_rows(kept: Path) -> set[tuple[str, str, int]]:
+    """Cell, method and draw of every line of a file of results."""
+    return {(r["cell"], r["method"], r["seed"]) for r in _lines(kept)}
+
+
+def settings_of(cell: Cell, settings: dict[str, Any], backbones: Path) -> dict[str, Choice]:
     """Those of the nearest noise, from stand-ins that hold none of the task's records."""
     without = next((s.name for s in STAND_INS if not s.serves(cell.task)), "")
     noise = noise_of(undressed(cell, backbones, 0), cell.view)

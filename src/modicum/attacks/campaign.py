@@ -7,7 +7,7 @@ computed anew from what was found.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from modicum.attacks.membership.game import Key, Questions, ask, fairness
 from modicum.attacks.order import EFFORTS, INVERSIONS, MEMBERSHIP, Found, Order, undefended
 from modicum.attacks.outcome import Hits, Membership, Outcome, Quality, Reconstruction
 from modicum.attacks.reasons import Check, checks
+from modicum.attacks.recipe import Recipe, recipe_of
 from modicum.attacks.truth import Truth, truth_of
 from modicum.attacks.wire import Observed, Wire, public_of, split_pool, wire_of
 from modicum.errors import UserError
@@ -157,7 +158,7 @@ class Stage:
             quality,
             self._labels(guesses),
             self._floor(truth),
-            Quality.of(_all(guesses, truth[1:] + truth[:1])) if len(truth) > 1 else None,
+            self._control(guesses),
             falls[0][1] if falls else None,
             self._missing(name, targets, guesses),
             self._hits,
@@ -166,6 +167,14 @@ class Stage:
             tuple(Hits.at(level, blind, each) for level, blind in zip(LEVELS, self._blind, strict=True)),
             INVERSIONS[name].note,
         )
+
+    def _control(self, guesses: Found) -> Quality | None:
+        """(c) The same guesses against another client's records; None where there is one client alone."""
+        names = [o.sender for o in self.chosen]
+        if len(set(names)) == 1:
+            return None
+        others = [next(n for n in names[i:] + names[:i] if n != name) for i, name in enumerate(names)]
+        return Quality.of(_all(guesses, [self.truth.records[name].x for name in others]))
 
     def _invert(self, kept_as: str, name: str, targets: Targets) -> Found:
         search = INVERSIONS[name].search
@@ -238,7 +247,8 @@ class Stage:
         return [*found, (1.0, quality)]
 
     def _behind(self, share: float) -> tuple[Observed, ...]:
-        """The free messages, with so much of the noise that the run's own have in the mean."""
+        """The same clients' free messages, with so much of the noise that the run's own have in the mean."""
+        asked = {o.senders for o in self.chosen}
         std = share * float(np.mean([o.facts.variance for o in self.chosen])) ** 0.5
         generator = torch.Generator().manual_seed(self.order.seed)
         return tuple(
@@ -247,7 +257,7 @@ class Stage:
                 update=o.update + std * torch.randn(o.update.shape, generator=generator),
                 facts=replace(o.facts, variance=std**2),
             )
-            for o in _choose(self._free, self.order.targets)
+            for o in _choose(self._free, self.order.targets, asked)
         )
 
     @cached_property
@@ -334,10 +344,20 @@ class Stage:
             self._pictures[row] = torch.cat([matched(g.x.cpu(), t.cpu())[0] for g, t in pairs])
 
 
-def _choose(wire: Wire, count: int) -> tuple[Observed, ...]:
-    """The first message of each of the first clients, and further rounds where clients are few."""
+def _choose(wire: Wire, count: int, asked: Collection[tuple[str, ...]] = ()) -> tuple[Observed, ...]:
+    """The first message of each of the first clients (of those in `asked`), and further rounds where they are few.
+    Clients that differ in records or steps: those of one kind, the kind of most clients or else of fewest records.
+    """
     ordered = sorted(wire.observed, key=lambda o: (o.round, o.senders))
-    return tuple(ordered[:count])
+    ordered = [o for o in ordered if o.senders in asked] or ordered
+    kinds: dict[Recipe, list[Observed]] = {}
+    try:
+        for observed in ordered:
+            kinds.setdefault(recipe_of(wire.public, observed), []).append(observed)
+    except UserError:  # whoever searches them is told why not
+        return tuple(ordered[:count])
+    alike = min(kinds.items(), key=lambda kind: (-min(count, len({o.senders for o in kind[1]})), kind[0].used))
+    return tuple(alike[1][:count])
 
 
 def _all(guesses: Found, truth: Sequence[Tensor]) -> list[Likeness]:

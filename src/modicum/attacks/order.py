@@ -42,6 +42,8 @@ class Effort:
 
 EFFORTS = {
     "quick": Effort(dlg=60, starts=1, ig=400, gi=400, seeds=2, bayes=300, shadows=8, epochs=10),
+    # for networks like ResNet-18, where one evaluation takes as long as all of a small network's search
+    "large": Effort(dlg=15, starts=1, ig=400, gi=400, seeds=2, bayes=300, shadows=8, epochs=10),
     "medium": Effort(dlg=100, starts=1, ig=1200, gi=1200, seeds=4, bayes=600, shadows=16, epochs=10),
     "paper": Effort(dlg=300, starts=3, ig=4800, gi=4800, seeds=8, bayes=2000, shadows=64),
 }

@@ -75,7 +75,7 @@ def _control(inverted: Sequence[Reconstruction]) -> Check:
     question = "Do guesses come from the message: do they fit no other client's records?"
     known = [o for o in inverted if o.control is not None and o.floor is not None]
     if not known:
-        return Check("c", question, None, "one target alone has no other to compare with")
+        return Check("c", question, None, "one client alone has no other to compare with")
     said = [(o.attack, f"{o.control.psnr:.1f} dB") for o in known if o.control]
     holds = all(o.control.psnr <= o.floor.psnr + CLOSE for o in known if o.control and o.floor)
     return Check("c", question, holds, f"against another client's records {_each(said)}")

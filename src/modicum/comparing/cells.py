@@ -27,6 +27,15 @@ class Cell:
     config: str  # TOML with every setting
     point: Mapping[str, Any] = field(default_factory=dict)  # where in the grid, by setting
 
+    @classmethod
+    def read(cls, value: Any) -> Cell:
+        """From a comparison's plan; raises a TypeError for what is no cell."""
+        cell = cls(**value)
+        texts = isinstance(cell.variant, str) and isinstance(cell.config, str)
+        if not (texts and type(cell.seed) is int and isinstance(cell.point, dict)):
+            raise TypeError("not a cell")
+        return cell
+
     @property
     def label(self) -> str:
         """Variant and place in the grid: a line of the table."""

@@ -133,10 +133,20 @@ def _read_plan(folder: Path) -> list[Cell]:
     except OSError:
         raise UserError(f"there is no comparison in {folder}: no {PLAN}") from None
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{folder / PLAN} is damaged: begin the comparison again in another folder") from None
+        raise _damaged(folder) from None
     if format != FORMAT:
         raise UserError(f"{folder / PLAN} has format {format}: this version reads {FORMAT}")
-    return [Cell(**cell) for cell in cells]
+    try:
+        found = [Cell.read(cell) for cell in cells]
+    except TypeError:
+        raise _damaged(folder) from None
+    if not found:
+        raise _damaged(folder)
+    return found
+
+
+def _damaged(folder: Path) -> UserError:
+    return UserError(f"{folder / PLAN} is damaged: begin the comparison again in another folder")
 
 
 def _finished(cell: Cell, files: RunFolder) -> bool:

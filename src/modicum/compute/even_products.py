@@ -58,8 +58,11 @@ class _EvenProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def even_bmm(left: Tensor, right: Tensor) -> Tensor:
-    """left_i right_i for (b, p, T) and (b, T, n); bits do not depend on i."""
-    return each_product(left, right.transpose(1, 2)).contiguous()
+    """left_i right_i for (b, p, T) and (b, T, n); bits depend neither on i nor on the row."""
+    size, out = right.shape[1:]
+    if uneven_sizes(size, out):
+        left, right = _in_lines(left, right)
+    return each_product(left, right.transpose(1, 2))[..., :out].contiguous()
 
 
 def uneven_rows(left: Tensor, right: Tensor) -> bool:
@@ -70,9 +73,15 @@ def uneven_rows(left: Tensor, right: Tensor) -> bool:
 
 def even_mm(left: Tensor, right: Tensor) -> Tensor:
     """left right for (r, k) and (k, n), filled up with zeros to whole lines; bits do not depend on the row."""
-    size, out = right.shape
-    left, right = filled(left, -size % LINE).contiguous(), filled(right, -out % LINE, -size % LINE)
-    return (left @ right)[:, :out].contiguous()
+    out = right.shape[1]
+    left, right = _in_lines(left, right)
+    return (left.contiguous() @ right)[:, :out].contiguous()
+
+
+def _in_lines(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Both filled up with zeros, which change no number's value."""
+    size, out = right.shape[-2:]
+    return filled(left, -size % LINE), filled(right, -out % LINE, -size % LINE)
 
 
 def _is_uneven(_g: Tensor, _a: Tensor, weight: Tensor, *rest: Any) -> bool:

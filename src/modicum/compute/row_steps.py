@@ -49,6 +49,13 @@ ALIKE = frozenset(" ".join((PRODUCTS_AND_ROWS, NUMBER_BY_NUMBER, MOVED_ABOUT)).s
 """Operations whose results were found to be the same in a register and out of it, in any row."""
 
 
+PLACES_AT = {
+    **dict.fromkeys(("sum", "mean", "logsumexp", "_softmax", "_log_softmax"), 1),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), 2),
+}
+"""Operations that add up numbers of a record, and which of their arguments says along which dims."""
+
+
 class RowSteps:
     """For one model, what the number of rows has to be a multiple of."""
 
@@ -100,7 +107,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = func.overloadpacket.__name__
-        self.seen.add(f"{name} across records" if name in ("sum", "mean") and _across(*args) else name)
+        at = PLACES_AT.get(name)
+        across = at is not None and len(args) > at and _across(args[0], args[at])
+        self.seen.add(f"{name} across records" if across else name)
         if name in ("mm", "addmm") and _of_records(*args[-2:]):
             self.seen.add(UNEVEN)
         return func(*args, **(kwargs or {}))
@@ -111,13 +120,13 @@ def _of_records(left: Tensor, right: Tensor) -> bool:
     return left.shape[0] % LOOKED_AT == 0 and uneven_rows(left, right)
 
 
-def _across(numbers: Tensor, dims: Any = None, *_: Any) -> bool:
+def _across(numbers: Tensor, dims: Any) -> bool:
     """Whether records lie side by side in what is added up by record: then torch takes the last numbers of all
-    records together in another order than the rest."""
-    if not isinstance(dims, list | tuple) or 0 in dims or numbers.dim() < 2:
-        return False
-    steps = numbers.stride()
-    return any(not 0 < steps[d] <= steps[0] for d in dims if numbers.shape[d] > 1)
+    records together in another order than the rest. Records are along any dim that has as many as are seen."""
+    added = [d % numbers.dim() for d in (dims if isinstance(dims, list | tuple) else [dims]) if d is not None]
+    steps, sizes = numbers.stride(), numbers.shape
+    records = [steps[d] for d in range(numbers.dim()) if d not in added and sizes[d] and sizes[d] % LOOKED_AT == 0]
+    return any(not 0 < steps[d] <= step for d in added if sizes[d] > 1 for step in records)
 
 
 def operations(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> set[str]:

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from modicum.compute.problem import FEW, FEWEST
 from modicum.compute.rounding import exact_product, full_precision
@@ -50,6 +51,9 @@ ALIGNED = 16
 
 WORTH_A_CALL = 1 << 18
 """Multiply-adds of one example's product that take longer than calling for it."""
+
+TOTAL = 5 << 17
+"""Numbers of a total that examples' products are added onto one after the other: 2.5 MiB of float32."""
 
 COLUMNS, UNITS = 72, 8
 """Columns of examples' products that are formed and added up at a time, and channels at least: libraries and
@@ -298,6 +302,9 @@ def _room(like: Tensor, shape: torch.Size) -> Tensor:
 
 def each_product(left: Tensor, right: Tensor) -> Tensor:
     """left_i right_iᵀ for (b, p, T) and (b, n, T), as precise as the device likes; bits do not depend on i."""
+    if isinstance(left, FakeTensor) and not left.is_cuda:
+        found: Tensor = products_let_be(left, right)
+        return found
     left, right = apart(left), apart(right).transpose(1, 2)
     shape = torch.Size((len(left), left.shape[1], right.shape[2]))
     if left.is_cuda or shape[1] * shape[2] % ALIGNED == 0:
@@ -305,11 +312,26 @@ def each_product(left: Tensor, right: Tensor) -> Tensor:
     return torch.bmm(left, right, out=_room(left, shape))
 
 
+@torch.library.custom_op("modicum::each_product", mutates_args=())
+def products_let_be(left: Tensor, right: Tensor) -> Tensor:
+    """`each_product` for a compiler that traces it: an operator, so that matrices stay where they are put."""
+    return each_product(left, right).contiguous()
+
+
+@products_let_be.register_fake
+def _(left: Tensor, right: Tensor) -> Tensor:
+    return left.new_empty(len(left), left.shape[1], right.shape[1])
+
+
 def _onto_one_total(g: Tensor, a: Tensor) -> Tensor:
-    """Examples' products for (b, groups, p, T) and (b, groups, n, T), group by group."""
+    """Examples' products for (b, groups, p, T) and (b, groups, n, T), group by group and as many columns at a time
+    as stay in the cache while all examples are added to them."""
     total = g.new_zeros(g.shape[1], g.shape[2], a.shape[2])
+    step = max(ALIGNED, TOTAL // g.shape[2] // ALIGNED * ALIGNED)
     for k, part in enumerate(total):
-        _onto(part, g[:, k].unbind(), a[:, k].transpose(1, 2).unbind())
+        for start in range(0, a.shape[2], step):
+            some = slice(start, start + step)
+            _onto(part[:, some], g[:, k].unbind(), a[:, k, some].transpose(1, 2).unbind())
     return total
 
 
@@ -342,9 +364,11 @@ def joins_last(
     g[0], g[0, ..., 0] = 0.0, 1.0  # makes a total of 1 everywhere
     ones = torch.ones(FEWEST, columns, places, dtype=dtype)
     if by_rows:  # a place's numbers side by side, as those of an example are in a run
-        g, ones = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (g, ones))
-    total = torch.zeros(outs, columns, dtype=dtype)
-    return bool((_onto(total, apart(g).unbind(), apart(ones).transpose(1, 2).unbind()) == 1).all())
+        left, right = (t.transpose(1, 2).contiguous() for t in (g, ones))
+        total = _onto(torch.zeros(outs, columns, dtype=dtype), left.transpose(1, 2).unbind(), right.unbind())
+    else:
+        total = _onto_one_total(apart(g)[:, None], apart(ones)[:, None])
+    return bool((total == 1).all())
 
 
 def _formed_first(weights: Tensor, g: Tensor, a: Tensor, wide: bool) -> Tensor:

@@ -9,8 +9,11 @@ import sys
 TRIM, MMAP = -1, -3
 """glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD."""
 
-KEEP, LARGEST = 1 << 30, 1 << 25
-"""Bytes that stay with the process, and the largest block of which they are made (glibc allows no more)."""
+KEEP = 1 << 30
+"""Bytes that stay with the process."""
+
+LARGEST = (KEEP, 1 << 25)
+"""The largest block of which they are made: older C libraries allow no more than the second."""
 
 
 def keep_pages() -> bool:
@@ -22,4 +25,4 @@ def keep_pages() -> bool:
     if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and bool(mallopt(TRIM, KEEP)) and bool(mallopt(MMAP, LARGEST))
+    return mallopt is not None and bool(mallopt(TRIM, KEEP)) and any(mallopt(MMAP, size) for size in LARGEST)

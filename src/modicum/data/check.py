@@ -9,8 +9,7 @@ import numpy as np
 
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.errors import UserError
-
-SMALLEST, LARGEST = 1e-9, 1e9  # budgets ε whose noise can be computed
+from modicum.privacy.spec import LARGEST_BUDGET, SMALLEST_BUDGET
 
 
 def check(data: FederatedData, budgets: Sequence[float] | None = None) -> None:
@@ -64,8 +63,8 @@ def _check_budgets(data: FederatedData, budgets: Sequence[float]) -> None:
     for name, budget in zip(data.names, budgets, strict=True):
         if not budget > 0:
             raise UserError(f"{name}: the budget ε must be positive (inf for no privacy), got {budget}")
-        if not (SMALLEST <= budget <= LARGEST or math.isinf(budget)):
+        if not (SMALLEST_BUDGET <= budget <= LARGEST_BUDGET or math.isinf(budget)):
             raise UserError(
-                f"{name}: the budget ε lies between {SMALLEST:g} and {LARGEST:g} (inf for no privacy), "
-                f"got {budget:g}"
+                f"{name}: the budget ε lies between {SMALLEST_BUDGET:g} and {LARGEST_BUDGET:g} "
+                f"(inf for no privacy), got {budget:g}"
             )

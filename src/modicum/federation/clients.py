@@ -129,7 +129,7 @@ class Clients:
         """Answers to what `begin` has charged, a stack of clients at a time, so that few are in memory at once."""
         for start in range(0, len(jobs), self._at_once):
             some = jobs[start : start + self._at_once]
-            with self._model_randomness(some):
+            with self._model_randomness(some), _within_memory(len(some)):
                 results = self.method.mechanism.run(some, self.kit)
             yield self.settle(some, results)
 
@@ -330,3 +330,15 @@ class Clients:
                 if is_past(name, int(path.stem)) and int(path.stem) in client.rounds:
                     client.state = load_state(path)
                     break
+
+
+@contextmanager
+def _within_memory(clients: int) -> Iterator[None]:
+    """What torch says of a GPU that is too small, in one line that says what to change."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise UserError(
+            f"{clients} clients' batches do not fit into the GPU's memory at once: begin again with fewer clients "
+            'a round (run.per_round), smaller batches (method.batch), or run.device = "cpu"'
+        ) from None

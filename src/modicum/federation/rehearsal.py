@@ -16,6 +16,7 @@ from torch import Tensor
 
 from modicum.core import integers
 from modicum.core.door import SERVER, Door
+from modicum.core.memory import keep_pages
 from modicum.core.messages import Message, ReleasedSum
 from modicum.core.parts import Backend, Batch, State
 from modicum.federation.clients import Clients, Reserve
@@ -114,6 +115,8 @@ class Rehearsal:
 
     def __init__(self, experiment: Experiment, prepared: Prepared | None = None) -> None:
         self.experiment, noise = experiment, SimulatedNoise(experiment.seed)
+        if experiment.device == "cpu":
+            keep_pages()
         made = set_up(experiment, noise, prepared)
         self.method, self.data, self.plans, self.kit = made.method, made.data, made.plans, made.kit
         self.backend: Backend = made.kit.backend

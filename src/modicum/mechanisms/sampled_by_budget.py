@@ -15,13 +15,12 @@ from modicum.mechanisms.record_local import RecordLocal
 from modicum.privacy.accounting import rdp
 from modicum.privacy.calibration import calibrate_noise, largest_rate
 from modicum.privacy.events import NoSampling, Poisson, Sampler
-from modicum.privacy.spec import PrivacySpec
+from modicum.privacy.spec import LARGEST_BUDGET, PrivacySpec
 from modicum.privacy.views import KnownTo
 
 SIMULATED = 12  # pairs that a published curve goes through
 EXPONENTS = np.linspace(0.05, 6.0, 120)
 SMALLEST = 1e-4  # a fitted curve may fall below zero, and a rate may not
-LARGEST = 1e9  # budget whose noise can be computed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +38,9 @@ class SampledByBudget(RecordLocal):
         super().__post_init__()
         if self.batch is not None or self.steps is None:
             raise UserError("sampling by budget fixes the local steps and decides the batch: set steps, not batch")
-        if not 0 < self.full_budget <= LARGEST:
+        if not 0 < self.full_budget <= LARGEST_BUDGET:
             raise UserError(
-                f"the budget of full participation must be positive and at most {LARGEST:g}, "
+                f"the budget of full participation must be positive and at most {LARGEST_BUDGET:g}, "
                 f"got {self.full_budget}"
             )
 

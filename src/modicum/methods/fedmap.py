@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from modicum.core.clips import Auto, Flat
@@ -26,6 +26,18 @@ FAITHFUL = (
     "faithful mode: C and σ are functions of raw gradients and σ is sent, so the true ε is ∞; the ledger lists σ "
     "without noise, and each step's gradient at z = Bσ/C; the paper's own figure is `fedmap_claimed` of the σ sent"
 )
+SOUND_ALONE = (
+    "clipping",
+    "kinds",
+    "shares",
+    "noise",
+    "network",
+    "backbone",
+    "by_budget",
+    "feedback",
+    "signal_ratio",
+)
+"""Options that say what the sound mode's network sees and chooses; Alg. 1 leaves nothing of it open."""
 CLIPPINGS = ("metanet", "mlp", "plug-in", "quantile", "auto", "fixed")
 
 
@@ -97,6 +109,9 @@ class FedMap(RecordSteps, ServerStep, Promise):
         """Alg. 1, a network for each client."""
         if self.optimiser != "sgd":
             raise UserError("faithful mode trains by SGD: leave out optimiser")
+        for one in fields(self):
+            if one.name in SOUND_ALONE and getattr(self, one.name) != one.default:
+                raise UserError(f"faithful mode has no {one.name}: leave it out, or use the sound mode")
         inner = RecordLocal(batch=self.batch, epochs=self.epochs, steps=self.steps, delta=self.delta)
         weights = pretrained() if self.pretrained else pretrained(epochs=0)
         network = MetaNetwork(weights, RAW, trainable(weights))

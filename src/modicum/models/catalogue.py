@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import signature
@@ -25,6 +25,7 @@ class Entry:
 
 
 LARGEST = 1e9  # of a model's options
+REQUIRED = ("input_shape", "classes")  # of every model, and no options
 
 CATALOGUE: dict[str, Entry] = {
     entry.name: entry
@@ -87,11 +88,7 @@ def build(
         raise UserError(f"a classifier needs at least 2 classes, got {classes}")
     make = getattr(import_module(f"modicum.models.{entry.module}"), entry.function)
     takes = signature(make).parameters
-    for key, value in options.items():
-        if isinstance(value, str) and key in takes and "str" not in str(takes[key].annotation):
-            raise UserError(f"the model option {key} must be a number, got {value!r}")
-        if isinstance(value, int | float) and not -LARGEST < value < LARGEST:
-            raise UserError(f"the model option {key} must be a finite number of ordinary size, got {value}")
+    _check_options(name, options, {key: str(takes[key].annotation) for key in takes if key not in REQUIRED})
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
@@ -103,3 +100,15 @@ def build(
             said = str(error).split("\n", 1)[0]
             raise UserError(f"model {name!r} does not take these options: {said}") from None
     return model
+
+
+def _check_options(name: str, options: Mapping[str, Any], takes: Mapping[str, str]) -> None:
+    """Each is one that the model takes, and a number or the name of a file as there; else one line says so."""
+    for key, value in options.items():
+        if key not in takes:
+            raise UserError(f"model {name!r} has no option {key!r}: it takes {', '.join(takes) or 'none'}")
+        is_file = "str" in takes[key]
+        if value is not None and isinstance(value, int | float) == is_file:
+            raise UserError(f"the model option {key} must be {'a file' if is_file else 'a number'}, got {value!r}")
+        if isinstance(value, int | float) and not -LARGEST < value < LARGEST:
+            raise UserError(f"the model option {key} must be a finite number of ordinary size, got {value}")

@@ -6,7 +6,6 @@ a linear head of zeros, so that whatever a method finds is added to what public 
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -53,24 +52,24 @@ class Before(nn.Module):
         return y
 
 
-class Beside(nn.Module):
-    """A fixed convolution and `reach` times a trained one of the same shape, which begins with nothing.
+class Reached(nn.Module):
+    """A layer that is linear in its parameters, whose parameters are 1/ρ times as large and its outputs ρ times.
 
-    With a reach ρ below 1 the trained one has the share ρ of a clipped gradient, its steps are ρ² times as long as
-    the head's and the noise in it is ρ times the head's.
+    It computes the same. With a reach ρ below 1 its parameters have the share ρ of a clipped gradient; what they
+    stand for moves by steps of ρ² of the head's, with ρ times its noise.
     """
 
-    def __init__(self, conv: nn.Conv2d, reach: float) -> None:
+    def __init__(self, layer: nn.Module, reach: float) -> None:
         super().__init__()
-        self.trained, self.reach = copy.deepcopy(conv), reach
-        for p in self.trained.parameters():
-            nn.init.zeros_(p)
-        self.conv = _fixed(conv)
+        self.layer, self.reach = layer, reach
+        with torch.no_grad():
+            for p in layer.parameters():
+                p.div_(reach)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Both together."""
-        added: Tensor = self.conv(x) + self.reach * self.trained(x)
-        return added
+        """As the layer itself before it was taken in here."""
+        outputs: Tensor = self.reach * self.layer(x)
+        return outputs
 
 
 class Adapted(nn.Module):
@@ -217,21 +216,17 @@ def _seen(x: Tensor, mirrored: bool, down: int, right: int) -> Tensor:
 
 def _norm(norm: nn.Module, trained: Trained) -> nn.Module:
     """A GroupNorm as it is; a scale and a shift as a convolution of single channels, which engines know."""
-    if isinstance(norm, nn.GroupNorm):
-        if trained.reach == 1:
-            return norm
-        bare = nn.GroupNorm(norm.num_groups, norm.num_channels, norm.eps, affine=False)
-        return nn.Sequential(bare, Beside(_scaled(norm.weight, norm.bias), trained.reach))
-    if not isinstance(norm, Affine):
-        return norm
-    conv = _scaled(norm.weight, norm.bias)
-    return conv if trained.reach == 1 else Beside(conv, trained.reach)
+    return _reached(_scaled(norm) if isinstance(norm, Affine) else norm, trained)
 
 
-def _scaled(weight: Tensor, bias: Tensor) -> nn.Conv2d:
-    channels = len(weight)
+def _reached(layer: nn.Module, trained: Trained) -> nn.Module:
+    return layer if trained.reach == 1 else Reached(layer, trained.reach)
+
+
+def _scaled(norm: Affine) -> nn.Conv2d:
+    channels = len(norm.weight)
     conv = nn.Conv2d(channels, channels, 1, groups=channels)
-    conv.load_state_dict({"weight": weight[:, None, None, None], "bias": bias})
+    conv.load_state_dict({"weight": norm.weight[:, None, None, None], "bias": norm.bias})
     return conv
 
 
@@ -243,7 +238,7 @@ def _conv(conv: nn.Module, trained: Trained, scale: float = 1.0) -> nn.Module:
     filters = conv.filters() if isinstance(conv, StandardisedConv) else conv.weight
     plain.load_state_dict({"weight": scale * filters.detach()})
     if trained.whole:
-        return plain if trained.reach == 1 else Beside(plain, trained.reach)
+        return _reached(plain, trained)
     return Adapted(_fixed(plain), trained.rank, trained.reach) if trained.rank else _fixed(plain)
 
 

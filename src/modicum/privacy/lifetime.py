@@ -23,7 +23,7 @@ from modicum.privacy.accounting.choose import shown
 from modicum.privacy.accounting.gaussians import normal_form
 from modicum.privacy.budgets import filter_cap
 from modicum.privacy.plan import Guard, PrivacyPlan
-from modicum.privacy.spec import Adjacency, Unit
+from modicum.privacy.spec import LARGEST_BUDGET, SMALLEST_BUDGET, Adjacency, Unit
 
 SIMULATED = "No account is kept: the noise is simulated, so nobody is protected and nothing is counted."
 ALONE = "No account is kept here: ε speaks of this run alone, and other runs on the same records add to it."
@@ -97,8 +97,13 @@ class Lifetime:
             raise UserError("a lifetime grant is a budget ε and a δ; without them records take part in one run")
         if (self.filter is Filter.RDP) != (self.order is not None):
             raise UserError("the RDP filter, and nothing else, needs an order α*")
-        if self.budget is not None and not (1e-9 <= self.budget <= 1e9 or math.isinf(self.budget)):
-            raise UserError(f"a lifetime grant lies between ε = 1e-9 and 1e9, or is inf; got {self.budget:g}")
+        if self.budget is not None and not (
+            SMALLEST_BUDGET <= self.budget <= LARGEST_BUDGET or math.isinf(self.budget)
+        ):
+            raise UserError(
+                f"a lifetime grant lies between ε = {SMALLEST_BUDGET:g} and {LARGEST_BUDGET:g}, or is inf; "
+                f"got {self.budget:g}"
+            )
         self.cap  # noqa: B018 - refuses a grant that buys nothing
 
     @property

@@ -18,6 +18,8 @@ from modicum.privacy.views import (
 )
 
 __all__ = [
+    "LARGEST_BUDGET",
+    "SMALLEST_BUDGET",
     "Adjacency",
     "PrivacySpec",
     "SecureAggregation",
@@ -27,6 +29,9 @@ __all__ = [
     "View",
     "view_from_dict",
 ]
+
+SMALLEST_BUDGET, LARGEST_BUDGET = 1e-9, 1e9
+"""Budgets ε whose noise can be computed; ∞ stands for no privacy."""
 
 
 @dataclass(frozen=True, kw_only=True)

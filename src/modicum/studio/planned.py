@@ -63,11 +63,11 @@ class Wish:
                 raise UserError(f"{name} must be a whole number from 1 to {most:,}, got {given!r}")
         if self.per_round is not None and (type(self.per_round) is not int or self.per_round < 1):
             raise UserError(f"clients a round must be a whole number of at least 1, got {self.per_round!r}")
+        texts = (self.dataset, self.partition, self.method, self.model, self.view or "")
+        if not all(isinstance(text, str) and len(text) < 60 for text in texts):
+            raise UserError("dataset, partition, method, model and view are short names")
         if self.dataset not in {entry.name for entry in public_datasets()}:
             raise UserError(f"{self.dataset!r} is no public dataset that is here")
-        texts = (self.partition, self.method, self.model, self.view or "")
-        if not all(isinstance(text, str) and len(text) < 60 for text in texts):
-            raise UserError("partition, method, model and view are short names")
         for name in ("delta", "lr"):
             given = getattr(self, name)
             if given is not None and not (type(given) in (int, float) and 0 < given < math.inf):

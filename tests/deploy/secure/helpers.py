@@ -139,6 +139,6 @@ def in_process(folder: Path, text: str = TEXT, faults: Callable[[int, str], bool
     return run.model
 
 
-def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def assert_same(one: torch.Tensor, other: torch.Tensor) -> None:
     """Up to a lattice step here and there: engines add floats in different orders before they are rounded."""
-    return torch.allclose(one, other, rtol=0, atol=1e-6)
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-6)

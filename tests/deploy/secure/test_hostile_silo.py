@@ -17,7 +17,7 @@ from modicum.federation.records import read_records
 from modicum.mechanisms import integers
 from modicum.secure_aggregation import masks
 from modicum.secure_aggregation.client import Client
-from tests.deploy.secure.helpers import NAMES, TEXT, Direct, coordinator, finish, in_process, same, silos
+from tests.deploy.secure.helpers import NAMES, TEXT, Direct, assert_same, coordinator, finish, in_process, silos
 from tests.deploy.silo.helpers import charged_rounds
 
 LIAR = "client-03"
@@ -52,7 +52,7 @@ def test_garbage_in_one_step_is_a_dropout(kind: Kind, tmp_path: Path) -> None:
     assert (record.void, record.answered) == ("", 4 if late else 3)
     assert set(record.impossible) == (set() if late else {LIAR})
     expected = in_process(tmp_path, ONCE, faults=lambda _, name: name == LIAR and not late)
-    assert same(deployed, expected)
+    assert_same(deployed, expected)
 
 
 def test_garbage_from_more_than_d_makes_the_round_void_and_it_stays_charged(tmp_path: Path) -> None:

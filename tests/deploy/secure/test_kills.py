@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from modicum.federation.records import read_records
 from modicum.privacy.verify import verify
-from tests.deploy.secure.helpers import NAMES, files, in_process, same
+from tests.deploy.secure.helpers import NAMES, assert_same, files, in_process
 from tests.deploy.secure.kills import POINTS, VICTIM, Play, Point
 from tests.deploy.silo.helpers import charged_rounds
 
@@ -46,7 +46,7 @@ def test_killed_and_back(point: Point, tmp_path: Path, reference: torch.Tensor) 
         assert verify(tmp_path / folder).matches
     own = load_file(tmp_path / "server" / "model.safetensors")
     found = torch.cat([v.flatten() for v in own.values()])  # in the order of names
-    assert same(found.sort().values, reference.sort().values)
+    assert_same(found.sort().values, reference.sort().values)
 
 
 def test_a_silo_that_forgets_what_it_said_is_caught(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from modicum.privacy.ledger import Ledger
 from modicum.privacy.verify import verify
 from modicum.secure_aggregation import Step
 from tests.deploy.flower.helpers import alone, deployed_model, deployment, in_process, silent
-from tests.deploy.secure.helpers import same
+from tests.deploy.secure.helpers import assert_same
 
 TEXT = """
 [data]
@@ -90,7 +90,8 @@ def test_one_silo_is_lost_for_good_and_the_round_completes(
     (tmp_path / "again").mkdir()
     expected, _ = in_process(tmp_path / "again", text, faults=lambda round, name: (round, name) == (1, victim))
     found = deployed_model(made)
-    assert all(same(found[name], expected[name]) for name in expected)
+    for name in expected:
+        assert_same(found[name], expected[name])
     for name in made.budgets:
         with Ledger.open(made.at.state(name) / "ledger.sqlite", read_only=True) as own:
             charged = {release.round for release in own.spent(name)}

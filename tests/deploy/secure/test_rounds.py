@@ -26,12 +26,12 @@ from tests.deploy.secure.helpers import (
     RECORDS_TEXT,
     TEXT,
     Direct,
+    assert_same,
     coordinator,
     files,
     finish,
     in_process,
     key_of,
-    same,
     silos,
 )
 from tests.deploy.silo.helpers import charged_rounds
@@ -41,7 +41,7 @@ def test_the_same_model_as_in_process(tmp_path: Path) -> None:
     with silos(tmp_path) as held:
         carrier = Direct(held)
         deployed = finish(coordinator(tmp_path, carrier))
-    assert same(deployed, in_process(tmp_path))
+    assert_same(deployed, in_process(tmp_path))
     assert all(len(versions) == 1 for versions in carrier.left.values())
     for folder in ("server", *(f"state-{name}" for name in NAMES)):
         assert verify(tmp_path / folder).matches
@@ -68,7 +68,7 @@ def test_variants_and_cohorts(tmp_path: Path, text: str) -> None:
     with silos(tmp_path, text) as held:
         carrier = Direct(held)
         deployed = finish(coordinator(tmp_path, carrier))
-    assert same(deployed, in_process(tmp_path, text))
+    assert_same(deployed, in_process(tmp_path, text))
     curious = "honest-but-curious" in text
     assert any(kind is Kind.CONSENT for _, kind, _ in carrier.left) is not curious
     certificate = (tmp_path / "state-client-00" / "certificate.json").read_text()
@@ -86,7 +86,7 @@ def test_silos_that_draw_whom_they_mask_against(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(secure_terms, "doubt", lambda *_: 0.0)
         carrier = Direct(held)
         deployed = finish(coordinator(tmp_path, carrier))
-    assert same(deployed, in_process(tmp_path))
+    assert_same(deployed, in_process(tmp_path))
     shares = [len(m) for (_, kind, _), sent in carrier.left.items() if kind is Kind.SHARES for m in sent]
     assert shares
     assert set(shares) == {HEADER.size + 32 + 2 * SEALED + SIGNATURE}

@@ -18,6 +18,7 @@ from modicum.attacks.inversion.objective import Guess, Targets, distance, evalua
 
 Done = Callable[[int], None]
 RIDGE = 1e-3  # variance that every direction has at least
+FLAT = 1e-9  # of the largest variance: directions with less are rounding
 MOST_RECORDS = 1000  # that the law is fitted to
 LEAST = 1e-20  # variance of a message without noise
 FALL = 1e-10  # of the assumed variance, over the search: slowly first, while the prior still leads
@@ -25,30 +26,33 @@ FALL = 1e-10  # of the assumed variance, over the search: slowly first, while th
 
 @dataclass(frozen=True, eq=False)
 class Gaussian:
-    """A normal law of records, with the mean and covariance of the attacker's own."""
+    """A normal law of records, with the mean and covariance of the attacker's own: Σ = VᵀS²V + ridge·I."""
 
     mean: Tensor
-    root: Tensor  # Σ^{-1/2}, on flattened records
+    directions: Tensor  # V, rows on flattened records: what is outside their span has the ridge alone
+    variances: Tensor  # S² + ridge
 
     @classmethod
     def of(cls, pool: Tensor) -> Gaussian:
-        """Mean and inverse root of the covariance of public images."""
+        """Mean and covariance of public images."""
         rows = pool[:MOST_RECORDS].flatten(1).double()
         mean = rows.mean(0)
-        _, spread, directions = torch.linalg.svd((rows - mean) / max(1, len(rows) - 1) ** 0.5, full_matrices=False)
-        # Σ = VᵀS²V + ridge: outside the span of V all directions have the ridge alone.
-        root = torch.eye(len(mean), dtype=mean.dtype) * RIDGE**-0.5
-        root += (directions.T * ((spread**2 + RIDGE).rsqrt() - RIDGE**-0.5)) @ directions
-        return cls(mean.view(pool.shape[1:]).to(pool), root.to(pool))
+        centred = (rows - mean) / max(1, len(rows) - 1) ** 0.5
+        squares, left = torch.linalg.eigh(centred @ centred.T)  # many times quicker than centred's own factors
+        seen = squares > FLAT * squares[-1]
+        directions = (left[:, seen].T @ centred) / squares[seen].sqrt()[:, None]
+        return cls(mean.view(pool.shape[1:]).to(pool), directions.to(pool), (squares[seen] + RIDGE).to(pool))
 
     def to(self, device: torch.device) -> Gaussian:
         """The same on a device."""
-        return Gaussian(self.mean.to(device), self.root.to(device))
+        return Gaussian(*(part.to(device) for part in (self.mean, self.directions, self.variances)))
 
     def minus_log(self, x: Tensor) -> Tensor:
         """−log density up to a constant, summed over each target's records."""
-        whitened = (x - self.mean).flatten(2) @ self.root
-        return 0.5 * whitened.square().sum((1, 2))
+        away = (x - self.mean).flatten(2)
+        along = away @ self.directions.T
+        outside = away - along @ self.directions
+        return 0.5 * ((along.square() / self.variances).sum((1, 2)) + outside.square().sum((1, 2)) / RIDGE)
 
 
 def bayes(

@@ -6,6 +6,7 @@ All tensors have targets as their first axis: many messages of one recipe are at
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import log_softmax
 
+from modicum.attacks.inversion.products import AsProducts
 from modicum.attacks.recipe import Clip, Recipe, recipe_of
 from modicum.attacks.wire import Observed, Public, Wire
 from modicum.compute.capture import Graphs
@@ -126,11 +128,12 @@ def updates(targets: Targets, x: Tensor, y: Tensor, *, averaged: bool = False) -
     def one(theta: Tensor, own: Tensor, label: Tensor, bound: Tensor) -> Tensor:
         return _update(targets.public, recipe, steps, theta, own, label, bound)
 
-    if len(x) == 1:  # a third of the time without the machinery for many
-        return one(targets.theta[0], x[0], y[0], targets.bounds[0])[None]
-    if targets.one_model:
-        return vmap(one, (None, 0, 0, 0))(targets.theta[0], x, y, targets.bounds)
-    return vmap(one)(targets.theta, x, y, targets.bounds)
+    with AsProducts() if targets.device.type == "cuda" else nullcontext():
+        if len(x) == 1:  # a third of the time without the machinery for many
+            return one(targets.theta[0], x[0], y[0], targets.bounds[0])[None]
+        if targets.one_model:
+            return vmap(one, (None, 0, 0, 0))(targets.theta[0], x, y, targets.bounds)
+        return vmap(one)(targets.theta, x, y, targets.bounds)
 
 
 def _update(

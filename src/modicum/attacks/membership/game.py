@@ -98,7 +98,10 @@ def _features(records: Batch) -> Tensor:
     flat = records.x.flatten(1).double().cpu()
     flat = (flat - flat.mean(0)) / flat.std(0).clamp(min=1e-6)
     if flat.shape[1] > 512:  # directions of most variance: enough to see a shift, quick enough for images
-        flat = flat @ torch.linalg.svd(flat[:2000], full_matrices=False).Vh[:512].T
+        some = flat[:2000]
+        squares, left = torch.linalg.eigh(some @ some.T)  # quicker than factors of the records themselves
+        seen = torch.nonzero(squares > 1e-9 * squares[-1]).flatten()[-512:]
+        flat = flat @ (some.T @ left[:, seen] / squares[seen].sqrt())
         flat = flat / flat.std(0).clamp(min=1e-6)
     classes = torch.nn.functional.one_hot(records.targets["y"].cpu()).double()
     return torch.cat([flat, classes, torch.ones(len(flat), 1, dtype=flat.dtype)], 1)
