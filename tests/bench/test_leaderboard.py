@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from modicum.privacy.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.public.geometry import Public, fit_geometry
 from modicum_bench.leaderboard import pack
-from modicum_bench.leaderboard.figures import difference
+from modicum_bench.leaderboard.figures import crossed, difference
 from modicum_bench.leaderboard.grid import (
     FRACTION,
+    JUDGED,
     MESSAGES,
+    PATIENTS,
     PRESETS,
     ROUNDS,
     ROWS,
@@ -36,10 +39,10 @@ from modicum_bench.leaderboard.grid import (
     noise_of,
     spec_of,
 )
-from modicum_bench.leaderboard.play import Draw, played
+from modicum_bench.leaderboard.play import Draw, judge_of, played
 from modicum_bench.leaderboard.report import page
 from modicum_bench.leaderboard.run import NOISES, bench, best, draws
-from modicum_bench.leaderboard.tasks import STAND_INS, divided, private
+from modicum_bench.leaderboard.tasks import STAND_INS, divided, judged, private
 
 HERE = Path()
 DIGITS = Cell("digits", 20, 2.0, hot=True)
@@ -186,6 +189,61 @@ def test_the_page_ranks_by_paired_differences(tmp_path: Path) -> None:
     assert (tmp_path / "gain.svg").stat().st_size > 1000
     assert "<svg" in (tmp_path / "leaderboard.html").read_text(encoding="utf-8")
     assert (tmp_path / "leaderboard.md").read_text(encoding="utf-8") == text
+
+
+def test_hospitals_patients_are_dealt_anew_in_every_draw() -> None:
+    """All are judged or learned from, never both, in proportion; cold and hot cells judge the same patients."""
+    rng = np.random.default_rng(0)
+    whose, y = rng.integers(0, 4, 400), rng.integers(0, 2, 400)
+    rows = Arrays(np.arange(400, dtype=np.float32)[:, None], y)
+    first, last = slice(0, 300), slice(300, 400)
+    own = Dataset("heart-disease", rows.take(first), rows.take(last), 2, whose[first], whose[last])
+    tests = []
+    for seed, hot in ((0, False), (0, True), (1, False)):
+        data = divided(own, Cell("heart-disease", 4, 1.0, hot), seed)
+        learned = [int(r[0]) for c in data.clients for r in c.train.x] + [int(r[0]) for r in data.proxy.x]
+        assert sorted(learned + [int(r[0]) for r in data.test.x]) == list(range(400))
+        for i, client in enumerate(data.clients):
+            assert {int(whose[int(r[0])]) for r in client.train.x} == {i}
+            assert len(client.test) == pytest.approx((whose == i).sum() / 5, abs=1)
+        tests.append({int(r[0]) for r in data.test.x})
+        assert tests[-1] == set(judged(own, seed))
+    assert tests[0] == tests[1] != tests[2]
+
+
+def test_letters_are_judged_by_the_clients_own_mixture_too() -> None:
+    """Nine of ten records at clients are of a class that is half of the test: who knows no other has 50 and 90."""
+    own, test = Arrays(np.zeros((10, 1)), np.array([0] * 9 + [1])), Arrays(np.zeros((8, 1)), np.array([0, 1] * 4))
+    letters = next(c for c in FRACTION if TASKS[c.task].shifted)
+    data = divided(Dataset(letters.task, own, test, 2), replace(letters, clients=2, hot=False), 0)
+    judge = judge_of(Draw(HERE, letters, 0, (), HERE), data)
+    assert judge.of(test.y == 1) == {"accuracy": 0.5, "as_clients": pytest.approx(0.9)}
+    digits = next(c for c in FRACTION if c.task == "mnist")
+    assert judge_of(Draw(HERE, digits, 0, (), HERE), data).of(test.y == 1) == {"accuracy": 0.5}
+
+
+def test_intervals_over_patients_hold_what_draws_of_the_same_patients_hide() -> None:
+    """Patients differ in whom they favour: the mean over draws varies as crossed clusters say, not as draws do."""
+    rng = np.random.default_rng(0)
+    means, crosswise, by_draws = [], [], []
+    for _ in range(80):
+        favour = rng.random((2, PATIENTS)) < 0.15  # one method always errs there, the other here
+        pairs = []
+        for _ in range(12):
+            seen = rng.permutation(PATIENTS)[:JUDGED]
+            slips = rng.random((2, JUDGED)) < 0.05
+            a, b = (frozenset(seen[favour[m, seen] ^ slips[m]].tolist()) for m in (0, 1))
+            pairs.append((a, b))
+        wide, narrow = crossed(pairs), difference([100 * (len(b) - len(a)) / JUDGED for a, b in pairs])
+        assert wide is not None
+        assert narrow is not None
+        assert wide.mean == pytest.approx(narrow.mean)
+        means.append(wide.mean)
+        crosswise.append(wide.half)
+        by_draws.append(narrow.half)
+    true = 2.2 * np.std(means)  # Student's t of 12 draws
+    assert np.mean(crosswise) == pytest.approx(true, rel=0.25)
+    assert np.mean(by_draws) < 0.75 * true
 
 
 def test_one_pair_ties_with_nothing_below_it() -> None:

@@ -54,11 +54,12 @@ def test_match(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def test_a_terminal_obeys_no_name(
     obeyed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Up and wiped: the line that says SIMULATION would be gone from the screen, and a match would stand there."""
+    """Up and wiped: the line that says SIMULATION would be gone from the screen, and a match would stand there. Or
+    the run's name is some lines long, the last of them a verdict."""
     if obeyed:
         monkeypatch.setattr("modicum.cli.verify.plain", lambda text: text)
-    name = "ward\r\x1b[9A\x1b[2K\x1b[9B"
-    with Ledger.create(tmp_path / "ledger.sqlite", "run-1", SimulatedNoise(0)) as ledger:
+    name, verdict = "ward\r\x1b[9A\x1b[2K\x1b[9B", "Match: the certificate follows from the ledger"
+    with Ledger.create(tmp_path / "ledger.sqlite", f"run-1\n{verdict}", SimulatedNoise(0)) as ledger:
         ledger.declare(
             [PrivacyPlan(client=name, spec=PrivacySpec(unit="record"), budget=math.inf, guard=Guard.NONE)]
         )
@@ -66,6 +67,7 @@ def test_a_terminal_obeys_no_name(
     out = capsys.readouterr().out
     assert "SIMULATION" in out
     assert ("\r" in out) is obeyed  # colours and the like are left out where nobody looks at a screen
+    assert any(line.startswith(verdict) for line in out.splitlines()) is obeyed
     with pytest.raises(UserError, match="rename client"):
         ClientFacts(name, 10, 1.0, 1)
 

@@ -15,6 +15,7 @@ from modicum.compute.problem import FEW, FEWEST, ROWS, enough_rows, few_rows
 from modicum.compute.row_steps import RowSteps, operations
 from modicum.models import build
 from tests.compute.helpers import cross_entropy
+from tests.compute.test_bound import threads
 
 
 def step_of(model: nn.Module, *shape: int, loss: Callable[..., Tensor] = cross_entropy) -> int:
@@ -34,8 +35,44 @@ def test_few_rows_are_for_processors_that_were_searched(
     maker: str, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(problem, "maker_of_processor", lambda: maker)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert few_rows() == step
+
+
+class Threads(nn.Module):
+    """Notes how many threads its passes have."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function, self.linear, self.seen = function, nn.Linear(4, 3), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = torch.get_num_threads()
+        output: Tensor = self.linear(self.function(x))
+        return output
+
+
+@pytest.mark.parametrize(
+    ("maker", "function", "most"),
+    [
+        ("AuthenticAMD", torch.tanh, 2),
+        ("AuthenticAMD", torch.sigmoid, 1),  # threads share a tensor at places that end in no register
+        ("GenuineIntel", torch.tanh, 1),
+        ("", torch.tanh, 1),
+    ],
+)
+@pytest.mark.parametrize("limited", [True, False])
+def test_sums_have_no_more_threads_than_were_searched(
+    maker: str, function: Callable[[Tensor], Tensor], most: int, limited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin leaves the process all threads that it has."""
+    monkeypatch.setattr(problem, "maker_of_processor", lambda: maker)
+    if not limited:
+        monkeypatch.setattr(import_module("modicum.compute.clipped_sum"), "most_threads", lambda **_: 8)
+    model = Threads(function)
+    with threads(4):
+        Clipper(model)(cross_entropy, torch.randn(6, 4), torch.arange(6) % 3, Flat(1.0))
+        assert (model.seen == most) is limited
+        assert torch.get_num_threads() == 4
 
 
 class Hidden(torch.autograd.Function):

@@ -12,7 +12,7 @@ from typing import Any
 
 import forger
 import pytest
-from run_folder import CHARGES, PLANS, RECORD, SECRET, edit, make_run, one
+from run_folder import CHARGES, PLAIN, PLANS, RECORD, SECRET, edit, make_run, one
 
 from modicum.errors import MissingExtraError, UserError
 from modicum.privacy import second_opinion
@@ -284,3 +284,17 @@ def test_the_claim_is_told_with_the_figures(tmp_path: Path) -> None:
     behind = by_name["behind"]
     assert (behind["unit"], behind["adjacency"], behind["delta"]) == ("client", "zero-out", 1e-5)
     assert "only the sum of each round" in behind["adversary"]
+
+
+def test_a_plan_that_cannot_be_computed_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forger may plan more releases than there are numbers; where nobody catches that, verify breaks off."""
+    monkeypatch.setattr("modicum.privacy.ledger.check_plan", lambda _: None)
+    many = PlannedRelease("update", 0.3, PLAIN, 10**30)
+    plan = PrivacyPlan(client="a", spec=RECORD, budget=1.0, releases=(many,))
+    with Ledger.create(tmp_path / "ledger.sqlite", "run-1", CryptoNoise()) as ledger:
+        ledger.declare([plan])
+        with pytest.raises(ValueError, match="exceeded"):
+            second_opinion.plan_epsilon(plan)
+    outcome = verify(tmp_path / "ledger.sqlite")
+    assert not outcome.matches
+    assert "beyond what can be computed" in outcome.problems[0]

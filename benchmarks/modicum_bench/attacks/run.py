@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import tempfile
 import time
@@ -174,6 +175,8 @@ def _play(job: Job) -> None:
             asked = [row for row in job.left(attack) if row in stages]
             if asked and time.time() <= job.until:
                 _try(job, {row: stages[row] for row in asked}, attack)
+        stages.clear()
+        gc.collect()  # graphs hold GPU memory and refer to each other: a process that plays many would keep all
     took = round(time.monotonic() - began, 1)
     line = [job.table, job.task, list(job.rows), list(job.attacks), job.seed, took]
     with open(job.out / TIMES, "a", encoding="utf-8") as file:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from scipy.stats import t as student
 
-from modicum_bench.leaderboard.grid import ROWS, Cell
-from modicum_bench.leaderboard.play import NO_PRIVACY
+from modicum_bench.leaderboard.grid import JUDGED, PATIENTS, ROWS, Cell
+from modicum_bench.leaderboard.play import NO_PRIVACY, PUBLIC_ALONE
 
-PUBLIC_ALONE = "public alone"
 LOSS = 1.0  # points that the default method may lose at most
 Values = Mapping[int, float]  # seed → percent
+Wrong = Mapping[int, frozenset[int]]  # seed → patients that were judged wrongly
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Played:
 
     cell: Cell
     values: Mapping[str, Values]
+    wrong: Mapping[str, Wrong] = field(default_factory=dict)  # where draws judge different patients
 
     @property
     def order(self) -> list[str]:
@@ -79,6 +81,16 @@ class Played:
         a, b = self.values.get(one, {}), self.values.get(other, {})
         return difference([a[s] - b[s] for s in a if s in b])
 
+    def over_patients(self, one: str, other: str) -> Difference | None:
+        """The same difference, were other patients drawn as well; None where draws share their test records."""
+        a, b = self.wrong.get(one, {}), self.wrong.get(other, {})
+        return crossed([(a[s], b[s]) for s in a if s in b])
+
+    def resampled(self, one: str, other: str) -> Difference | None:
+        """The same difference with the variance of draws that share records as Nadeau & Bengio 2003 correct it."""
+        a, b = self.values.get(one, {}), self.values.get(other, {})
+        return difference([a[s] - b[s] for s in a if s in b], JUDGED / (PATIENTS - JUDGED))
+
     def gap(self, one: str) -> float | None:
         """Share of the way from public records to no privacy."""
         limit, public = self.values.get(NO_PRIVACY), self.values.get(PUBLIC_ALONE)
@@ -88,25 +100,54 @@ class Played:
         return (_mean(own) - _mean(public)) / (_mean(limit) - _mean(public))
 
 
-def difference(pairs: Sequence[float]) -> Difference | None:
+def difference(pairs: Sequence[float], shared: float = 0.0) -> Difference | None:
+    """Over draws, whose mean has the variance of one times 1/draws + `shared`."""
     if not pairs:
         return None
     if len(pairs) < 2:
         return Difference(pairs[0], math.nan)
-    half = float(student.ppf(0.975, len(pairs) - 1)) * statistics.stdev(pairs) / math.sqrt(len(pairs))
-    return Difference(statistics.fmean(pairs), half)
+    spread = statistics.stdev(pairs) * math.sqrt(1 / len(pairs) + shared)
+    return Difference(statistics.fmean(pairs), float(student.ppf(0.975, len(pairs) - 1)) * spread)
 
 
-def gathered(results: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> list[Played]:
-    """Cells with any result, in their order."""
+def crossed(pairs: Sequence[tuple[frozenset[int], frozenset[int]]]) -> Difference | None:
+    """Difference in accuracy over draws that judge JUDGED of PATIENTS each, from what two methods get wrong.
+
+    Both draws and patients are drawn from many: the variance by draws, plus that by patients, less that of single
+    judgements, which both hold (Cameron, Gelbach & Miller 2011).
+    """
+    draws = len(pairs)
+    if draws < 2:
+        return None
+    judgements = draws * JUDGED
+    by_draw = [len(b) - len(a) for a, b in pairs]
+    by_patient = Counter(p for _, b in pairs for p in b)
+    by_patient.subtract(p for a, _ in pairs for p in a)
+    mean = sum(by_draw) / judgements
+    draw = draws / (draws - 1) * sum((d - JUDGED * mean) ** 2 for d in by_draw)
+    times = judgements / PATIENTS  # that a patient is judged, about
+    patient = sum((by_patient[p] - times * mean) ** 2 for p in range(PATIENTS)) * PATIENTS / (PATIENTS - 1)
+    single = sum(len(a ^ b) for a, b in pairs)
+    deviation = math.sqrt(max(draw + patient - single, draw, patient)) / judgements
+    return Difference(100 * mean, 100 * float(student.ppf(0.975, draws - 1)) * deviation)
+
+
+def gathered(
+    results: Sequence[Mapping[str, Any]], cells: Sequence[Cell], measure: str = "accuracy"
+) -> list[Played]:
+    """Cells with any result of this measure, in their order."""
     found: dict[str, dict[str, dict[int, float]]] = {}
+    wrong: dict[str, dict[str, dict[int, frozenset[int]]]] = defaultdict(lambda: defaultdict(dict))
     for r in results:
+        if measure not in r:
+            continue
         values = found.setdefault(r["cell"], {})
-        if "accuracy" in r:
-            values.setdefault(r["method"], {})[r["seed"]] = 100 * r["accuracy"]
-        if r.get("public_only") is not None:
+        values.setdefault(r["method"], {})[r["seed"]] = 100 * r[measure]
+        if "wrong" in r:
+            wrong[r["cell"]][r["method"]][r["seed"]] = frozenset(r["wrong"])
+        if measure == "accuracy" and r.get("public_only") is not None:
             values.setdefault(PUBLIC_ALONE, {})[r["seed"]] = 100 * r["public_only"]
-    return [Played(cell, found[cell.name]) for cell in cells if cell.name in found]
+    return [Played(cell, found[cell.name], wrong[cell.name]) for cell in cells if cell.name in found]
 
 
 def spread(values: Values) -> str:

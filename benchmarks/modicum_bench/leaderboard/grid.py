@@ -21,6 +21,7 @@ Budget = float | tuple[float, ...]
 MESSAGES, SUM = "server-sees-messages", "secure-aggregation"
 ROUNDS = 30
 PUBLIC = 0.05  # share of a task's records that is public in hot cells
+PATIENTS, JUDGED = 920, 184  # of Heart Disease: all of them, and those that a draw is judged on
 MOMENTUM = 0.5  # of the server, for every method that has one
 
 
@@ -35,6 +36,7 @@ class Task:
     most: int | None = None  # training records that are used, of the source too; None: all
     few: int | None = None  # records of the source that go through the backbone; None: all
     clients: tuple[int, int] = (50, 10)
+    shifted: bool = False  # whether classes have other shares in the test than at clients
 
 
 TASKS = {
@@ -46,7 +48,7 @@ TASKS = {
         Task("svhn", (0.5, 1.0, 5.0), "rendered", "house-numbers.npz"),
         Task("cifar-100", (3.0, 5.0, 10.0), "cifar-10", "cifar-10-group.npz", few=1_500),
         Task("fashion-mnist", (0.1, 0.5, 2.0), "emnist-merge47:10-46", "emnist-letters.npz", most=30_000),
-        Task("emnist-merge47:10-46", (0.5, 1.0, 5.0), "mnist", most=20_000),
+        Task("emnist-merge47:10-46", (0.5, 1.0, 5.0), "mnist", most=20_000, shifted=True),
         Task("digits", (0.5, 2.0, 5.0), clients=(20, 20)),
     )
 }
@@ -75,7 +77,12 @@ class Cell:
     @property
     def seeds(self) -> int:
         """Small test sets need many draws."""
-        return {"digits": 10, "heart-disease": 30}.get(self.task, 3)
+        return {"digits": 10, "heart-disease": 60}.get(self.task, 3)
+
+    @property
+    def dealt(self) -> bool:
+        """Whether every draw deals all records anew into training and test."""
+        return self.task == "heart-disease"
 
 
 def fraction(task: Task, place: int) -> list[Cell]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from modicum.report.colours import colours_of
 from modicum.report.inline import page as html_page
-from modicum_bench.leaderboard.figures import PUBLIC_ALONE, Played, gathered, spread
+from modicum_bench.leaderboard.figures import Played, gathered, spread
 from modicum_bench.leaderboard.grid import ROWS, TASKS, Cell
-from modicum_bench.leaderboard.play import NO_PRIVACY
+from modicum_bench.leaderboard.play import AS_CLIENTS, NO_PRIVACY, PUBLIC_ALONE
 
 LEVELS = ("tight", "middle", "loose")
 Table = list[list[str]]
@@ -21,7 +21,12 @@ Table = list[list[str]]
 def page(results: Sequence[dict[str, Any]], cells: Sequence[Cell], out: Path) -> str:
     """Markdown, also written to leaderboard.md beside the results; the same as HTML; the picture of gains."""
     found = gathered(results, cells)
-    parts = [("Ranks", ranks(found)), ("The default method", summary(found)), ("All methods", accuracies(found))]
+    parts = [("Ranks", ranks(found)), ("The default method", summary(found))]
+    if any(one.wrong for one in found):
+        parts.append(("Over draws and over patients", patients(found)))
+    if shifted := gathered(results, cells, AS_CLIENTS):
+        parts.append(("With test records weighted as clients' own", summary(shifted)))
+    parts.append(("All methods", accuracies(found)))
     text = "\n\n".join(f"{title}:\n\n{_markdown(table)}" for title, table in parts) + "\n"
     (out / "leaderboard.md").write_text(text, encoding="utf-8")
     drawn = picture(found, out / "gain.svg")
@@ -51,6 +56,26 @@ def _line(one: Played) -> list[str]:
         f"{rival} {spread(one.values[rival])}" if rival else "–",
         beside.text if beside else "–",
     ]
+
+
+def patients(found: Sequence[Played]) -> Table:
+    """Of cells whose draws judge different patients: `auto` minus the best other and minus public records.
+
+    Three intervals: over draws of these patients, over draws of other patients too, and corrected for draws that
+    share records; the last column is the smallest loss that the second excludes.
+    """
+    head = ["cell", "auto minus", "difference", "over draws", "over patients too", "corrected", "loss excluded"]
+    own = [one for one in found if one.wrong]
+    return [head, *(line for one in own for other in (one.rival, PUBLIC_ALONE) if (line := _three(one, other)))]
+
+
+def _three(one: Played, other: str | None) -> list[str]:
+    draws = one.minus("auto", other or "")
+    wide, corrected = (d("auto", other or "") for d in (one.over_patients, one.resampled))
+    if other is None or draws is None or wide is None or corrected is None:
+        return []
+    halves = [f"± {d.half:.1f}" for d in (draws, wide, corrected)]
+    return [one.cell.name, other, f"{draws.mean:+.1f}", *halves, f"{max(0.0, wide.half - wide.mean):.1f}"]
 
 
 def accuracies(found: Sequence[Played]) -> Table:

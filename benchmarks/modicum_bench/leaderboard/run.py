@@ -20,7 +20,7 @@ from modicum_bench.leaderboard.tasks import STAND_INS, undressed
 Say = Callable[[str], None]
 STAGES = ("choose", "test", "report")
 NOISES = (3e-4, 3e-3, 3e-5, 3e-2)  # that settings are chosen for; a cell takes those of the nearest, by logarithm
-LIMITED = 1  # draws whose head without privacy is fitted
+LIMITED = 1  # draws whose head without privacy is fitted, where all draws are judged on the same records
 MOST = {"quick": 5}  # draws of a cell, where a preset is to end in a quarter of an hour on a busy machine too
 
 
@@ -116,7 +116,7 @@ def draws(
     chosen: dict[Cell, dict[str, Choice]] = {}
     for seed in range(max(cell.seeds for cell in cells))[:most]:
         for cell in cells:
-            names = [*ROWS, *([NO_PRIVACY] if seed < LIMITED else [])]
+            names = [*ROWS, *([NO_PRIVACY] if seed < LIMITED or cell.dealt else [])]
             left = [n for n in names if (cell.name, n, seed) not in known]
             if seed >= cell.seeds or not left:
                 continue

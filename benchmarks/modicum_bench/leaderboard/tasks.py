@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from modicum.data import assign_budgets, federate, load
 from modicum.data.arrays import Arrays, Dataset, FederatedData
+from modicum.data.federate import stratified_rows
 from modicum.data.fetch import data_folder
 from modicum.data.geometry import load_geometry
 from modicum.federation.experiment import Federation
@@ -19,7 +21,7 @@ from modicum.privacy.accounting.choose import epsilon
 from modicum.privacy.events import NoSampling
 from modicum.privacy.plan import PlannedRelease
 from modicum.public.features import behind, stand_on
-from modicum_bench.leaderboard.grid import MESSAGES, PUBLIC, TASKS, Cell, Task, spec_of
+from modicum_bench.leaderboard.grid import JUDGED, MESSAGES, PATIENTS, PUBLIC, TASKS, Cell, Task, spec_of
 from modicum_bench.leaderboard.pack import geometry_of, packed, unpack
 from modicum_bench.stand_in import stood_in
 
@@ -83,13 +85,33 @@ def divided(records: Dataset, cell: Cell, seed: int) -> FederatedData:
     """IID clients, or Heart Disease's hospitals; hot: some records are public, all of them to learn from."""
     natural = records.clients is not None
     return federate(
-        records,
+        dealt_anew(records, judged(records, seed)) if natural else records,
         clients=None if natural else cell.clients,
-        test=0.2 if natural else 0.0,
         proxy=PUBLIC if cell.hot else False,
         proxy_validation=0.0,
         seed=seed,
     )
+
+
+def judged(records: Dataset, seed: int) -> npt.NDArray[np.int64]:
+    """A fifth of all patients, in proportion by hospital and diagnosis: whom this draw is judged on."""
+    whose, y = _whose(records), np.concatenate([records.train.y, records.test.y])
+    rng = np.random.default_rng([seed, *b"judged"])
+    return stratified_rows(whose * records.classes + y, JUDGED / PATIENTS, rng)
+
+
+def dealt_anew(records: Dataset, rows: npt.NDArray[np.int64]) -> Dataset:
+    """All records, those for training before those for the test, dealt again: these rows are the test."""
+    whole, whose = Arrays.concatenate([records.train, records.test]), _whose(records)
+    held = np.isin(np.arange(len(whole)), rows)
+    train, test = whole.take(~held), whole.take(held)
+    return replace(records, train=train, test=test, clients=whose[~held], test_clients=whose[held])
+
+
+def _whose(records: Dataset) -> npt.NDArray[np.int64]:
+    assert records.clients is not None
+    assert records.test_clients is not None
+    return np.concatenate([records.clients, records.test_clients])
 
 
 def undressed(cell: Cell, folder: Path, seed: int) -> Federation:

@@ -1,14 +1,19 @@
 """Small public tables cut into four clients that differ as hospitals do: for `auto`'s variance between clients.
 
-`python -m modicum_bench.leaderboard.unlike` prints accuracy with public labels and personalised budgets, for each
-variance, on clients that differ and on clients that do not. No record of a leaderboard's task is looked at.
+`python -m modicum_bench.leaderboard.unlike --out FILE` prints accuracy with public labels and personalised
+budgets, for each variance, on clients that differ and on clients that do not. No record of a leaderboard's task is
+looked at.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +29,9 @@ from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.rehearsal import Rehearsal
 from modicum.methods import Auto
 from modicum.public.head import logistic_head
+from modicum_bench.leaderboard.figures import difference
 from modicum_bench.leaderboard.grid import MESSAGES, PUBLIC, ROUNDS, SUM
+from modicum_bench.leaderboard.play import PUBLIC_ALONE
 
 SIZES, ILL = (
     (242, 235, 98, 160),
@@ -106,14 +113,14 @@ def _unit(x: npt.NDArray[np.float64], y: npt.NDArray[np.int64], rows: npt.NDArra
     return Arrays(chosen.astype(np.float32), y[rows].astype(np.int64))
 
 
-def played(table: Table, view: str, unlike: bool, draws: int) -> Iterator[tuple[float, list[float]]]:
+def played(table: Table, view: str, unlike: bool, seed: int) -> dict[str, float]:
     """Public records alone, and `auto` with each variance, in percent."""
-    for seed in range(draws):
-        data = divided(table, seed, unlike)
-        head = logistic_head(torch.from_numpy(data.proxy.x), torch.from_numpy(data.proxy.y), 2)
-        right = (torch.from_numpy(data.test.x).double() @ head[0].T + head[1]).argmax(1).numpy() == data.test.y
-        federation = Federation(data, assign_budgets(BUDGETS, len(SIZES)))
-        yield 100 * float(right.mean()), [100 * _accuracy(federation, view, v, seed) for v in VARIANCES]
+    data = divided(table, seed, unlike)
+    head = logistic_head(torch.from_numpy(data.proxy.x), torch.from_numpy(data.proxy.y), 2)
+    right = (torch.from_numpy(data.test.x).double() @ head[0].T + head[1]).argmax(1).numpy() == data.test.y
+    federation = Federation(data, assign_budgets(BUDGETS, len(SIZES)))
+    found = {f"{v:g}": 100 * _accuracy(federation, view, v, seed) for v in VARIANCES}
+    return {PUBLIC_ALONE: 100 * float(right.mean()), **found}
 
 
 def _accuracy(federation: Federation, view: str, variance: float, seed: int) -> float:
@@ -129,19 +136,44 @@ def _accuracy(federation: Federation, view: str, variance: float, seed: int) -> 
         anchored.BETWEEN = kept
 
 
+def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Mean over tables and draws for each variance, and what it gains over none: 95% by Student's t over draws."""
+    for unlike, view in itertools.product((True, False), (SUM, MESSAGES)):
+        own = [r for r in rows if (r["unlike"], r["view"]) == (unlike, view)]
+        by_seed = [[r["percent"] for r in own if r["seed"] == seed] for seed in sorted({r["seed"] for r in own})]
+        whole = [some for some in by_seed if len(some) == max(map(len, by_seed))]
+        if not whole:
+            continue
+        means = [{key: statistics.fmean(one[key] for one in some) for key in some[0]} for some in whole]
+        said = []
+        for key in means[0]:
+            gain = difference([m[key] - m["0"] for m in means])
+            assert gain is not None
+            said.append(f"{key}: {statistics.fmean(m[key] for m in means):.1f} ({gain.text})")
+        yield f"{'unlike' if unlike else 'alike'}, {view}, {len(whole)} draws of each table: {', '.join(said)}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=4)
     parser.add_argument("--tables", nargs="*", default=None, help="names; all where none is given")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="a file of lines; what is in it is not played again"
+    )
     asked = parser.parse_args()
     chosen = {n: t for n, t in all_tables().items() if not asked.tables or n in asked.tables}
-    for unlike in (True, False):
-        for view in (SUM, MESSAGES):
-            found = [one for table in chosen.values() for one in played(table, view, unlike, asked.draws)]
-            means = [statistics.fmean(values[i] for _, values in found) for i in range(len(VARIANCES))]
-            said = ", ".join(f"{v:g}: {m:.1f}" for v, m in zip(VARIANCES, means, strict=True))
-            alone = statistics.fmean(public for public, _ in found)
-            print(f"{'unlike' if unlike else 'alike'}, {view}: public alone {alone:.1f}; {said}", flush=True)
+    keys = ("table", "unlike", "view", "seed")
+    rows = [json.loads(line) for line in asked.out.read_text().splitlines()] if asked.out.is_file() else []
+    known = {tuple(r[k] for k in keys) for r in rows}
+    for seed, (name, table) in itertools.product(range(asked.draws), chosen.items()):
+        for unlike, view in itertools.product((True, False), (SUM, MESSAGES)):
+            about = dict(zip(keys, (name, unlike, view, seed), strict=True))
+            if tuple(about.values()) in known:
+                continue
+            rows.append({**about, "percent": played(table, view, unlike, seed)})
+            with asked.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+    print("\n".join(lines(rows)))
 
 
 if __name__ == "__main__":

@@ -40,16 +40,17 @@ def _show(outcome: Verification) -> None:
     width = max([len(check.client) for check in outcome.clients] + [6])
     if outcome.clients:
         typer.echo(f"\n{'client':<{width}}  {'certified ε':>11}  {'recomputed':>11}  {'dp-accounting':>13}")
-    for check in outcome.clients:
-        typer.echo(plain(_line(check, width)))
+    for line in (line for check in outcome.clients for line in _lines(check, width)):
+        typer.echo(plain(line))
     for problem in outcome.problems:
-        typer.echo(plain(f"\nMISMATCH  {problem}"))
+        typer.echo(f"\n{plain(f'MISMATCH  {problem}')}")
     typer.echo(f"\n{_verdict(outcome)}")
 
 
 def plain(text: str) -> str:
-    """Text of others that a terminal must not obey: a name could wipe out the line that warns of a simulation."""
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    """One line with text of others that a terminal must not obey: a name could wipe out the line that warns of a
+    simulation, or bring lines of its own that say Match."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _of_the_file(outcome: Verification) -> list[str]:
@@ -113,13 +114,13 @@ def _verdict(outcome: Verification) -> str:
     return "Match: the ledger is sound. No certificate was given to compare it with."
 
 
-def _line(check: ClientCheck, width: int) -> str:
+def _lines(check: ClientCheck, width: int) -> list[str]:
     verdict = "match" if check.matches else "MISMATCH"
     text = (
         f"{check.client:<{width}}  {_number(check.certified):>11}  {_number(check.recomputed):>11}  "
         f"{_number(check.second_opinion):>13}  {verdict}{'' if check.private else ' (no privacy)'}"
     )
-    return "\n".join([text, *(f"{'':<{width}}  {problem}" for problem in check.problems)])
+    return [text, *(f"{'':<{width}}  {problem}" for problem in check.problems)]
 
 
 def _number(value: float | None) -> str:

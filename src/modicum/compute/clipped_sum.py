@@ -24,6 +24,8 @@ from modicum.compute.problem import (
     batch_size,
     check_weights,
     enough_rows,
+    few_threads,
+    most_threads,
     nothing,
     trained_parameters,
     without_autocast,
@@ -69,13 +71,23 @@ class Clipper:
         check_weights(weights, examples)
         if examples == 0 or not trained:
             return nothing(trained, examples)
-        # A row's bits may depend on how many rows there are, where these are few.
-        rows = enough_rows(examples, self.row_steps(trained, loss, lambda: (x, y), parts))
-        problem = Problem(self.model, trained, loss, x, y, clip, weights, examples, parts).filled(rows)
-        found = self._by_books(problem) if self._trusts_books(problem) else None
-        if found is None:
-            found = fallback_clipped_sum(problem.filled(enough_rows(rows)))
+        problem = Problem(self.model, trained, loss, x, y, clip, weights, examples, parts)
+        with self._threads(problem):
+            # A row's bits may depend on how many rows there are, where these are few.
+            rows = enough_rows(examples, self.row_steps(trained, loss, lambda: (x, y), parts))
+            problem = problem.filled(rows)
+            found = self._by_books(problem) if self._trusts_books(problem) else None
+            if found is None:
+                found = fallback_clipped_sum(problem.filled(enough_rows(rows)))
         return ClippedSum(found.total, found.norms[:examples])
+
+    def _threads(self, problem: Problem) -> AbstractContextManager[None]:
+        """As many as were searched on a CPU."""
+        if problem.device.type != "cpu" or torch.get_num_threads() == 1:
+            return nullcontext()
+        batch = problem.x, problem.y
+        alike = self.row_steps.alike(problem.trained, problem.loss, lambda: batch, problem.parts)
+        return few_threads(most_threads(alike=alike))
 
     def _trusts_books(self, problem: Problem) -> bool:
         """Probe the batch, unless an earlier one has settled the matter."""

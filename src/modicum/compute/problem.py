@@ -99,19 +99,38 @@ functions than the rest; so its bits depend on how many rows there are. With mul
 to (docs/clipping.md). `row_steps` knows models for which less will do."""
 
 FEW = 4
-"""Rows that matrix libraries treat alike, with up to two threads."""
+"""Rows that matrix libraries treat alike."""
 
 FEWEST = 16
 """Rows of a pass at least: with fewer, libraries multiply in other ways."""
 
 
 def few_rows() -> int:
-    """What the number of rows is a multiple of at least. Threads share rows, and more than two were not searched:
-    it is a guess that each of them needs as many as one of two. Only AMD's processors were searched so; on others
-    it is 32, with which the search found nothing on Intel's either."""
-    if maker_of_processor() != "AuthenticAMD":
-        return ROWS
-    return min(ROWS, max(FEW, FEW // 2 * torch.get_num_threads()))
+    """What the number of rows is a multiple of at least. Only AMD's processors were searched so; on others it is
+    32, with which the search found nothing on Intel's either."""
+    return FEW if maker_of_processor() == "AuthenticAMD" else ROWS
+
+
+def most_threads(*, alike: bool) -> int:
+    """With how many threads a row's bits were found not to depend on the others; `alike` if every operation
+    computes a number in one way wherever it stands. Others compute the last numbers of a tensor in another way,
+    and several threads share it at any of its numbers. On Intel's processors two threads divide long rows, or do
+    not, by how many rows there are; more than two were searched nowhere."""
+    return 2 if alike and maker_of_processor() == "AuthenticAMD" else 1
+
+
+@contextmanager
+def few_threads(most: int) -> Iterator[None]:
+    """No more than these, whatever the process has."""
+    before = torch.get_num_threads()
+    if before <= most:
+        yield
+        return
+    torch.set_num_threads(most)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def enough_rows(examples: int, step: int = ROWS) -> int:

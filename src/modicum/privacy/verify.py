@@ -136,7 +136,12 @@ def verify(path: str | PathLike[str], *, head: str | None = None) -> Verificatio
     except LedgerDamaged as error:
         if error.entry is None:
             raise
-        return Verification(ledger=str(ledger_path), certificate=certificate is not None, problems=(str(error),))
+        problem = str(error)
+    except UserError:
+        raise
+    except (ValueError, ArithmeticError, MemoryError) as error:  # of plans that nobody but a forger makes
+        problem = f"its plans are beyond what can be computed ({type(error).__name__})"
+    return Verification(ledger=str(ledger_path), certificate=certificate is not None, problems=(problem,))
 
 
 def _hexadecimal(head: str) -> str:
