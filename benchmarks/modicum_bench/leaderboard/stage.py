@@ -14,7 +14,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,9 @@ ARMS: dict[str, dict[str, float]] = {"whole": {"whole": 1}, "norms": {}, "adapte
 RATES = {MESSAGES: (0.1, 0.3), SUM: (0.1, 0.03)}  # noise that all steps leave in a logit
 HEAD_RATES = (0.03, 0.1, 0.3)
 REACHES = {  # a filter's weights are about .04, a norm's scales about 1
-    MESSAGES: {"whole": (0.06, 0.12, 0.03), "norms": (0.1, 0.3, 0.03), "adapters": (0.1, 0.3)},
-    SUM: {"whole": (0.12, 0.06, 0.25), "norms": (0.3, 0.1, 1.0), "adapters": (0.3, 1.0)},
+    "whole": (0.06, 0.03, 0.015),
+    "norms": (0.1, 0.3, 0.03),
+    "adapters": (0.03, 0.01),
 }
 View = str
 
@@ -244,12 +245,12 @@ class Draw:
         return Prepared(after, first, own, nobody, nobody, batch(data.test), None, FeatureFacts(data.classes))
 
 
-def choose(place: Place, arms: Iterable[str]) -> Chosen:
+def choose(place: Place, rates: Sequence[float]) -> Chosen:
     """For a head and each arm the best of the stand-in's runs, by the average over rounds."""
     draw, found = Draw(place, 0, 1), dict[str, dict[Setting, float]]()
     found[HEAD] = {Setting(rate, 0.0): draw.alone(rate)["average"] for rate in HEAD_RATES}
-    for arm in arms:
-        settings = [Setting(rate, reach) for reach in REACHES[place.view][arm] for rate in RATES[place.view]]
+    for arm, reaches in REACHES.items():
+        settings = [Setting(rate, reach) for reach in reaches for rate in rates]
         found[arm] = {setting: draw.stage(arm, setting)["average"] for setting in settings}
     return {arm: max(tried, key=lambda s: tried[s]) for arm, tried in found.items()}
 
@@ -290,21 +291,19 @@ def second(place: Place, chosen: Chosen) -> Iterator[None]:
 def bench(
     backbones: Path, out: Path, view: View, device: str, seconds: float, most: int | None, rounds: int
 ) -> None:
-    """Choose on the stand-in, write that down, then test: hot, then cold, until the time is over.
-
-    Cold runs have the stage's settings of hot ones, and a rate for the head alone of their own.
-    """
+    """Choose on the stand-in, write that down, then test: hot, then cold, until the time is over."""
     ends = time.monotonic() + seconds
     out.mkdir(parents=True, exist_ok=True)
     task, stand_in = bed(TASK, backbones, device, VIEWS, most), bed(STAND_IN, backbones, device, 1, most)
     hot, cold = (Place(task, view, start, out, device, rounds=rounds) for start in (True, False))
     by_start: dict[bool, Chosen] = {}
-    for place in (hot, cold):
-        aside = replace(place, bed=stand_in, noise=noise_of(place.divided(0), view), fitted={})
-        by_start[place.hot] = {**by_start.get(True, {}), **choose(aside, ARMS if place.hot else ())}
+    for place in (hot, cold):  # the stand-in's clients send messages whose mean has the cell's own noise
+        noise = noise_of(place.divided(0), view)
+        aside = replace(place, bed=stand_in, view=MESSAGES, noise=noise, fitted={})
+        by_start[place.hot] = choose(aside, RATES[view])
         said = {arm: asdict(setting) for arm, setting in by_start[place.hot].items()}
         with (out / "stage-chosen.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"view": view, "hot": place.hot, "noise": aside.noise, **said}) + "\n")
+            file.write(json.dumps({"view": view, "hot": place.hot, "noise": noise, **said}) + "\n")
     for part, place in ((first, hot), (first, cold), (second, hot), (second, cold)):
         for _ in part(place, by_start[place.hot]):
             if time.monotonic() > ends:
