@@ -106,8 +106,9 @@ FEWEST = 16
 
 
 def few_rows() -> int:
-    """What the number of rows is a multiple of at least. Threads share rows: each of them needs as many as one of
-    two, which was searched with four and eight on AMD's processors alone; on others it is 32."""
+    """What the number of rows is a multiple of at least. Threads share rows, and more than two were not searched:
+    it is a guess that each of them needs as many as one of two. Only AMD's processors were searched so; on others
+    it is 32, with which the search found nothing on Intel's either."""
     if maker_of_processor() != "AuthenticAMD":
         return ROWS
     return min(ROWS, max(FEW, FEW // 2 * torch.get_num_threads()))
