@@ -19,7 +19,7 @@ from torch.nn import functional
 from modicum.compute.even_linear import even_linear, fits, shown_linear
 from modicum.compute.even_products import even_products
 from modicum.compute.pieces import Kept
-from modicum.compute.problem import enough_rows, with_zero_rows
+from modicum.compute.problem import enough_rows, one_thread, with_zero_rows
 from modicum.compute.row_steps import RowSteps
 from modicum.compute.rules import RULES, pieces
 
@@ -93,17 +93,18 @@ class Alone(nn.Module):
         return self.layer(x) * self.one
 
 
-def step_of(layer: Layer, x: Tensor) -> int:
-    """What clipped sums of a model of this layer fill up to."""
+def way_of(layer: Layer, x: Tensor) -> tuple[int, bool]:
+    """What clipped sums of a model of this layer fill up to, and whether by all threads."""
     model = Alone(layer)
-    return RowSteps(model)(dict(model.named_parameters()), by_record, lambda: (x, x))
+    steps, what = RowSteps(model), (dict(model.named_parameters()), by_record, lambda: (x, x))
+    return steps(*what), steps.alike(*what)
 
 
 def by_record(outputs: Tensor, _: Tensor) -> Tensor:
     return outputs.flatten(1).sum(1)
 
 
-def found(layer: Layer, x: Tensor, seeds: Tensor, step: int) -> dict[str, Tensor]:
+def found(layer: Layer, x: Tensor, seeds: Tensor, step: int, alike: bool) -> dict[str, Tensor]:
     """What is computed of each row of a batch: by name, (rows, …). `step` 0: not filled up."""
     rows = len(x)
     more = enough_rows(rows, step) - rows if step else 0
@@ -111,7 +112,10 @@ def found(layer: Layer, x: Tensor, seeds: Tensor, step: int) -> dict[str, Tensor
     if x.is_floating_point():
         x = x.requires_grad_()
     answer = {}
-    with even_products() if step else nullcontext():  # as clipped sums compute it
+    with (
+        even_products() if step else nullcontext(),
+        nullcontext() if alike else one_thread(),
+    ):  # as clipped sums do
         output = as_computed(layer, x) if step and isinstance(layer, nn.Linear) else layer(x)
         answer["output"] = output.detach()
         if x.is_floating_point():
@@ -153,12 +157,12 @@ def changes(sizes: tuple[int, ...], layers: tuple[str, ...], *, fill: bool) -> I
         x = draw(MOST[sizes])
         with torch.no_grad():
             seeds = torch.randn(MOST[sizes], *layer(x[:1]).shape[1:])
-        step = step_of(layer, x[:2]) if fill else 0
-        truth = found(layer, x, seeds, step)
+        way = way_of(layer, x[:2]) if fill else (0, True)
+        truth = found(layer, x, seeds, *way)
         for size, start in itertools.product(sizes, STARTS):
             here, last = slice(start, start + size), slice(start + size - 1, start + size)
-            alone = found(layer, x[last], seeds[last], step)
-            for what, values in found(layer, x[here], seeds[here], step).items():
+            alone = found(layer, x[last], seeds[last], *way)
+            for what, values in found(layer, x[here], seeds[here], *way).items():
                 if what.startswith("what is added") or what not in truth:
                     expected, values = alone[what], values[-1:]
                 else:

@@ -18,6 +18,7 @@ from modicum.compute.fallback import fallback_clipped_sum
 from modicum.compute.flat import FlatSums, Problem, Way
 from modicum.compute.probe import Verdict, probe
 from modicum.compute.problem import (
+    ROWS,
     ClippedSum,
     Loss,
     Parts,
@@ -25,6 +26,7 @@ from modicum.compute.problem import (
     check_weights,
     enough_rows,
     nothing,
+    one_thread,
     trained_parameters,
     without_autocast,
     without_drawing,
@@ -70,12 +72,22 @@ class Clipper:
         if examples == 0 or not trained:
             return nothing(trained, examples)
         # A row's bits may depend on how many rows there are, where these are few.
-        rows = enough_rows(examples, self.row_steps(trained, loss, lambda: (x, y), parts))
+        step = self.row_steps(trained, loss, lambda: (x, y), parts)
+        rows = enough_rows(examples, step)
         problem = Problem(self.model, trained, loss, x, y, clip, weights, examples, parts).filled(rows)
-        found = self._by_books(problem) if self._trusts_books(problem) else None
-        if found is None:
-            found = fallback_clipped_sum(problem.filled(enough_rows(rows)))
+        with self._threads(problem, step):
+            found = self._by_books(problem) if self._trusts_books(problem) else None
+            if found is None:
+                found = fallback_clipped_sum(problem.filled(enough_rows(rows)))
         return ClippedSum(found.total, found.norms[:examples])
+
+    def _threads(self, problem: Problem, step: int) -> AbstractContextManager[None]:
+        """One where operations mind the places at which threads share a tensor. Small steps say that none does."""
+        if step < ROWS or problem.device.type != "cpu" or torch.get_num_threads() == 1:
+            return nullcontext()
+        batch = problem.x, problem.y
+        alike = self.row_steps.alike(problem.trained, problem.loss, lambda: batch, problem.parts)
+        return nullcontext() if alike else one_thread()
 
     def _trusts_books(self, problem: Problem) -> bool:
         """Probe the batch, unless an earlier one has settled the matter."""

@@ -1,6 +1,6 @@
 """Linear layers of which every row is computed in one way, wherever it stands in its batch.
 
-Where rows of few numbers begin at odd addresses, matrix libraries add up each row's products in an order that
+Where rows begin at odd addresses, matrix libraries add up each row's products in an order that
 depends on where it begins. A record more in a batch moves all that follow it, and a model may be chosen that
 magnifies their last bits: one record would then move everybody's gradient. Filled up with zeros to whole cache
 lines, all rows begin alike.
@@ -27,15 +27,16 @@ Show = Callable[[Tensor], None]
 """Gets the gradient of a layer's output."""
 
 
-def small(layer: nn.Linear) -> bool:
-    """Whether rows of a layer, or of its gradients, may be added up in several orders; wide ones are not."""
+def needs_filling(layer: nn.Linear) -> bool:
+    """Whether rows of a layer, or of its gradients, may be added up in several orders."""
     return uneven_sizes(layer.in_features, layer.out_features)
 
 
 def uneven_sizes(size: int, out: int, apart: int = 0) -> bool:
     """Whether rows of so many numbers, which begin `apart` from one another if not side by side, may be multiplied
-    with a matrix of so many columns in several orders."""
-    return min(size, out) < LINE and bool(size % ALIKE or out % ALIKE or apart % ALIKE)
+    with a matrix of so many columns in several orders. Wide ones too: with four threads, or by MKL's oldest
+    instructions."""
+    return bool(size % ALIKE or out % ALIKE or apart % ALIKE)
 
 
 def uneven(layer: nn.Module) -> bool:
@@ -44,7 +45,7 @@ def uneven(layer: nn.Module) -> bool:
         isinstance(layer, nn.Linear)
         and type(layer).forward is nn.Linear.forward
         and "forward" not in vars(layer)
-        and small(layer)
+        and needs_filling(layer)
     )
 
 
@@ -55,7 +56,7 @@ def filled(t: Tensor, more: int, below: int = 0) -> Tensor:
 
 def even_linear(layer: nn.Linear, *args: Any, **keywords: Any) -> Tensor:
     """The layer's output; zeros in place of what fills up inputs and outputs change no number's value."""
-    if keywords or len(args) != 1 or args[0].is_cuda or not small(layer):
+    if keywords or len(args) != 1 or args[0].is_cuda or not needs_filling(layer):
         return nn.Linear.forward(layer, *args, **keywords)
     return _product(args[0], _filled_weight(layer.weight), layer.bias, layer.weight.shape)
 
@@ -83,7 +84,7 @@ def fits(layer: nn.Linear, args: tuple[Any, ...]) -> bool:
 
 def shown_linear(layer: nn.Linear, x: Tensor, anchor: Tensor, show: Show) -> Tensor:
     """The same output of (B, d) inputs by fewer calls; `show` is called in the backward pass."""
-    output: Tensor = _Linear.apply(x, layer.weight, layer.bias, anchor, small(layer), show)  # type: ignore[no-untyped-call]
+    output: Tensor = _Linear.apply(x, layer.weight, layer.bias, anchor, needs_filling(layer), show)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -119,7 +120,7 @@ class _Linear(torch.autograd.Function):
 
 @contextmanager
 def evened(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """All small linear layers of a model's modules, trained or not, are filled up for a while."""
+    """All uneven linear layers of a model's modules, trained or not, are filled up for a while."""
     found = [part for part in modules if uneven(part)]
     for part in found:
         part.forward = partial(even_linear, part)  # type: ignore[arg-type]

@@ -114,6 +114,18 @@ def few_rows() -> int:
     return min(ROWS, max(FEW, FEW // 2 * torch.get_num_threads()))
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For operations that compute the last numbers of a tensor by other functions than the rest: several threads
+    share a tensor at any of its numbers, and each computes the last ones of its share so."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def enough_rows(examples: int, step: int = ROWS) -> int:
     """So many rows or a few more: a multiple of `step`, and enough for libraries' usual ways; 0 for none."""
     return max(FEWEST, -(-examples // step) * step) if examples else 0

@@ -10,22 +10,24 @@ from pathlib import Path
 import torch
 
 SETTING = "MKL_CBWR"
-STRICT = "AVX2,STRICT"
+STRICT = {"AVX512": "AVX512,STRICT"}
+"""By torch's name of the instructions; AVX2's else."""
 
 
 def keep_rows_apart(cpu: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether MKL was asked for its strict mode; call it before the first product, at which MKL reads the setting.
 
     On Intel processors MKL's AVX2 products of 32 and of 64 rows differ in the last bits of rows that they share,
-    which the bound of docs/clipping.md cannot bear; strict products do not. Those of AVX-512 agree as they are,
-    and strict ones cost up to a third more there. On other makers' processors MKL has no strict mode. Whoever has
-    set the variable keeps it.
+    which the bound of docs/clipping.md cannot bear; strict products do not. Those of AVX-512 agree as they are
+    with one thread; several divide long rows among them, or do not, by how many rows there are. Strict ones cost
+    up to a third more there. On other makers' processors MKL has no strict mode. Whoever has set the variable
+    keeps it.
     """
-    if SETTING in os.environ or torch.backends.cpu.get_cpu_capability() == "AVX512":
+    instructions = torch.backends.cpu.get_cpu_capability()
+    alone = instructions == "AVX512" and torch.get_num_threads() == 1
+    if SETTING in os.environ or alone or maker_of_processor(cpu) != "GenuineIntel":
         return False
-    if maker_of_processor(cpu) != "GenuineIntel":
-        return False
-    os.environ[SETTING] = STRICT
+    os.environ[SETTING] = STRICT.get(instructions, "AVX2,STRICT")
     return True
 
 

@@ -73,7 +73,17 @@ class RowSteps:
         """For this loss and batches like this one, which is asked for where it is not yet known."""
         if not all(p.device.type == "cpu" for p in trained.values()) or torch.is_autocast_enabled("cpu"):
             return ROWS  # nobody has looked there
-        return few_rows() if self.operations(trained, loss, batch, parts) <= ALIKE else ROWS
+        return few_rows() if self.alike(trained, loss, batch, parts) else ROWS
+
+    def alike(
+        self,
+        trained: dict[str, nn.Parameter],
+        loss: Loss,
+        batch: Callable[[], tuple[Any, Any]],
+        parts: Parts | None = None,
+    ) -> bool:
+        """Whether every operation computes each number in one way, wherever it stands."""
+        return self.operations(trained, loss, batch, parts) <= ALIKE
 
     def operations(
         self,
