@@ -115,7 +115,7 @@ def most_threads(*, alike: bool) -> int:
     """With how many threads a row's bits were found not to depend on the others; `alike` if every operation
     computes a number in one way wherever it stands. Others compute the last numbers of a tensor in another way,
     and several threads share it at any of its numbers. On Intel's processors two threads divide long rows, or do
-    not, by how many rows there are; more than two were searched nowhere."""
+    not, by how many rows there are; more than two were searched on a machine of two cores alone."""
     return 2 if alike and maker_of_processor() == "AuthenticAMD" else 1
 
 
