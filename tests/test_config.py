@@ -143,7 +143,7 @@ LATE = [
     (("budgets = [1.0, 8.0]", "budgets = [1.0, 0.0]"), "line 6: a budget ε must be a positive number"),
     (("budgets = [1.0, 8.0]", 'budgets = { "x" = 1.0 }'), "line 6: budgets by weight are written"),
     (("[run]", '[model]\nname = "cnnn"\n\n[run]'), "line 11: unknown model 'cnnn'"),
-    (("[run]", '[model]\nname = "mlp"\nwide = 8\n\n[run]'), "line 11: model 'mlp' does not take"),
+    (("[run]", '[model]\nname = "mlp"\nwide = 8\n\n[run]'), "line 11: model 'mlp' has no option"),
     (("[run]", '[model]\nname = "mlp"\nhidden = -1\n\n[run]'), "line 11: model 'mlp' does not take"),
     (("[run]", '[model]\nname = "mlp"\nhidden = 1e19\n\n[run]'), "line 11: the model option hidden must be a fin"),
     (("[run]", '[model]\nname = "cnn8"\nwidth = nan\n\n[run]'), "line 11: the model option width must be a fin"),

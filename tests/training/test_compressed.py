@@ -78,7 +78,7 @@ def test_a_frozen_projection_keeps_the_public_records_directions() -> None:
         ({"compress": 4, "compress_after": 99}, "no layer 99"),
         ({"compress": 4, "compress_after": 17}, "before the head"),
         ({"compress": 4, "compress_frozen": 1}, "public records"),
-        ({"compres": 4}, "does not take"),
+        ({"compres": 4}, "has no option"),
     ],
 )
 def test_bad_options_get_one_line_before_anything_is_reserved(
