@@ -37,7 +37,7 @@ class ClippedSum:
 def trained_parameters(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
     """The parameters to clip: those named, or else all that require a gradient. Tied ones appear once."""
     if names is None:
-        return {name: p for name, p in model.named_parameters() if p.requires_grad}
+        return Parts(model).trained
     every = dict(model.named_parameters(remove_duplicate=False))
     chosen = list(names)
     unknown = [name for name in chosen if name not in every]
@@ -63,7 +63,7 @@ class Parts:
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """As `trained_parameters` finds them where none are named."""
+        """All that require a gradient, by name; tied ones once."""
         found: dict[nn.Parameter, str] = {}
         for prefix, module in self.named:
             for local, p in module._parameters.items():

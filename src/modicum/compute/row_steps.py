@@ -95,7 +95,7 @@ class RowSteps:
         """The names of all operations of the model and this loss, forth and back."""
         if not isinstance(loss, Hashable):
             return self._found(trained, loss, *batch())
-        key = (loss, tuple(trained), (parts or Parts(self.model)).key, torch.get_num_threads())
+        key = (loss, tuple(trained), (parts or Parts(self.model)).key)
         if key not in self._known:
             self._known[key] = self._found(trained, loss, *batch())
             if len(self._known) > REMEMBERED:
