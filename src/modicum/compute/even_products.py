@@ -36,7 +36,16 @@ def multiplies(operations: frozenset[str]) -> bool:
     return any(name in operation for operation in operations for name in BATCHED)
 
 
-class _EvenProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class EagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that no compiler ever meets."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not asked for: torch would import its compiler at the first operation, two seconds of every process."""
+        return False
+
+
+class _EvenProducts(EagerMode):  # type: ignore[no-untyped-call]
     """Stands in for torch's products of batches of matrices."""
 
     def __torch_dispatch__(

@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from modicum.compute.bookkeeping import requiring_grad
 from modicum.compute.even_linear import evened
-from modicum.compute.even_products import UNEVEN, uneven_rows
+from modicum.compute.even_products import UNEVEN, EagerMode, uneven_rows
 from modicum.compute.probe import numbers_like, own_weights
 from modicum.compute.problem import ROWS, Loss, Parts, batch_size, few_rows, rows, with_zero_rows, without_drawing
 
@@ -98,7 +97,7 @@ def row_step(seen: frozenset[str]) -> int:
     return few_rows() if alike(seen) and not torch.is_autocast_enabled("cpu") else ROWS
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watch(EagerMode):  # type: ignore[no-untyped-call]
     """Notes which operations are carried out."""
 
     def __init__(self) -> None:
