@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from modicum.compute import flat
 from modicum.compute.bookkeeping import CannotKeepBooksError, PassRecorder, requiring_grad
 from modicum.compute.even_products import even_products, multiplies
-from modicum.compute.fallback import fallback_clipped_sum
+from modicum.compute.fallback import fallback_clipped_sum, one_at_a_time
 from modicum.compute.flat import FlatSums, Problem, Way
 from modicum.compute.probe import Verdict, probe
 from modicum.compute.problem import (
@@ -32,6 +32,7 @@ from modicum.compute.problem import (
     without_drawing,
 )
 from modicum.compute.row_steps import RowSteps
+from modicum.compute.searched import unsearched
 from modicum.core.clips import Clip
 
 REMEMBERED = 64
@@ -73,6 +74,8 @@ class Clipper:
             return nothing(trained, examples)
         problem = Problem(self.model, trained, loss, x, y, clip, weights, examples, parts)
         with self._threads(problem):
+            if self._is_strange(problem):
+                return one_at_a_time(problem)
             # A row's bits may depend on how many rows there are, where these are few.
             rows = enough_rows(examples, self.row_steps(trained, loss, lambda: (x, y), parts))
             problem = problem.filled(rows)
@@ -89,6 +92,19 @@ class Clipper:
         alike = self.row_steps.alike(problem.trained, problem.loss, lambda: batch, problem.parts)
         return few_threads(most_threads(alike=alike))
 
+    def _is_strange(self, problem: Problem) -> bool:
+        """Whether a CPU would run operations of which nobody knows whether rows depend on one another."""
+        if problem.device.type != "cpu":
+            return False
+        name = unsearched(self._operations(problem))
+        if name:
+            self._tell(f"the operation {name}, whose rows may depend on one another")
+        return bool(name)
+
+    def _operations(self, problem: Problem) -> frozenset[str]:
+        batch = problem.x, problem.y
+        return self.row_steps.operations(problem.trained, problem.loss, lambda: batch, problem.parts)
+
     def _trusts_books(self, problem: Problem) -> bool:
         """Probe the batch, unless an earlier one has settled the matter."""
         key = _key(problem)
@@ -97,7 +113,7 @@ class Clipper:
             return known
         try:
             with without_drawing(problem.device):
-                verdict = probe(self.model, problem.trained, problem.loss, problem.x, problem.y, problem.examples)
+                verdict = probe(self.model, problem.trained, problem.loss, problem.x, problem.y)
         except CannotKeepBooksError as reason:
             self._remember(key, right=False)
             self._tell(reason)
@@ -113,7 +129,7 @@ class Clipper:
         if len(self._right) > REMEMBERED:
             self._right.popitem(last=False)
 
-    def _tell(self, reason: CannotKeepBooksError) -> None:
+    def _tell(self, reason: CannotKeepBooksError | str) -> None:
         kind = type(self.model).__name__
         message = f"per-example clipping of {kind} takes the slow way because of {reason}"
         warnings.warn(message, SlowClippingWarning, stacklevel=5)
@@ -122,9 +138,7 @@ class Clipper:
         """Where the model multiplies examples' matrices on a CPU, all of them are computed alike."""
         if problem.device.type != "cpu":
             return nullcontext()
-        trained, parts = problem.trained, problem.parts
-        seen = self.row_steps.operations(trained, problem.loss, lambda: (problem.x, problem.y), parts)
-        return even_products() if multiplies(seen) else nullcontext()
+        return even_products() if multiplies(self._operations(problem)) else nullcontext()
 
     def _by_books(self, problem: Problem) -> ClippedSum | None:
         """None where this batch does what the probed ones did not."""
