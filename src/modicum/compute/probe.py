@@ -9,8 +9,8 @@ losses must be the same in the reverse order, since the first example may be the
 A verdict decides over the route by which everybody's gradients are computed, so it must not hang on a record. A
 model may be sent whose two routes differ as much as the probe allows, so that one record tips it. So the probe
 looks at weights and numbers of its own, and takes only what is not a real number (tokens, classes) from the batch.
-Nor must it hang on how many records there are: the more numbers are drawn, the sooner one of them is where a root or
-a logarithm is none. So it looks at as many rows of any batch.
+Nor must it hang on how many records there are: the more numbers are drawn, the sooner one of them has no root or
+no logarithm. So it looks at the same number of rows of any batch.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ UNEVEN = "uneven product"
 """What a product of rows is called that may be added up in several orders."""
 
 ACROSS = " across records"
-"""What the name of an operation ends in that adds up numbers of several records, which lie side by side, together."""
+"""What the name of an operation ends in that adds up numbers of records that lie side by side, all together."""
 
 PRODUCTS_AND_ROWS = """
     addmm mm bmm baddbmm convolution convolution_backward embedding embedding_dense_backward
@@ -41,7 +41,8 @@ FUNCTIONS = """
     _prelu_kernel _prelu_kernel_backward softshrink softshrink_backward hardshrink hardshrink_backward
     exp_ expm1 log log1p log2 rsqrt sqrt_ reciprocal pow pow_ sin cos tan atan atan2 asinh sinh cosh hypot
     erf erfinv lgamma digamma polygamma i0 special_i1 sinc xlogy logaddexp lerp addcmul addcdiv fmod remainder
-    sign floor ceil round trunc clamp_ clamp_max neg_ masked_fill_ logical_and logical_and_ logical_or logical_not
+    sign floor ceil round trunc clamp_ clamp_max clamp_min_ neg_ masked_fill_
+    logical_and logical_and_ logical_or logical_not
     bitwise_and bitwise_and_ bitwise_or bitwise_not isnan isinf isfinite mse_loss mse_loss_backward
     huber_loss huber_loss_backward smooth_l1_loss smooth_l1_loss_backward
     binary_cross_entropy binary_cross_entropy_backward
@@ -53,6 +54,8 @@ BY_RECORD = """
     max_pool3d_with_indices max_pool3d_with_indices_backward avg_pool3d avg_pool3d_backward
     adaptive_max_pool2d adaptive_max_pool2d_backward
     upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d upsample_bilinear2d_backward
+    upsample_bicubic2d upsample_bicubic2d_backward grid_sampler_2d grid_sampler_2d_backward median
+    _fft_c2c _fft_r2c _fft_c2r _safe_softmax
     native_dropout native_dropout_backward bernoulli bernoulli_
 """
 MOVED_OTHERWISE = """
@@ -62,7 +65,8 @@ MOVED_OTHERWISE = """
     reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward
     replication_pad1d replication_pad1d_backward replication_pad2d replication_pad2d_backward
     squeeze_ unsqueeze_ transpose_ t_ view_as_complex view_as_real unsafe_split unsafe_chunk
-    resolve_conj resolve_neg lift_fresh lift_fresh_copy set_ resize_ new_full rand_like randn_like
+    _conj _conj_physical conj_physical resolve_conj resolve_neg lift_fresh lift_fresh_copy
+    rand_like randn_like
 """
 SEARCHED = ALIKE | {UNEVEN} | frozenset(" ".join((FUNCTIONS, BY_RECORD, MOVED_OTHERWISE)).split())
 """Those, and operations of which it was found in batches of a multiple of 32 rows, by one thread. Of others nobody
