@@ -20,7 +20,7 @@ from modicum.compute.even_linear import even_linear, fits, shown_linear
 from modicum.compute.even_products import even_products
 from modicum.compute.pieces import Kept
 from modicum.compute.problem import enough_rows, few_threads, most_threads, with_zero_rows
-from modicum.compute.row_steps import RowSteps
+from modicum.compute.row_steps import Operations, alike, row_step
 from modicum.compute.rules import RULES, pieces
 
 SMALL = (2, 13, 33, 66)
@@ -100,8 +100,8 @@ class Alone(nn.Module):
 def way_of(layer: Layer, x: Tensor) -> tuple[int, bool]:
     """What clipped sums of a model of this layer fill up to, and whether its numbers are computed alike."""
     model = Alone(layer)
-    steps, what = RowSteps(model), (dict(model.named_parameters()), by_record, lambda: (x, x))
-    return steps(*what), steps.alike(*what)
+    seen = Operations(model)(dict(model.named_parameters()), by_record, lambda: (x, x))
+    return row_step(seen), alike(seen)
 
 
 def by_record(outputs: Tensor, _: Tensor) -> Tensor:

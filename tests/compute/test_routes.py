@@ -64,8 +64,8 @@ def test_the_fall_back_for_such_batches_is_caught(monkeypatch: pytest.MonkeyPatc
     """The broken twin: a batch with such a record is computed in another way."""
     real = Clipper._by_books
 
-    def falls_back(self: Clipper, problem: Problem) -> ClippedSum | None:
-        return real(self, problem) if bool((problem.x < 1e30).all()) else None
+    def falls_back(self: Clipper, problem: Problem, seen: frozenset[str]) -> ClippedSum | None:
+        return real(self, problem, seen) if bool((problem.x < 1e30).all()) else None
 
     monkeypatch.setattr(Clipper, "_by_books", falls_back)
     assert movement(cancelling()) > 2

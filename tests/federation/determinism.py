@@ -37,9 +37,9 @@ class FirstByAnotherRoute(Clipper):
 
     used = False
 
-    def _by_books(self, problem: Problem) -> ClippedSum | None:
+    def _by_books(self, problem: Problem, seen: frozenset[str]) -> ClippedSum | None:
         if self.used:
-            return super()._by_books(problem)
+            return super()._by_books(problem, seen)
         self.used = True
         return None  # the fall-back takes it
 

@@ -40,8 +40,12 @@ COLUMNS = "product whose columns are records"
 """Was found to be added up in several orders, and is not searched."""
 
 
-class RowSteps:
-    """For one model, what the number of rows has to be a multiple of."""
+UNKNOWN = frozenset({"unknown"})
+"""Of a model that cannot be run, or where nobody has looked."""
+
+
+class Operations:
+    """What one model consists of, together with a loss; found out once for each."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -53,41 +57,29 @@ class RowSteps:
         loss: Loss,
         batch: Callable[[], tuple[Any, Any]],
         parts: Parts | None = None,
-    ) -> int:
-        """For this loss and batches like this one, which is asked for where it is not yet known."""
-        if not all(p.device.type == "cpu" for p in trained.values()) or torch.is_autocast_enabled("cpu"):
-            return ROWS  # nobody has looked there
-        return few_rows() if self.alike(trained, loss, batch, parts) else ROWS
-
-    def alike(
-        self,
-        trained: dict[str, nn.Parameter],
-        loss: Loss,
-        batch: Callable[[], tuple[Any, Any]],
-        parts: Parts | None = None,
-    ) -> bool:
-        """Whether every operation computes each number in one way, wherever it stands."""
-        return self.operations(trained, loss, batch, parts) <= ALIKE
-
-    def operations(
-        self,
-        trained: dict[str, nn.Parameter],
-        loss: Loss,
-        batch: Callable[[], tuple[Any, Any]],
-        parts: Parts | None = None,
     ) -> frozenset[str]:
-        """The names of all operations of the model and this loss, forth and back."""
+        """The names of all operations, forth and back, on batches like this one, which is asked for where it is
+        not yet known; unknown on a GPU."""
+        if not all(p.device.type == "cpu" for p in trained.values()):
+            return UNKNOWN
         if not isinstance(loss, Hashable):
-            return self._found(trained, loss, *batch())
+            return operations(self.model, trained, loss, *batch())
         key = (loss, tuple(trained), (parts or Parts(self.model)).key)
         if key not in self._known:
-            self._known[key] = self._found(trained, loss, *batch())
+            self._known[key] = operations(self.model, trained, loss, *batch())
             if len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
         return self._known[key]
 
-    def _found(self, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> frozenset[str]:
-        return frozenset(operations(self.model, trained, loss, x, y))
+
+def alike(seen: frozenset[str]) -> bool:
+    """Whether every operation computes each number in one way, wherever it stands."""
+    return seen <= ALIKE
+
+
+def row_step(seen: frozenset[str]) -> int:
+    """What the number of rows has to be a multiple of; nobody has looked at half precision."""
+    return few_rows() if alike(seen) and not torch.is_autocast_enabled("cpu") else ROWS
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -133,8 +125,8 @@ def _across(numbers: Tensor, dims: Any) -> bool:
     return any(not 0 < steps[d] <= step for d in added if sizes[d] > 1 for step in records)
 
 
-def operations(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> set[str]:
-    """The names of all operations of a forward and a backward pass; "unknown" if it cannot be run."""
+def operations(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> frozenset[str]:
+    """The names of all operations of a forward and a backward pass."""
     drawn, watch = torch.Generator().manual_seed(0), _Watch()
     more = max(0, LOOKED_AT - batch_size(x))  # however many records there are, as many are looked at
     x, y = (with_zero_rows(rows(tree, slice(0, LOOKED_AT)), more) for tree in (x, y))
@@ -148,5 +140,5 @@ def operations(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x
                     wanted = list(trained.values())
                     torch.autograd.grad(losses, wanted, torch.ones_like(losses), allow_unused=True)
         except Exception:  # whatever is wrong with it is said where it is used
-            return {"unknown"}
-    return watch.seen
+            return UNKNOWN
+    return frozenset(watch.seen)
