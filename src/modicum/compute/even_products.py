@@ -101,5 +101,5 @@ def even_products(*, searched_alone: bool = False) -> Iterator[None]:
     """Products of examples' matrices are even inside, and attention consists of them. For work on a CPU.
 
     `searched_alone`: an operation that was not searched is a RuntimeError."""
-    with sdpa_kernel(SDPBackend.MATH), _EvenProducts(searched_alone=searched_alone):  # type: ignore[no-untyped-call]
+    with sdpa_kernel(SDPBackend.MATH), _EvenProducts(searched_alone=searched_alone):
         yield
