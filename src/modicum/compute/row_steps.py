@@ -102,7 +102,7 @@ class _Watch(EagerMode):  # type: ignore[no-untyped-call]
         across = at is not None and len(args) > at and _across(_as_read(name, args[0]), args[at], self.records)
         self.seen.add(name + ACROSS if across else name)
         if name in PRODUCTS:
-            self.seen |= _kinds_of_product(*args[-2:], self.records)
+            self.seen |= _kinds_of_product(args[-2], args[-1], self.records)
         return func(*args, **(kwargs or {}))
 
 
