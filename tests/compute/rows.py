@@ -78,6 +78,10 @@ LAYERS: dict[str, tuple[Layer, Callable[[int], Tensor]]] = {
     "convolution 1→7, 1×1": (nn.Conv2d(1, 7, 1), numbers(1, 7, 7)),
     "products of 17×22 matrices": (lambda x: x @ x.transpose(1, 2), numbers(17, 22)),
     "attention over 6 places": (lambda x: functional.scaled_dot_product_attention(x, x, x), numbers(6, 25)),
+    "sine": (torch.sin, numbers(3)),
+    "products with a vector": (lambda x: x @ torch.linspace(-1.0, 1.0, 13), numbers(13)),
+    "softmax of what comes before records": (lambda x: x.t().softmax(0).t(), numbers(13)),
+    "Fourier transform": (lambda x: torch.fft.rfft(x).abs(), numbers(15)),
     "attention of two heads": (lambda x: functional.scaled_dot_product_attention(x, x, x), numbers(2, 13, 21)),
 }
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from modicum.compute import Clipper, Flat, row_steps, rules
-from modicum.compute.row_steps import ALIKE, operations
+from modicum.compute.row_steps import operations
+from modicum.compute.searched import ALIKE
 from tests.compute.test_even_products import cancelling, squares
 
 ROWS, PLACES, WIDE = 20, 12, 13

@@ -159,8 +159,15 @@ def _model(name: str, folder: Path, *, stop: bool) -> Tensor:
     return simulation.model.clone()
 
 
+def no_compiler() -> Iterator[str]:
+    """Nothing of this made torch import its compiler, which takes a process two seconds."""
+    if "torch._dynamo" in sys.modules:
+        yield "no compiler: torch._dynamo was imported"
+
+
 PROMISES = {
-    promise.__name__: promise for promise in (order_of_clients, own_job_alone, used_backends, resumed_runs)
+    promise.__name__: promise
+    for promise in (order_of_clients, own_job_alone, used_backends, resumed_runs, no_compiler)
 }
 
 

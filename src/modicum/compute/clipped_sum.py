@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from modicum.compute import flat
 from modicum.compute.bookkeeping import CannotKeepBooksError, PassRecorder, requiring_grad
 from modicum.compute.even_products import even_products, multiplies
-from modicum.compute.fallback import fallback_clipped_sum
+from modicum.compute.fallback import fallback_clipped_sum, one_at_a_time
 from modicum.compute.flat import FlatSums, Problem, Way
 from modicum.compute.probe import Verdict, probe
 from modicum.compute.problem import (
@@ -32,6 +32,7 @@ from modicum.compute.problem import (
     without_drawing,
 )
 from modicum.compute.row_steps import Operations, alike, row_step
+from modicum.compute.searched import unsearched
 from modicum.core.clips import Clip
 
 REMEMBERED = 64
@@ -74,6 +75,9 @@ class Clipper:
         problem = Problem(self.model, trained, loss, x, y, clip, weights, examples, parts)
         seen = self.operations(trained, loss, lambda: (x, y), parts)
         with _threads(problem, seen):
+            if problem.device.type == "cpu" and unsearched(seen):
+                self._tell(f"the operation {unsearched(seen)}, whose rows may depend on one another")
+                return one_at_a_time(problem)
             # A row's bits may depend on how many rows there are, where these are few.
             rows = enough_rows(examples, row_step(seen))
             problem = problem.filled(rows)
@@ -90,7 +94,7 @@ class Clipper:
             return known
         try:
             with without_drawing(problem.device):
-                verdict = probe(self.model, problem.trained, problem.loss, problem.x, problem.y, problem.examples)
+                verdict = probe(self.model, problem.trained, problem.loss, problem.x, problem.y)
         except CannotKeepBooksError as reason:
             self._remember(key, right=False)
             self._tell(reason)
@@ -106,7 +110,7 @@ class Clipper:
         if len(self._right) > REMEMBERED:
             self._right.popitem(last=False)
 
-    def _tell(self, reason: CannotKeepBooksError) -> None:
+    def _tell(self, reason: CannotKeepBooksError | str) -> None:
         kind = type(self.model).__name__
         message = f"per-example clipping of {kind} takes the slow way because of {reason}"
         warnings.warn(message, SlowClippingWarning, stacklevel=5)

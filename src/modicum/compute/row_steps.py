@@ -13,47 +13,30 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from modicum.compute.bookkeeping import requiring_grad
 from modicum.compute.even_linear import evened
-from modicum.compute.even_products import UNEVEN, uneven_rows
+from modicum.compute.even_products import EagerMode, uneven_rows
 from modicum.compute.probe import numbers_like, own_weights
 from modicum.compute.problem import ROWS, Loss, Parts, batch_size, few_rows, rows, with_zero_rows, without_drawing
+from modicum.compute.searched import ACROSS, ALIKE, UNEVEN
 
 REMEMBERED = 64
 
 LOOKED_AT = 11
 """Rows that a model is run on to see what it consists of: few, and hardly ever a layer's size."""
 
-PRODUCTS_AND_ROWS = """
-    addmm mm bmm baddbmm convolution convolution_backward embedding embedding_dense_backward
-    native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward
-    _log_softmax _log_softmax_backward_data _softmax _softmax_backward_data logsumexp
-    nll_loss_forward nll_loss_backward max_pool2d_with_indices max_pool2d_with_indices_backward
-    avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward mean sum
-"""
-NUMBER_BY_NUMBER = """
-    relu relu_ threshold threshold_backward leaky_relu leaky_relu_ leaky_relu_backward hardtanh hardtanh_
-    hardtanh_backward tanh tanh_backward exp sqrt add add_ sub sub_ rsub mul mul_ div div_ neg
-    abs sgn maximum minimum clamp clamp_min where masked_fill eq ne ge gt le lt
-"""
-MOVED_ABOUT = """
-    view _unsafe_view _reshape_alias reshape t transpose permute expand squeeze unsqueeze select slice alias
-    detach clone copy_ cat stack split split_with_sizes unbind index_select gather select_backward slice_backward
-    constant_pad_nd as_strided _to_copy empty empty_like new_empty new_empty_strided empty_strided zeros
-    zeros_like new_zeros ones ones_like new_ones full full_like new_full arange scalar_tensor zero_ fill_
-"""
-ALIKE = frozenset(" ".join((PRODUCTS_AND_ROWS, NUMBER_BY_NUMBER, MOVED_ABOUT)).split())
-"""Operations whose results were found to be the same in a register and out of it, in any row."""
-
-
 PLACES_AT = {
     **dict.fromkeys(("sum", "mean", "logsumexp", "_softmax", "_log_softmax"), 1),
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), 2),
 }
 """Operations that add up numbers of a record, and which of their arguments says along which dims."""
+
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv")
+
+COLUMNS = "product whose columns are records"
+"""Was found to be added up in several orders, and is not searched."""
 
 
 UNKNOWN = frozenset({"unknown"})
@@ -98,7 +81,7 @@ def row_step(seen: frozenset[str]) -> int:
     return few_rows() if alike(seen) and not torch.is_autocast_enabled("cpu") else ROWS
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watch(EagerMode):  # type: ignore[no-untyped-call]
     """Notes which operations are carried out."""
 
     def __init__(self) -> None:
@@ -110,16 +93,26 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         name = func.overloadpacket.__name__
         at = PLACES_AT.get(name)
-        across = at is not None and len(args) > at and _across(args[0], args[at])
-        self.seen.add(f"{name} across records" if across else name)
-        if name in ("mm", "addmm") and _of_records(*args[-2:]):
-            self.seen.add(UNEVEN)
+        across = at is not None and len(args) > at and _across(_as_read(name, args[0]), args[at])
+        self.seen.add(name + ACROSS if across else name)
+        if name in PRODUCTS:
+            self.seen |= _kinds_of_product(*args[-2:])
         return func(*args, **(kwargs or {}))
 
 
-def _of_records(left: Tensor, right: Tensor) -> bool:
-    """Whether records' rows are multiplied in several orders; those of a weight's gradient are nobody's."""
-    return left.shape[0] % LOOKED_AT == 0 and uneven_rows(left, right)
+def _kinds_of_product(left: Tensor, right: Tensor) -> set[str]:
+    """What is to be known of it, if it multiplies rows of records; those of a weight's gradient are nobody's."""
+    if right.dim() == 1:
+        return {UNEVEN}
+    records = [side % LOOKED_AT == 0 for side in (*left.shape, right.shape[-1])]
+    if any(records[:-2]):  # rows of records, or each record's own matrices
+        return {UNEVEN} if left.dim() == 2 and uneven_rows(left, right) else set()
+    return {COLUMNS} if records[-1] and not records[-2] else set()
+
+
+def _as_read(name: str, numbers: Tensor) -> Tensor:
+    """Softmax copies what it is given into the order of its dims first; all else takes it as it lies."""
+    return numbers.contiguous() if "softmax" in name else numbers
 
 
 def _across(numbers: Tensor, dims: Any) -> bool:
