@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from modicum.errors import MissingExtraError
@@ -33,20 +34,28 @@ def library() -> Any:
 
 def plan_epsilon(plan: PrivacyPlan) -> float:
     """ε of everything planned, by PLD."""
+    library()  # asked each time: what is remembered must not hide that it is not there
+    return _price(plan.spec, plan.releases)
+
+
+@lru_cache(maxsize=256)
+def _price(spec: PrivacySpec, releases: tuple[PlannedRelease, ...]) -> float:
+    """Remembered: a second of work, and verifying a folder again, or another run by the same terms, asks for the
+    same."""
     dp = library()
     neighbours = (
         dp.NeighboringRelation.REPLACE_ONE
-        if plan.spec.adjacency is Adjacency.REPLACE_ONE
+        if spec.adjacency is Adjacency.REPLACE_ONE
         else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     )
     accountant = dp.pld.PLDAccountant(neighbours)
-    for planned in plan.releases:
-        accountant.compose(_event(dp, _worth(planned, plan.spec), planned.sampler, plan.spec), planned.count)
-    first = float(accountant.get_epsilon(plan.spec.delta))
-    taken = skellam.delta_taken([(r.integers, r.count) for r in plan.releases if r.integers is not None], first)
+    for planned in releases:
+        accountant.compose(_event(dp, _worth(planned, spec), planned.sampler, spec), planned.count)
+    first = float(accountant.get_epsilon(spec.delta))
+    taken = skellam.delta_taken([(r.integers, r.count) for r in releases if r.integers is not None], first)
     if not taken:
         return first
-    return float(accountant.get_epsilon(plan.spec.delta - taken)) if taken < plan.spec.delta else math.inf
+    return float(accountant.get_epsilon(spec.delta - taken)) if taken < spec.delta else math.inf
 
 
 def _worth(planned: PlannedRelease, spec: PrivacySpec) -> float:
