@@ -1,18 +1,20 @@
-"""What the bound in floating point costs on a CPU: clipped sums before and after it, in turns in one process.
+"""What the bound in floating point costs on a CPU: the code before it and the present one, in turns.
 
-PYTHONPATH=src:OLD python benchmarks/speed_bound.py --before modicum_old [--threads 2] [--only mlp] [--seconds 20]
-PYTHONPATH=src:OLD python benchmarks/speed_bound.py --before modicum_old --whole [--only mlp] [--seconds 20]
+PYTHONPATH=src:OLD python benchmarks/speed_bound.py --before modicum_old [--threads 1 2] [--only mlp] [--share 0.1]
 
-`--whole` times real runs of one client instead, with noise from the operating system: Poisson draw, clipped sum,
-noise and descent, by round of as many steps; start and first round are left out.
+Two kinds of rows. "Sum": a clipped sum of one batch. "Step": a whole private step of a run of one client, from
+one clipped sum to the next: Poisson draw, sum, noise from the operating system, descent and books, all by the
+present code but for the sum, which is taken by either code in turns. `--runs` times whole runs by either code
+instead, with all that has changed besides.
 
-`--before` names a package that holds the code as it was before sums were bounded in floating point, beside which
-the present code is timed. To make one:
+`--before` names a package that holds the code as it was before sums were bounded in floating point. To make one:
 
 git archive 19ab1a6 src/modicum | tar x -C OLD && mv OLD/src/modicum OLD/modicum_old
 grep -rl modicum OLD/modicum_old --include=*.py | xargs sed -i 's/\\bmodicum\\b/modicum_old/g'
 
-Processor time and time by the clock, medians and best; processor times are exact on one thread.
+Either code comes first as often as second, in one process. Medians with quartiles of the times, and of the ratios
+of neighbours, by the clock and of the processor; a thread that waits for the other counts as work there. Needs a
+quiet machine.
 """
 
 from __future__ import annotations
@@ -23,123 +25,223 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from modicum.compute import Clipper, Flat
+import modicum as mo
+from modicum.compute import Clipper, Flat, loop
 from modicum.core.memory import keep_pages
 from modicum.models import build
 
-Work = tuple[str, tuple[int, ...], int, bool]
-Times = list[tuple[list[float], list[float]]]
+Way = Callable[[], object]
+Stamp = tuple[float, float]
+Pair = tuple[Stamp, Stamp]
 
-WORK: dict[str, Work] = {
-    "PAC-DP CNN, B=128, channels-last": ("cnn-small", (1, 28, 28), 128, True),
-    "PAC-DP CNN, B=128": ("cnn-small", (1, 28, 28), 128, False),
-    "PAC-DP CNN, a Poisson batch of 130": ("cnn-small", (1, 28, 28), 130, False),
-    "PAC-DP CNN, a Poisson batch of 119": ("cnn-small", (1, 28, 28), 119, False),
-    "ResNet-18-GN, B=16": ("resnet18", (3, 32, 32), 16, False),
-    "MLP 784-64-10, B=10": ("mlp", (1, 28, 28), 10, False),
-    "MLP 784-64-10, B=64": ("mlp", (1, 28, 28), 64, False),
-    "MLP 784-64-10, B=256": ("mlp", (1, 28, 28), 256, False),
+DIGITS, COLOURS = (1, 28, 28), (3, 32, 32)
+WORK: dict[str, tuple[str, tuple[int, ...], int, bool, float]] = {
+    "logistic 784-10, B=64": ("logistic", DIGITS, 64, False, 5),
+    "MLP 784-64-10, B=10": ("mlp", DIGITS, 10, False, 5),
+    "MLP 784-64-10, B=64": ("mlp", DIGITS, 64, False, 5),
+    "MLP 784-64-10, B=256": ("mlp", DIGITS, 256, False, 5),
+    "PAC-DP CNN, B=128": ("cnn-small", DIGITS, 128, False, 12),
+    "PAC-DP CNN, B=128, channels-last": ("cnn-small", DIGITS, 128, True, 8),
+    "PAC-DP CNN, a Poisson batch of 130": ("cnn-small", DIGITS, 130, False, 8),
+    "LeNet with sigmoids, B=64": ("lenet-sigmoid", DIGITS, 64, False, 6),
+    "ResNet-18-GN, B=16": ("resnet18", COLOURS, 16, False, 38),
 }
+"""Model, records, batch, channels-last, and the seconds of a row."""
+
+RECORDS = 2000
+STEPS = 10_000
+"""Steps of a round that nobody waits for the end of."""
+ROUND = {"resnet18": 2, "cnn-small": 20}
+"""Steps of a round in a whole run: of other models, 200."""
+
+TIMES, RATIOS = ("before, ms", "after, ms"), ("ratio (best)", "of neighbours", "processor", "of neighbours")
+HEAD = ("", "work", "threads", *TIMES, *RATIOS, "pairs")
 
 
 def losses(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs, targets, reduction="none")
 
 
-def sums(before: str, name: str, shape: tuple[int, ...], batch: int, last: bool) -> list[Callable[[], object]]:
+def now() -> Stamp:
+    return time.process_time(), time.perf_counter()
+
+
+def between(start: Stamp, end: Stamp) -> Stamp:
+    return end[0] - start[0], end[1] - start[1]
+
+
+def turns() -> Iterable[int]:
+    """0, 1, 1, 0, and again."""
+    return itertools.cycle((0, 1, 1, 0))
+
+
+def paired(times: Iterable[tuple[int, Stamp]]) -> list[Pair]:
+    """Neighbours of either code, (before, after)."""
+    row = list(times)
+    pairs = zip(row[::2], row[1::2], strict=False)
+    return [(one[1], two[1]) if one[0] == 0 else (two[1], one[1]) for one, two in pairs]
+
+
+def sums(before: str, name: str, shape: tuple[int, ...], batch: int, last: bool) -> list[Way]:
     """The same sum by either code."""
     model = build(name, shape, 10, seed=0)
     x, y = torch.rand(batch, *shape), torch.randint(10, (batch,))
     if last:
         model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     old = importlib.import_module(f"{before}.clipping")
-    then, now = old.Clipper(model), Clipper(model)
-    return [lambda: then(losses, x, y, old.Flat(1.0)), lambda: now(losses, x, y, Flat(1.0))]
+    then, after = old.Clipper(model), Clipper(model)
+    return [lambda: then(losses, x, y, old.Flat(1.0)), lambda: after(losses, x, y, Flat(1.0))]
 
 
-def timed(ways: list[Callable[[], object]], seconds: float) -> Times:
-    """(processor times, times by the clock) of each way, in turns."""
-    found: Times = [([], []) for _ in ways]
-    for way in ways:
+def sum_times(ways: list[Way], seconds: float) -> list[Pair]:
+    """Of each way's calls in turns."""
+    for way in ways * 2:
         way()
-        way()
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until or len(found[0][0]) < 5:
-        for way, (own, clock) in zip(ways, found, strict=True):
-            start = time.process_time(), time.perf_counter()
-            way()
-            own.append(time.process_time() - start[0])
-            clock.append(time.perf_counter() - start[1])
-    return found
+    found, until = [], time.perf_counter() + seconds
+    for which in turns():
+        start = now()
+        ways[which]()
+        found.append((which, between(start, now())))
+        if time.perf_counter() > until and len(found) >= 12:
+            return paired(found)
+    raise AssertionError
 
 
-RECORDS = 2000
-STEPS = {"resnet18": 2, "cnn-small": 20, "mlp": 200}
-"""Steps of a round in a run, so that what a round costs by itself is little."""
+class EnoughError(Exception):
+    """The seconds are over."""
 
 
-def run_times(package: str, name: str, shape: tuple[int, ...], batch: int) -> list[tuple[float, float]]:
-    """(Processor time, time by the clock) of a step, for each round of a short run but the first."""
-    mo, steps = importlib.import_module(package), STEPS[name]
+class InTurns:
+    """A clipper that asks either code in turns, and notes when it was asked."""
+
+    def __init__(self, before: str, model: torch.nn.Module, seconds: float) -> None:
+        self.old = importlib.import_module(f"{before}.clipping")
+        self.then, self.after, self.turns = self.old.Clipper(model), Clipper(model), iter(turns())
+        self.row_steps, self.seconds = self.after.row_steps, seconds
+        self.asked: list[tuple[int, Stamp]] = []
+
+    def __call__(self, loss: Any, x: Any, y: Any, clip: Flat) -> Any:
+        self.asked.append((next(self.turns), now()))
+        if self.asked[-1][1][1] - self.asked[0][1][1] > self.seconds and len(self.asked) > 16:
+            raise EnoughError
+        if self.asked[-1][0]:
+            return self.after(loss, x, y, clip)
+        return self.then(loss, x, y, self.old.Flat(clip.C))
+
+    @property
+    def times(self) -> list[Pair]:
+        """Of whole steps, from one sum to the next; each code's first two are left out."""
+        steps = [(which, between(a, b)) for (which, a), (_, b) in itertools.pairwise(self.asked)]
+        return paired(steps[4:])
+
+
+def step_times(before: str, name: str, shape: tuple[int, ...], batch: int, seconds: float) -> list[Pair]:
+    """Of whole private steps by the present code, with sums by either."""
+    asked: list[InTurns] = []
+
+    def clipper(model: torch.nn.Module, _way: object) -> InTurns:
+        asked.append(InTurns(before, model, seconds))
+        return asked[-1]
+
+    loop.Clipper = clipper  # type: ignore[misc, assignment]
+    try:
+        train(mo, name, shape, batch, STEPS, 1, lambda *_: None)
+    except EnoughError:
+        return max((one.times for one in asked), key=len)
+    finally:
+        loop.Clipper = Clipper  # type: ignore[misc]
+    raise AssertionError
+
+
+def train(
+    package: Any,
+    name: str,
+    shape: tuple[int, ...],
+    batch: int,
+    steps: int,
+    rounds: int,
+    watch: Callable[..., None],
+) -> None:
+    """A run of one client with noise from the operating system."""
     torch.manual_seed(0)
     records = TensorDataset(torch.rand(RECORDS, *shape), torch.randint(10, (RECORDS,)))
-    federation = mo.Federation(mo.federate(mo.from_torch([records], classes=10)), (8.0,))
-    stamps: list[tuple[float, float]] = []
+    federation = package.Federation(package.federate(package.from_torch([records], classes=10)), (8.0,))
+    method = package.methods.DpSgd(batch=batch, steps=steps, lr=0.01)
     with tempfile.TemporaryDirectory() as folder:
-        mo.train(
+        package.train(
             federation,
-            method=mo.methods.DpSgd(batch=batch, steps=steps, lr=0.01),
+            method=method,
             model=name,
-            rounds=4,
+            rounds=rounds,
             simulation=False,
             folder=f"{folder}/run",
-            watch=lambda *_: stamps.append((time.process_time(), time.perf_counter())),
+            watch=watch,
         )
-    return [((b[0] - a[0]) / steps, (b[1] - a[1]) / steps) for a, b in itertools.pairwise(stamps)]
 
 
-def runs_timed(packages: list[str], work: Work, seconds: float) -> Times:
-    """Of runs by either code, in turns."""
-    found: Times = [([], []) for _ in packages]
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until or not found[-1][0]:
-        for package, (own, clock) in zip(packages, found, strict=True):
-            times = run_times(package, *work[:3])
-            own.extend(t for t, _ in times)
-            clock.extend(t for _, t in times)
-    return found
+def run_times(before: str, name: str, shape: tuple[int, ...], batch: int, seconds: float) -> list[Pair]:
+    """Of a step in whole runs by either code, in turns; start and first round are left out."""
+    packages, found = [importlib.import_module(before), mo], []
+    steps, until = ROUND.get(name, 200), time.perf_counter() + seconds
+    for which in turns():
+        stamps: list[Stamp] = []
+        train(packages[which], name, shape, batch, steps, 4, lambda *_, to=stamps: to.append(now()))
+        own, clock = between(stamps[0], stamps[-1])
+        count = steps * (len(stamps) - 1)
+        found.append((which, (own / count, clock / count)))
+        if time.perf_counter() > until and not len(found) % 2:
+            return paired(found)
+    raise AssertionError
+
+
+def quartiles(values: list[float]) -> str:
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.3g} [{low:.3g}, {high:.3g}]"
+
+
+def line(kind: str, name: str, threads: int, pairs: list[Pair]) -> str:
+    """A row of the table: times by the clock, ratios by the clock and of the processor."""
+    ratios = []
+    for axis in (1, 0):
+        then, after = ([pair[way][axis] for pair in pairs] for way in (0, 1))
+        whole = statistics.median(after) / statistics.median(then)
+        neighbours = quartiles([b / a for a, b in zip(then, after, strict=True)])
+        ratios.append(f"{whole:.3f} ({min(after) / min(then):.3f}) | {neighbours}")
+    times = (quartiles([1e3 * pair[way][1] for pair in pairs]) for way in (0, 1))
+    return f"| {kind} | {name} | {threads} | {' | '.join([*times, *ratios])} | {len(pairs)} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--before", required=True)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--only", default="")
-    parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--kinds", nargs="+", default=["sum", "step"])
+    parser.add_argument("--runs", action="store_true")
+    parser.add_argument("--share", type=float, default=1.0, help="of each row's seconds")
     chosen = parser.parse_args()
-    torch.set_num_threads(chosen.threads)
     keep_pages()
-    print("| work | before, ms | after, ms | ratio (best) | by the clock |\n|---|---|---|---|---|")
-    for name, work in WORK.items():
-        if chosen.only.lower() not in name.lower() or (chosen.whole and (work[3] or "Poisson" in name)):
+    for cells in (HEAD, ("---",) * len(HEAD)):
+        print(f"| {' | '.join(cells)} |")
+    kinds = ["run"] if chosen.runs else chosen.kinds
+    for (title, (*work, last, seconds)), kind, threads in itertools.product(WORK.items(), kinds, chosen.threads):
+        if chosen.only.lower() not in title.lower() or (kind != "sum" and (last or "Poisson" in title)):
             continue
-        if chosen.whole:
-            found = runs_timed([chosen.before, "modicum"], work, chosen.seconds)
+        torch.set_num_threads(threads)
+        if kind == "sum":
+            pairs = sum_times(sums(chosen.before, *work, last), chosen.share * seconds)
         else:
-            found = timed(sums(chosen.before, *work), chosen.seconds)
-        (own, clock), (own_now, clock_now) = found
-        then, now = (1e3 * statistics.median(t) for t in (own, own_now))
-        by_clock = statistics.median(clock_now) / statistics.median(clock)
-        best = min(own_now) / min(own)
-        print(f"| {name} | {then:.3g} | {now:.3g} | {now / then:.2f} ({best:.2f}) | {by_clock:.2f} |", flush=True)
+            timed = run_times if kind == "run" else step_times
+            pairs = timed(chosen.before, *work, chosen.share * seconds)
+        print(line(kind, title, threads, pairs), flush=True)
 
 
 if __name__ == "__main__":

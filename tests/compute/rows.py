@@ -20,7 +20,7 @@ from modicum.compute.even_linear import even_linear, fits, shown_linear
 from modicum.compute.even_products import even_products
 from modicum.compute.pieces import Kept
 from modicum.compute.problem import enough_rows, few_threads, most_threads, with_zero_rows
-from modicum.compute.row_steps import RowSteps
+from modicum.compute.row_steps import Operations, alike, row_step
 from modicum.compute.rules import RULES, pieces
 
 SMALL = (2, 13, 33, 66)
@@ -78,6 +78,10 @@ LAYERS: dict[str, tuple[Layer, Callable[[int], Tensor]]] = {
     "convolution 1→7, 1×1": (nn.Conv2d(1, 7, 1), numbers(1, 7, 7)),
     "products of 17×22 matrices": (lambda x: x @ x.transpose(1, 2), numbers(17, 22)),
     "attention over 6 places": (lambda x: functional.scaled_dot_product_attention(x, x, x), numbers(6, 25)),
+    "sine": (torch.sin, numbers(3)),
+    "products with a vector": (lambda x: x @ torch.linspace(-1.0, 1.0, 13), numbers(13)),
+    "softmax of what comes before records": (lambda x: x.t().softmax(0).t(), numbers(13)),
+    "Fourier transform": (lambda x: torch.fft.rfft(x).abs(), numbers(15)),
     "attention of two heads": (lambda x: functional.scaled_dot_product_attention(x, x, x), numbers(2, 13, 21)),
 }
 
@@ -96,8 +100,8 @@ class Alone(nn.Module):
 def way_of(layer: Layer, x: Tensor) -> tuple[int, bool]:
     """What clipped sums of a model of this layer fill up to, and whether its numbers are computed alike."""
     model = Alone(layer)
-    steps, what = RowSteps(model), (dict(model.named_parameters()), by_record, lambda: (x, x))
-    return steps(*what), steps.alike(*what)
+    seen = Operations(model)(dict(model.named_parameters()), by_record, lambda: (x, x))
+    return row_step(seen), alike(seen)
 
 
 def by_record(outputs: Tensor, _: Tensor) -> Tensor:

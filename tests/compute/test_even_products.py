@@ -16,6 +16,7 @@ from torch.nn import functional
 from modicum.compute import Flat, clipped_sum
 from modicum.compute.sums import each_product
 from tests.compute.helpers import cross_entropy
+from tests.compute.test_bound import threads
 from tests.compute.test_even_linear import Scaled
 
 RECORDS = 64
@@ -40,6 +41,15 @@ class Pairs(nn.Module):
             return functional.scaled_dot_product_attention(left[:, None], right[:, None], right[:, None])
         return left @ right.transpose(1, 2)
 
+    def with_cancelling_biases(self) -> Pairs:
+        """What equal examples come to hangs on the order in which matrices are multiplied."""
+        size = self.left.out_features // self.p
+        with torch.no_grad():
+            self.left.bias += cancelling(self.p, size).flatten()
+            right = cancelling(self.n, size) if self.attention else torch.ones(self.n, size)
+            self.right.bias.copy_(right.flatten())
+        return self
+
 
 def cancelling(*shape: int) -> Tensor:
     """Numbers of very different sizes, each with its opposite in the same row, and small ones."""
@@ -59,11 +69,7 @@ def squares(outputs: Tensor, _: Tensor) -> Tensor:
 def norms_of_pairs(shape: tuple[int, int, int], *, attention: bool = False, by_books: bool = True) -> Tensor:
     """Of one record, many times over: by book-keeping, or by the fall-back, at all positions."""
     torch.manual_seed(0)
-    p, n, size = shape
-    pairs = Pairs(p, n, size, attention=attention)
-    with torch.no_grad():
-        pairs.left.bias += cancelling(p, size).flatten()
-        pairs.right.bias.copy_(torch.ones(n * size) if not attention else cancelling(n, size).flatten())
+    pairs = Pairs(*shape, attention=attention).with_cancelling_biases()
     model: nn.Module = pairs if by_books else Scaled(pairs)  # type: ignore[arg-type]
     x = torch.zeros(RECORDS, 4)
     return clipped_sum(model, squares, x, x, Flat(1.0)).norms
@@ -149,33 +155,53 @@ def as_they_lie() -> Iterator[None]:
     """The broken twin."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("fallback", "clipped_sum"):
-            patch.setattr(import_module(f"modicum.compute.{name}"), "even_products", nullcontext)
+            patch.setattr(import_module(f"modicum.compute.{name}"), "even_products", lambda **_: nullcontext())
         yield
 
 
-def test_matrices_side_by_side_are_caught() -> None:
-    """Not every processor's library minds."""
-    with as_they_lie():
-        by_books, by_fall_back = (
-            max(kinds(norms_of_pairs(shape, by_books=books)) for shape in SHAPES) for books in (True, False)
-        )
-        movement = max(moved(shape) for shape in SHAPES)
-        over_places = max(kinds(norms_over_places(layer, *shape)) for layer, *shape in LAYERS)
-    if by_books == by_fall_back == over_places == 1:
+def need_a_library_that_minds(raw: Tensor) -> None:
+    """Twins have something to show where equal examples come out unlike, by torch alone."""
+    if len(raw.flatten(1).unique(dim=0)) == 1:
         pytest.skip("this library adds up all matrices alike")
-    assert min(by_books, by_fall_back, over_places) > 1
-    assert movement > 2
 
 
-def test_attention_that_is_not_taken_apart_is_caught() -> None:
+def by_torch(*, attention: bool) -> Tensor:
+    """What one record comes to, forth and back, many times over."""
+    torch.manual_seed(0)
+    x = torch.zeros(RECORDS, 4, requires_grad=True)
+    outputs = [Pairs(*shape, attention=attention).with_cancelling_biases()(x) for shape in SHAPES]
+    gradients = (torch.autograd.grad(squares(found, x).sum(), x)[0] for found in outputs)
+    return torch.cat([found.flatten(1) for found in (*outputs, *gradients)], 1)
+
+
+def test_matrices_side_by_side_are_caught() -> None:
+    with as_they_lie(), threads(1):
+        need_a_library_that_minds(by_torch(attention=False))
+        for books in (True, False):
+            assert max(kinds(norms_of_pairs(shape, by_books=books)) for shape in SHAPES) > 1
+        assert max(moved(shape) for shape in SHAPES) > 2
+
+
+def test_gradients_side_by_side_are_caught() -> None:
+    """On one thread: with two, this library was seen to add up all gradients of 1×1 convolutions alike. Those of 5
+    channels and 81 places differ wherever memory is, and other layers' in some places only."""
+    layer, channels, *places = LAYERS[2]
+    with as_they_lie(), threads(1):
+        x, seeds = torch.ones(RECORDS, channels, *places), cancelling(channels, *places)
+        need_a_library_that_minds(torch.vmap(torch.func.grad(_convolved), (None, 0, None))(layer.weight, x, seeds))
+        assert kinds(norms_over_places(layer, channels, *places)) > 1
+
+
+def _convolved(weight: Tensor, x: Tensor, seeds: Tensor) -> Tensor:
+    return (functional.conv2d(x[None], weight) * seeds).flatten(1).sum(1)[0]
+
+
+def test_attention_that_is_not_taken_apart_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's own kernel multiplies matrices where they lie, whatever stands in for products of batches."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("modicum.compute.even_products.sdpa_kernel", lambda _: nullcontext())
-        found = max(kinds(norms_of_pairs(shape, attention=True)) for shape in SHAPES)
-    with as_they_lie():
-        if max(kinds(norms_of_pairs(shape, attention=True)) for shape in SHAPES) == 1:
-            pytest.skip("this library adds up all matrices alike")
-    assert found > 1
+    monkeypatch.setattr("modicum.compute.even_products.sdpa_kernel", lambda _: nullcontext())
+    with threads(1):
+        need_a_library_that_minds(by_torch(attention=True))
+        assert max(kinds(norms_of_pairs(shape, attention=True)) for shape in SHAPES) > 1
 
 
 def test_a_compiler_finds_no_product_that_it_cannot_take() -> None:

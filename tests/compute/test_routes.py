@@ -8,6 +8,7 @@ together far beyond one.
 from __future__ import annotations
 
 from importlib import import_module
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from modicum.compute import Clipper, Flat, clipped_sum
 from modicum.compute import probe as probe_module
+from modicum.compute.bookkeeping import PassRecorder
 from modicum.compute.fallback import fallback_clipped_sum
 from modicum.compute.flat import Problem
 from modicum.compute.fused import FusedBackend
@@ -62,8 +64,8 @@ def test_the_fall_back_for_such_batches_is_caught(monkeypatch: pytest.MonkeyPatc
     """The broken twin: a batch with such a record is computed in another way."""
     real = Clipper._by_books
 
-    def falls_back(self: Clipper, problem: Problem) -> ClippedSum | None:
-        return real(self, problem) if bool((problem.x < 1e30).all()) else None
+    def falls_back(self: Clipper, problem: Problem, seen: frozenset[str]) -> ClippedSum | None:
+        return real(self, problem, seen) if bool((problem.x < 1e30).all()) else None
 
     monkeypatch.setattr(Clipper, "_by_books", falls_back)
     assert movement(cancelling()) > 2
@@ -100,6 +102,34 @@ def test_a_verdict_does_not_hang_on_records() -> None:
 def test_a_probe_of_the_records_themselves_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_module("modicum.compute.clipped_sum"), "probe", probe_module._probe)
     assert any(verdicts())
+
+
+class Rooted(nn.Module):
+    """Of some numbers there is no root, and the more are drawn the sooner one of these is among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(7, 1), nn.Linear(1, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.first(x).rsqrt())
+        return found
+
+
+def books_of(n: int) -> bool:
+    x, y = torch.rand(n, 7), torch.arange(n) % 4
+    with patch.object(PassRecorder, "settle", autospec=True, side_effect=PassRecorder.settle) as settled:
+        clipped_sum(Rooted(), cross_entropy, x, y, Flat(1.0))
+    return settled.called
+
+
+def test_a_verdict_does_not_hang_on_how_many_records_there_are() -> None:
+    assert len({books_of(n) for n in (16, 40, 1000)}) == 1
+
+
+def test_a_probe_of_as_many_numbers_as_there_are_records_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_module, "FEWEST", 10**9)
+    assert len({books_of(n) for n in (16, 40, 1000)}) == 2
 
 
 def test_in_a_stack_a_record_that_is_not_finite_changes_nothing_for_the_others() -> None:

@@ -208,6 +208,7 @@ def perform(job: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     import safetensors.torch  # noqa: F401 - paid once, before the forks
     import sklearn.datasets  # noqa: F401
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401 - torch's own, at the first gradient
 
     for line in sys.stdin:
         print(json.dumps(perform(json.loads(line))), flush=True)

@@ -37,9 +37,9 @@ class FirstByAnotherRoute(Clipper):
 
     used = False
 
-    def _by_books(self, problem: Problem) -> ClippedSum | None:
+    def _by_books(self, problem: Problem, seen: frozenset[str]) -> ClippedSum | None:
         if self.used:
-            return super()._by_books(problem)
+            return super()._by_books(problem, seen)
         self.used = True
         return None  # the fall-back takes it
 
@@ -159,8 +159,15 @@ def _model(name: str, folder: Path, *, stop: bool) -> Tensor:
     return simulation.model.clone()
 
 
+def no_compiler() -> Iterator[str]:
+    """Nothing of this made torch import its compiler, which takes a process two seconds."""
+    if "torch._dynamo" in sys.modules:
+        yield "no compiler: torch._dynamo was imported"
+
+
 PROMISES = {
-    promise.__name__: promise for promise in (order_of_clients, own_job_alone, used_backends, resumed_runs)
+    promise.__name__: promise
+    for promise in (order_of_clients, own_job_alone, used_backends, resumed_runs, no_compiler)
 }
 
 

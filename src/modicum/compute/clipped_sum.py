@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from modicum.compute import flat
 from modicum.compute.bookkeeping import CannotKeepBooksError, PassRecorder, requiring_grad
 from modicum.compute.even_products import even_products, multiplies
-from modicum.compute.fallback import fallback_clipped_sum
+from modicum.compute.fallback import fallback_clipped_sum, one_at_a_time
 from modicum.compute.flat import FlatSums, Problem, Way
 from modicum.compute.probe import Verdict, probe
 from modicum.compute.problem import (
@@ -31,7 +31,8 @@ from modicum.compute.problem import (
     without_autocast,
     without_drawing,
 )
-from modicum.compute.row_steps import RowSteps
+from modicum.compute.row_steps import Operations, alike, row_step
+from modicum.compute.searched import unsearched
 from modicum.core.clips import Clip
 
 REMEMBERED = 64
@@ -51,7 +52,7 @@ class Clipper:
 
     def __init__(self, model: nn.Module, way: Way = Way.AUTO) -> None:
         self.model, self.way = model, way
-        self.flat, self.row_steps = FlatSums(), RowSteps(model)
+        self.flat, self.operations = FlatSums(), Operations(model)
         self._right: OrderedDict[Hashable | None, bool] = OrderedDict()
 
     def __call__(
@@ -72,22 +73,18 @@ class Clipper:
         if examples == 0 or not trained:
             return nothing(trained, examples)
         problem = Problem(self.model, trained, loss, x, y, clip, weights, examples, parts)
-        with self._threads(problem):
+        seen = self.operations(trained, loss, lambda: (x, y), parts)
+        with _threads(problem, seen):
+            if problem.device.type == "cpu" and unsearched(seen):
+                self._tell(f"the operation {unsearched(seen)}, whose rows may depend on one another")
+                return one_at_a_time(problem)
             # A row's bits may depend on how many rows there are, where these are few.
-            rows = enough_rows(examples, self.row_steps(trained, loss, lambda: (x, y), parts))
+            rows = enough_rows(examples, row_step(seen))
             problem = problem.filled(rows)
-            found = self._by_books(problem) if self._trusts_books(problem) else None
+            found = self._by_books(problem, seen) if self._trusts_books(problem) else None
             if found is None:
                 found = fallback_clipped_sum(problem.filled(enough_rows(rows)))
         return ClippedSum(found.total, found.norms[:examples])
-
-    def _threads(self, problem: Problem) -> AbstractContextManager[None]:
-        """As many as were searched on a CPU."""
-        if problem.device.type != "cpu" or torch.get_num_threads() == 1:
-            return nullcontext()
-        batch = problem.x, problem.y
-        alike = self.row_steps.alike(problem.trained, problem.loss, lambda: batch, problem.parts)
-        return few_threads(most_threads(alike=alike))
 
     def _trusts_books(self, problem: Problem) -> bool:
         """Probe the batch, unless an earlier one has settled the matter."""
@@ -97,7 +94,7 @@ class Clipper:
             return known
         try:
             with without_drawing(problem.device):
-                verdict = probe(self.model, problem.trained, problem.loss, problem.x, problem.y, problem.examples)
+                verdict = probe(self.model, problem.trained, problem.loss, problem.x, problem.y)
         except CannotKeepBooksError as reason:
             self._remember(key, right=False)
             self._tell(reason)
@@ -113,26 +110,18 @@ class Clipper:
         if len(self._right) > REMEMBERED:
             self._right.popitem(last=False)
 
-    def _tell(self, reason: CannotKeepBooksError) -> None:
+    def _tell(self, reason: CannotKeepBooksError | str) -> None:
         kind = type(self.model).__name__
         message = f"per-example clipping of {kind} takes the slow way because of {reason}"
         warnings.warn(message, SlowClippingWarning, stacklevel=5)
 
-    def _products(self, problem: Problem) -> AbstractContextManager[None]:
-        """Where the model multiplies examples' matrices on a CPU, all of them are computed alike."""
-        if problem.device.type != "cpu":
-            return nullcontext()
-        trained, parts = problem.trained, problem.parts
-        seen = self.row_steps.operations(trained, problem.loss, lambda: (problem.x, problem.y), parts)
-        return even_products() if multiplies(seen) else nullcontext()
-
-    def _by_books(self, problem: Problem) -> ClippedSum | None:
+    def _by_books(self, problem: Problem, seen: frozenset[str]) -> ClippedSum | None:
         """None where this batch does what the probed ones did not."""
         try:
             if flat.takes(problem, self.way):
                 return self.flat.run(problem, self.way)
             recorder = PassRecorder(problem.model, problem.trained, problem.examples, parts=problem.parts)
-            with requiring_grad(problem.parts.parameters, {}), self._products(problem):
+            with requiring_grad(problem.parts.parameters, {}), _products(problem, seen):
                 recorder.backward(recorder.forward(problem.loss, problem.x, problem.y))
         except CannotKeepBooksError as reason:
             self._tell(reason)
@@ -140,6 +129,18 @@ class Clipper:
         with torch.no_grad(), without_autocast(problem.device):
             total, norms, _ = recorder.settle(problem.clip, problem.weights, leave_out=True)
         return ClippedSum(total, norms)
+
+
+def _threads(problem: Problem, seen: frozenset[str]) -> AbstractContextManager[None]:
+    """As many as were searched on a CPU."""
+    if problem.device.type != "cpu" or torch.get_num_threads() == 1:
+        return nullcontext()
+    return few_threads(most_threads(alike=alike(seen)))
+
+
+def _products(problem: Problem, seen: frozenset[str]) -> AbstractContextManager[None]:
+    """Where the model multiplies examples' matrices on a CPU, all of them are computed alike."""
+    return even_products() if problem.device.type == "cpu" and multiplies(seen) else nullcontext()
 
 
 def _key(problem: Problem) -> Hashable | None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from modicum.compute.pieces import WRITE, Kept, Sliced, gram_square_norms, too_large
 from modicum.compute.problem import few_rows, sum_dtype
 from modicum.compute.rounding import product_rounding, widened
-from modicum.compute.sums import apart, as_released, each_product, longest_run, weighted_products, weighted_rows
+from modicum.compute.sums import as_released, each_product, longest_run, weighted_products, weighted_rows
 
 TILE, PLACES, RUN = 64, 256, 16
 """Of a GPU's kernel for weighted sums: channels come in multiples, places at most, examples in float32 at most."""
@@ -135,9 +135,9 @@ class ConvWeight:
         """The patches' Gram matrix is the pixels', summed over the kernel's shifts: k² times fewer products."""
         geo, (height, width), (h, w) = self.geometry, self.a.shape[2:], self.g.shape[2:]
         blocks, places = self.a.shape[0] * geo.groups, h * w
-        x = apart(widened(self.a, torch.float64).reshape(blocks, -1, height * width))
-        g = apart(widened(self.g, torch.float64).reshape(blocks, -1, places))
-        by_pixel = (x.transpose(1, 2) @ x).view(blocks, height, width, height, width)
+        x = widened(self.a, torch.float64).reshape(blocks, -1, height * width).transpose(1, 2)
+        g = widened(self.g, torch.float64).reshape(blocks, -1, places).transpose(1, 2)
+        by_pixel = each_product(x, x).view(blocks, height, width, height, width)
         around = (geo.padding[1], geo.padding[1], geo.padding[0], geo.padding[0])
         by_pixel = functional.pad(by_pixel, (*around, *around)).contiguous()
         width += 2 * geo.padding[1]
@@ -149,8 +149,8 @@ class ConvWeight:
                 shift = i * geo.dilation[0] * width + j * geo.dilation[1]
                 strides = (pixels * pixels, down * pixels, right * pixels, down, right)
                 by_patch += by_pixel.as_strided(by_patch.shape, strides, shift * (pixels + 1))
-        added = x.shape[1] * math.prod(geo.kernel) + g.shape[1]
-        by_patch, by_output = by_patch.view(blocks, places, places), g.transpose(1, 2) @ g
+        added = x.shape[2] * math.prod(geo.kernel) + g.shape[2]
+        by_patch, by_output = by_patch.view(blocks, places, places), each_product(g, g)
         charge = None
         if self._forms_again:
             assert self._formed_off is not None

@@ -21,10 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modicum.compute.even_linear import LINE, filled, uneven_sizes
+from modicum.compute.searched import SEARCHED, UNEVEN
 from modicum.compute.sums import each_product
-
-UNEVEN = "uneven product"
-"""What a product of rows is called that may be added up in several orders."""
 
 BATCHED = ("bmm", "scaled_dot_product", UNEVEN, "unknown")
 """What the names of operations have in common whose numbers depend on where an example's matrix or row begins."""
@@ -36,12 +34,27 @@ def multiplies(operations: frozenset[str]) -> bool:
     return any(name in operation for operation in operations for name in BATCHED)
 
 
-class _EvenProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class EagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that no compiler ever meets."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not asked for: torch would import its compiler at the first operation, two seconds of every process."""
+        return False
+
+
+class _EvenProducts(EagerMode):  # type: ignore[no-untyped-call]
     """Stands in for torch's products of batches of matrices."""
+
+    def __init__(self, *, searched_alone: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.searched_alone = searched_alone
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if self.searched_alone and func.overloadpacket.__name__ not in SEARCHED:
+            raise RuntimeError(f"{func.overloadpacket.__name__}, which was not searched")
         if func is torch.ops.aten.bmm.default:
             return even_bmm(*args)
         if func is torch.ops.aten.baddbmm.default:
@@ -52,6 +65,8 @@ class _EvenProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.addmm.default and uneven_rows(*args[1:]):
             scales = kwargs or {}
             return scales.get("beta", 1) * args[0] + scales.get("alpha", 1) * even_mm(*args[1:])
+        if func is torch.ops.aten.mv.default:
+            return even_mm(args[0], args[1][:, None])[:, 0]
         if func is torch.ops.aten.convolution_backward.default and _is_uneven(*args):
             raise RuntimeError("gradients of 1×1 convolutions, which libraries add up in several orders")
         return func(*args, **(kwargs or {}))
@@ -91,7 +106,9 @@ def _is_uneven(_g: Tensor, _a: Tensor, weight: Tensor, *rest: Any) -> bool:
 
 
 @contextmanager
-def even_products() -> Iterator[None]:
-    """Products of examples' matrices are even inside, and attention consists of them. For work on a CPU."""
-    with sdpa_kernel(SDPBackend.MATH), _EvenProducts():  # type: ignore[no-untyped-call]
+def even_products(*, searched_alone: bool = False) -> Iterator[None]:
+    """Products of examples' matrices are even inside, and attention consists of them. For work on a CPU.
+
+    `searched_alone`: an operation that was not searched is a RuntimeError."""
+    with sdpa_kernel(SDPBackend.MATH), _EvenProducts(searched_alone=searched_alone):
         yield

@@ -50,9 +50,22 @@ def fallback_clipped_sum(problem: Problem) -> ClippedSum:
                 total[name] += (factors[finite, j].double() @ g[finite].double()).view_as(total[name])
             norms.append(norm)
     except (RuntimeError, NotImplementedError):
-        return reference_clipped_sum(model, loss, x, y, clip, weights=weights, parameters=list(trained))
+        return one_at_a_time(problem)
     sums = {name: as_released(t, examples, sum_dtype(trained[name])) for name, t in total.items()}
     return ClippedSum(sums, torch.cat(norms))
+
+
+def one_at_a_time(problem: Problem) -> ClippedSum:
+    """For models of which no more is known: nothing else is near an example while it is computed."""
+    return reference_clipped_sum(
+        problem.model,
+        problem.loss,
+        problem.x,
+        problem.y,
+        problem.clip,
+        weights=problem.weights,
+        parameters=list(problem.trained),
+    )
 
 
 KEEP = 1 << 24
@@ -77,6 +90,6 @@ def _gradients(
 
     per_example = torch.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
     on_cpu = all(p.device.type == "cpu" for p in values.values())
-    with evened(model.modules()), even_products() if on_cpu else nullcontext():
+    with evened(model.modules()), even_products(searched_alone=True) if on_cpu else nullcontext():
         gradients: dict[str, Tensor] = per_example(values, x, y)
     return gradients

@@ -11,6 +11,7 @@ from modicum.compute import Clipper, Way
 from modicum.compute.capture import Graphs, filled_up, rounded_up
 from modicum.compute.flat import applies
 from modicum.compute.problem import in_mode, trained_parameters
+from modicum.compute.row_steps import row_step
 from modicum.core.clips import Clip
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch, Losses
@@ -66,7 +67,7 @@ class LoopBackend:
         def batch() -> tuple[Tensor, Mapping[str, Tensor]]:
             return some().x, dict(some().targets)
 
-        return self._clipped.row_steps(trained_parameters(self.model, None), losses, batch)
+        return row_step(self._clipped.operations(trained_parameters(self.model, None), losses, batch))
 
     def clipped_sums(
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, clips: Sequence[Clip]

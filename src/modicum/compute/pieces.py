@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from modicum.compute.sums import (
-    apart,
     as_released,
     each_product,
     factor_charge,
@@ -138,7 +137,7 @@ class LinearWeight:
 
     def measure_factors(self) -> Tensor:
         """Squared norms by the Gram route, for factors that are kept."""
-        by_input, by_output = (t @ t.transpose(1, 2) for t in (apart(self.a.double()), apart(self.g.double())))
+        by_input, by_output = (each_product(t, t) for t in (self.a.double(), self.g.double()))
         added = self.a.shape[2] + self.g.shape[2]
         return gram_square_norms(by_input, by_output, added, self.g.dtype)
 

@@ -9,6 +9,8 @@ losses must be the same in the reverse order, since the first example may be the
 A verdict decides over the route by which everybody's gradients are computed, so it must not hang on a record. A
 model may be sent whose two routes differ as much as the probe allows, so that one record tips it. So the probe
 looks at weights and numbers of its own, and takes only what is not a real number (tokens, classes) from the batch.
+Nor must it hang on how many records there are: the more numbers are drawn, the sooner one of them has no root or
+no logarithm. So it looks at the same number of rows of any batch.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from modicum.compute.bookkeeping import CannotKeepBooksError, PassRecorder, requiring_grad
-from modicum.compute.problem import Loss, check_losses, in_mode, rows, sum_dtype, zero_like
+from modicum.compute.problem import FEWEST, Loss, batch_size, check_losses, in_mode, rows, sum_dtype, zero_like
 from modicum.compute.rounding import full_precision
 
 FIRST = slice(0, 1)
@@ -40,14 +42,14 @@ class Verdict(Enum):
     NOT_FINITE = "nothing could be compared"
 
 
-def probe(
-    model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any, examples: int
-) -> Verdict:
-    """Keep books of a batch like this one and judge them. No sum that is used comes from a probe."""
+def probe(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> Verdict:
+    """Keep books of a few rows like those of a batch that was filled up, and judge them.
+
+    No sum that is used comes from a probe."""
     drawn = torch.Generator().manual_seed(0)
-    x, y = (tree_map(lambda leaf: numbers_like(leaf, drawn), tree) for tree in (x, y))
+    x, y = (tree_map(lambda leaf: numbers_like(leaf, drawn), rows(tree, slice(0, FEWEST))) for tree in (x, y))
     with own_weights(model, drawn):
-        return _probe(model, trained, loss, x, y, examples)
+        return _probe(model, trained, loss, x, y)
 
 
 @contextmanager
@@ -71,9 +73,8 @@ def numbers_like(leaf: Any, drawn: torch.Generator) -> Any:
     return torch.empty_like(leaf).copy_(torch.rand(leaf.shape, generator=drawn))
 
 
-def _probe(
-    model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any, examples: int
-) -> Verdict:
+def _probe(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> Verdict:
+    examples = batch_size(x)
     _check_alone(model, loss, x, y, examples)
     recorder = PassRecorder(model, trained, examples, only_gradients=True)
     with requiring_grad(model.parameters(), trained):
@@ -90,15 +91,12 @@ def _probe(
             if gradient is not None:
                 recorder.measure(call, gradient)
     _check_sums(recorder, truths)
-    # One example cannot show that examples are mixed, nor a zero gradient that a weight is used elsewhere.
-    telling = examples > 1 and all(bool(truth.any()) for truth in truths.values())
+    telling = all(bool(truth.any()) for truth in truths.values())  # else a weight may be used elsewhere
     return Verdict.PROVEN if telling else Verdict.UNSURE
 
 
 def _check_alone(model: nn.Module, loss: Loss, x: Any, y: Any, examples: int) -> None:
     """In the model's own mode, or without dropout where that makes any two losses differ."""
-    if examples < 2:
-        return
     steady = torch.equal(_losses(model, loss, x, y, examples), _losses(model, loss, x, y, examples))
     with nullcontext() if steady else in_mode(model, training=False):
         together = _losses(model, loss, x, y, examples)

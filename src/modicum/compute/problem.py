@@ -106,9 +106,9 @@ FEWEST = 16
 
 
 def few_rows() -> int:
-    """What the number of rows is a multiple of at least. Only AMD's processors were searched so; on others it is
-    32, with which the search found nothing on Intel's either."""
-    return FEW if maker_of_processor() == "AuthenticAMD" else ROWS
+    """What the number of rows is a multiple of at least: on AMD's and, with as few threads as sums have there,
+    on Intel's processors, which were searched so; on others 32."""
+    return FEW if maker_of_processor() in ("AuthenticAMD", "GenuineIntel") else ROWS
 
 
 def most_threads(*, alike: bool) -> int:

@@ -13,41 +13,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from modicum.compute.bookkeeping import requiring_grad
 from modicum.compute.even_linear import evened
-from modicum.compute.even_products import UNEVEN, uneven_rows
+from modicum.compute.even_products import EagerMode, uneven_rows
 from modicum.compute.probe import numbers_like, own_weights
 from modicum.compute.problem import ROWS, Loss, Parts, batch_size, few_rows, rows, with_zero_rows, without_drawing
+from modicum.compute.searched import ACROSS, ALIKE, UNEVEN
 
 REMEMBERED = 64
 
 LOOKED_AT = 11
 """Rows that a model is run on to see what it consists of: few, and hardly ever a layer's size."""
-
-PRODUCTS_AND_ROWS = """
-    addmm mm bmm baddbmm convolution convolution_backward embedding embedding_dense_backward
-    native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward
-    _log_softmax _log_softmax_backward_data _softmax _softmax_backward_data logsumexp
-    nll_loss_forward nll_loss_backward max_pool2d_with_indices max_pool2d_with_indices_backward
-    avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward mean sum
-"""
-NUMBER_BY_NUMBER = """
-    relu relu_ threshold threshold_backward leaky_relu leaky_relu_ leaky_relu_backward hardtanh hardtanh_
-    hardtanh_backward tanh tanh_backward exp sqrt add add_ sub sub_ rsub mul mul_ div div_ neg
-    abs sgn maximum minimum clamp clamp_min where masked_fill eq ne ge gt le lt
-"""
-MOVED_ABOUT = """
-    view _unsafe_view _reshape_alias reshape t transpose permute expand squeeze unsqueeze select slice alias
-    detach clone copy_ cat stack split split_with_sizes unbind index_select gather select_backward slice_backward
-    constant_pad_nd as_strided _to_copy empty empty_like new_empty new_empty_strided empty_strided zeros
-    zeros_like new_zeros ones ones_like new_ones full full_like new_full arange scalar_tensor zero_ fill_
-"""
-ALIKE = frozenset(" ".join((PRODUCTS_AND_ROWS, NUMBER_BY_NUMBER, MOVED_ABOUT)).split())
-"""Operations whose results were found to be the same in a register and out of it, in any row."""
-
 
 PLACES_AT = {
     **dict.fromkeys(("sum", "mean", "logsumexp", "_softmax", "_log_softmax"), 1),
@@ -55,9 +33,18 @@ PLACES_AT = {
 }
 """Operations that add up numbers of a record, and which of their arguments says along which dims."""
 
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv")
 
-class RowSteps:
-    """For one model, what the number of rows has to be a multiple of."""
+COLUMNS = "product whose columns are records"
+"""Was found to be added up in several orders, and is not searched."""
+
+
+UNKNOWN = frozenset({"unknown"})
+"""Of a model that cannot be run, or where nobody has looked."""
+
+
+class Operations:
+    """What one model consists of, together with a loss; found out once for each."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -69,44 +56,32 @@ class RowSteps:
         loss: Loss,
         batch: Callable[[], tuple[Any, Any]],
         parts: Parts | None = None,
-    ) -> int:
-        """For this loss and batches like this one, which is asked for where it is not yet known."""
-        if not all(p.device.type == "cpu" for p in trained.values()) or torch.is_autocast_enabled("cpu"):
-            return ROWS  # nobody has looked there
-        return few_rows() if self.alike(trained, loss, batch, parts) else ROWS
-
-    def alike(
-        self,
-        trained: dict[str, nn.Parameter],
-        loss: Loss,
-        batch: Callable[[], tuple[Any, Any]],
-        parts: Parts | None = None,
-    ) -> bool:
-        """Whether every operation computes each number in one way, wherever it stands."""
-        return self.operations(trained, loss, batch, parts) <= ALIKE
-
-    def operations(
-        self,
-        trained: dict[str, nn.Parameter],
-        loss: Loss,
-        batch: Callable[[], tuple[Any, Any]],
-        parts: Parts | None = None,
     ) -> frozenset[str]:
-        """The names of all operations of the model and this loss, forth and back."""
+        """The names of all operations, forth and back, on batches like this one, which is asked for where it is
+        not yet known; unknown on a GPU."""
+        if not all(p.device.type == "cpu" for p in trained.values()):
+            return UNKNOWN
         if not isinstance(loss, Hashable):
-            return self._found(trained, loss, *batch())
+            return operations(self.model, trained, loss, *batch())
         key = (loss, tuple(trained), (parts or Parts(self.model)).key)
         if key not in self._known:
-            self._known[key] = self._found(trained, loss, *batch())
+            self._known[key] = operations(self.model, trained, loss, *batch())
             if len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
         return self._known[key]
 
-    def _found(self, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> frozenset[str]:
-        return frozenset(operations(self.model, trained, loss, x, y))
+
+def alike(seen: frozenset[str]) -> bool:
+    """Whether every operation computes each number in one way, wherever it stands."""
+    return seen <= ALIKE
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+def row_step(seen: frozenset[str]) -> int:
+    """What the number of rows has to be a multiple of; nobody has looked at half precision."""
+    return few_rows() if alike(seen) and not torch.is_autocast_enabled("cpu") else ROWS
+
+
+class _Watch(EagerMode):  # type: ignore[no-untyped-call]
     """Notes which operations are carried out."""
 
     def __init__(self) -> None:
@@ -118,16 +93,26 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         name = func.overloadpacket.__name__
         at = PLACES_AT.get(name)
-        across = at is not None and len(args) > at and _across(args[0], args[at])
-        self.seen.add(f"{name} across records" if across else name)
-        if name in ("mm", "addmm") and _of_records(*args[-2:]):
-            self.seen.add(UNEVEN)
+        across = at is not None and len(args) > at and _across(_as_read(name, args[0]), args[at])
+        self.seen.add(name + ACROSS if across else name)
+        if name in PRODUCTS:
+            self.seen |= _kinds_of_product(*args[-2:])
         return func(*args, **(kwargs or {}))
 
 
-def _of_records(left: Tensor, right: Tensor) -> bool:
-    """Whether records' rows are multiplied in several orders; those of a weight's gradient are nobody's."""
-    return left.shape[0] % LOOKED_AT == 0 and uneven_rows(left, right)
+def _kinds_of_product(left: Tensor, right: Tensor) -> set[str]:
+    """What is to be known of it, if it multiplies rows of records; those of a weight's gradient are nobody's."""
+    if right.dim() == 1:
+        return {UNEVEN}
+    records = [side % LOOKED_AT == 0 for side in (*left.shape, right.shape[-1])]
+    if any(records[:-2]):  # rows of records, or each record's own matrices
+        return {UNEVEN} if left.dim() == 2 and uneven_rows(left, right) else set()
+    return {COLUMNS} if records[-1] and not records[-2] else set()
+
+
+def _as_read(name: str, numbers: Tensor) -> Tensor:
+    """Softmax copies what it is given into the order of its dims first; all else takes it as it lies."""
+    return numbers.contiguous() if "softmax" in name else numbers
 
 
 def _across(numbers: Tensor, dims: Any) -> bool:
@@ -139,8 +124,8 @@ def _across(numbers: Tensor, dims: Any) -> bool:
     return any(not 0 < steps[d] <= step for d in added if sizes[d] > 1 for step in records)
 
 
-def operations(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> set[str]:
-    """The names of all operations of a forward and a backward pass; "unknown" if it cannot be run."""
+def operations(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> frozenset[str]:
+    """The names of all operations of a forward and a backward pass."""
     drawn, watch = torch.Generator().manual_seed(0), _Watch()
     more = max(0, LOOKED_AT - batch_size(x))  # however many records there are, as many are looked at
     x, y = (with_zero_rows(rows(tree, slice(0, LOOKED_AT)), more) for tree in (x, y))
@@ -154,5 +139,5 @@ def operations(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x
                     wanted = list(trained.values())
                     torch.autograd.grad(losses, wanted, torch.ones_like(losses), allow_unused=True)
         except Exception:  # whatever is wrong with it is said where it is used
-            return {"unknown"}
-    return watch.seen
+            return UNKNOWN
+    return frozenset(watch.seen)

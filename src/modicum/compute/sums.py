@@ -260,12 +260,14 @@ def _in_blocks(weights: Tensor, g: Tensor, inputs: Callable[[slice], Tensor]) ->
     return as_released(total, batch, dtype)
 
 
-@torch.library.custom_op("modicum::block_of_products", mutates_args=())
 def block_of_products(weights: Tensor, g: Tensor, a: Tensor, wide: bool) -> Tensor:
     """Σ_i weights_i · g_i a_iᵀ for (b, groups, p, T) and (b, groups, n, T), each example's product by itself.
 
-    `wide` asks for examples to be added up in float64. An operator, so that compilers let it be.
+    `wide` asks for examples to be added up in float64.
     """
+    if isinstance(g, FakeTensor):
+        found: Tensor = block_let_be(weights, g, a, wide)
+        return found
     outs, columns, places = g.shape[2], a.shape[2], g.shape[3]
     g, a = apart(g.contiguous()), apart(a.contiguous())
     if wide or outs * columns * places < WORTH_A_CALL:
@@ -276,7 +278,13 @@ def block_of_products(weights: Tensor, g: Tensor, a: Tensor, wide: bool) -> Tens
     return _formed_first(weights, g, a, wide)
 
 
-@block_of_products.register_fake
+@torch.library.custom_op("modicum::block_of_products", mutates_args=())
+def block_let_be(weights: Tensor, g: Tensor, a: Tensor, wide: bool) -> Tensor:
+    """`block_of_products` for a compiler that traces it, which lets an operator be."""
+    return block_of_products(weights, g, a, wide)
+
+
+@block_let_be.register_fake
 def _(_weights: Tensor, g: Tensor, a: Tensor, wide: bool) -> Tensor:
     return g.new_empty(g.shape[1], g.shape[2], a.shape[2], dtype=torch.float64 if wide else g.dtype)
 

@@ -1,0 +1,178 @@
+"""A model with operations that were not searched takes one example at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from modicum.compute import Clipper, Flat, clipped_sum, sums
+from modicum.compute.clipped_sum import SlowClippingWarning
+from modicum.compute.convolution import ConvWeight, Geometry
+from modicum.compute.even_products import even_products
+from modicum.compute.pieces import LinearWeight
+from modicum.compute.problem import ROWS, enough_rows
+from modicum.compute.row_steps import operations
+from modicum.compute.searched import ALIKE, SEARCHED, unsearched
+from tests.compute.helpers import cross_entropy
+from tests.compute.test_even_products import kinds
+from tests.compute.test_row_steps import step_of
+
+RECORDS = 64
+FIXED = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+
+
+class Between(nn.Module):
+    """A function between two linear layers."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], size: int = 16, out: int = 8) -> None:
+        super().__init__()
+        self.function, self.first, self.last = function, nn.Linear(4, size), nn.Linear(out, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.function(self.first(x)))
+        return found
+
+
+def distances(x: Tensor) -> Tensor:
+    return torch.cdist(x, FIXED)
+
+
+def pairs(x: Tensor) -> Tensor:
+    return functional.bilinear(x, x, torch.ones(8, 30, 30))
+
+
+def columns(x: Tensor) -> Tensor:
+    return torch.einsum("bd,kd->kb", x, FIXED).t()
+
+
+def by_a_number(x: Tensor) -> Tensor:
+    return x[:, :8] * (2.0 if bool(x.sum() > 0) else 1.0)
+
+
+STRANGE = [(distances, 16), (pairs, 30), (columns, 16), (by_a_number, 16)]
+
+
+def names(model: nn.Module) -> frozenset[str]:
+    return frozenset(
+        operations(model, dict(model.named_parameters()), cross_entropy, torch.rand(2, 4), torch.tensor([0, 1]))
+    )
+
+
+@pytest.mark.parametrize(("function", "size"), STRANGE)
+def test_what_was_not_searched_is_seen(function: Callable[[Tensor], Tensor], size: int) -> None:
+    assert unsearched(names(Between(function, size)))
+
+
+def norms(model: nn.Module) -> Tensor:
+    """Of one record in all places of a batch."""
+    x = torch.linspace(0.1, 0.9, 4).expand(RECORDS, 4)
+    return clipped_sum(model, cross_entropy, x.clone(), torch.zeros(RECORDS, dtype=torch.long), Flat(1.0)).norms
+
+
+def last_bits(function: Callable[[Tensor], Tensor], size: int) -> int:
+    """In how many ways a record's gradient is computed, of several models."""
+    found = 0
+    for seed in range(8):
+        torch.manual_seed(seed)
+        found = max(found, kinds(norms(Between(function, size))))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::modicum.compute.clipped_sum.SlowClippingWarning")
+@pytest.mark.parametrize("alone", [True, False])
+def test_distances_do_not_depend_on_where_a_record_stands(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin takes them for searched, and a record's gradient for what its place makes of it."""
+    if not alone:
+        monkeypatch.setattr(import_module("modicum.compute.clipped_sum"), "unsearched", lambda _: "")
+    assert (last_bits(distances, 16) == 1) is alone
+
+
+def moved(seed: int, records: int = 61) -> float:
+    """By the first record, in units of C, if the server knows what distances come out where."""
+    torch.manual_seed(seed)
+    model, x = Between(distances), torch.zeros(records, 4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.first.bias.normal_()
+        found = model.function(model.first(torch.zeros(enough_rows(records), 4)))[:records].double()
+        spread = found.max(0)[0] - found.min(0)[0]
+        telling = found[:, spread.argmax()]
+        limit, steep = (telling.max() + telling.min()) / 2, 2000.0 / spread.max().clamp(min=1e-7)
+        model.last.weight[0, spread.argmax()], model.last.bias[0] = steep, -steep * limit
+        model.last.bias[2:] = -1e9
+    y = (telling <= limit).long()
+    whole, others = (clipped_sum(model, cross_entropy, x[i:], y[i:], Flat(1.0)).total for i in (0, 1))
+    return float(torch.cat([(whole[k].double() - others[k].double()).flatten() for k in whole]).norm())
+
+
+@pytest.mark.filterwarnings("ignore::modicum.compute.clipped_sum.SlowClippingWarning")
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_record_moves_a_sum_of_distances_by_its_bound(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin moves it by 31 times that; of 400 records it was 201 times."""
+    if not alone:
+        monkeypatch.setattr(import_module("modicum.compute.clipped_sum"), "unsearched", lambda _: "")
+    assert (max(moved(seed) for seed in range(5)) <= 1 + 1e-3) is alone
+
+
+def test_the_operation_is_named() -> None:
+    model = Between(distances)
+    with pytest.warns(SlowClippingWarning, match="_cdist_backward, whose rows may depend"):
+        Clipper(model)(cross_entropy, torch.rand(3, 4), torch.tensor([0, 1, 2]), Flat(1.0))
+
+
+def test_the_fall_back_refuses_what_its_mapping_makes_of_a_model() -> None:
+    x = torch.rand(3, 4)
+    with even_products(searched_alone=True), pytest.raises(RuntimeError, match="not searched"):
+        torch.cdist(x, x)
+    with even_products():
+        torch.cdist(x, x)
+
+
+def test_products_with_a_vector_are_filled_up() -> None:
+    """Rows of one record's numbers many times over, which begin everywhere."""
+    row, vector = torch.exp2(torch.arange(13.0)) * torch.tensor([1.0, -1.0] * 6 + [1.0]), torch.rand(13)
+    with even_products():
+        found = row.expand(RECORDS, 13).contiguous() @ vector
+    assert len(found.unique()) == 1
+    assert torch.allclose(found.double(), (row.double() @ vector.double()), rtol=1e-3)
+
+
+def test_softmax_over_what_comes_before_records_needs_a_multiple_of_all_rows() -> None:
+    def over_places(x: Tensor) -> Tensor:
+        return x.t().softmax(0).t()
+
+    model = Between(over_places, 3, 3)
+    assert names(model) - ALIKE
+    assert step_of(model, 4) == ROWS
+
+
+def gram_of_a_layer(a: Tensor, g: Tensor) -> Tensor:
+    return LinearWeight(a.transpose(1, 2), g.transpose(1, 2)).measure_factors()
+
+
+def gram_of_a_convolution(a: Tensor, g: Tensor) -> Tensor:
+    geometry = Geometry((1, 1), (1, 1), (0, 0), (1, 1), 1)
+    return ConvWeight(a[:, :, None], g[:, :, None], geometry, torch.Size((16, 8, 1, 1)))._gram()
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("gram", [gram_of_a_layer, gram_of_a_convolution])
+def test_gram_matrices_do_not_depend_on_where_they_are_written(
+    gram: Callable[[Tensor, Tensor], Tensor], apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin writes one after the other."""
+    if not apart:
+        monkeypatch.setattr(sums, "_room", lambda like, shape: like.new_empty(shape))
+    torch.manual_seed(0)
+    a, g = torch.randn(1000, 8, 9), torch.randn(1000, 16, 9)
+    assert torch.equal(gram(a, g)[1:], gram(a[1:], g[1:])) is apart
+
+
+def test_every_operation_that_computes_alike_was_searched() -> None:
+    assert ALIKE < SEARCHED
