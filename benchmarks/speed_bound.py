@@ -12,9 +12,9 @@ instead, with all that has changed besides.
 git archive 19ab1a6 src/modicum | tar x -C OLD && mv OLD/src/modicum OLD/modicum_old
 grep -rl modicum OLD/modicum_old --include=*.py | xargs sed -i 's/\\bmodicum\\b/modicum_old/g'
 
-Either code comes first as often as second, in one process. Medians with quartiles of the times, and of the ratios
-of neighbours, by the clock and of the processor; a thread that waits for the other counts as work there. Needs a
-quiet machine.
+Turns of four calls each in one process, either code first as often as second; a turn's first call is left out.
+Medians with quartiles of the times, and of the ratios of neighbouring turns, by the clock and of the processor,
+for which a thread that waits for the other works too. Needs a quiet machine.
 """
 
 from __future__ import annotations
@@ -56,6 +56,9 @@ WORK: dict[str, tuple[str, tuple[int, ...], int, bool, float]] = {
 }
 """Model, records, batch, channels-last, and the seconds of a row."""
 
+TURN = 4
+"""Calls of one code in a row; the first finds caches and freed memory as the other code left them."""
+
 RECORDS = 2000
 STEPS = 10_000
 """Steps of a round that nobody waits for the end of."""
@@ -79,15 +82,19 @@ def between(start: Stamp, end: Stamp) -> Stamp:
 
 
 def turns() -> Iterable[int]:
-    """0, 1, 1, 0, and again."""
-    return itertools.cycle((0, 1, 1, 0))
+    """0, 1, 1, 0, and again, each `TURN` times."""
+    return (which for which in itertools.cycle((0, 1, 1, 0)) for _ in range(TURN))
 
 
-def paired(times: Iterable[tuple[int, Stamp]]) -> list[Pair]:
-    """Neighbours of either code, (before, after)."""
-    row = list(times)
-    pairs = zip(row[::2], row[1::2], strict=False)
-    return [(one[1], two[1]) if one[0] == 0 else (two[1], one[1]) for one, two in pairs]
+def paired(times: list[tuple[int, Stamp]]) -> list[Pair]:
+    """(Before, after) of neighbouring turns: the median of each, without its first call."""
+    whole = len(times) // (2 * TURN) * 2 * TURN
+    found = []
+    for start in range(0, whole, 2 * TURN):
+        two = [times[start + 1 : start + TURN], times[start + TURN + 1 : start + 2 * TURN]]
+        own = [tuple(map(statistics.median, zip(*(stamp for _, stamp in turn), strict=True))) for turn in two]
+        found.append((own[0], own[1]) if two[0][0][0] == 0 else (own[1], own[0]))
+    return found
 
 
 def sums(before: str, name: str, shape: tuple[int, ...], batch: int, last: bool) -> list[Way]:
@@ -110,7 +117,7 @@ def sum_times(ways: list[Way], seconds: float) -> list[Pair]:
         start = now()
         ways[which]()
         found.append((which, between(start, now())))
-        if time.perf_counter() > until and len(found) >= 12:
+        if time.perf_counter() > until and len(found) >= 6 * TURN:
             return paired(found)
     raise AssertionError
 
@@ -125,12 +132,12 @@ class InTurns:
     def __init__(self, before: str, model: torch.nn.Module, seconds: float) -> None:
         self.old = importlib.import_module(f"{before}.clipping")
         self.then, self.after, self.turns = self.old.Clipper(model), Clipper(model), iter(turns())
-        self.row_steps, self.seconds = self.after.row_steps, seconds
+        self.operations, self.seconds = self.after.operations, seconds
         self.asked: list[tuple[int, Stamp]] = []
 
     def __call__(self, loss: Any, x: Any, y: Any, clip: Flat) -> Any:
         self.asked.append((next(self.turns), now()))
-        if self.asked[-1][1][1] - self.asked[0][1][1] > self.seconds and len(self.asked) > 16:
+        if self.asked[-1][1][1] - self.asked[0][1][1] > self.seconds and len(self.asked) > 8 * TURN:
             raise EnoughError
         if self.asked[-1][0]:
             return self.after(loss, x, y, clip)
@@ -138,9 +145,9 @@ class InTurns:
 
     @property
     def times(self) -> list[Pair]:
-        """Of whole steps, from one sum to the next; each code's first two are left out."""
+        """Of whole steps, from one sum to the next; each code's first turn is left out."""
         steps = [(which, between(a, b)) for (which, a), (_, b) in itertools.pairwise(self.asked)]
-        return paired(steps[4:])
+        return paired(steps[2 * TURN :])
 
 
 def step_times(before: str, name: str, shape: tuple[int, ...], batch: int, seconds: float) -> list[Pair]:
@@ -191,13 +198,13 @@ def run_times(before: str, name: str, shape: tuple[int, ...], batch: int, second
     """Of a step in whole runs by either code, in turns; start and first round are left out."""
     packages, found = [importlib.import_module(before), mo], []
     steps, until = ROUND.get(name, 200), time.perf_counter() + seconds
-    for which in turns():
+    for which in itertools.cycle((0, 1, 1, 0)):
         stamps: list[Stamp] = []
         train(packages[which], name, shape, batch, steps, 4, lambda *_, to=stamps: to.append(now()))
         own, clock = between(stamps[0], stamps[-1])
         count = steps * (len(stamps) - 1)
-        found.append((which, (own / count, clock / count)))
-        if time.perf_counter() > until and not len(found) % 2:
+        found += [(which, (own / count, clock / count))] * TURN
+        if time.perf_counter() > until and len(found) >= 6 * TURN:
             return paired(found)
     raise AssertionError
 

@@ -21,8 +21,12 @@ from modicum.compute.pieces import Dense, EmbeddingWeight, LinearWeight, Sliced
 from modicum.compute.problem import example_factors
 from tests.compute.helpers import cross_entropy
 
-THRESHOLDS = [1, 2, 3, 8, 40, 91, 128, 129, 257, 600, 1025, 1645, 1647]
-"""Batches on both sides of every change of arithmetic: one run up to 128, runs up to 1645, then float64."""
+THRESHOLDS = [1, 2, 3, 8, 40, 91, 128, 129, 257, 383, 1025, 1497]
+"""Batches with which one record changes the arithmetic, and others: one run up to 128, totals in float32 up to 382
+and runs up to 1496, then float64. A test holds them to the code."""
+
+RETURNED_WIDE = 4115
+"""From here on sums are returned in float64; for long searches."""
 
 Measured = tuple[Tensor, Callable[[Tensor], Tensor]]
 """Squared norms, and the weighted sum."""

@@ -22,12 +22,15 @@ from torch import Tensor, nn
 from modicum.compute import Flat, clipped_sum, convolution, pieces, reference_clipped_sum, sums
 from modicum.compute.convolution import ConvWeight, Geometry
 from modicum.compute.pieces import LinearWeight
+from modicum.compute.problem import FEW, ROWS, enough_rows
 from modicum.compute.products import maker_of_processor
 from modicum.compute.sums import (
     SHARE,
+    SHORT,
     adds_up,
     longest_run,
     runs,
+    sum_type,
     weighted_outer,
     weighted_products,
     weighted_rows,
@@ -36,6 +39,7 @@ from modicum.models import build
 from tests.compute.attacks import (
     CAUGHT,
     MODELS,
+    RETURNED_WIDE,
     ROUTES,
     THRESHOLDS,
     TWINS,
@@ -54,20 +58,24 @@ LIMIT = 1 + 1e-3
 Library = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Tensor]
 """Adds products onto a total."""
 
-attacks = st.builds(
-    Attack,
-    batch=st.sampled_from(THRESHOLDS),
-    places=st.sampled_from([1, 2, 5, 16, 80]),
-    wide=st.sampled_from([2, 8, 16]),
-    record=st.integers(0, 1 << 20),
-    swallows=st.lists(st.integers(0, 79), max_size=6).map(tuple),
-    large=st.floats(0, 8),
-    small=st.floats(-6, 2),
-    others=st.floats(-3, 3),
-    alike=st.booleans(),
-    seed=st.integers(0, 1 << 20),
-    reverse=st.booleans(),
-)
+
+def attacks(*batches: int) -> st.SearchStrategy[Attack]:
+    return st.builds(
+        Attack,
+        batch=st.sampled_from(batches),
+        places=st.sampled_from([1, 2, 5, 16, 80]),
+        wide=st.sampled_from([2, 8, 16]),
+        record=st.integers(0, 1 << 20),
+        swallows=st.lists(st.integers(0, 79), max_size=6).map(tuple),
+        large=st.floats(0, 8),
+        small=st.floats(-6, 2),
+        others=st.floats(-3, 3),
+        alike=st.booleans(),
+        seed=st.integers(0, 1 << 20),
+        reverse=st.booleans(),
+    )
+
+
 DAILY = [name for name in ROUTES if "bf16" not in name]
 """The others differ from these on a GPU alone."""
 
@@ -88,7 +96,7 @@ SEARCH = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_b
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("name", DAILY)
 @settings(max_examples=10, derandomize=True, **SEARCH)
-@given(attack=attacks)
+@given(attack=attacks(*THRESHOLDS))
 def test_no_record_moves_a_sum_beyond_its_bound(name: str, number: int, attack: Attack) -> None:
     with threads(number):
         assert attack.movement(ROUTES[name]) <= LIMIT
@@ -98,7 +106,7 @@ def test_no_record_moves_a_sum_beyond_its_bound(name: str, number: int, attack: 
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("name", list(ROUTES))
 @settings(max_examples=300, **SEARCH)
-@given(attack=attacks)
+@given(attack=attacks(*THRESHOLDS, RETURNED_WIDE))
 def test_no_record_moves_a_sum_beyond_its_bound_in_a_long_search(name: str, number: int, attack: Attack) -> None:
     with threads(number):
         assert climb(attack, ROUTES[name], 10) <= LIMIT
@@ -326,6 +334,29 @@ def test_runs_are_as_short_as_the_worst_order_needs() -> None:
         if adds_up(batch, run, torch.float32):
             assert moved_by_rounding(batch, run, float64_totals=False) <= SHARE + 2.0**-18
     assert [runs(n, torch.float32)[1] for n in (128, 256, 380, 1000)] == [torch.float32] * 3 + [torch.float64]
+
+
+@pytest.mark.parametrize("step", [1, FEW, ROWS])
+def test_two_worlds_differ_by_their_share_whatever_runs_each_has(step: int) -> None:
+    """One record more may change how many rows a batch is filled up to, and so its runs."""
+
+    def off(examples: int) -> float:
+        run, kind = runs(examples if step == 1 else enough_rows(examples, step), torch.float32)
+        if run < SHORT:
+            return 0.0  # all is float64
+        return rounded(examples, run, float64_totals=kind == torch.float64) * torch.finfo(torch.float32).eps / 2
+
+    worlds = [off(examples) for examples in range(1, 1600)]
+    assert max(a + b for a, b in itertools.pairwise(worlds)) <= SHARE
+
+
+def test_the_search_is_on_both_sides_of_every_change() -> None:
+    def arithmetic(batch: int) -> tuple[object, ...]:
+        run, kind = runs(batch, torch.float32)
+        return run >= batch, kind, run < SHORT, sum_type(batch, torch.float32)
+
+    changes = {batch for batch in range(2, 5000) if arithmetic(batch) != arithmetic(batch - 1)}
+    assert changes <= {*THRESHOLDS, RETURNED_WIDE}
 
 
 def test_sums_over_nobody_are_zero() -> None:

@@ -68,6 +68,13 @@ def test_what_was_not_searched_is_seen(function: Callable[[Tensor], Tensor], siz
     assert unsearched(names(Between(function, size)))
 
 
+@pytest.mark.parametrize(("size", "out"), [(16, 33), (22, 8), (44, 88), (37, 8)])
+def test_records_as_columns_are_told_from_layers_of_their_number(size: int, out: int) -> None:
+    fixed = torch.randn(out, size)
+    assert unsearched(names(Between(lambda x: (fixed @ x.t()).t(), size, out)))
+    assert not unsearched(names(Between(lambda x: x @ fixed.t(), size, out)))
+
+
 def norms(model: nn.Module) -> Tensor:
     """Of one record in all places of a batch."""
     x = torch.linspace(0.1, 0.9, 4).expand(RECORDS, 4)

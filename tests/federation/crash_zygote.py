@@ -22,9 +22,11 @@ from modicum import runs
 from modicum.federation import clients, records, rounds, server, simulation
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.run_folder import RunFolder
+from modicum.federation.setup import set_up
 from modicum.federation.transcript import Seen
 from modicum.methods import Aqc, DpFedAvg, DpPfsd, DpSgd
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.noise import SimulatedNoise
 from modicum.report import write
 
 torch.set_num_threads(1)
@@ -209,6 +211,8 @@ def main() -> None:
     import safetensors.torch  # noqa: F401 - paid once, before the forks
     import sklearn.datasets  # noqa: F401
     import torch.fx.experimental.symbolic_shapes  # noqa: F401 - torch's own, at the first gradient
+
+    set_up(experiment("individual"), SimulatedNoise(7))  # plans are priced once; nothing is computed of records
 
     for line in sys.stdin:
         print(json.dumps(perform(json.loads(line))), flush=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from modicum.errors import MissingExtraError
@@ -38,7 +39,7 @@ def library() -> Any:
 
 def too_much(plan: PrivacyPlan) -> str | None:
     """Why the library is not asked about a plan: few bytes of a forger could keep it busy for hours."""
-    sampled = _kinds(plan)
+    sampled = _kinds(plan.spec, plan.releases)
     if plan.guard is not Guard.PLAN or (sampled.total() <= MOST_SAMPLED and len(sampled) <= MOST_KINDS):
         return None
     return (
@@ -49,36 +50,40 @@ def too_much(plan: PrivacyPlan) -> str | None:
 
 def plan_epsilon(plan: PrivacyPlan, about: float = 1.0) -> float:
     """ε of everything planned, by PLD. `about` what it is decides on the grid, and on nothing else."""
+    library()  # asked each time: what is remembered must not hide that it is not there
+    steps = _kinds(plan.spec, plan.releases).total()
+    return _price(plan.spec, plan.releases, _grid(about, max(1, steps), plan.spec.delta))
+
+
+@lru_cache(maxsize=256)
+def _price(spec: PrivacySpec, releases: tuple[PlannedRelease, ...], grid: float) -> float:
+    """Remembered: a second of work, and verifying a folder again, or another run by the same terms, asks for the
+    same."""
     dp = library()
     neighbours = (
         dp.NeighboringRelation.REPLACE_ONE
-        if plan.spec.adjacency is Adjacency.REPLACE_ONE
+        if spec.adjacency is Adjacency.REPLACE_ONE
         else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     )
-    sampled, delta = _kinds(plan), plan.spec.delta
-    accountant = dp.pld.PLDAccountant(
-        neighbours, value_discretization_interval=_grid(about, max(1, sampled.total()), delta)
-    )
-    for (z, sampler), count in sampled.items():
-        accountant.compose(_event(dp, z, sampler, plan.spec), count)
-    plain = math.fsum(
-        r.count / _worth(r, plan.spec) ** 2 for r in plan.releases if not _hidden(r.sampler, plan.spec)
-    )
+    accountant = dp.pld.PLDAccountant(neighbours, value_discretization_interval=grid)
+    for (z, sampler), count in _kinds(spec, releases).items():
+        accountant.compose(_event(dp, z, sampler, spec), count)
+    plain = math.fsum(r.count / _worth(r, spec) ** 2 for r in releases if not _hidden(r.sampler, spec))
     if plain:
         accountant.compose(dp.GaussianDpEvent(1 / math.sqrt(plain)))
-    first = float(accountant.get_epsilon(delta))
-    taken = skellam.delta_taken([(r.integers, r.count) for r in plan.releases if r.integers is not None], first)
+    first = float(accountant.get_epsilon(spec.delta))
+    taken = skellam.delta_taken([(r.integers, r.count) for r in releases if r.integers is not None], first)
     if not taken:
         return first
-    return float(accountant.get_epsilon(delta - taken)) if taken < delta else math.inf
+    return float(accountant.get_epsilon(spec.delta - taken)) if taken < spec.delta else math.inf
 
 
-def _kinds(plan: PrivacyPlan) -> Counter[tuple[float, Sampler]]:
+def _kinds(spec: PrivacySpec, releases: Iterable[PlannedRelease]) -> Counter[tuple[float, Sampler]]:
     """Planned releases whose sampling hides something, by noise and sampler."""
     found: Counter[tuple[float, Sampler]] = Counter()
-    for planned in plan.releases:
-        if _hidden(planned.sampler, plan.spec):
-            found[_worth(planned, plan.spec), planned.sampler] += planned.count
+    for planned in releases:
+        if _hidden(planned.sampler, spec):
+            found[_worth(planned, spec), planned.sampler] += planned.count
     return found
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch.fx.experimental.symbolic_shapes  # noqa: F401 - torch's own, at a first gradient: once, not in each fork
+
 from modicum.deploy.flower import secure as server_steps
 from modicum.deploy.silo import secure as silo_steps
 from modicum.deploy.silo import serve as serving

@@ -324,7 +324,7 @@ def test_silent_connections_hold_up_nobody(
     assert _answered_beside_silent(tmp_path, silent=3) is answered
 
 
-DRIPS = 40  # bytes, one at a time: ten times longer than a request may take
+DRIPS = 80  # bytes, one at a time: ten times longer than a request may take, and a busy machine is slow
 
 
 def _drip(link: socket.socket, pause: float) -> int:
@@ -341,10 +341,10 @@ def _drip(link: socket.socket, pause: float) -> int:
 
 def test_whoever_sends_a_byte_now_and_then_is_cut_off_too(tmp_path: Path) -> None:
     """The time limit is that of the whole message. Each byte alone comes well within it."""
-    path = write_silo(tmp_path, silo="timeout = 0.5")
+    path = write_silo(tmp_path, silo="timeout = 2.0")
     with serving(path), socket.socket(socket.AF_UNIX) as link:
         link.connect(str(Server(path).socket))
-        assert _drip(link, 0.1) < DRIPS
+        assert _drip(link, 0.25) < DRIPS
         assert Server(path).card()["name"] == "client-00"
 
 
