@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
+from modicum.core import messages
 from modicum.core.messages import (
     Broadcast,
     Decision,
@@ -123,6 +124,28 @@ def test_damaged_bytes_are_refused_or_read_as_a_message(data: st.DataObject, whi
 def test_a_claim_of_many_gigabytes_costs_nothing() -> None:
     with pytest.raises(UserError, match="not a message"):
         decode((10 << 30).to_bytes(8, "little") + b"{}")
+
+
+def padded(size: int) -> bytes:
+    """A plain message whose header is so long, by a list of lists that nobody asked for."""
+    blob = encode(Noised("a", 0, torch.zeros(3), {}))
+    length = int.from_bytes(blob[:8], "little")
+    header = blob[8 : 8 + length].rstrip()[:-1] + b',"x":['
+    header += b"[]," * ((size - len(header)) // 3) + b"0]}"
+    return len(header).to_bytes(8, "little") + header + blob[8 + length :]
+
+
+def test_a_long_header_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsed, it would take thirty times as much memory: one client could end the server, at each restart."""
+    parsed: list[int] = []
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda text: (parsed.append(len(text)), loads(text))[1])
+    for limit, most in ((messages.LARGEST_HEADER, 0), (1 << 30, 2 << 20)):  # the second is the broken twin
+        monkeypatch.setattr(messages, "LARGEST_HEADER", limit)
+        with pytest.raises(UserError, match="not a message"):
+            decode(padded(2 << 20))
+        assert max(parsed, default=0) >= most * 0.9
+        assert (most == 0) == (parsed == [])
 
 
 def test_metrics_are_told_as_they_were_released() -> None:

@@ -220,3 +220,12 @@ def test_the_scripted_silos_are_those_of_the_terms(tmp_path: Path) -> None:
     made: Coordinator = coordinator(Scripted(prepare(tmp_path, text())))
     assert [f.name for f in made.join.facts] == [*HONEST, HOSTILE]
     made.close()
+
+
+def test_a_card_of_megabytes_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its twin, a card that is read whatever its length, lets the run begin."""
+    folder, much = prepare(tmp_path, text(rounds=1)), {"more": "x" * (2 << 20)}
+    with pytest.raises(UserError, match="'z' introduces itself in a way"):
+        coordinator(Scripted(folder, hello=much))
+    monkeypatch.setattr("modicum.deploy.flower.card.SMALL", 1 << 30)
+    coordinator(Scripted(folder, hello=much)).close()

@@ -71,7 +71,7 @@ def make(folder: Path, noise: NoiseSource) -> Path:
 def agreeing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second opinion agrees with everything: it must not be what stops a forger here."""
     monkeypatch.setattr(second_opinion, "library", lambda: None)
-    monkeypatch.setattr(second_opinion, "plan_epsilon", lambda plan: plan_guarantee(plan).epsilon)
+    monkeypatch.setattr(second_opinion, "plan_epsilon", lambda plan, _: plan_guarantee(plan).epsilon)
     monkeypatch.setattr(second_opinion, "filter_epsilon", lambda *_: 0.0)
 
 

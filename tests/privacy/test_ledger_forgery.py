@@ -155,7 +155,7 @@ class Court:
 def court(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Court:
     """The second opinion agrees with everything: it is slow, and must not be what stops a forger here."""
     monkeypatch.setattr(second_opinion, "library", lambda: None)
-    monkeypatch.setattr(second_opinion, "plan_epsilon", lambda plan: plan_guarantee(plan).epsilon)
+    monkeypatch.setattr(second_opinion, "plan_epsilon", lambda plan, _: plan_guarantee(plan).epsilon)
     monkeypatch.setattr(second_opinion, "filter_epsilon", lambda *_: 0.0)
     return Court(tmp_path)
 

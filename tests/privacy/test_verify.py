@@ -16,12 +16,15 @@ from run_folder import CHARGES, PLAIN, PLANS, RECORD, SECRET, edit, make_run, on
 
 from modicum.errors import MissingExtraError, UserError
 from modicum.privacy import second_opinion
+from modicum.privacy.budgets import plan_guarantee
 from modicum.privacy.certificate import Certificate
+from modicum.privacy.events import Poisson
 from modicum.privacy.journal import GENESIS
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import CryptoNoise, SimulatedNoise
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.verify import KeptHead, Verification, verify
+from modicum.privacy.views import KnownTo
 
 
 @pytest.fixture
@@ -196,7 +199,9 @@ def test_identical_plans_are_priced_once(tmp_path: Path, monkeypatch: pytest.Mon
         Certificate.from_ledger(ledger).write(folder / "certificate.json")
     priced: list[str] = []
     true = second_opinion.plan_epsilon
-    monkeypatch.setattr(second_opinion, "plan_epsilon", lambda plan: (priced.append(plan.client), true(plan))[1])
+    monkeypatch.setattr(
+        second_opinion, "plan_epsilon", lambda plan, _: (priced.append(plan.client), true(plan))[1]
+    )
     assert verify(folder).matches
     assert len(priced) == 3
 
@@ -286,15 +291,64 @@ def test_the_claim_is_told_with_the_figures(tmp_path: Path) -> None:
     assert "only the sum of each round" in behind["adversary"]
 
 
+def forged_plan(path: Path, monkeypatch: pytest.MonkeyPatch, *releases: PlannedRelease) -> PrivacyPlan:
+    """A ledger with a plan that nobody checked against its budget."""
+    monkeypatch.setattr("modicum.privacy.ledger.check_plan", lambda _: None)
+    plan = PrivacyPlan(client="a", spec=RECORD, budget=1e6, releases=releases)
+    with Ledger.create(path, "run-1", CryptoNoise()) as ledger:
+        ledger.declare([plan])
+    return plan
+
+
 def test_a_plan_that_cannot_be_computed_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A forger may plan more releases than there are numbers; where nobody catches that, verify breaks off."""
-    monkeypatch.setattr("modicum.privacy.ledger.check_plan", lambda _: None)
-    many = PlannedRelease("update", 0.3, PLAIN, 10**30)
-    plan = PrivacyPlan(client="a", spec=RECORD, budget=1.0, releases=(many,))
-    with Ledger.create(tmp_path / "ledger.sqlite", "run-1", CryptoNoise()) as ledger:
-        ledger.declare([plan])
-        with pytest.raises(ValueError, match="exceeded"):
-            second_opinion.plan_epsilon(plan)
+    plan = forged_plan(tmp_path / "ledger.sqlite", monkeypatch, PlannedRelease("update", 0.3, PLAIN, 10**400))
+    with pytest.raises(OverflowError):
+        second_opinion.plan_epsilon(plan)
     outcome = verify(tmp_path / "ledger.sqlite")
     assert not outcome.matches
     assert "beyond what can be computed" in outcome.problems[0]
+
+
+def sampled(z: float, rate: float, count: int) -> PrivacyPlan:
+    release = PlannedRelease("update", z, Poisson(rate, KnownTo.CLIENT), count)
+    return PrivacyPlan(client="a", spec=RECORD, budget=1e6, releases=(release,))
+
+
+@pytest.mark.parametrize(
+    "plan", [sampled(60.0, 0.01, 10**5), pytest.param(sampled(0.5, 0.1, 10**6), marks=pytest.mark.heavy)]
+)
+def test_many_sampled_releases_are_compared_on_a_grid_of_their_own(plan: PrivacyPlan) -> None:
+    """On the library's own grid the first is 5% too large, and the second takes a minute and gigabytes."""
+    ours = plan_guarantee(plan).epsilon
+    assert second_opinion.too_much(plan) is None
+    assert second_opinion.plan_epsilon(plan, ours) == pytest.approx(ours, rel=0.004)
+
+
+def test_the_library_s_own_grid_would_accuse_an_honest_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(second_opinion, "_grid", lambda *_: second_opinion.GRID)
+    plan = sampled(60.0, 0.01, 10**5)
+    assert second_opinion.plan_epsilon(plan) > 1.02 * plan_guarantee(plan).epsilon
+
+
+@pytest.mark.parametrize(
+    "releases",
+    [
+        [PlannedRelease("update", 500.0, SECRET, 10**6 + 1)],
+        [PlannedRelease("update", 5.0 + i, SECRET, 1) for i in range(second_opinion.MOST_KINDS + 1)],
+    ],
+)
+def test_what_would_keep_the_library_busy_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, releases: list[PlannedRelease]
+) -> None:
+    forged_plan(tmp_path / "ledger.sqlite", monkeypatch, *releases)
+
+    def asked(*_: object) -> float:
+        raise AssertionError("the library was asked")
+
+    monkeypatch.setattr(second_opinion, "plan_epsilon", asked)
+    [line] = verify(tmp_path / "ledger.sqlite").clients
+    assert "a second opinion is computed for at most 1,000,000" in line.problems[0]
+    monkeypatch.setattr(second_opinion, "too_much", lambda _: None)  # the broken twin
+    with pytest.raises(AssertionError, match="was asked"):
+        verify(tmp_path / "ledger.sqlite")

@@ -27,6 +27,9 @@ REMEMBERED = 64
 LOOKED_AT = 11
 """Rows that a model is run on to see what it consists of: few, and hardly ever a layer's size."""
 
+OTHERWISE = 37
+"""Rows of a second look, where a layer has such a size that it is not clear which sides are records."""
+
 PLACES_AT = {
     **dict.fromkeys(("sum", "mean", "logsumexp", "_softmax", "_log_softmax"), 1),
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), 2),
@@ -37,6 +40,8 @@ PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv")
 
 COLUMNS = "product whose columns are records"
 """Was found to be added up in several orders, and is not searched."""
+
+UNCLEAR = "product whose rows and columns may be records"
 
 
 UNKNOWN = frozenset({"unknown"})
@@ -84,8 +89,9 @@ def row_step(seen: frozenset[str]) -> int:
 class _Watch(EagerMode):  # type: ignore[no-untyped-call]
     """Notes which operations are carried out."""
 
-    def __init__(self) -> None:
+    def __init__(self, records: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.records = records
         self.seen: set[str] = set()
 
     def __torch_dispatch__(
@@ -93,21 +99,22 @@ class _Watch(EagerMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         name = func.overloadpacket.__name__
         at = PLACES_AT.get(name)
-        across = at is not None and len(args) > at and _across(_as_read(name, args[0]), args[at])
+        across = at is not None and len(args) > at and _across(_as_read(name, args[0]), args[at], self.records)
         self.seen.add(name + ACROSS if across else name)
         if name in PRODUCTS:
-            self.seen |= _kinds_of_product(*args[-2:])
+            self.seen |= _kinds_of_product(args[-2], args[-1], self.records)
         return func(*args, **(kwargs or {}))
 
 
-def _kinds_of_product(left: Tensor, right: Tensor) -> set[str]:
+def _kinds_of_product(left: Tensor, right: Tensor, looked_at: int) -> set[str]:
     """What is to be known of it, if it multiplies rows of records; those of a weight's gradient are nobody's."""
     if right.dim() == 1:
         return {UNEVEN}
-    records = [side % LOOKED_AT == 0 for side in (*left.shape, right.shape[-1])]
-    if any(records[:-2]):  # rows of records, or each record's own matrices
-        return {UNEVEN} if left.dim() == 2 and uneven_rows(left, right) else set()
-    return {COLUMNS} if records[-1] and not records[-2] else set()
+    *rows_are, added, columns_are = (side % looked_at == 0 for side in (*left.shape, right.shape[-1]))
+    found = {UNEVEN} if left.dim() == 2 and any(rows_are) and uneven_rows(left, right) else set()
+    if columns_are and not (left.dim() == 3 and rows_are[0]):  # the latter: each record's own matrices
+        found.add(UNCLEAR if added or any(rows_are) else COLUMNS)
+    return found
 
 
 def _as_read(name: str, numbers: Tensor) -> Tensor:
@@ -115,20 +122,27 @@ def _as_read(name: str, numbers: Tensor) -> Tensor:
     return numbers.contiguous() if "softmax" in name else numbers
 
 
-def _across(numbers: Tensor, dims: Any) -> bool:
+def _across(numbers: Tensor, dims: Any, looked_at: int) -> bool:
     """Whether records lie side by side in what is added up by record: then torch takes the last numbers of all
     records together in another order than the rest. Records are along any dim that has as many as are seen."""
     added = [d % numbers.dim() for d in (dims if isinstance(dims, list | tuple) else [dims]) if d is not None]
     steps, sizes = numbers.stride(), numbers.shape
-    records = [steps[d] for d in range(numbers.dim()) if d not in added and sizes[d] and sizes[d] % LOOKED_AT == 0]
+    records = [steps[d] for d in range(numbers.dim()) if d not in added and sizes[d] and sizes[d] % looked_at == 0]
     return any(not 0 < steps[d] <= step for d in added if sizes[d] > 1 for step in records)
 
 
 def operations(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> frozenset[str]:
     """The names of all operations of a forward and a backward pass."""
-    drawn, watch = torch.Generator().manual_seed(0), _Watch()
-    more = max(0, LOOKED_AT - batch_size(x))  # however many records there are, as many are looked at
-    x, y = (with_zero_rows(rows(tree, slice(0, LOOKED_AT)), more) for tree in (x, y))
+    seen = _seen(model, trained, loss, x, y, LOOKED_AT)
+    return _seen(model, trained, loss, x, y, OTHERWISE) if UNCLEAR in seen else seen
+
+
+def _seen(
+    model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any, records: int
+) -> frozenset[str]:
+    drawn, watch = torch.Generator().manual_seed(0), _Watch(records)
+    more = max(0, records - batch_size(x))  # however many records there are, as many are looked at
+    x, y = (with_zero_rows(rows(tree, slice(0, records)), more) for tree in (x, y))
     x, y = (tree_map(lambda leaf: numbers_like(leaf, drawn), tree) for tree in (x, y))
     parameters = model.parameters()
     with without_drawing(torch.device("cpu")), own_weights(model, drawn), requiring_grad(parameters, trained):

@@ -123,7 +123,9 @@ class RunConfig:
     compile: bool = setting(
         False, "compile clipped sums on the first batch of each size: pays on a GPU, after thousands of steps"
     )
-    simulation: bool = setting(True, "seeded noise that protects nobody; false: cryptographic noise")
+    simulation: bool = setting(
+        True, "seeded noise that protects nobody; false: cryptographic noise (deployed: unless true is written)"
+    )
     transcript: bool = setting(False, "write down what each party sees, in transcript.bin (read: load_transcript)")
     audit: Literal["one-run", "canife", "client-canaries"] | None = setting(
         None, "play the experiment again with canaries when it is over; in the certificate beside ε"

@@ -22,6 +22,8 @@ from torch import Tensor
 from modicum.core.clips import Clip, PerLayer
 from modicum.errors import MissingExtraError, UserError
 
+LARGEST_HEADER = 1 << 20  # bytes of JSON in a message: parsed they take thirty times as much memory
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -239,6 +241,8 @@ def decode(blob: bytes) -> Anything:
 
     try:
         length = int.from_bytes(blob[:8], "little")
+        if length > LARGEST_HEADER:
+            raise ValueError
         meta = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["modicum"])
         tensors = load(blob)
         if (

@@ -8,7 +8,8 @@ sampled Gaussians, so a filter is priced as add-remove at z/2.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -16,9 +17,13 @@ from modicum.errors import MissingExtraError
 from modicum.privacy import skellam_second_opinion as skellam
 from modicum.privacy.budgets import NO_NOISE
 from modicum.privacy.events import Poisson, Sampler
-from modicum.privacy.plan import PlannedRelease, PrivacyPlan
+from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, SecureAggregation, TrustedServer
 from modicum.privacy.views import KnownTo
+
+MOST_SAMPLED, MOST_KINDS = 10**6, 500  # of a plan; beyond, the library needs minutes and gigabytes
+GRID, FINEST = 1e-4, 1e-5  # the library's own grid of losses; of an ε that is large, this share of it
+ACCURACY = 2e-3  # of ε, of which many steps on a grid take at most so much
 
 
 def library() -> Any:
@@ -32,14 +37,26 @@ def library() -> Any:
     return dp_accounting
 
 
-def plan_epsilon(plan: PrivacyPlan) -> float:
-    """ε of everything planned, by PLD."""
+def too_much(plan: PrivacyPlan) -> str | None:
+    """Why the library is not asked about a plan: few bytes of a forger could keep it busy for hours."""
+    sampled = _kinds(plan.spec, plan.releases)
+    if plan.guard is not Guard.PLAN or (sampled.total() <= MOST_SAMPLED and len(sampled) <= MOST_KINDS):
+        return None
+    return (
+        f"it plans {sampled.total():,} sampled releases of {len(sampled):,} kinds, and a second opinion is "
+        f"computed for at most {MOST_SAMPLED:,} of {MOST_KINDS:,}"
+    )
+
+
+def plan_epsilon(plan: PrivacyPlan, about: float = 1.0) -> float:
+    """ε of everything planned, by PLD. `about` what it is decides on the grid, and on nothing else."""
     library()  # asked each time: what is remembered must not hide that it is not there
-    return _price(plan.spec, plan.releases)
+    steps = _kinds(plan.spec, plan.releases).total()
+    return _price(plan.spec, plan.releases, _grid(about, max(1, steps), plan.spec.delta))
 
 
 @lru_cache(maxsize=256)
-def _price(spec: PrivacySpec, releases: tuple[PlannedRelease, ...]) -> float:
+def _price(spec: PrivacySpec, releases: tuple[PlannedRelease, ...], grid: float) -> float:
     """Remembered: a second of work, and verifying a folder again, or another run by the same terms, asks for the
     same."""
     dp = library()
@@ -48,14 +65,35 @@ def _price(spec: PrivacySpec, releases: tuple[PlannedRelease, ...]) -> float:
         if spec.adjacency is Adjacency.REPLACE_ONE
         else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     )
-    accountant = dp.pld.PLDAccountant(neighbours)
-    for planned in releases:
-        accountant.compose(_event(dp, _worth(planned, spec), planned.sampler, spec), planned.count)
+    accountant = dp.pld.PLDAccountant(neighbours, value_discretization_interval=grid)
+    for (z, sampler), count in _kinds(spec, releases).items():
+        accountant.compose(_event(dp, z, sampler, spec), count)
+    plain = math.fsum(r.count / _worth(r, spec) ** 2 for r in releases if not _hidden(r.sampler, spec))
+    if plain:
+        accountant.compose(dp.GaussianDpEvent(1 / math.sqrt(plain)))
     first = float(accountant.get_epsilon(spec.delta))
     taken = skellam.delta_taken([(r.integers, r.count) for r in releases if r.integers is not None], first)
     if not taken:
         return first
     return float(accountant.get_epsilon(spec.delta - taken)) if taken < spec.delta else math.inf
+
+
+def _kinds(spec: PrivacySpec, releases: Iterable[PlannedRelease]) -> Counter[tuple[float, Sampler]]:
+    """Planned releases whose sampling hides something, by noise and sampler."""
+    found: Counter[tuple[float, Sampler]] = Counter()
+    for planned in releases:
+        if _hidden(planned.sampler, spec):
+            found[_worth(planned, spec), planned.sampler] += planned.count
+    return found
+
+
+def _grid(about: float, steps: int, delta: float) -> float:
+    """Width h of the grid. Rounding K losses up to it raises ε by about K·h²/12·(1 + d), with d = −d ln δ/dε,
+    which is about 2·ln(1/δ)/ε: a share `ACCURACY` of ε at most. The library's arrays have some ε/h points."""
+    if not 0 < about < math.inf:
+        return GRID
+    rounding = math.sqrt(12 * ACCURACY * about / (steps * (1 + 2 * math.log(1 / delta) / about)))
+    return min(max(GRID, FINEST * about), rounding)
 
 
 def _worth(planned: PlannedRelease, spec: PrivacySpec) -> float:
@@ -76,7 +114,10 @@ def filter_epsilon(plan: PrivacyPlan, spent: Mapping[tuple[float, Sampler], int]
     if any(z < NO_NOISE for z, _, _ in charges):
         return math.inf
     if plan.order is None:
-        accountant = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+        accountant = dp.pld.PLDAccountant(
+            dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
+            value_discretization_interval=_grid(plan.budget, 1, plan.spec.delta),
+        )
         accountant.compose(dp.GaussianDpEvent(1 / math.sqrt(math.fsum(n / z**2 for z, _, n in charges))))
     else:
         accountant = dp.rdp.RdpAccountant([plan.order], dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
@@ -93,11 +134,16 @@ def _seen(z: float, spec: PrivacySpec) -> float:
     return z * math.sqrt(view.participants - view.colluding - view.dropouts)
 
 
+def _hidden(sampler: Sampler, spec: PrivacySpec) -> bool:
+    """Whether the adversary cannot see whom the sampler chose."""
+    return isinstance(sampler, Poisson) and (
+        sampler.known_to is KnownTo.CLIENT
+        or (sampler.known_to is KnownTo.SERVER and isinstance(spec.view, TrustedServer))
+    )
+
+
 def _event(dp: Any, z: float, sampler: Sampler, spec: PrivacySpec) -> Any:
     plain = dp.GaussianDpEvent(z)
-    if not isinstance(sampler, Poisson):
-        return plain
-    hidden = sampler.known_to is KnownTo.CLIENT or (
-        sampler.known_to is KnownTo.SERVER and isinstance(spec.view, TrustedServer)
-    )
-    return dp.PoissonSampledDpEvent(sampler.rate, plain) if hidden else plain
+    if isinstance(sampler, Poisson) and _hidden(sampler, spec):
+        return dp.PoissonSampledDpEvent(sampler.rate, plain)
+    return plain

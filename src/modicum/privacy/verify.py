@@ -170,8 +170,9 @@ def _verify(ledger: Ledger, certificate: Certificate | None, kept: KeptHead | No
     checks = []
     for client, line in own.clients.items():
         plan = ledger.plans[client]
-        unfounded = integer_problems(plan)
-        second = None if unfounded else opinions.of(plan)  # of noise that nobody has it may take for ever
+        # Of noise that nobody has, or of many releases, a second opinion may take for ever.
+        unfounded = integer_problems(plan) or list(filter(None, [second_opinion.too_much(plan)]))
+        second = None if unfounded else opinions.of(plan, line.epsilon)
         certified = None if certificate is None else certificate.clients.get(client)
         problems = [*outside.get(client, []), *_budget_problems(plan, line), *_opinion_problems(line, second)]
         problems += unfounded
@@ -222,7 +223,7 @@ class _SecondOpinions:
                 kind = (charge.noise_multiplier, charge.sampler)
                 self._charges.setdefault(charge.client, Counter())[kind] += charge.count
 
-    def of(self, plan: PrivacyPlan) -> float | None:
+    def of(self, plan: PrivacyPlan, about: float) -> float | None:
         if plan.guard is Guard.NONE:
             return None
         spent = self._charges.get(plan.client, Counter())
@@ -230,7 +231,7 @@ class _SecondOpinions:
         key = (agreement, frozenset(spent.items()))
         if key not in self._known:
             self._known[key] = (
-                second_opinion.plan_epsilon(plan)
+                second_opinion.plan_epsilon(plan, about)
                 if plan.guard is Guard.PLAN
                 else second_opinion.filter_epsilon(plan, spent)
             )

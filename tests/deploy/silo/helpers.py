@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from modicum.config import read
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Noised, decode, encode
-from modicum.deploy.silo.silo import Silo
+from modicum.deploy.silo.silo import Silo, own_experiment
 from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.terms import Join, Terms, digest
 from modicum.deploy.silo.wire import Answer, Kind, ask
+from modicum.federation.experiment import prepare
 from modicum.federation.setup import adapts
 from modicum.privacy.ledger import Ledger
 
@@ -169,8 +169,8 @@ class Server:
 
     def invitation(self, **changes: Any) -> Join:
         card = self.card()
-        config = read(self.path.parent / "experiment.toml")
-        terms = Terms(config, tuple(self.names))
+        spec = read_spec(self.path)
+        terms, own_data = Terms(spec.experiment, tuple(self.names)), own_experiment(spec)
         budget = float("inf") if card["budget"] is None else card["budget"]
         own = ClientFacts(
             card["name"], card["records"], budget, terms.participations(card["name"]), card["validation"]
@@ -178,9 +178,9 @@ class Server:
         facts = tuple(
             own if n == own.name else ClientFacts(n, 100, 1.0, terms.participations(n)) for n in self.names
         )
-        plan = terms.plan(own)
+        plan = terms.plans((own,), own_data, prepare(own_data, terms.method))[0][own.name]
         multipliers = dict.fromkeys(self.names, 1.0) | {own.name: terms.multiplier(plan)}
-        join = Join(self.run, digest(config), terms.spec.to_dict(), facts, multipliers, adapts(plan))
+        join = Join(self.run, digest(spec.experiment), terms.spec.to_dict(), facts, multipliers, adapts(plan))
         return replace(join, **changes)
 
     def join(self, **changes: Any) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from modicum.core.facts import ClientFacts
-from modicum.deploy.silo.wire import Answer
+from modicum.deploy.silo.wire import SMALL, Answer
 from modicum.errors import UserError
 
 Kinds = tuple[tuple[int, ...], int, bool]
@@ -32,6 +32,8 @@ class Card:
     def read(cls, name: str, answer: Answer) -> Card:
         """The card in a silo's answer to HELLO; anything else is refused with the silo's name."""
         try:
+            if len(answer.body) > SMALL:
+                raise ValueError  # unread: parsed, it would take many times as much memory
             d = answer.json()
             budget = float("inf") if d["budget"] is None else float(d["budget"])
             facts = ClientFacts(str(d["name"]), int(d["records"]), budget, 1, int(d["validation"]))

@@ -27,7 +27,7 @@ from modicum.deploy.flower.card import Card, Kinds
 from modicum.deploy.flower.secure_silos import SecureSilos
 from modicum.deploy.flower.silos import Courier, Silos
 from modicum.deploy.silo.secure import SecureTerms, check_terms
-from modicum.deploy.silo.terms import Join, Terms, check_agreed, digest
+from modicum.deploy.silo.terms import Join, Terms, check_agreed, deployed, digest
 from modicum.deploy.silo.wire import ADVICE, Answer, Code, Kind
 from modicum.errors import UserError, counted
 from modicum.federation.experiment import Experiment, Federation, compression_line, offer_of, prepare
@@ -71,6 +71,7 @@ class Coordinator:
                 "an audit plants canaries among records, and silos let nobody do that: leave out run.audit, and "
                 "audit a simulation of the same experiment"
             )
+        config = deployed(config)
         self.config, self.courier, self.patience = config, courier, patience or Patience()
         self.files = RunFolder(folder)
         self.files.make(fresh=False)
@@ -87,7 +88,8 @@ class Coordinator:
         foreign = foreign_parts(config.method, self.terms.method)
         self.ledger = self.files.open_ledger(self.join.run, NoiseAtSilos(self.simulation), foreign_parts=foreign)
         self.ledger.declare(self.plans.values())
-        self.files.write(self.files.config, to_toml(config, notes=False).encode())
+        recorded = replace(config, run=replace(config.run, simulation=self.simulation))  # as the certificate
+        self.files.write(self.files.config, to_toml(recorded, notes=False).encode())
         kept = Folder(self.files, self.server)
         self.silos = self._carrier()
         self._rounds = Rounds(self.server, self.silos, self.evaluation, kept)

@@ -22,7 +22,7 @@ from modicum.deploy.flower.crew import Crew
 from modicum.deploy.flower.follow import BEGIN, OnRound, new_rounds, status_of
 from modicum.deploy.flower.project import STATUS, settings, write_project
 from modicum.deploy.silo.signing import make_signing_key, public_text
-from modicum.deploy.silo.terms import Terms
+from modicum.deploy.silo.terms import Terms, deployed
 from modicum.deploy.silo.wire import Kind, UnreachableError, ask
 from modicum.errors import UserError, counted
 from modicum.federation.experiment import Federation
@@ -85,8 +85,8 @@ class Deployment:
 
     def __init__(self, config: Config, root: Path, *, port: int | None = None, wait: float = 3600.0) -> None:
         link.check_version()
-        self.config, self.at = config, Layout(root.absolute())
-        self.simulation = config.source.tables.get("run", {}).get("simulation") is True  # only where it is said
+        config, self.at = deployed(config), Layout(root.absolute())
+        self.config, self.simulation = config, config.run.simulation
         made = federation(config)
         self.budgets = dict(zip(made.data.names, made.budgets, strict=True))
         self.config = config = replace(config, run=replace(config.run, silos=self._agreed(made)))

@@ -13,7 +13,7 @@ from modicum.config.fields import setting
 from modicum.config.read import absolute, read_table
 from modicum.config.schema import DataConfig
 from modicum.config.source import Source, read_source
-from modicum.deploy.silo.terms import BOUNDS
+from modicum.deploy.silo.terms import BOUNDS, deployed
 from modicum.deploy.silo.wire import check_path
 from modicum.errors import UserError
 from modicum.public.features import is_file
@@ -118,7 +118,7 @@ def read_spec(path: str | os.PathLike[str]) -> SiloSpec:
             "grant",
             "view",
         )
-    experiment = read(here / Path(silo.experiment).expanduser())
+    experiment = deployed(read(here / Path(silo.experiment).expanduser()))
     if "data" in source.tables:
         experiment = replace(experiment, data=_data(source, here, experiment.data))
     socket = here / Path(silo.socket).expanduser()

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -32,6 +32,12 @@ from modicum.public.features import is_file
 MOST_CLIENTS = 10_000  # a run's silos; an invitation that names more is refused before it is looked at
 
 BOUNDS = (1e-3, 1e3)
+
+
+def deployed(config: Config) -> Config:
+    """The experiment as a deployment takes it: its noise is real unless the file says `simulation = true`."""
+    said = config.source.tables.get("run", {}).get("simulation") is True
+    return replace(config, run=replace(config.run, simulation=said))
 
 
 def digest(config: Config) -> str:
