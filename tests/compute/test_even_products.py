@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from modicum.compute import Flat, clipped_sum
-from modicum.compute.sums import each_product
+from modicum.compute.apart import each_product
 from tests.compute.helpers import cross_entropy
 from tests.compute.test_bound import threads
 from tests.compute.test_even_linear import Scaled

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from modicum.compute.apart import each_product
 from modicum.compute.pieces import WRITE, Kept, Sliced, gram_square_norms, too_large
 from modicum.compute.problem import few_rows, sum_dtype
 from modicum.compute.rounding import product_rounding, widened
-from modicum.compute.sums import as_released, each_product, longest_run, weighted_products, weighted_rows
+from modicum.compute.sums import as_released, longest_run, weighted_products, weighted_rows
 
 TILE, PLACES, RUN = 64, 256, 16
 """Of a GPU's kernel for weighted sums: channels come in multiples, places at most, examples in float32 at most."""

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from modicum.compute.apart import each_product
 from modicum.compute.even_linear import LINE, filled, uneven_sizes
 from modicum.compute.searched import SEARCHED, UNEVEN
-from modicum.compute.sums import each_product
 
 BATCHED = ("bmm", "scaled_dot_product", UNEVEN, "unknown")
 """What the names of operations have in common whose numbers depend on where an example's matrix or row begins."""

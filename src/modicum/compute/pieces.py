@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from modicum.compute.apart import each_product
 from modicum.compute.sums import (
     as_released,
-    each_product,
     factor_charge,
     in_range,
     square_lengths,

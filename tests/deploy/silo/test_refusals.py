@@ -400,3 +400,15 @@ def test_compiled_sums_are_for_simulations() -> None:
     spec: Any = SimpleNamespace(experiment=SimpleNamespace(run=SimpleNamespace(compile=True)))
     with pytest.raises(UserError, match="compile is for simulations"):
         own_experiment(spec)
+
+
+@pytest.mark.parametrize(
+    ("device", "unit", "refused"),
+    [("cuda", "record", True), ("cuda:1", "record", True), ("cuda", "client", False), ("cpu", "record", False)],
+)
+def test_records_are_clipped_on_a_processor(device: str, unit: str, refused: bool) -> None:
+    """On a GPU a record's bits depend on how many others there are. A client is clipped as a whole."""
+    run = SimpleNamespace(compile=False, device=device)
+    spec: Any = SimpleNamespace(experiment=SimpleNamespace(run=run), grant=SimpleNamespace(unit=unit), name="a")
+    with pytest.raises(UserError if refused else AttributeError, match="on its processor" if refused else None):
+        own_experiment(spec)

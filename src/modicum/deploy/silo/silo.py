@@ -317,6 +317,11 @@ def own_experiment(spec: SiloSpec) -> Experiment:
             "compile is for simulations: a compiled sum is used if it agrees with another on the first batch, and "
             "a hostile server could make that hang on one record: set compile = false in everybody's file"
         )
+    if config.run.device != "cpu" and spec.grant.unit == "record":
+        raise UserError(
+            f"a silo that hides records computes on its processor, not on {config.run.device}: on a GPU what is "
+            'computed of a record depends on how many others there are (docs/clipping.md): set device = "cpu"'
+        )
     data = federation(config, alone=spec.name).data
     if spec.name not in data.names:
         shown = ", ".join(data.names[:5]) + (", …" if len(data.names) > 5 else "")
