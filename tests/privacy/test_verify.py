@@ -26,6 +26,8 @@ from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.verify import KeptHead, Verification, verify
 from modicum.privacy.views import KnownTo
 
+WHOSE = {"order": "rdp", "budget": "gdp"}  # the client whose filter has it
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
@@ -308,6 +310,23 @@ def test_a_plan_that_cannot_be_computed_is_a_mismatch(tmp_path: Path, monkeypatc
     outcome = verify(tmp_path / "ledger.sqlite")
     assert not outcome.matches
     assert "beyond what can be computed" in outcome.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [("order", 10**18, "at most 2,097,152"), ("order", 1e300, "at most"), ("budget", 1e-300, "(RuntimeError)")],
+)
+def test_numbers_that_nobody_plans_are_one_line(run: Path, field: str, value: float, said: str) -> None:
+    """An order of 10^18 is a sum of as many terms; for ε = 10^-300 at the smallest δ no filter has a cap."""
+    rows = forger.rows_of(run / "ledger.sqlite")
+    [at] = [i for i, row in enumerate(rows) if row.kind == "plan" and row.value["client"] == WHOSE[field]]
+    plan = rows[at].value | {field: value}
+    if field == "budget":
+        plan["spec"]["delta"] = 5e-324
+    forger.write(run / "ledger.sqlite", [*rows[:at], rows[at].saying(plan), *rows[at + 1 :]])
+    outcome = verify(run / "ledger.sqlite")
+    assert not outcome.matches
+    assert said in outcome.problems[0]
 
 
 def sampled(z: float, rate: float, count: int) -> PrivacyPlan:

@@ -139,7 +139,12 @@ def verify(path: str | PathLike[str], *, head: str | None = None) -> Verificatio
         problem = str(error)
     except UserError:
         raise
-    except (ValueError, ArithmeticError, MemoryError) as error:  # of plans that nobody but a forger makes
+    except (
+        ValueError,
+        ArithmeticError,
+        MemoryError,
+        RuntimeError,
+    ) as error:  # of plans that nobody but a forger makes
         problem = f"its plans are beyond what can be computed ({type(error).__name__})"
     return Verification(ledger=str(ledger_path), certificate=certificate is not None, problems=(problem,))
 

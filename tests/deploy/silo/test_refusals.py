@@ -177,6 +177,7 @@ def _spec(**changes: object) -> dict[str, object]:
         ({"spec": _spec(delta=0.1)}, Code.SPEC_DIFFERS),
         ({"spec": _spec(adjacency="replace-one")}, Code.SPEC_DIFFERS),
         ({"spec": {}}, Code.WEAKER_VIEW),
+        ({"spec": _spec(view=3.0)}, Code.MALFORMED),
         ({"multipliers": {"client-00": 0.0}}, Code.FACTS_DIFFER),
         ({"adaptive": True}, Code.FACTS_DIFFER),
     ],

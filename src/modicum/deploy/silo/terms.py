@@ -237,6 +237,8 @@ class Join:
             raise ValueError("a run's name is a short text")
         if not isinstance(d["adaptive"], bool) or not isinstance(d["spec"], dict):
             raise ValueError("wrong types")
+        if not isinstance(d["spec"].get("view", {}), dict):
+            raise ValueError("a view is a table")
         multipliers = {str(k): _finite(v) for k, v in d["multipliers"].items()}
         return cls(d["run"], str(d["digest"]), d["spec"], facts, multipliers, d["adaptive"])
 

@@ -22,6 +22,7 @@ from modicum.privacy.accounting.checks import positive, probability, rate, steps
 FloatArray = NDArray[np.float64]
 
 _ROUNDING = 1e-8  # relative; the quadrature agrees with 40-digit arithmetic to 2e-9 or better
+_LARGEST = 1 << 21  # order: a sum over a whole one has as many terms, and a forger writes any number
 _POINTS = 1e6  # of a quadrature: where it needs more, so much is lost that sampling hardly helps
 
 ORDERS: tuple[float, ...] = (
@@ -33,8 +34,8 @@ ORDERS: tuple[float, ...] = (
 
 
 def _order(alpha: float) -> float:
-    if not (math.isfinite(alpha) and alpha > 1):
-        raise UserError(f"a Rényi order must be finite and above 1, got {alpha}")
+    if not 1 < alpha <= _LARGEST:
+        raise UserError(f"a Rényi order must be finite and above 1, at most {_LARGEST:,}, got {alpha}")
     return float(alpha)
 
 
