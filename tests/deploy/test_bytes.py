@@ -132,6 +132,7 @@ def test_the_bytes_follow_from_what_passed_the_door(name: str, tmp_path: Path) -
     assert difference(tmp_path, ROWS[name]) is None
 
 
+@pytest.mark.heavy
 def test_a_silo_that_tells_more_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin: a sum over its records among the signals."""
     honest = Clients.settle

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from modicum.errors import UserError
+
+if TYPE_CHECKING:
+    from modicum.federation.run_folder import RunFolder
 
 PRIVATE = (
     "what an attack finds is scored against the run's own records: the page shows some, no budget pays for it. "
@@ -66,7 +70,7 @@ def attack(
     order = Order(named, targets, preset, seed=seed, party=seen_by, reference=reference, device=device)
     device_named(device)
     config = read(files.config)
-    if not config.run.simulation:
+    if not _simulated(files, config.run.simulation):
         typer.echo(f"modicum: {PRIVATE}", err=True)
     seen = load_transcript(run).seen
     folder = run / "attacks"
@@ -78,3 +82,10 @@ def attack(
     typer.echo(told if as_json else f"{table(report)}\n\npage        {folder / 'attacks.html'}")
     if any(outcome.over_ceiling for outcome in report.outcomes):
         raise typer.Exit(1)
+
+
+def _simulated(files: RunFolder, said: bool) -> bool:
+    """Whether the noise protected nobody, by the certificate: a deployment's is real where its file is silent."""
+    from modicum.privacy.certificate import Certificate
+
+    return bool(Certificate.read(files.certificate).noise["simulation"]) if files.certificate.is_file() else said
