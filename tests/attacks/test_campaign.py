@@ -102,7 +102,7 @@ def test_a_table_a_page_and_figures(private: Path, capsys: pytest.CaptureFixture
 def test_who_attacks_a_real_run_is_told_to_keep_the_page(
     private: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A deployment's noise is real where its file says nothing, so that its file reads like a simulation's."""
+    """The certificate says whether it was: the file that a deployment recorded may read like a simulation's."""
     kept = private / "certificate.json"
     before = kept.read_text()
     order = ["attack", str(private), "--attack", "matched", "--json"]

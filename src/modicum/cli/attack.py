@@ -85,7 +85,7 @@ def attack(
 
 
 def _simulated(files: RunFolder, said: bool) -> bool:
-    """Whether the noise protected nobody, by the certificate: a deployment's is real where its file is silent."""
+    """Whether the noise protected nobody, by the certificate: an older deployment's recorded file may be wrong."""
     from modicum.privacy.certificate import Certificate
 
     return bool(Certificate.read(files.certificate).noise["simulation"]) if files.certificate.is_file() else said

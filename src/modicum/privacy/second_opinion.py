@@ -37,15 +37,15 @@ def library() -> Any:
     return dp_accounting
 
 
-def too_much(plan: PrivacyPlan) -> str | None:
+def too_much(plan: PrivacyPlan) -> list[str]:
     """Why the library is not asked about a plan: few bytes of a forger could keep it busy for hours."""
     sampled = _kinds(plan.spec, plan.releases)
     if plan.guard is not Guard.PLAN or (sampled.total() <= MOST_SAMPLED and len(sampled) <= MOST_KINDS):
-        return None
-    return (
+        return []
+    return [
         f"it plans {sampled.total():,} sampled releases of {len(sampled):,} kinds, and a second opinion is "
         f"computed for at most {MOST_SAMPLED:,} of {MOST_KINDS:,}"
-    )
+    ]
 
 
 def plan_epsilon(plan: PrivacyPlan, about: float = 1.0) -> float:

@@ -139,12 +139,8 @@ def verify(path: str | PathLike[str], *, head: str | None = None) -> Verificatio
         problem = str(error)
     except UserError:
         raise
-    except (
-        ValueError,
-        ArithmeticError,
-        MemoryError,
-        RuntimeError,
-    ) as error:  # of plans that nobody but a forger makes
+    # Of plans that nobody but a forger makes:
+    except (ValueError, ArithmeticError, MemoryError, RuntimeError) as error:
         problem = f"its plans are beyond what can be computed ({type(error).__name__})"
     return Verification(ledger=str(ledger_path), certificate=certificate is not None, problems=(problem,))
 
@@ -176,7 +172,7 @@ def _verify(ledger: Ledger, certificate: Certificate | None, kept: KeptHead | No
     for client, line in own.clients.items():
         plan = ledger.plans[client]
         # Of noise that nobody has, or of many releases, a second opinion may take for ever.
-        unfounded = integer_problems(plan) or list(filter(None, [second_opinion.too_much(plan)]))
+        unfounded = integer_problems(plan) or second_opinion.too_much(plan)
         second = None if unfounded else opinions.of(plan, line.epsilon)
         certified = None if certificate is None else certificate.clients.get(client)
         problems = [*outside.get(client, []), *_budget_problems(plan, line), *_opinion_problems(line, second)]
