@@ -10,6 +10,7 @@ from modicum.errors import UserError
 
 PUBLISHER, NAME, VERSION, PACKAGE = "modicum", "modicum-run", "1.0.0", "modicum_run"
 FLWR = "1.41.0"
+SERVER_KEY = "server.sign"  # among the keys: signs what the server asks of silos
 STATUS = "status.json"  # in the run folder: how the server is doing
 LOG_FILE = "server.log"  # in the run folder: what it said on the way
 
@@ -55,13 +56,14 @@ __all__ = ["app"]
 
 
 def settings(
-    experiment: Path, folder: Path, silos: Path, *, joining: float = 300, round: float = 3600
+    experiment: Path, folder: Path, silos: Path, key: Path, *, joining: float = 300, round: float = 3600
 ) -> dict[str, str | float]:
     """What the ServerApp is told: paths on the server's machine, and how long it waits."""
     return {
         "experiment": str(experiment.absolute()),
         "folder": str(folder.absolute()),
         "silos": str(silos.absolute()),
+        "key": str(key.absolute()),
         "joining": float(joining),
         "round": float(round),
     }
