@@ -15,7 +15,7 @@ import math
 import sqlite3
 import sys
 import tempfile
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +91,8 @@ def play(made: Experiment, folder: Path, *, interrupted: bool = False, **named: 
     files = RunFolder(folder)
     files.make(fresh=True)
     if interrupted:
-        try:
+        with suppress(Interrupted):
             carry_out(made, files, "", watch=stop, **named)
-        except Interrupted:
-            pass
     carry_out(made, files, "", **named)
     return folder
 

@@ -1,4 +1,4 @@
-"""What runs write stays what it was: ledger, certificate, rounds and model, a run that was interrupted included."""
+"""What runs write stays what it was: ledger, certificate, rounds and model, also where a run was interrupted."""
 
 from __future__ import annotations
 
