@@ -26,7 +26,7 @@ from modicum.errors import UserError
 
 Column = NDArray[np.float64]
 
-BUFFERS = 3  # running sums of a BLT: more gain nothing in runs of up to some thousand steps
+BUFFERS = 2  # running sums of a BLT: more gain at most a percent in runs of up to some thousand steps
 DIGITS = 4  # of what an optimiser finds: more would depend on the processor, and gain nothing
 LONGEST = 20_000  # steps of a run for which a factor is made: its work grows with the square
 
@@ -260,7 +260,7 @@ def _overlaps(taking: Participation, bands: int) -> Column:
 
 @lru_cache(maxsize=64)
 def optimised_blt(taking: Participation, workload: Workload, buffers: int = BUFFERS) -> Blt:
-    """The BLT with the least mean error for a workload, found from decays spread over the scales of the run."""
+    """The BLT with the least mean error for a workload, found from decays spread up to the separation."""
 
     def factor(free: Column) -> Blt:
         losses, weights = 1 / (1 + np.exp(free[:buffers])), np.exp(free[buffers:])
@@ -272,18 +272,19 @@ def optimised_blt(taking: Participation, workload: Workload, buffers: int = BUFF
         mean = float(workload.noise(chosen.column(taking.steps)).mean())
         return math.log(mean) + 2 * math.log(sensitivity(chosen, taking))
 
-    reach = np.geomspace(2.0, max(4.0, taking.steps), buffers)
+    reach = np.geomspace(2.0, 2.0 + taking.separation, buffers)
     start = np.concatenate([np.log(reach), np.log(0.5 / buffers) - 0.5 * np.log(reach / reach[0])])
     best = factor(_minimise(loss, start, (-12.0, 12.0), slope=False))
     shrunk = (float(f"{1 - d:.{DIGITS}g}") for d in best.decays)
-    return Blt(tuple(1 - loss for loss in shrunk), tuple(_floor(w) for w in best.weights))
+    return Blt(tuple(round(1 - loss, 12) for loss in shrunk), tuple(_floor(w) for w in best.weights))
 
 
 def _minimise(loss: Any, start: Column, within: tuple[float, float | None], *, slope: bool) -> Column:
     """Where L-BFGS ends; `slope` says that the loss gives its gradient as well."""
     bounds, options = [within] * len(start), {"maxiter": 500}
-    return np.asarray(minimize(loss, start, jac=slope, method="L-BFGS-B", bounds=bounds, options=options).x)
+    fit: Any = minimize
+    return np.asarray(fit(loss, start, jac=slope, method="L-BFGS-B", bounds=bounds, options=options).x)
 
 
 def _floor(weight: float) -> float:
-    return math.floor(weight * 10**DIGITS) / 10.0**DIGITS
+    return float(math.floor(weight * 10**DIGITS) / 10**DIGITS)
