@@ -1,7 +1,7 @@
 """Ed25519 keys of server and silos, which sign all that they say to one another.
 
-Not the key of a silo's Flower node: the app that a server ships runs as the node's user and can read that one. The
-public halves stand in the agreed experiment file, so no server chooses who counts as a silo.
+Not the key of a silo's Flower node, which talks to the network and can read that one. The public halves stand in
+the agreed experiment file, so no server chooses who counts as a silo.
 """
 
 from __future__ import annotations
