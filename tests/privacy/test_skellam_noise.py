@@ -15,15 +15,8 @@ from scipy.special import ive
 from scipy.stats import chi2
 
 from modicum.errors import UserError
-from modicum.privacy.skellam_noise import (
-    LARGEST_VARIANCE,
-    SkellamTable,
-    _last,
-    _masses,
-    chernoff,
-    delta_charge,
-    skellam_table,
-)
+from modicum.privacy.accounting.skellam_tables import chernoff, delta_charge
+from modicum.privacy.noise.skellam import LARGEST_VARIANCE, SkellamTable, _last, _masses, skellam_table
 
 FALSE_ALARM = 1e-6
 

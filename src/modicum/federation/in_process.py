@@ -15,9 +15,9 @@ from modicum.federation.rounds import Exchange
 from modicum.federation.secure_sums import IMPOSSIBLE, NOBODY, Adder
 from modicum.federation.server import Asked, OpenedOnce, Proposal, Server, TrustedLedger
 from modicum.federation.transcript import AGGREGATOR, Forget, Kind, Seen, Transcript, note_opened
-from modicum.privacy.budgets import Reason, Refusal, Refused
 from modicum.privacy.events import Release
-from modicum.privacy.token import Token
+from modicum.privacy.ledger.budgets import Reason, Refusal, Refused
+from modicum.privacy.ledger.token import Token
 from modicum.privacy.views import SecureAggregation, Shows
 
 OWN_FAULT = frozenset({Reason.BAD_MODEL, Reason.BAD_BOUND})

@@ -15,7 +15,7 @@ import numpy as np
 from modicum.core.integers import Agreed
 from modicum.core.messages import Message, Summand
 from modicum.core.parts import OpensIntegers
-from modicum.privacy.lattice import Integers
+from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.views import SecureAggregation, Variant
 
 if TYPE_CHECKING:

@@ -36,9 +36,9 @@ from modicum.federation.cohort import Cohorts
 from modicum.federation.keep import Charges, Keep, settle
 from modicum.mechanisms.possible import objection
 from modicum.privacy.events import Release
-from modicum.privacy.lattice import Integers
+from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseSource
-from modicum.privacy.token import Token
+from modicum.privacy.noise.lattice import Integers
 
 LOG = logging.getLogger("modicum.server")
 SumDoorMaker = Callable[[Sequence[Token]], SumDoor]

@@ -15,7 +15,7 @@ from typing import Any
 
 from modicum.errors import MissingExtraError
 from modicum.privacy import skellam_second_opinion as skellam
-from modicum.privacy.budgets import NO_NOISE
+from modicum.privacy.accounting.filters import NO_NOISE
 from modicum.privacy.events import Poisson, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, SecureAggregation, TrustedServer
