@@ -25,14 +25,27 @@ class Steps(Protocol):
     """A mechanism that releases each local step: what it says about one."""
 
     @property
-    def purpose(self) -> str: ...
+    def purpose(self) -> str:
+        """The name of the main block."""
+
     @property
-    def spec(self) -> PrivacySpec: ...
-    def expected_batch(self, facts: ClientFacts) -> float: ...
-    def steps_in(self, facts: ClientFacts, participation: int) -> int: ...
-    def step_event(self, job: Job, kit: ClientKit, decision: Decision, step: int, count: int) -> Release: ...
-    def unit_of(self, bound: float) -> float: ...
-    def facts_of(self, event: Release, facts: ClientFacts, steps: int) -> NoiseFacts: ...
+    def spec(self) -> PrivacySpec:
+        """What is protected, from whom."""
+
+    def expected_batch(self, facts: ClientFacts) -> float:
+        """What sums are divided by."""
+
+    def steps_in(self, facts: ClientFacts, participation: int) -> int:
+        """Local steps of one participation."""
+
+    def step_event(self, job: Job, kit: ClientKit, decision: Decision, step: int, count: int) -> Release:
+        """What so many steps from this one on release."""
+
+    def unit_of(self, bound: float) -> float:
+        """What a released gradient is divided by."""
+
+    def facts_of(self, event: Release, facts: ClientFacts, steps: int) -> NoiseFacts:
+        """What is known of the noise after so many steps."""
 
 
 class Stepper:

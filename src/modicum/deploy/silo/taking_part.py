@@ -91,16 +91,27 @@ class Holder(Protocol):
     """What a silo has that taking part in a run needs."""
 
     @property
-    def spec(self) -> SiloSpec: ...
+    def spec(self) -> SiloSpec:
+        """Who it is and what it grants."""
+
     @property
-    def files(self) -> RunFolder: ...
+    def files(self) -> RunFolder:
+        """Its own folder."""
+
     @property
-    def experiment(self) -> Experiment: ...
+    def experiment(self) -> Experiment:
+        """The experiment over its own records."""
+
     @property
-    def noise(self) -> NoiseSource: ...
+    def noise(self) -> NoiseSource:
+        """Where its noise comes from."""
+
     @property
-    def account(self) -> Account: ...
-    def prepared(self, method: Method) -> Prepared: ...
+    def account(self) -> Account:
+        """What its records have spent, and may."""
+
+    def prepared(self, method: Method) -> Prepared:
+        """Its records as tensors, and the model."""
 
 
 def agree(silo: Holder, join: Join, terms: Terms) -> Agreement:
