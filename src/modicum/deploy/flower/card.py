@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from modicum.core.facts import ClientFacts
 from modicum.deploy.silo.wire import SMALL, Answer
+from modicum.deploy.silo.witness import Statement
 from modicum.errors import UserError
 
 Kinds = tuple[tuple[int, ...], int, bool]
@@ -23,6 +24,7 @@ class Card:
     digest: str
     run: str | None
     ticket: str  # names the folder that it would join with
+    account: Statement | None  # None: it keeps none, and says why in its certificate
 
     @property
     def kind(self) -> Kinds:
@@ -40,6 +42,7 @@ class Card:
             facts = ClientFacts(str(d["name"]), int(d["records"]), budget, 1, int(d["validation"]))
             shape = tuple(int(n) for n in d["shape"])
             kind = (shape, int(d["classes"]), bool(d["simulation"]))
-            return cls(facts, *kind, str(d["digest"]), d["run"], str(d["ticket"]))
+            account = None if d.get("account") is None else Statement.from_list(d["account"])
+            return cls(facts, *kind, str(d["digest"]), d["run"], str(d["ticket"]), account)
         except Exception:
             raise UserError(f"silo {name!r} introduces itself in a way that this version does not know") from None
