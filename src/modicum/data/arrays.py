@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from modicum.core.records import Field, Fields, each, leaves
+from modicum.data.geometry import Geometry
 from modicum.errors import UserError
-
-if TYPE_CHECKING:
-    from modicum.data.geometry import Geometry
 
 Array = npt.NDArray[Any]
 
