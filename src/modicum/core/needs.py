@@ -92,6 +92,10 @@ class Composition(Protocol):
     """A method, as far as needs go: its parts by the names of `PARTS`."""
 
     @property
+    def name(self) -> str:
+        """The method's."""
+
+    @property
     def mechanism(self) -> Any:
         """What declares `offers` and `individuals`."""
 
