@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 
@@ -65,3 +66,19 @@ class Watching:
     track: Sequence[Any] = ()
     transcript: bool = False
     audit: str | None = None
+
+
+def regrouped(
+    old: Mapping[str, Any], cohorts: Cohorts, server: Server, engine: Engine, watching: Watching
+) -> tuple[Cohorts, Server, Engine, Watching]:
+    """Settings that are given by their own names, as they were before there were groups, put into theirs."""
+    groups: dict[str, Any] = {"cohorts": cohorts, "server": server, "engine": engine, "watching": watching}
+    for name, value in old.items():
+        group = next((g for g, made in groups.items() if name in {f.name for f in fields(made)}), None)
+        if group is None:
+            raise TypeError(f"train() got an unexpected keyword argument {name!r}")
+        made = groups[group]
+        instead = f"{group}=mo.{type(made).__name__}({name}=…)"
+        warnings.warn(f"{name}=… becomes {instead} in the next version", DeprecationWarning, stacklevel=3)
+        groups[group] = replace(made, **{name: value})
+    return groups["cohorts"], groups["server"], groups["engine"], groups["watching"]
