@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from modicum.compute import Clipper, Way
 from modicum.compute.capture import Graphs, filled_up, rounded_up
 from modicum.compute.flat import applies
-from modicum.compute.problem import in_mode, trained_parameters
-from modicum.compute.row_steps import row_step
+from modicum.compute.problem import in_mode
 from modicum.core.clips import Clip
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch, Losses
@@ -38,7 +37,8 @@ class LoopBackend:
             return self._outputs(theta, x)
         frozen = (*(p for p in self.model.parameters() if not p.requires_grad), *self.model.buffers())
         key = tuple(t.data_ptr() for t in frozen)
-        (found,) = self._graphs.run(key, self._replayable, (theta, filled_up(x, size)))
+        inputs = (theta, filled_up(x, size))
+        (found,) = self._graphs.run(key, self._replayable, inputs, lambda: (theta, torch.zeros_like(inputs[1])))
         return found[: len(x)]
 
     def _replayable(self, theta: Tensor, x: Tensor) -> tuple[Tensor]:
@@ -60,14 +60,6 @@ class LoopBackend:
         loss = losses(self.model(aligned(batch.x)), batch.targets).mean()
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
-
-    def row_step(self, losses: Losses, some: Callable[[], Batch]) -> int:
-        """What the number of rows of a clipped sum is a multiple of, for this loss and records like some."""
-
-        def batch() -> tuple[Tensor, Mapping[str, Tensor]]:
-            return some().x, dict(some().targets)
-
-        return row_step(self._clipped.operations(trained_parameters(self.model, None), losses, batch))
 
     def clipped_sums(
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, clips: Sequence[Clip]
