@@ -1,4 +1,4 @@
-"""The ServerApp: an experiment file, a folder for the run, and the public keys of the silos that take part."""
+"""The server of a run: an experiment file, a folder for the run, and the public keys of the silos in it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flwr.serverapp import ServerApp
-
 from modicum.deploy.flower.project import LOG_FILE, STATUS
 from modicum.errors import UserError
 
-app = ServerApp()
 LOG = logging.getLogger("modicum.flower")
-
-
-@app.main()  # type: ignore[untyped-decorator, unused-ignore]
-def main(grid: Any, context: Any) -> None:
-    """What Flower calls on the server: the run of its configuration."""
-    run(grid, {key: str(value) for key, value in context.run_config.items()})
 
 
 def run(grid: Any, settings: dict[str, str]) -> None:
@@ -47,7 +38,8 @@ def run(grid: Any, settings: dict[str, str]) -> None:
             keys = read_public_keys(Path(settings["silos"]))
             patience = Patience(joining=float(settings["joining"]), round=float(settings["round"]))
             carrier = GridCarrier(grid, keys)
-            coordinator = Coordinator(read(settings["experiment"]), list(keys), folder, carrier, patience)
+            config, key = read(settings["experiment"]), _key(settings)
+            coordinator = Coordinator(config, list(keys), folder, carrier, key, patience)
             try:
                 for record in coordinator.rounds():
                     LOG.info("round %d: %s answered", record.round + 1, record.answered)
@@ -64,6 +56,15 @@ def run(grid: Any, settings: dict[str, str]) -> None:
             raise
         LOG.info("finished")
         status("finished")
+
+
+def _key(settings: dict[str, str]) -> Path:
+    if "key" not in settings:
+        raise UserError(
+            "the project does not say where the server's own key is: make it with `modicum flower keys make` and "
+            'write key = "/path/to/keys/server.sign" under [tool.flwr.app.config] in its pyproject.toml'
+        )
+    return Path(settings["key"])
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from modicum.data import federate, load
-from modicum.deploy.flower import keys, link, register
-from modicum.deploy.flower.project import FLWR, settings, write_project
+from modicum.deploy.flower import gate, keys, register
+from modicum.deploy.flower.project import FLWR, SERVER_KEY, settings, write_project
 from modicum.deploy.silo.signing import make_signing_key, public_text
 from modicum.errors import UserError
 
@@ -29,6 +29,7 @@ name = "logistic"
 
 [run]
 rounds = 10
+server = "{server}"
 {run}
 [run.silos]                 # what was agreed: a silo that has other records or grants another ε does not join
 {silos}
@@ -41,7 +42,8 @@ name = "{name}"
 experiment = "../experiment.toml"
 folder = "state-{name}"
 socket = "{name}.sock"
-{key}
+key = "{name}.key"          # signs what it says; never leaves this machine
+
 [grant]
 budget = 2.0                # ε of everything that leaves in this run
 delta = 1e-5
@@ -64,16 +66,16 @@ colluding = 1               # silos that may help the server
 dropouts = {dropouts}                # silos that may be lost in a round: of more than colluding + 2 · dropouts"""
 SECURE_RUN = """secure_aggregation = "protocol"
 """
-SECURE_KEY = """key = "{name}.key"          # signs what it says in secure aggregation; never leaves this machine
-"""
 SECURE_VIEW = """view = "secure-aggregation"
 """
-SECURE_README = """
-## Keys of secure aggregation
+KEYS = """
+## Keys
 
-`silos/NAME.key` was made here so that the project runs at once. For real records it is not copied: each silo makes
-its own with `modicum silo key silos/NAME.key`, and the line that this prints replaces the key in everybody's
-`experiment.toml`. Compare that file by another way than the server: whoever writes the keys says who is counted.
+Server and silos sign all that they say to one another: the server with `keys/server.sign`, a silo with
+`silos/NAME.key`. These were made here so that the project runs at once. For real records they are not copied: each
+silo makes its own with `modicum silo key silos/NAME.key`, and the line that this prints replaces the key in
+everybody's `experiment.toml`. Compare that file by another way than the server: whoever writes the keys says who
+is counted.
 """
 
 README = """# A deployment of {count} silos
@@ -83,15 +85,20 @@ Flower {flwr}. Everything below was made by `modicum flower init`; keys are in `
 ## On one machine
 
 ```
-{superlink} &
-{first}{start}
+modicum flower superlink app{listen} &
+modicum flower register app
+{silos}modicum flower start app
 ```
 
 ## On several machines
 
-Each silo needs `experiment.toml`, its own file from `silos/`, its own key `keys/NAME`, `keys/ca.crt` and
-`keys/trusted.yaml`. The server keeps `app/`, `keys/server.*`, `keys/bundle` and `keys/silos.toml`.
-Run `modicum silo serve` as one user and `flower-supernode` as another: see docs/deploy.md.
+Each silo needs `experiment.toml`, its own file from `silos/`, its own key `keys/NAME` and `keys/ca.crt`. The
+server keeps `app/`, `experiment.toml`, `keys/server.*`, `keys/ca.crt`, `keys/control.token` and `keys/silos.toml`.
+Run `modicum silo serve` as one user and `modicum flower node` as another: see docs/deploy.md.
+
+Whoever has `keys/control.token` starts runs on the server. Flower's own `flower-superlink` asks nobody for a
+token, and Flower's own `flower-supernode` runs the code that its server sends: either in place of the commands
+above opens **remote code execution** to whoever reaches its port.
 """
 
 
@@ -110,28 +117,29 @@ def write_template(folder: Path, names: Sequence[str], host: str, port: int, *, 
     keys.make_tls(at, tuple(dict.fromkeys((host, "127.0.0.1", "localhost"))))
     pairs = {name: keys.make_node_key(at / name) for name in names}
     register.write_public_keys(at / "silos.toml", pairs)
-    link.write_trusted(at / "trusted.yaml", make_signing_key(at / "bundle"))
+    gate.make_token(at)
     (folder / "silos").mkdir(parents=True, exist_ok=True)
     (folder / "flower").mkdir(exist_ok=True)
     for name in names:
-        own = {"key": SECURE_KEY.format(name=name), "view": SECURE_VIEW} if secure else {"key": "", "view": ""}
-        (folder / "silos" / f"{name}.toml").write_text(SILO.format(name=name, **own), encoding="utf-8")
-    experiment = _experiment(folder / "silos", names, secure=secure)
+        text = SILO.format(name=name, view=SECURE_VIEW if secure else "")
+        (folder / "silos" / f"{name}.toml").write_text(text, encoding="utf-8")
+    server = make_signing_key(at / SERVER_KEY)
+    experiment = _experiment(folder / "silos", names, public_text(server), secure=secure)
     (folder / "experiment.toml").write_text(experiment, encoding="utf-8")
-    write_project(folder / "app", settings(folder / "experiment.toml", folder / "server", at / "silos.toml"))
-    readme = _readme(names, host, port) + (SECURE_README if secure else "")
-    (folder / "README.md").write_text(readme, encoding="utf-8")
+    files = (folder / "experiment.toml", folder / "server", at / "silos.toml", server)
+    write_project(folder / "app", settings(*files, control=f"127.0.0.1:{port + 1}"))
+    (folder / "README.md").write_text(_readme(names, host, port) + KEYS, encoding="utf-8")
 
 
-def _experiment(folder: Path, names: Sequence[str], *, secure: bool) -> str:
-    """What all agree on; with `secure` also the public half of each silo's own key, which is made here."""
+def _experiment(folder: Path, names: Sequence[str], server: str, *, secure: bool) -> str:
+    """What all agree on, with the public half of each silo's own key, which is made here."""
     lines = []
     for name, size in _write_records(folder, names).items():
-        key = f', key = "{public_text(make_signing_key(folder / f"{name}.key"))}"' if secure else ""
-        lines.append(f"{json.dumps(name)} = {{ records = {size}, budget = 2.0{key} }}")
+        key = public_text(make_signing_key(folder / f"{name}.key"))
+        lines.append(f'{json.dumps(name)} = {{ records = {size}, budget = 2.0, key = "{key}" }}')
     method = SECURE_METHOD.format(dropouts=int(len(names) > 3)) if secure else "batch = 64"
     run = SECURE_RUN if secure else ""
-    return EXPERIMENT.format(clients=len(names), silos="\n".join(lines), method=method, run=run)
+    return EXPERIMENT.format(clients=len(names), silos="\n".join(lines), method=method, run=run, server=server)
 
 
 def _write_records(folder: Path, names: Sequence[str]) -> dict[str, int]:
@@ -145,23 +153,10 @@ def _write_records(folder: Path, names: Sequence[str]) -> dict[str, int]:
 
 
 def _readme(names: Sequence[str], host: str, port: int) -> str:
-    address = f"{host}:{port}"
-    bind = host if host == "127.0.0.1" else "0.0.0.0"
-    superlink = (
-        f"flower-superlink --host {bind} --port {port} --ssl-ca-certfile keys/ca.crt "
-        "--ssl-certfile keys/server.crt --ssl-keyfile keys/server.key --enable-supernode-auth "
-        "--database flower/link.db --disable-runtime-dependency-installation"
-    )
-    start = (
-        f"modicum flower start app --superlink {address} --ca keys/ca.crt --silos keys/silos.toml "
-        "--key keys/bundle --database flower/link.db"
-    )
+    address, bind = f"{host}:{port}", host if host == "127.0.0.1" else "0.0.0.0"
     lines = []
-    for i, name in enumerate(names, start=1):
+    for name in names:
         lines.append(f"modicum silo serve silos/{name}.toml &\n")
-        lines.append(
-            f"flower-supernode --superlink {address} --root-certificates keys/ca.crt "
-            f"--auth-supernode-private-key keys/{name} --trusted-entities keys/trusted.yaml --host 127.0.0.1 "
-            f'--port {port + i} --node-config "silo=\\"$PWD/silos/{name}.sock\\"" &\n'
-        )
-    return README.format(count=len(names), flwr=FLWR, superlink=superlink, first="".join(lines), start=start)
+        files = f"--ca keys/ca.crt --key keys/{name} --silo silos/{name}.sock"
+        lines.append(f"modicum flower node {address} {files} &\n")
+    return README.format(count=len(names), flwr=FLWR, listen=f" --listen {bind}:{port}", silos="".join(lines))
