@@ -180,14 +180,15 @@ def test_a_server_makes_up_no_statement(tmp_path: Path, monkeypatch: pytest.Monk
     assert not made_up.signed(key, "ward").said_by("clinic", read_raw(tmp_path, "ward"))
     assert not made_up.said_by("ward", read_raw(tmp_path, "ward"))
     with silos(tmp_path, 1) as held:
+        clinic = held["clinic"]
         body = f'{{"ward": ["x", 1000000, "{"0" * 64}", ""]}}'.encode()
-        accounts.remember_accounts(held["clinic"], body)
+        accounts.remember_accounts(clinic.spec, clinic.account, body)
         assert not (folder_of(tmp_path, "clinic") / FILE).exists()
         monkeypatch.setattr(Statement, "said_by", lambda *_: True)  # the negative control
-        accounts.remember_accounts(held["clinic"], body)
+        accounts.remember_accounts(clinic.spec, clinic.account, body)
         assert Witness(folder_of(tmp_path, "clinic") / FILE).heard("ward")[0].entries == 10**6
         with pytest.raises(Exception, match=Code.MALFORMED):
-            accounts.remember_accounts(held["clinic"], b'{"ward": 3}')
+            accounts.remember_accounts(clinic.spec, clinic.account, b'{"ward": 3}')
 
 
 def test_a_damaged_memory_is_no_blank_one(tmp_path: Path) -> None:

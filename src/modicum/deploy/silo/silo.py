@@ -192,7 +192,7 @@ class Silo:
             plan = self._check_terms(join)
             if join.tickets.get(self.spec.name) != self.ticket:
                 raise Refuse(Code.REPLAYED)
-            check_accounts(self, join)
+            check_accounts(self.spec, self.account, join)
             self._draw(join, plan)
             self.spec.folder.mkdir(parents=True, exist_ok=True)
             write_durably(self.spec.folder / JOINED, join.encode())
@@ -317,7 +317,7 @@ class Silo:
 
     def _finish(self, body: bytes) -> bytes:
         assert self.taking_part is not None
-        remember_accounts(self, body)
+        remember_accounts(self.spec, self.account, body)
         self.taking_part.finish()
         self.write_certificate()
         return json.dumps({"account": self._statement()}).encode()
