@@ -27,7 +27,7 @@ from modicum.data.arrays import FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import refuse_peeks
 from modicum.errors import DAMAGED, MissingExtraError, UserError, counted
-from modicum.federation.experiment import Experiment, Federation
+from modicum.federation.experiment import Experiment, FactorKind, Federation, NoiseKind
 from modicum.federation.model_file import as_inputs, restored
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
@@ -126,6 +126,9 @@ def train(
     hot_start: int = 0,
     average: float = 0.0,
     bounds: tuple[float, float] | None = None,
+    noise: NoiseKind | None = None,
+    bands: int | None = None,
+    factor: FactorKind | None = None,
     evaluate_every: int = 1,
     device: str = "cpu",
     compile: bool = False,
@@ -145,6 +148,8 @@ def train(
     given it is `auto`, as in a file.
     `simulation=False` draws noise from the operating system's cryptographic generator instead of the seed, and
     looks at no test record.
+    `noise="correlated"` takes back in later rounds what it added in earlier ones (docs/correlated.md); `bands` and
+    `factor` are the best that the cohorts allow where they are left out. `noise="integer"` draws on a lattice.
     `compile=True` compiles clipped sums of single models, which pays on a GPU after thousands of steps.
     `track` hears of every round what was released: `[mo.TensorBoard()]`, `[mo.MLflow()]`, or your own.
     `transcript=True` writes down what each party sees; `modicum.load_transcript` reads it back.
@@ -164,6 +169,9 @@ def train(
         hot_start=hot_start,
         average=average,
         bounds=bounds,
+        noise=noise,
+        bands=bands,
+        factor=factor,
         evaluate_every=evaluate_every,
         device=device,
         compile=compile,
