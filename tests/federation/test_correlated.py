@@ -24,7 +24,7 @@ from modicum.federation.simulation import Simulation
 from modicum.methods import Aqc, DpFedAvg, DpSgd
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.noise import CryptoNoise, NoiseKey, SimulatedNoise
-from modicum.privacy.noise_key import KeyedNoise
+from modicum.privacy.noise.keyed import KeyedNoise
 from modicum.privacy.verify import verify
 
 TRUSTED = DpFedAvg(view="trusted-server", batch=20, clip=0.5)

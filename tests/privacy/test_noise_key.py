@@ -11,9 +11,9 @@ import pytest
 from scipy.stats import kstest
 
 from modicum.errors import UserError
-from modicum.privacy import noise_key
 from modicum.privacy.noise import NoiseKey
-from modicum.privacy.noise_key import KeyedNoise, destroy_key, open_key
+from modicum.privacy.noise import keyed as noise_key
+from modicum.privacy.noise.keyed import KeyedNoise, destroy_key, open_key
 
 pytest.importorskip("cryptography")
 NAME = NoiseKey("(server)", 3, 0, "row:update")

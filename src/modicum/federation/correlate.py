@@ -23,7 +23,7 @@ from modicum.privacy.factors import (
     strategy_error,
 )
 from modicum.privacy.noise import NoiseSource
-from modicum.privacy.noise_key import KeyedNoise, open_key
+from modicum.privacy.noise.keyed import KeyedNoise, open_key
 
 if TYPE_CHECKING:
     from modicum.federation.experiment import Experiment

@@ -27,7 +27,7 @@ from modicum.federation.server import OpenedOnce, TrustedLedger
 from modicum.federation.setup import set_up
 from modicum.federation.transcript import Transcript
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
-from modicum.privacy.noise_key import destroy_key
+from modicum.privacy.noise.keyed import destroy_key
 
 
 class Simulation:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from modicum.errors import MissingExtraError, UserError
-from modicum.privacy.noise import CHUNK, CryptoNoise, DType, FloatArray, NoiseKey, box_muller
+from modicum.privacy.noise.source import CHUNK, CryptoNoise, DType, FloatArray, NoiseKey, box_muller
 
 SIZE = 32
 
