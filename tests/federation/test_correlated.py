@@ -188,7 +188,7 @@ def test_what_cannot_be_sound_is_refused_with_its_reason(
 
 def said(**settings: Any) -> str:
     e = experiment(**settings)
-    return " ".join(gain_lines(e, build_method(e)))
+    return " ".join(gain_lines(build_method(e), e.setting, e.max_participations))
 
 
 def test_the_plan_says_what_is_gained_and_where_nothing_is() -> None:

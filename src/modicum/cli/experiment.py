@@ -83,7 +83,10 @@ def _explained(config: Config) -> list[str]:
 
     made = set_up(experiment(config), SimulatedNoise(config.run.seed))
     geometry = made.experiment.federation.data.geometry
-    own = [*decided(made.method, made.kit), *gain_lines(made.experiment, made.method)]
+    own = [
+        *decided(made.method, made.kit),
+        *gain_lines(made.method, made.experiment.setting, made.experiment.max_participations),
+    ]
     said = own or (f"{config.method_name} takes its settings as they are written.",)
     return [*((geometry.line,) if geometry else ()), *said]
 

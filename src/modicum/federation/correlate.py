@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from modicum.core.door import SERVER, rows_of
 from modicum.core.parts import Aggregation, Mechanism, Method
 from modicum.core.rows import NoiseRows
+from modicum.core.setting import Setting
 from modicum.errors import UserError
 from modicum.federation.cohort import Rotation
 from modicum.privacy.correlated import Correlated
@@ -25,9 +26,6 @@ from modicum.privacy.factors import (
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.noise.keyed import KeyedNoise, open_key
 
-if TYPE_CHECKING:
-    from modicum.federation.experiment import Experiment
-
 MANY = 64  # bands, each a row of noise in memory, up to which a banded factor is chosen
 
 
@@ -43,15 +41,14 @@ class Correlates(Protocol):
         """The same with this schedule; refused where the view or the cohorts do not allow it."""
 
 
-def rotation(experiment: Experiment) -> Rotation:
-    """The public cycle that keeps a client's rounds apart; nothing that was agreed otherwise goes with it."""
-    if experiment.max_participations is not None:
+def rotation(setting: Setting, seed: int, max_participations: int | None) -> Rotation:
+    """The public cycle that keeps a client's rounds apart; random cohorts are refused."""
+    if max_participations is not None:
         raise UserError(
             "correlated noise rests on rounds that keep a distance, and random cohorts keep none: leave "
             "max_participations out"
         )
-    s = experiment.setting
-    return Rotation(s.clients, s.rounds, s.per_round, experiment.seed)
+    return Rotation(setting.clients, setting.rounds, setting.per_round, seed)
 
 
 def participation(cohorts: Rotation) -> Participation:
@@ -76,29 +73,27 @@ def choose_factor(taking: Participation, adds_up: Workload, bands: int | None, k
     return optimised_banded(most if bands is None else bands, taking, adds_up)
 
 
-def with_correlated(experiment: Experiment, method: Method) -> Method:
-    """The method with noise that is correlated over rounds, for the run's own cohorts and momentum."""
+def with_correlated(method: Method, cohorts: Rotation, bands: int | None, kind: str | None) -> Method:
+    """The method with noise that is correlated over rounds, for these cohorts and the server's momentum."""
     if not isinstance(method.mechanism, Correlates):
         raise UserError(
             f"{method.name} protects single records or sends them in the clear, and its noise is not correlated: "
             'leave noise out, or use a client-level method with view = "trusted-server"'
         )
-    if experiment.integers:
-        raise UserError("correlated noise is of floating-point numbers, which masks do not hide: leave one out")
-    taking = participation(rotation(experiment))
-    factor = choose_factor(taking, workload(method.aggregation, taking.steps), experiment.bands, experiment.factor)
+    taking = participation(cohorts)
+    factor = choose_factor(taking, workload(method.aggregation, taking.steps), bands, kind)
     schedule = Correlated(factor, taking.steps, taking.separation)
     return replace(method, mechanism=method.mechanism.correlate(schedule))
 
 
-def gain_lines(experiment: Experiment, method: Method) -> list[str]:
+def gain_lines(method: Method, setting: Setting, max_participations: int | None) -> list[str]:
     """What correlated noise gains, or would gain, in this run; nothing where it cannot be had."""
     mechanism = method.mechanism
     if not isinstance(mechanism, Correlates) or mechanism.spec.view.senders_add_noise:
         return []
-    if mechanism.cohort_rate is not None or experiment.max_participations is not None:
+    if mechanism.cohort_rate is not None or max_participations is not None:
         return []
-    taking = participation(rotation(experiment))
+    taking = participation(rotation(setting, 0, None))
     adds_up = workload(method.aggregation, taking.steps)
     chosen = mechanism.correlated
     factor = choose_factor(taking, adds_up, None, None) if chosen is None else chosen.factor

@@ -21,7 +21,7 @@ from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check
 from modicum.errors import UserError
-from modicum.federation.correlate import with_correlated
+from modicum.federation.correlate import rotation, with_correlated
 from modicum.federation.learning import check_labels, inputs_of, made_up_rows, width_of, with_task
 from modicum.mechanisms.class_sums import class_sums
 from modicum.models import build, check_model, fixed_features
@@ -150,7 +150,7 @@ class Experiment:
             raise UserError('bands and factor are those of correlated noise: set noise = "correlated"')
         if self.factor not in (None, "banded", "blt"):
             raise UserError(f"unknown factor {self.factor!r}: use banded or blt")
-        if self.noise == "float" and self.secure_aggregation != "ideal":
+        if self.noise in ("float", "correlated") and self.secure_aggregation != "ideal":
             raise UserError('masks need integers: leave noise out, or set noise = "integer"')
         data = self.federation.data
         check_labels(self.task, data)
@@ -181,7 +181,8 @@ def build_method(experiment: Experiment) -> Method:
     """The experiment's method, whose parts find what they need in its data; nothing is reserved before."""
     method = with_task(experiment.method.build(experiment.setting), experiment.task)
     if experiment.noise == "correlated":
-        method = with_correlated(experiment, method)
+        cohorts = rotation(experiment.setting, experiment.seed, experiment.max_participations)
+        method = with_correlated(method, cohorts, experiment.bands, experiment.factor)
     if experiment.integers:
         method = with_integers(method, VARIANTS[experiment.secure_aggregation])
     check_data(method, offer_of(experiment.federation.data, experiment.task))

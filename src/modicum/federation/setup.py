@@ -181,7 +181,7 @@ def make_cohorts(experiment: Experiment, mechanism: Mechanism, noise: NoiseSourc
     if mechanism.cohort_rate is not None:
         return SecretPoisson(s.clients, s.rounds, mechanism.cohort_rate, noise)
     if experiment.noise == "correlated":
-        return rotation(experiment)
+        return rotation(s, experiment.seed, experiment.max_participations)
     return public_cohorts(s, experiment.max_participations, experiment.seed)
 
 
