@@ -134,7 +134,7 @@ def play(epsilon: float, bands: int | None, rate: float, seed: int) -> float:
         evaluate_every=ROUNDS,
     )
     *_, last = Rehearsal(experiment).rounds()
-    return float(last.simulated["accuracy"])
+    return float(last.simulated["test_accuracy"])
 
 
 def accuracy(epsilons: list[float], seeds: int) -> None:

@@ -104,9 +104,8 @@ def test_a_run_verifies_and_its_certificate_names_the_factor(tmp_path: Path) -> 
         experiment().federation,
         method=TRUSTED,
         rounds=12,
-        per_round=2,
-        noise="correlated",
-        bands=4,
+        cohorts=mo.Cohorts(per_round=2),
+        noise=mo.Noise("correlated", bands=4),
         folder=tmp_path / "run",
     )
     assert verify(tmp_path / "run").matches

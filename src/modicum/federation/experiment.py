@@ -23,6 +23,7 @@ from modicum.data.check import check
 from modicum.errors import UserError
 from modicum.federation.correlate import rotation, with_correlated
 from modicum.federation.learning import check_labels, inputs_of, made_up_rows, width_of, with_task
+from modicum.federation.settings import FactorKind, NoiseKind
 from modicum.mechanisms.class_sums import class_sums
 from modicum.models import build, check_model, fixed_features
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
     from modicum.data.partition import Partition
 
-NoiseKind = Literal["float", "integer", "correlated"]
-FactorKind = Literal["banded", "blt"]
 AggregationKind = Literal["ideal", "protocol", "honest-but-curious"]
 VARIANTS = {
     "ideal": Variant.IDEAL,
