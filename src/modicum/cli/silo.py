@@ -106,7 +106,7 @@ def account(
 ) -> None:
     """What may ever be learned of the silo's records: the lifetime grant, what each run drew, what is left."""
     from modicum.deploy.silo.account import overview
-    from modicum.deploy.silo.silo import own_experiment
+    from modicum.deploy.silo.own import own_experiment
     from modicum.deploy.silo.spec import read_spec
 
     spec = read_spec(file)

@@ -9,11 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 import numpy as np
 import numpy.typing as npt
 
 from modicum.errors import UserError
+
+
+def like(name: str, names: Sequence[str]) -> str:
+    """The name that was meant, if one is close. A first line is never repeated: without a head it is a record."""
+    found = get_close_matches(name, names, 1)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
 
 MISSING = ("", "?", "na", "nan", "null", "none")
 LARGE = 20.0
@@ -87,7 +95,7 @@ def read_columns(
     """All feature columns, side by side, in the table's own order."""
     for name in columns:
         if name not in names:
-            raise UserError(f"{where} has no feature column {name!r}: it has {', '.join(names)}")
+            raise UserError(f"{where} has no feature column {name!r}{like(name, names)}: correct [data.columns]")
     parts = [columns.get(n, Column()).table(n, [row[n] for row in rows], where) for n in names]
     return np.concatenate(parts, axis=1)
 

@@ -18,7 +18,7 @@ import numpy as np
 from modicum.core.records import each
 from modicum.data.arrays import Array, Arrays, Dataset, Peek
 from modicum.data.check import check_arrays
-from modicum.data.columns import Column, read_columns
+from modicum.data.columns import Column, like, read_columns
 from modicum.errors import UserError
 
 
@@ -149,7 +149,9 @@ def _read_csv(path: str | os.PathLike[str], needed: Sequence[str]) -> tuple[list
         raise UserError(f"cannot read {path} as a CSV file: {error}") from None
     for column in needed:
         if column not in columns:
-            raise UserError(f"{path} has no column {column!r}: its columns are {', '.join(columns)}")
+            raise UserError(
+                f"{path} has no column {column!r}{like(column, columns)}: its first line names the columns"
+            )
     return rows, columns
 
 
