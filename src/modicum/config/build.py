@@ -77,6 +77,7 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
         average=run.average,
         bounds=run.bounds,
         noise=config.privacy.noise,
+        fixed_shapes=config.privacy.fixed_shapes,
         secure_aggregation=run.secure_aggregation,
         evaluate_every=run.evaluate_every,
         device=run.device,

@@ -66,6 +66,11 @@ class PrivacyConfig:
         None,
         "integer: on a lattice, for whole batches (default: where masks need it, and deployed where it can be)",
     )
+    fixed_shapes: Literal["auto", "lanes", "capacity"] | None = setting(
+        None,
+        "passes of one shape over secret Poisson batches: lanes, a capacity, or auto, the cheaper "
+        "(default: none in a simulation, deployed auto)",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,11 @@ are dictionaries of plain numbers, strings, lists and tensors, so that a checkpo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from modicum.core.clips import Clip
@@ -129,10 +130,15 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """Records that enter one step. Targets hold `y` and whatever else the loss needs, one row a record."""
+    """Records that enter one step. Targets hold `y` and whatever else the loss needs, one row a record.
+
+    A blank keeps its row and counts for nothing: weight 0 in sums, left out of signals, counts and metrics (R16).
+    """
 
     x: Tensor
     targets: Mapping[str, Tensor]
+    present: Tensor | None = None  # (rows,) False for a blank; None: there is none
+    part_of: int | None = None  # the most rows of the step that this pass is a part of; None: it is all of it
 
     def __len__(self) -> int:
         return self.x.shape[0]
@@ -141,8 +147,29 @@ class Batch:
         """The rows of these numbers, on the batch's own device."""
         index = index.to(self.x.device)
         return Batch(
-            self.x.index_select(0, index), {name: t.index_select(0, index) for name, t in self.targets.items()}
+            self.x.index_select(0, index),
+            {name: t.index_select(0, index) for name, t in self.targets.items()},
+            None if self.present is None else self.present.index_select(0, index),
         )
+
+    def blanked(self, present: Tensor) -> Batch:
+        """The same rows with zeros, at weight 0, in place of those that are not present."""
+        present = present.to(self.x.device)
+        both = present if self.present is None else present & self.present
+        return Batch(_kept(self.x, both), {name: _kept(t, both) for name, t in self.targets.items()}, both)
+
+    def with_targets(self, targets: Mapping[str, Tensor]) -> Batch:
+        """The same records with other targets; what is a blank stays one."""
+        return Batch(self.x, targets, self.present)
+
+    @property
+    def real(self) -> Batch:
+        """The rows that are no blanks, for what is counted and never leaves by itself."""
+        return self if self.present is None else replace(self.take(self.present.nonzero().flatten()), present=None)
+
+
+def _kept(t: Tensor, present: Tensor) -> Tensor:
+    return torch.where(present.view(-1, *(1,) * (t.dim() - 1)), t, t.new_zeros(()))
 
 
 class Losses(Protocol):

@@ -21,6 +21,7 @@ from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check
 from modicum.errors import UserError
 from modicum.mechanisms.class_sums import class_sums
+from modicum.mechanisms.fixed_shapes import KINDS, Kind, shapes_for, with_fixed_shapes
 from modicum.models import build, check_model, fixed_features
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
 from modicum.privacy.views import Variant
@@ -121,6 +122,7 @@ class Experiment:
     noise: NoiseKind | None = (
         None  # integer: drawn on a lattice; None: what secure_aggregation asks for, else float
     )
+    fixed_shapes: Kind | None = None  # of passes over Poisson batches, as deployed silos have them (R16)
     secure_aggregation: AggregationKind = "ideal"  # or the protocol itself, in memory
     evaluate_every: int = 1
     device: str = "cpu"
@@ -138,6 +140,8 @@ class Experiment:
             raise UserError(f"unknown secure_aggregation {self.secure_aggregation!r}: use {', '.join(VARIANTS)}")
         if self.noise not in (None, "float", "integer"):
             raise UserError(f"unknown noise {self.noise!r}: use float or integer")
+        if self.fixed_shapes not in (None, *KINDS):
+            raise UserError(f"unknown fixed_shapes {self.fixed_shapes!r}: use {', '.join(KINDS)}")
         if self.noise == "float" and self.secure_aggregation != "ideal":
             raise UserError('masks need integers: leave noise out, or set noise = "integer"')
         data = self.federation.data
@@ -180,6 +184,11 @@ def with_integers(method: Method, variant: Variant) -> Method:
 
         check_view(view)
     return replace(method, mechanism=mechanism)
+
+
+def in_fixed_shapes(method: Method, kind: Kind | None, data: Prepared) -> Method:
+    """The method whose drawn records are computed in passes of one shape, where that is asked for (R16)."""
+    return method if kind is None else with_fixed_shapes(method, shapes_for(kind, data.model, data.records[0].x))
 
 
 def offer_of(data: FederatedData) -> Offer:

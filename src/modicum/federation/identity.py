@@ -41,7 +41,8 @@ def _parts(e: Experiment) -> Iterator[bytes]:
     settings = (e.setting, e.max_participations, e.metrics, e.seed, e.hot_start, e.average, e.federation.budgets)
     bounds = () if e.bounds is None else (e.bounds,)
     kind = ("integers", e.secure_aggregation) if e.integers else ()
-    yield repr((*settings, *bounds, *kind)).encode()
+    shapes = () if e.fixed_shapes is None else ("fixed shapes", e.fixed_shapes)
+    yield repr((*settings, *bounds, *kind, *shapes)).encode()
     yield from _model(e)
     yield from _data(e.federation.data)
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from modicum.errors import UserError
-from modicum.privacy.events import Origin, Release, Sampler, Shuffled
+from modicum.privacy.events import Origin, Poisson, Release, Sampler, Shuffled
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency
 
@@ -183,6 +183,12 @@ class FilterGuard:
                 release.client,
                 Reason.NO_SOUND_CHARGE,
                 "integer noise is fixed by a plan, which lists what its sampler may cost",
+            )
+        if isinstance(release.sampler, Poisson) and release.sampler.overflow:
+            return Refusal(
+                release.client,
+                Reason.NO_SOUND_CHARGE,
+                "a plan pays for a capacity's overflow: a filter takes lanes",
             )
         if cost is None:
             return Refusal(

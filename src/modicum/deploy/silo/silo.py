@@ -79,6 +79,11 @@ class Silo:
             self._prepared = prepare(self.experiment, method)
         return self._prepared
 
+    def terms(self, names: tuple[str, ...]) -> Terms:
+        """The agreed experiment for these silos and the model that it trains."""
+        terms = Terms(self.spec.experiment, names)
+        return terms.for_model(self.prepared(terms.method))
+
     @property
     def _offer(self) -> Offer:
         """What its own records offer to a method's parts; public data are the server's."""
@@ -181,9 +186,8 @@ class Silo:
                 ADVICE[Code.EXPERIMENT_DIFFERS],
             )
             raise Refuse(Code.EXPERIMENT_DIFFERS)
-        terms = Terms(self.spec.experiment, join.names)
         try:
-            spec = terms.spec
+            spec = Terms(self.spec.experiment, join.names).spec
         except UserError:
             raise Refuse(Code.WEAKER_VIEW) from None
         views = {spec.view.to_dict()["kind"], join.spec.get("view", {}).get("kind")}
@@ -192,6 +196,7 @@ class Silo:
         agreed = (str(spec.unit), str(spec.adjacency)) == (grant.unit, grant.adjacency)
         if join.spec != spec.to_dict() or not agreed or spec.delta > grant.delta:
             raise Refuse(Code.SPEC_DIFFERS)
+        terms = self.terms(join.names)
         said = join.facts[join.names.index(own.name)]
         own = replace(own, participations=terms.participations(own.name))
         if said != own or not terms.as_agreed(join.facts):
@@ -221,7 +226,7 @@ class Silo:
     def check_beforehand(self) -> str:
         """Asks itself what the run will ask, as far as the experiment file tells; raises what would be refused."""
         config = self.spec.experiment
-        terms = Terms(config, tuple(sorted(config.run.silos)) or (self.spec.name,))
+        terms = self.terms(tuple(sorted(config.run.silos)) or (self.spec.name,))
         if not config.run.silos:
             terms.plan(self.facts)
             return "the experiment names no silos under [run.silos]: only this one's own plan could be checked"

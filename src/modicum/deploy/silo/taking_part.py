@@ -97,7 +97,7 @@ class TakingPart:
 
     def __init__(self, silo: Silo, join: Join) -> None:
         self.join, self.grant, self.name = join, silo.spec.grant, silo.spec.name
-        self.terms = Terms(silo.spec.experiment, join.names)
+        self.terms = silo.terms(join.names)
         facts = join.facts[join.names.index(self.name)]
         agreement = agree(silo, join, self.terms)
         self.plan, data = agreement.plan, agreement.data

@@ -24,6 +24,7 @@ from modicum.federation.cohort import Cohorts, public_cohorts, rounds_of
 from modicum.federation.experiment import VARIANTS, Experiment, Prepared, with_integers
 from modicum.federation.setup import adapts, put_on_lattice
 from modicum.mechanisms.common import metric_plans, training_multiplier
+from modicum.mechanisms.fixed_shapes import FixedShapes, shapes_for, with_fixed_shapes
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import SecureAggregation, Shows, Variant
@@ -44,7 +45,8 @@ def digest(config: Config) -> str:
     """Names method, model, features, schedule and agreed silos. Data and folders are each party's own business."""
     run = config.run
     schedule = (run.rounds, run.per_round, run.max_participations, run.metrics)
-    agreed = (run.bounds, sorted(run.silos.items()), run.secure_aggregation, config.privacy.noise)
+    agreed: tuple[object, ...] = (run.bounds, sorted(run.silos.items()), run.secure_aggregation)
+    agreed += (config.privacy.noise, *filter(None, [config.privacy.fixed_shapes]))
     model = (config.model.name, sorted(config.model.options.items()), _features(config.data.features))
     text = repr((config.method_name, config.method, model, schedule, agreed))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -61,6 +63,7 @@ class Terms:
 
     config: Config
     names: tuple[str, ...]
+    shapes: FixedShapes | None = None  # what passes over drawn records are chosen from, once the model is known
 
     def __post_init__(self) -> None:
         if any(isinstance(value, str) for value in self.config.model.options.values()):
@@ -68,6 +71,11 @@ class Terms:
                 f"{self.config.model.name} is made of files, which no invitation carries: in a deployment each "
                 "silo has its own data.backbone and features, and the head is trained"
             )
+
+    def for_model(self, data: Prepared) -> Terms:
+        """With passes of one shape over drawn records: a server that chooses the model may be hostile (R16)."""
+        kind = self.config.privacy.fixed_shapes or "auto"
+        return replace(self, shapes=shapes_for(kind, data.model, data.records[0].x))
 
     @property
     def setting(self) -> Setting:
@@ -78,7 +86,7 @@ class Terms:
     @cached_property
     def method(self) -> Method:
         """The agreed method; one whose server would have to be trusted is refused."""
-        method: Method = self.config.method.build(self.setting)
+        method: Method = with_fixed_shapes(self.config.method.build(self.setting), self.shapes)
         if self.integers(method):
             method = with_integers(method, VARIANTS[self.config.run.secure_aggregation])
         method.mechanism.spec.refuse_true_sizes()
