@@ -49,7 +49,11 @@ class ClientGuarantee:
     releases_planned: int | None  # a filter has no plan
     meaning: str
     integers: dict[str, Any] | None = None  # the terms of integer noise; None: noise of floating-point numbers
+<<<<<<< HEAD
     overflow: float = 0.0  # what a capacity takes of δ (R16)
+=======
+    correlated: dict[str, Any] | None = None  # the one Gaussian that correlated noise makes of a run (R19)
+>>>>>>> main
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, for JSON; null stands for ε = ∞. The client's name is the key above it."""
@@ -65,7 +69,11 @@ class ClientGuarantee:
             "releases_planned": self.releases_planned,
             "meaning": self.meaning,
             **({} if self.integers is None else {"integers": self.integers}),
+<<<<<<< HEAD
             **({"overflow": self.overflow} if self.overflow else {}),
+=======
+            **({} if self.correlated is None else {"correlated": self.correlated}),
+>>>>>>> main
         }
 
     @classmethod
@@ -86,7 +94,11 @@ class ClientGuarantee:
             releases_planned=None if d["releases_planned"] is None else int(d["releases_planned"]),
             meaning=str(d["meaning"]),
             integers=dict(d["integers"]) if "integers" in d else None,
+<<<<<<< HEAD
             overflow=float(d.get("overflow", 0.0)),
+=======
+            correlated=dict(d["correlated"]) if "correlated" in d else None,
+>>>>>>> main
         )
 
 
@@ -265,7 +277,11 @@ def _guarantee(plan: PrivacyPlan, used: dict[Sampler, None], bare: dict[str, Non
         releases_planned=planned,
         meaning=_meaning(plan, epsilon, tuple(bare)),
         integers=_integers(plan, epsilon),
+<<<<<<< HEAD
         overflow=sampler_charge.overflow(plan.releases),
+=======
+        correlated=_correlated(plan),
+>>>>>>> main
     )
 
 
@@ -275,6 +291,24 @@ def _integers(plan: PrivacyPlan, epsilon: float) -> dict[str, Any] | None:
     if not queries:
         return None
     return {"queries": queries, "delta_charge": sampler_charge.charge(plan.releases, epsilon)}
+
+
+def _correlated(plan: PrivacyPlan) -> dict[str, Any] | None:
+    """Factor by its digest, promise, sensitivity, noise of a row and μ of each query with correlated noise."""
+    found = {}
+    for r in plan.releases:
+        if r.correlated is not None:
+            moved = r.correlated.scale * math.sqrt(r.count)
+            found[r.purpose] = {
+                "factor": r.correlated.digest,
+                "steps": r.correlated.steps,
+                "separation": r.correlated.separation,
+                "participations": r.count,
+                "sensitivity": moved,
+                "noise": r.row_multiplier,
+                "mu": plan.spec.adjacency.moves * moved / r.row_multiplier,
+            }
+    return found or None
 
 
 def _meaning(plan: PrivacyPlan, epsilon: float, bare: tuple[str, ...] = ()) -> str:
@@ -327,6 +361,11 @@ def _assumptions(
         for shape in sorted({s.shape for s in samplers if isinstance(s, Poisson) and s.shape}, key=str)
     ]
     said += sorted({view.assumption for view in views if view.assumption})
+    if any(line.correlated is not None for line in clients.values()):
+        said.append(
+            "Noise of successive rounds is correlated: its rows are functions of one key, which nobody saw but "
+            "the party that adds the noise, and which that party destroyed when the run had ended."
+        )
     if any(line.guard is Guard.NONE for line in clients.values()):
         said.append("For clients with guard 'none' nothing is promised.")
     return tuple(said)
