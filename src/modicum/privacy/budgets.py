@@ -13,12 +13,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from modicum.errors import UserError
-<<<<<<< HEAD
-from modicum.privacy.events import Origin, Poisson, Release, Sampler, Shuffled
-=======
 from modicum.privacy.correlated import Correlation
-from modicum.privacy.events import NoSampling, Origin, Release, Sampler, Shuffled
->>>>>>> main
+from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler, Shuffled
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec
 

@@ -49,11 +49,8 @@ class ClientGuarantee:
     releases_planned: int | None  # a filter has no plan
     meaning: str
     integers: dict[str, Any] | None = None  # the terms of integer noise; None: noise of floating-point numbers
-<<<<<<< HEAD
     overflow: float = 0.0  # what a capacity takes of δ (R16)
-=======
     correlated: dict[str, Any] | None = None  # the one Gaussian that correlated noise makes of a run (R19)
->>>>>>> main
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, for JSON; null stands for ε = ∞. The client's name is the key above it."""
@@ -69,11 +66,8 @@ class ClientGuarantee:
             "releases_planned": self.releases_planned,
             "meaning": self.meaning,
             **({} if self.integers is None else {"integers": self.integers}),
-<<<<<<< HEAD
             **({"overflow": self.overflow} if self.overflow else {}),
-=======
             **({} if self.correlated is None else {"correlated": self.correlated}),
->>>>>>> main
         }
 
     @classmethod
@@ -94,11 +88,8 @@ class ClientGuarantee:
             releases_planned=None if d["releases_planned"] is None else int(d["releases_planned"]),
             meaning=str(d["meaning"]),
             integers=dict(d["integers"]) if "integers" in d else None,
-<<<<<<< HEAD
             overflow=float(d.get("overflow", 0.0)),
-=======
             correlated=dict(d["correlated"]) if "correlated" in d else None,
->>>>>>> main
         )
 
 
@@ -277,11 +268,8 @@ def _guarantee(plan: PrivacyPlan, used: dict[Sampler, None], bare: dict[str, Non
         releases_planned=planned,
         meaning=_meaning(plan, epsilon, tuple(bare)),
         integers=_integers(plan, epsilon),
-<<<<<<< HEAD
         overflow=sampler_charge.overflow(plan.releases),
-=======
         correlated=_correlated(plan),
->>>>>>> main
     )
 
 

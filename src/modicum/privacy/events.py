@@ -15,11 +15,8 @@ from enum import StrEnum
 from typing import Any
 
 from modicum.errors import UserError
-<<<<<<< HEAD
-from modicum.privacy.fixed_shapes import FixedShape, shape_from_dict
-=======
 from modicum.privacy.correlated import Rows, correlated_to_dict, rows_from_dict
->>>>>>> main
+from modicum.privacy.fixed_shapes import FixedShape, shape_from_dict
 from modicum.privacy.integer_noise import IntegerNoise
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import KnownTo
