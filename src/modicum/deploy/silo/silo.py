@@ -31,6 +31,7 @@ from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import adapts
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.certificate import Certificate
+from modicum.privacy.events import Poisson
 from modicum.privacy.lifetime import DrawRefused
 from modicum.privacy.noise import CryptoNoise, NoiseSource, SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
@@ -245,7 +246,7 @@ class Silo:
         multiplier, rounds = terms.multiplier(plan), own.participations
         return (
             f"would join: {counted(rounds, 'round')}, noise multiplier {multiplier:.4g}, "
-            f"ε = {shown(plan.budget)} of {self.spec.grant.budget:g}"
+            f"ε = {shown(plan.budget)} of {self.spec.grant.budget:g}{_batches(plan)}"
         )
 
     def _check_secure(self, agreement: Agreement) -> None:
@@ -302,6 +303,13 @@ class Silo:
         assert self.taking_part is not None
         ledger = self.taking_part.ledger
         Certificate.from_ledger(ledger, self.account.statement(ledger.run_id)).write(self.files.certificate)
+
+
+def _batches(plan: PrivacyPlan) -> str:
+    """How drawn records are computed, where a plan says so."""
+    samplers = dict.fromkeys(r.sampler for r in plan.releases)
+    said = [s.shape.sentence() for s in samplers if isinstance(s, Poisson) and s.shape is not None]
+    return f"; Poisson batches {said[0]}" if said else ""
 
 
 def _proposal(body: bytes) -> Broadcast:
