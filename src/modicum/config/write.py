@@ -36,7 +36,12 @@ def describe_experiment(
     options = dict(e.model_options)
     tables: dict[str, dict[str, Any]] = {
         "data": {"name": data.dataset, "clients": len(data.clients), "records": list(data.sizes)},
-        "privacy": {"budgets": list(e.federation.budgets), **_elsewhere(e.method), "noise": e.noise},
+        "privacy": {
+            "budgets": list(e.federation.budgets),
+            **_elsewhere(e.method),
+            "noise": e.noise,
+            "fixed_shapes": e.fixed_shapes,
+        },
         "model": {"name": e.model if isinstance(e.model, str) else type(e.model).__name__, **options},
         "method": {"name": registered_name(e.method)},
         "run": {

@@ -8,7 +8,7 @@ are dictionaries of plain numbers, strings, lists and tensors, so that a checkpo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.clips import Clip
-from modicum.core.door import Door, SumDoor
-from modicum.core.facts import ClientFacts, FeatureFacts, Metric, PublicFacts
+from modicum.core.door import Door
+from modicum.core.facts import ClientFacts, Metric, PublicFacts
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, Opened, ReleasedSum
 from modicum.core.needs import check_composition
+from modicum.core.round_state import Collector, RoundState
 from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 from modicum.privacy.events import Release
@@ -277,22 +278,6 @@ class Job:
     door: Door
 
 
-@dataclass(frozen=True)
-class Opening:
-    """What the server half knows when it opens a round's messages."""
-
-    round: int
-    invited: tuple[str, ...]  # the fixed public cohort
-    events: Mapping[str, tuple[Release, ...]]  # what was reserved for each client that is charged
-    model: Tensor  # shared parameters before the round
-    denominator: float  # the cohort's fixed public (or expected) size
-    door: SumDoor | None = None  # the server's own, where the server adds the noise
-    expected: Mapping[str, Expected] = field(default_factory=dict)  # of each client that was asked
-    decisions: Mapping[str, Decision] = field(default_factory=dict)  # of every client
-    integers: Agreed | None = None  # the terms of integer noise, where messages are on a lattice
-    features: FeatureFacts | None = None  # what is public of classes and features
-
-
 class Mechanism(Protocol):
     """Where clipping and noise happen, hence what is charged to whom."""
 
@@ -331,18 +316,15 @@ class Mechanism(Protocol):
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         """The client half, for several clients at once; each result depends on its own job alone."""
 
-    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
-        """The server half: what may be seen of the messages. None when the round must be abandoned.
-
-        Where only a sum may be seen, messages come one by one in the order of clients' names: add, and keep none.
-        """
+    def collect(self, state: RoundState) -> Collector:
+        """The server half: takes the round's messages as they come, and opens what may be seen of them."""
 
 
 @runtime_checkable
 class OpensIntegers(Protocol):
     """A mechanism whose messages can be integers with a share of noise."""
 
-    def open_integers(self, total: Integers, survivors: Sequence[str], context: Opening) -> ReleasedSum | None:
+    def open_integers(self, total: Integers, survivors: Sequence[str], state: RoundState) -> ReleasedSum | None:
         """The server half, given the modular sum of the survivors' integers. None when the round is void."""
 
 

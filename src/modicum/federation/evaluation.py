@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,6 +12,10 @@ from torch.nn.functional import cross_entropy
 
 from modicum.core.parts import PERSONALISED, Backend, Batch, State
 from modicum.core.sockets import PublicEvaluator
+
+if TYPE_CHECKING:
+    from modicum.federation.experiment import Prepared
+    from modicum.federation.server import Server
 
 
 def evaluate(backend: Backend, theta: Tensor, records: Batch) -> dict[str, float]:
@@ -65,3 +71,63 @@ def own_model(model: Tensor, shared: Tensor, state: State) -> Tensor:
     if "personal" in state:
         own[~shared] = state["personal"].to(model)
     return own
+
+
+class Evaluation:
+    """How good the model is: on public records, which policies may see, and on others, which a simulator can.
+
+    `states` gives what clients keep, where they are at hand; `held_out` names further records of each client.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        backend: Backend,
+        data: Prepared,
+        every: int,
+        *,
+        ground_truth: bool = True,
+        states: Callable[[], Mapping[str, State]] = dict,
+        held_out: Mapping[str, tuple[Batch, ...]] | None = None,
+    ) -> None:
+        self.server, self.backend, self.data, self.every = server, backend, data, every
+        self._ground_truth, self._states, self._held_out = ground_truth, states, held_out
+
+    @property
+    def model(self) -> Tensor:
+        """The whole parameter vector: what the server has, and the initial values of personal parameters."""
+        return self.server.full_model(self.data.first)
+
+    def public(self) -> dict[str, float]:
+        """Accuracy and loss on public records with the task's labels; empty where there are none."""
+        return {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy)
+
+    def by_client(self, held_out: tuple[Batch, ...]) -> dict[str, float]:
+        """Accuracy of each client's own model, personalised or not, on records of its own."""
+        if not self._ground_truth:
+            return {}
+        model, shared, found = self.model, self.server.kit.shared, dict[str, float]()
+        for (name, state), records in zip(self._states().items(), held_out, strict=True):
+            if len(records):  # one model at a time: many clients' own models do not fit into memory
+                own = {name: own_model(model, shared, state)}
+                found |= accuracy_by_client(self.backend, own, (records,))
+        return found
+
+    def simulated(self, round: int) -> dict[str, float]:
+        """Ground truth, in every round that is due and after the last one."""
+        due = self.server.finished or (round + 1) % self.every == 0
+        if not due or not self._ground_truth:
+            return {}
+        found = {}
+        if len(self.data.test):
+            found = {f"test_{k}": v for k, v in evaluate(self.backend, self.model, self.data.test).items()}
+        for name, records in self._each_client().items():
+            if own := self.by_client(records):
+                found[f"{name}_accuracy"] = statistics.fmean(own.values())
+        return found
+
+    def _each_client(self) -> Mapping[str, tuple[Batch, ...]]:
+        if self._held_out is not None:
+            return self._held_out
+        personal = len(self.data.test) and any(self._states().values())
+        return {"personalised": self.data.client_test} if personal else {}

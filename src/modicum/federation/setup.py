@@ -33,8 +33,8 @@ from modicum.privacy.plan import Guard, PrivacyPlan
 
 
 @dataclass(frozen=True)
-class Setup:
-    """An experiment, ready for its first round."""
+class RunContext:
+    """What stays the same in all rounds of a run: of the experiment, of its clients and of its engine."""
 
     experiment: Experiment
     method: Method
@@ -56,7 +56,7 @@ class Setup:
         return [Client(f, self.plans[f.name], own, held_out, dict(first)) for f, own, held_out in records]
 
 
-def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None = None) -> Setup:
+def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None = None) -> RunContext:
     """`prepared` may be shared by runs on the same data and model. `noise` draws a trusted server's cohorts."""
     method = build_method(experiment)
     data = prepared or prepare(experiment, method)
@@ -69,7 +69,7 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     multipliers = frozen_multipliers(plans, method.mechanism.purpose)
     adaptive = any(adapts(plan) for plan in plans.values())
     kit = make_kit(experiment, method, data, engine.backend, facts, multipliers, adaptive, agreed)
-    return Setup(experiment, method, data, cohorts, facts, plans, kit, engine.at_once)
+    return RunContext(experiment, method, data, cohorts, facts, plans, kit, engine.at_once)
 
 
 def decided(method: Method, kit: ClientKit) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ from torch import Tensor
 from modicum.core.door import ReleaseRequest
 from modicum.core.facts import ClientFacts, Metric
 from modicum.core.messages import Broadcast, Message, Noised, Opened, Range, Released, ReleasedSum, mean_metrics
-from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Opening, Signal, SignalName
+from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Signal, SignalName
+from modicum.core.round_state import RoundState
 from modicum.core.sockets import Transform
 from modicum.errors import UserError
 from modicum.mechanisms.possible import around, spread
@@ -164,9 +165,19 @@ def expected_metrics(events: Sequence[Release], unit: Unit, records: int, doubt:
     return found
 
 
-def opened(messages: Iterable[Message], context: Opening) -> tuple[Released, ...]:
-    """Messages that may be seen one by one, each with what the server knows of its noise."""
-    return tuple(m.known(context.expected[m.client].facts) for m in messages if isinstance(m, Noised))
+class Individually:
+    """Collects messages that may be seen one by one, each with what the server knows of its noise."""
+
+    def __init__(self, state: RoundState) -> None:
+        self._state, self._released = state, list[Released]()
+
+    def add(self, message: Message) -> None:
+        if isinstance(message, Noised):
+            self._released.append(message.known(self._state.expected[message.client].facts))
+
+    def open(self) -> tuple[Released, ...] | None:
+        """None where nobody sent anything."""
+        return tuple(self._released) if self._released or self._state.impossible else None
 
 
 def metric_value(job: Job, kit: ClientKit, unit: Unit) -> Tensor:

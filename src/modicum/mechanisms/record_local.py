@@ -7,7 +7,7 @@ releases; the server and all others may see it (R1, R4).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from modicum.core.clips import Clip, Flat
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Decision, Expected, Message, NoiseFacts, Opened, Range
+from modicum.core.messages import Broadcast, Decision, Expected, Message, NoiseFacts, Range
 from modicum.core.needs import Need
-from modicum.core.parts import ClientKit, Job, Opening, Scope, State
+from modicum.core.parts import ClientKit, Job, Scope, State
+from modicum.core.round_state import Collector, RoundState
 from modicum.core.sockets import Climbs, Pulls
 from modicum.core.stack import Pool
 from modicum.errors import UserError, counted
@@ -363,5 +364,5 @@ class RecordLocal:
         ]
         return torch.stack([total for total, _ in found]), [norms for _, norms in found]
 
-    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
-        return common.opened(messages, context)
+    def collect(self, state: RoundState) -> Collector:
+        return common.Individually(state)

@@ -25,7 +25,7 @@ from modicum.deploy.silo import taking_part
 from modicum.deploy.silo.silo import Silo
 from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.wire import SECURE, Answer, Kind, ask
-from modicum.federation import rounds
+from modicum.federation import checkpoints
 from modicum.federation.server import OpenedOnce
 from modicum.privacy.ledger import Ledger
 from modicum.secure_aggregation import MemoryStore, SqliteStore
@@ -151,9 +151,9 @@ def arm_server(point: Point) -> None:
         case "opened":
             around(OpenedOnce, "open", point, lambda _, r, *__: r == point.round)
         case "line":
-            around(rounds.MetricsFile, "append", point, lambda _, record: record.round == point.round)
+            around(checkpoints.MetricsFile, "append", point, lambda _, record: record.round == point.round)
         case "checkpoint":
-            around(rounds, "save_state", point, lambda _, state: state["round"] == point.round + 1)
+            around(checkpoints, "save_state", point, lambda _, state: state["round"] == point.round + 1)
 
 
 def forked(work: Callable[[], None], log: Path) -> int:

@@ -108,7 +108,7 @@ def test_a_sum_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with silos(tmp_path) as held:
         first = coordinator(tmp_path, Direct(held))
         with monkeypatch.context() as patch:
-            patch.setattr(first.server, "advance", killed)
+            patch.setattr(first.server, "combine", killed)
             with pytest.raises(KilledError):
                 first.step()
         first.close()

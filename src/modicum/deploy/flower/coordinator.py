@@ -30,10 +30,12 @@ from modicum.deploy.silo.secure import SecureTerms, check_terms
 from modicum.deploy.silo.terms import Join, Terms, check_agreed, deployed, digest
 from modicum.deploy.silo.wire import ADVICE, Answer, Code, Kind
 from modicum.errors import UserError, counted
+from modicum.federation.checkpoints import Folder
+from modicum.federation.evaluation import Evaluation
 from modicum.federation.experiment import Experiment, Federation, compression_line, offer_of, prepare
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.records import RoundRecord, read_records
-from modicum.federation.rounds import Evaluation, Folder, Rounds
+from modicum.federation.rounds import Rounds
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import make_kit, make_server
 from modicum.federation.transcript_file import transcript_in
@@ -212,7 +214,7 @@ class Coordinator:
 
     def step(self) -> RoundRecord:
         """One round."""
-        return self._rounds.step()
+        return self._rounds.play()
 
     @property
     def model(self) -> Tensor:
