@@ -14,8 +14,8 @@ from modicum.core import integers
 from modicum.errors import UserError
 from modicum.privacy.events import Block, NoSampling, Poisson, Release, Shuffled
 from modicum.privacy.fixed_shapes import Uniform
+from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import BoolArray, DType, NoiseKey, NoiseSource, SimulatedNoise
-from modicum.privacy.token import Token
 
 SERVER = "(server)"  # no client's name: parentheses are not allowed in one
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from modicum.errors import UserError
-from modicum.privacy.accounting import gdp
+from modicum.privacy.accounting import gdp, sampler_charge
 from modicum.privacy.accounting.gaussians import Gaussians, normal_form
 from modicum.privacy.events import NoSampling, Poisson, Release, Sampler, Shuffled
 from modicum.privacy.plan import PlannedRelease
@@ -85,8 +85,6 @@ def _with_draws(
     releases: tuple[Release | PlannedRelease, ...], groups: Sequence[Gaussians], spec: PrivacySpec
 ) -> tuple[float, str]:
     """(ε, accountant) where integer noise pays for its sampler out of δ (R12), and a capacity for its overflow."""
-    from modicum.privacy import sampler_charge
-
     value, accountant = epsilon_of(groups, sampler_charge.exact_delta(releases, spec.delta), spec.adjacency)
     if all(r.integers is None for r in releases):
         return value, accountant
