@@ -101,7 +101,7 @@ class SiloTerms:
     records: int = setting(0, "it trains on")
     budget: float = setting(0.0, "ε that it grants (inf for no privacy)")
     validation: int = setting(0, "records that it holds out for declared metrics")
-    key: str = setting("", "its public key for secure aggregation, as `modicum silo key` prints it")
+    key: str = setting("", "its public key, as `modicum silo key` prints it")
 
     def __post_init__(self) -> None:
         if self.records < 1 or self.validation < 0 or not self.budget > 0:
@@ -142,6 +142,7 @@ class RunConfig:
     bounds: tuple[float, float] | None = setting(
         None, "smallest and largest clipping bound, whatever a policy chooses (default: deployed, 0.001 and 1000)"
     )
+    server: str = setting("", "a deployment's server: its public key, as `modicum flower keys make` prints it")
     silos: dict[str, SiloTerms] = setting(  # noqa: RUF009
         dict, "a deployment's silos as agreed, e.g. clinic = { records = 479, budget = 1.0 }"
     )

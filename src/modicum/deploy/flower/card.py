@@ -22,6 +22,7 @@ class Card:
     simulation: bool
     digest: str
     run: str | None
+    ticket: str  # names the folder that it would join with
 
     @property
     def kind(self) -> Kinds:
@@ -38,6 +39,7 @@ class Card:
             budget = float("inf") if d["budget"] is None else float(d["budget"])
             facts = ClientFacts(str(d["name"]), int(d["records"]), budget, 1, int(d["validation"]))
             shape = tuple(int(n) for n in d["shape"])
-            return cls(facts, shape, int(d["classes"]), bool(d["simulation"]), str(d["digest"]), d["run"])
+            kind = (shape, int(d["classes"]), bool(d["simulation"]))
+            return cls(facts, *kind, str(d["digest"]), d["run"], str(d["ticket"]))
         except Exception:
             raise UserError(f"silo {name!r} introduces itself in a way that this version does not know") from None

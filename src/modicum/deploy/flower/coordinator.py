@@ -25,7 +25,8 @@ from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.data.geometry import load_geometry
 from modicum.deploy.flower.card import Card, Kinds
 from modicum.deploy.flower.secure_silos import SecureSilos
-from modicum.deploy.flower.silos import Courier, Silos
+from modicum.deploy.flower.signed import Carrier, SignedCourier
+from modicum.deploy.flower.silos import Silos
 from modicum.deploy.silo.secure import SecureTerms, check_terms
 from modicum.deploy.silo.terms import Join, Terms, check_agreed, deployed, digest
 from modicum.deploy.silo.wire import ADVICE, Answer, Code, Kind
@@ -65,7 +66,8 @@ class Coordinator:
         config: Config,
         names: Sequence[str],
         folder: Path,
-        courier: Courier,
+        carrier: Carrier,
+        key: Path,
         patience: Patience | None = None,
     ) -> None:
         if config.run.audit is not None:
@@ -74,17 +76,20 @@ class Coordinator:
                 "audit a simulation of the same experiment"
             )
         config = deployed(config)
-        self.config, self.courier, self.patience = config, courier, patience or Patience()
+        self.config, self.patience = config, patience or Patience()
+        self.courier = SignedCourier(carrier, key, config)
         self.files = RunFolder(folder)
         self.files.make(fresh=False)
         self.transcript = transcript_in(self.files, config.run.transcript)
         self.names = tuple(sorted(names))
         self.terms = Terms(config, self.names)
         self._continuing = self.files.ledger.exists()  # everybody had joined before it was made
-        kind = self._kind(self._cards())
+        cards = self._cards()
+        kind = self._kind(cards)
         self.simulation = kind[2]
         self._derive(kind)
-        self.join = self._invitation()
+        self.join = self._invitation({name: card.ticket for name, card in cards.items()})
+        self.courier.run = self.join.run
         self._model()
         self._invite()
         foreign = foreign_parts(config.method, self.terms.method)
@@ -163,12 +168,12 @@ class Coordinator:
         check_agreed(replace(card.facts, participations=agreed.participations), agreed)
         return card
 
-    def _invitation(self) -> Join:
+    def _invitation(self, tickets: Mapping[str, str]) -> Join:
         """Made once; a restarted server repeats it word for word."""
         path = self.files.path / INVITATION
         if path.exists():
             return self._kept(Join.decode(path.read_bytes()))
-        join = self.terms.invitation(secrets.token_hex(8), self.plans)
+        join = self.terms.invitation(secrets.token_hex(8), self.plans, tickets)
         self.files.write(path, join.encode())
         return join
 
@@ -232,7 +237,7 @@ class Coordinator:
         certificate = Certificate.from_ledger(self.ledger)
         certificate.write(self.files.certificate)
         self._report(certificate)
-        self.courier.ask(Kind.FINISH, dict.fromkeys(self.names, self.join.run.encode()), self.patience.continuing)
+        self.courier.ask(Kind.FINISH, dict.fromkeys(self.names, b""), self.patience.continuing)
 
     def _report(self, certificate: Certificate) -> None:
         """Page and picture, of what the server knows: no client's accuracy, and its own only in simulation."""

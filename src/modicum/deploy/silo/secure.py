@@ -99,7 +99,6 @@ class SecureSilo:
     """Answers the steps of secure aggregation, in rounds that go forward. Refuses by `Refuse`."""
 
     def __init__(self, terms: SecureTerms, spec: SiloSpec, charged: set[int]) -> None:
-        assert spec.key is not None  # the spec was checked
         self.terms, self.name, self._key = terms, spec.name, read_signing_key(spec.key)
         path, own = spec.folder / STORE, terms.keys[spec.name]
         if charged and not path.exists():

@@ -45,8 +45,8 @@ def digest(config: Config) -> str:
     """Names method, model, features, schedule and agreed silos. Data and folders are each party's own business."""
     run = config.run
     schedule = (run.rounds, run.per_round, run.max_participations, run.metrics)
-    agreed: tuple[object, ...] = (run.bounds, sorted(run.silos.items()), run.secure_aggregation)
-    agreed += (config.privacy.noise, *filter(None, [config.privacy.fixed_shapes]))
+    privacy = (config.privacy.noise, *filter(None, [config.privacy.fixed_shapes]))
+    agreed = (run.bounds, run.server, sorted(run.silos.items()), run.secure_aggregation, *privacy)
     model = (config.model.name, sorted(config.model.options.items()), _features(config.data.features))
     text = repr((config.method_name, config.method, model, schedule, agreed))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -171,7 +171,7 @@ class Terms:
         """The noise multiplier of a plan's training releases."""
         return training_multiplier(plan, self.method.mechanism.purpose)
 
-    def invitation(self, run: str, plans: Mapping[str, PrivacyPlan]) -> Join:
+    def invitation(self, run: str, plans: Mapping[str, PrivacyPlan], tickets: Mapping[str, str]) -> Join:
         """What an honest server asks of every silo, given everybody's plans."""
         return Join(
             run=run,
@@ -180,6 +180,7 @@ class Terms:
             facts=self.agreed(),
             multipliers={name: self.multiplier(plan) for name, plan in plans.items()},
             adaptive=any(adapts(plan) for plan in plans.values()),
+            tickets=dict(tickets),
         )
 
 
@@ -214,6 +215,7 @@ class Join:
     facts: tuple[ClientFacts, ...]
     multipliers: dict[str, float]
     adaptive: bool
+    tickets: dict[str, str]  # of each silo's folder: an invitation to an earlier one is refused
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -222,7 +224,14 @@ class Join:
 
     def encode(self) -> bytes:
         """The bytes of an invitation."""
-        value = {
+        return _json({**self._terms(), "tickets": self.tickets})
+
+    def terms(self) -> bytes:
+        """What is agreed on, apart from to whose folders the invitation went."""
+        return _json(self._terms())
+
+    def _terms(self) -> dict[str, Any]:
+        return {
             "run": self.run,
             "digest": self.digest,
             "spec": self.spec,
@@ -230,7 +239,6 @@ class Join:
             "multipliers": self.multipliers,
             "adaptive": self.adaptive,
         }
-        return json.dumps(value, sort_keys=True, allow_nan=False).encode()
 
     @classmethod
     def decode(cls, body: bytes) -> Join:
@@ -248,7 +256,12 @@ class Join:
         if not isinstance(d["spec"].get("view", {}), dict):
             raise ValueError("a view is a table")
         multipliers = {str(k): _finite(v) for k, v in d["multipliers"].items()}
-        return cls(d["run"], str(d["digest"]), d["spec"], facts, multipliers, d["adaptive"])
+        tickets = {str(name): str(ticket) for name, ticket in d["tickets"].items()}
+        return cls(d["run"], str(d["digest"]), d["spec"], facts, multipliers, d["adaptive"], tickets)
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, allow_nan=False).encode()
 
 
 def facts_to_list(facts: ClientFacts) -> list[Any]:
