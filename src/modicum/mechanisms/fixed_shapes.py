@@ -12,10 +12,11 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from modicum.core.parts import Method
+from modicum.core.records import each
 from modicum.errors import UserError
 from modicum.privacy.fixed_shapes import FixedShape, Lanes, smallest_capacity
 
@@ -74,17 +75,17 @@ def _chosen(shapes: FixedShapes, records: int, rate: float, delta: float, steps:
     return capacity if shapes.kind == "capacity" else cheapest([*lanes, capacity])
 
 
-def shapes_for(kind: Kind, model: nn.Module, records: Tensor) -> FixedShapes:
+def shapes_for(kind: Kind, model: nn.Module, records: Any) -> FixedShapes:
     """The choice for a model that is trained on records like these; none of their values is looked at."""
     size = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return FixedShapes(kind, size, work_of(model, records))
 
 
-def work_of(model: nn.Module, records: Tensor) -> int:
+def work_of(model: nn.Module, records: Any) -> int:
     """Multiply-adds of one record's forward pass, counted on a blank."""
     before = model.training
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model.eval()(records.new_zeros((1, *records.shape[1:])))
+        model.eval()(each(lambda t: t.new_zeros((1, *t.shape[1:])), records))
     model.train(before)
     return int(counter.get_total_flops()) // 2
 
