@@ -245,7 +245,7 @@ def test_an_empty_step_still_releases_noise() -> None:
 
 
 def test_the_choice_follows_from_public_facts_and_its_costs() -> None:
-    small, large = FixedShapes("auto", 100, 100), FixedShapes("auto", 10**7, 10**9)
+    small, large = FixedShapes("auto", 100, 100), FixedShapes("auto", 10**6, 10**10)
     assert isinstance(small.choose(2000, 0.05, 1e-5, 100), Capacity)
     assert isinstance(large.choose(2000, 0.05, 1e-5, 100), Lanes)
     assert isinstance(small.choose(2000, 0.05, 1e-5, None), Lanes)  # a filter pays for no overflow

@@ -29,9 +29,9 @@ WIDTHS = (4, 8, 16, 32, 64, 128)
 DOUBT = 2.0**-50
 """How often a capacity may overflow, a step; less where a share of 1e-11 of δ would not pay for all steps."""
 
-PASS, NUMBER, PRODUCT, ROW = 1.0e-3, 1.6e-9, 1.0e-10, 1.0e-5
-"""Seconds of a pass: of its calls, of each parameter, of each multiply-add of a row's forward pass, and of a row.
-Measured on two cores: benchmarks/lanes.md."""
+PASS, NUMBER, PRODUCT = 3e-3, 8e-8, 2e-10
+"""Seconds of a pass: of its calls, of each parameter, and of each multiply-add of a row's forward pass. Only their
+proportions matter. Measured by benchmarks/lanes.py."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class FixedShapes:
 
     def seconds(self, shape: FixedShape, records: int, rate: float) -> float:
         """What a step is expected to take."""
-        once = PASS + NUMBER * self.size + shape.rows * (ROW + PRODUCT * self.work)
+        once = PASS + NUMBER * self.size + shape.rows * PRODUCT * self.work
         return shape.expected_passes(records, rate) * once
 
 
