@@ -13,11 +13,11 @@ from scipy.stats import binom, norm
 
 from modicum.errors import UnsoundError, UserError
 from modicum.privacy import second_opinion
+from modicum.privacy.accounting.calibration import calibrate_noise, largest_steps
 from modicum.privacy.accounting.choose import epsilon
-from modicum.privacy.budgets import Reason, guard_for
-from modicum.privacy.calibration import calibrate_noise, largest_steps
 from modicum.privacy.events import Block, Poisson, Release, sampler_from_dict
 from modicum.privacy.fixed_shapes import BLANK, Capacity, Lanes, smallest_capacity
+from modicum.privacy.ledger.budgets import Reason, guard_for
 from modicum.privacy.lifetime import Filter, Lifetime
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, Unit
