@@ -79,6 +79,8 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
         bounds=run.bounds,
         noise=config.privacy.noise,
         fixed_shapes=config.privacy.fixed_shapes,
+        bands=config.privacy.bands,
+        factor=config.privacy.factor,
         secure_aggregation=run.secure_aggregation,
         evaluate_every=run.evaluate_every,
         device=run.device,
