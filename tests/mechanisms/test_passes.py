@@ -234,6 +234,25 @@ def test_a_step_in_fixed_shapes_is_the_step_of_the_drawn_records(
     assert type(sampler.shape) is {"lanes": Lanes, "capacity": Capacity}[kind]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("batch", [None, 8])
+def test_a_blank_is_in_no_sum_and_in_no_signal(batch: int | None) -> None:
+    """A silo with blanks releases what it would without these rows, over the same number of records."""
+    backend, theta = stage.loop(stage.double_model("dense", 1))
+    records, present = stage.records(2, 40), torch.arange(40) % 5 != 3
+    mechanism = RecordLocal(batch=batch, steps=1, noise_multiplier=1.0)
+    own = stage.Stage(mechanism, backend, AdaptiveQuantile(), declared=40)
+    job = own.job("a", records.blanked(present), theta, stage.Silent(3))
+    message = own.run([job])[0][0]
+    chosen = job.door.drawn[0]  # type: ignore[attr-defined]
+    kept = records.take(chosen[present[chosen]])
+    whole = stage.Stage(RecordLocal(steps=1, noise_multiplier=1.0), backend, AdaptiveQuantile(), declared=40)
+    alone = whole.run([whole.job("a", kept, theta, stage.Silent(3))])[0][0]
+    scale = 40 / (batch or 40)  # over the expected batch
+    torch.testing.assert_close(message.update, alone.update * scale)
+    for name, value in alone.signals.items():
+        assert message.signals[name] - 0.5 == pytest.approx(scale * (value - 0.5))
+
+
 def test_an_empty_step_still_releases_noise() -> None:
     backend, theta = stage.loop(stage.double_model("linear", 1))
     mechanism = RecordLocal(batch=1, steps=40, noise_multiplier=1.0, shapes=FixedShapes("lanes"))

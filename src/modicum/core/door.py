@@ -49,7 +49,7 @@ class Door(Protocol):
 def drawn(sampler: Poisson, coins: BoolArray, present: Tensor | None, uniform: Uniform) -> Tensor:
     """Whom these coins chose, laid out in passes of one shape where the sampler asks for it (R16)."""
     if present is not None:
-        coins = coins & present.numpy()
+        coins = coins & present.cpu().numpy()
     chosen = np.flatnonzero(coins)
     if sampler.shape is not None:
         chosen = sampler.shape.laid_out(chosen, len(coins), uniform)

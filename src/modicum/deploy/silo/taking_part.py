@@ -22,6 +22,7 @@ from modicum.deploy.silo.grant import GrantWatch, objection, too_much, within
 from modicum.deploy.silo.spec import SiloSpec
 from modicum.deploy.silo.terms import Join, Terms
 from modicum.deploy.silo.wire import Code, Kind, Refuse
+from modicum.deploy.silo.withdrawal import Withdrawn
 from modicum.errors import UserError, counted
 from modicum.federation.clients import Answer as Answered
 from modicum.federation.clients import Client, Clients
@@ -150,10 +151,18 @@ class TakingPart:
         self.dtype = data.first.dtype
         self.model_bytes = int(self.kit.shared.sum()) * data.first.element_size()
         client = Client(facts, self.plan, data.records[0], data.validation[0], first_state(data, self.kit))
+        self.withdrawn = Withdrawn(
+            silo.spec,
+            silo.experiment.federation.data.clients[0],
+            method.mechanism.spec.unit,
+            (client.records, client.validation),
+        )
         self.watch = GrantWatch(self.grant, method.mechanism.purpose)
         self.clients = Clients(
             method, self.kit, [client], self.ledger, silo.noise, silo.files.clients, watch=self.watch
         )
+        reserved = client.rounds
+        self.withdrawn.as_reserved(max(reserved, default=-1) + 1, reserved)  # says now what does not fit the table
         self.secure: SecureSilo | None = None
         if self.terms.secure:
             from modicum.deploy.silo.secure import SecureSilo
@@ -203,6 +212,8 @@ class TakingPart:
     def _message(self, b: Broadcast) -> Message:
         """Charged, computed, settled: it may leave in the way that the view allows."""
         charged = self.ledger.releases_made(self.name)
+        client = self.clients.clients[self.name]
+        client.records, client.validation = self.withdrawn.as_reserved(b.round, client.rounds)
         try:
             answer = self._ask(b, self.kit)
         except Exception:  # what failed may depend on the records, so the message must not
