@@ -83,10 +83,11 @@ def shapes_for(kind: Kind, model: nn.Module, records: Any) -> FixedShapes:
 
 def work_of(model: nn.Module, records: Any) -> int:
     """Multiply-adds of one record's forward pass, counted on a blank."""
-    before = model.training
+    before = {module: module.training for module in model.modules()}
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(each(lambda t: t.new_zeros((1, *t.shape[1:])), records))
-    model.train(before)
+    for module, training in before.items():
+        module.training = training
     return int(counter.get_total_flops()) // 2
 
 

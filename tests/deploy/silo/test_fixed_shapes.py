@@ -39,6 +39,7 @@ def played(folder: Path, kind: str | None, grant: str = "") -> Path:
         assert server.join().refused is None
         for round in range(4):
             assert server.propose(round).refused is None
+    assert {message.update.dtype for message in server.messages().values()} == {torch.float32}
     return path
 
 
