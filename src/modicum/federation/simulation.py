@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from modicum.core.door import DoorWatch
 from modicum.core.memory import keep_pages
 from modicum.core.parts import Backend
+from modicum.errors import UserError
 from modicum.federation.checkpoints import Folder
 from modicum.federation.clients import Clients
 from modicum.federation.evaluation import Evaluation
@@ -25,6 +27,7 @@ from modicum.federation.secure_sums import collect_integers
 from modicum.federation.server import OpenedOnce, TrustedLedger
 from modicum.federation.setup import set_up
 from modicum.federation.transcript import Transcript
+from modicum.federation.workers import STACK, Workers, check
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
 
 
@@ -46,6 +49,12 @@ class Simulation:
         if experiment.device == "cpu":
             keep_pages()
         made = set_up(experiment, self.noise)
+        self._workers: Workers | None = None
+        if experiment.workers is not None:
+            if watch is not None:
+                raise UserError("doors are watched in this process: leave workers out")
+            check(made)
+            made = replace(made, at_once=min(made.at_once, STACK))
         self.method, self.data, self.cohorts, self.kit = made.method, made.data, made.cohorts, made.kit
         self.facts, self.plans = made.facts, made.plans
         self.backend: Backend = made.kit.backend
@@ -67,6 +76,8 @@ class Simulation:
             keep=keep,
             done=self.server.state.round,
         )
+        if experiment.workers is not None:
+            self._workers = Workers(made, self.noise, experiment.workers)
         central = not self.method.mechanism.spec.view.senders_add_noise
         self.carrier = InProcess(
             self.server,
@@ -77,6 +88,7 @@ class Simulation:
             integers=collect_integers(made, self.ledger.run_id),
             faults=faults,
             transcript=transcript,
+            workers=self._workers,
         )
         # Only a run that protects nobody may look at test records: figures of them would be told for free.
         seen = bool(self.noise.describe()["simulation"])
@@ -91,8 +103,10 @@ class Simulation:
         self._rounds = Rounds(self.server, self.carrier, self.evaluation, kept)
 
     def close(self) -> None:
-        """Close the ledger."""
+        """Close the ledger, and end the workers."""
         self.ledger.close()
+        if self._workers is not None:
+            self._workers.close()
 
     def rounds(self) -> Iterator[RoundRecord]:
         """Run what is left, round by round."""

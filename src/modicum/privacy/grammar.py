@@ -164,9 +164,12 @@ class Grammar:
 
     def check(self, entry: Entry, said: Said, body: dict[str, Any]) -> None:
         """As `understand`, for who writes the entry: whether a reader will find in it what is said."""
-        again = KINDS[entry.kind].says.from_dict(body)
-        if canonical(again.to_dict()) != entry.body:
-            raise UserError("what a reader finds in it is not what is said")
+        try:
+            plain = canonical(KINDS[entry.kind].says.from_dict(body).to_dict()) == entry.body
+        except _NONSENSE:
+            plain = False
+        if not plain or (entry.refers is not None) != isinstance(said, Settlement):
+            self.understand(entry)  # says what is wrong, if anything is: a whole number may stand for a float
         problem = self._misplaced(entry, said)
         if problem is not None:
             raise UserError(problem)

@@ -218,7 +218,7 @@ class Ledger:
                             f"entry {token.entry} is settled with another message: send the stored one again"
                         )
                     continue
-                known[token.entry] = append(said, refers=token.entry)
+                known[token.entry] = append(said, token.entry)
                 if token.entry in kept:
                     self._journal.put_message(token.entry, token.release.round, kept[token.entry])
         for token, _ in pairs:
@@ -331,7 +331,7 @@ class Ledger:
         """A transaction. Yields what appends an entry, checked as a reader will check it."""
         added: list[tuple[Entry, Said]] = []
 
-        def append(said: Said, *, key: str | None = None, refers: int | None = None) -> Entry:
+        def append(said: Said, refers: int | None = None, *, key: str | None = None) -> Entry:
             kind, value = KIND_OF[type(said)], said.to_dict()
             body, key = canonical(value), key or KINDS[kind].key(said)
             draft = Entry(self._journal.number + 1, kind, key, refers, body, "")
