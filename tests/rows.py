@@ -88,8 +88,8 @@ from modicum.papers.pac_dp.curve import BudgetCurve, Curve, ScaleFreeCurve
 from modicum.papers.pac_dp.schedule import PlateauCosine
 from modicum.policies import AdaptiveQuantile, Fixed, MedianNorm, NaiveMedianNorm
 from modicum.privacy.noise import SimulatedNoise
+from modicum.privacy.noise.stock import Stock
 from modicum.privacy.spec import Adjacency, SecureAggregation, TrustedServer
-from modicum.privacy.stock import Stock
 from modicum.training.local_steps import LocalSteps
 
 CLIENTS, RECORDS, FEATURES, CLASSES, ROUNDS = 4, 12, 5, 3, 4

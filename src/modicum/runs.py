@@ -129,6 +129,7 @@ def train(
     evaluate_every: int = 1,
     device: str = "cpu",
     compile: bool = False,
+    workers: int | None = None,
     model_options: Mapping[str, float | str] | None = None,
     simulation: bool = True,
     folder: str | PathLike[str] | None = None,
@@ -146,6 +147,7 @@ def train(
     `simulation=False` draws noise from the operating system's cryptographic generator instead of the seed, and
     looks at no test record.
     `compile=True` compiles clipped sums of single models, which pays on a GPU after thousands of steps.
+    `workers=8` computes clients in eight processes, a thread each: the same bits for any number of them.
     `track` hears of every round what was released: `[mo.TensorBoard()]`, `[mo.MLflow()]`, or your own.
     `transcript=True` writes down what each party sees; `modicum.load_transcript` reads it back.
     `audit` names an audit (docs/audits.md) that plays the experiment once more with canaries when it is over.
@@ -167,6 +169,7 @@ def train(
         evaluate_every=evaluate_every,
         device=device,
         compile=compile,
+        workers=workers,
         model_options=dict(model_options or {}),
     )
     if resume and folder is None:

@@ -38,7 +38,7 @@ from modicum.federation.simulation import Simulation
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.methods import DpFedAvg, DpSgd
 from modicum.policies import Fixed
-from modicum.privacy.budgets import NoGuard
+from modicum.privacy.ledger.budgets import NoGuard
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.views import Shows
 from tests.rows import LOCAL, METHOD_ROWS, Composed

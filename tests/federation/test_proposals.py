@@ -21,7 +21,7 @@ from modicum.federation.transcript import AGGREGATOR, Remember
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import DpFedAvg, DpSgd
 from modicum.policies import Fixed
-from modicum.privacy.budgets import Reason, Refusal
+from modicum.privacy.ledger.budgets import Reason, Refusal
 from modicum.privacy.noise import CryptoNoise, SimulatedNoise
 from tests.audits.worlds import WithPolicy, experiment
 from tests.mechanisms.stage import opened_of

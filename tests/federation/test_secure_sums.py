@@ -26,13 +26,13 @@ from modicum.federation.secure_sums import IMPOSSIBLE, NOBODY, InTheClear
 from modicum.federation.simulation import Simulation
 from modicum.mechanisms import integers
 from modicum.methods import AcdpPfsd, Aqc, DpFedAvg, DpFedSam, DpPfsd, DpSgd, FedAvg, FedProx, NbAfl
-from modicum.privacy.budgets import Reason, Refused, guard_for, noise_problems
+from modicum.privacy.accounting.sampler_charge import graph_doubt
 from modicum.privacy.events import Release
-from modicum.privacy.integer_terms import IntegerTerms
+from modicum.privacy.ledger.budgets import Reason, Refused, guard_for, noise_problems
 from modicum.privacy.noise import NoiseKey, SimulatedNoise
+from modicum.privacy.noise.integer_terms import IntegerTerms
+from modicum.privacy.noise.skellam import Bits
 from modicum.privacy.plan import PrivacyPlan
-from modicum.privacy.sampler_charge import graph_doubt
-from modicum.privacy.skellam_noise import Bits
 from modicum.privacy.views import SecureAggregation, Variant
 from modicum.report.summary import void
 from modicum.secure_aggregation import terms as secure_terms

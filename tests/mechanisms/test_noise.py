@@ -18,7 +18,7 @@ from modicum.core.round_state import RoundState
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.policies import Fixed
-from modicum.privacy.calibration import calibrate_noise
+from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, ServerSeesMessages, TrustedServer

@@ -21,10 +21,10 @@ from modicum.federation.simulation import Simulation
 from modicum.methods import Aqc, AwdpFl, ClassMeans, DpSgd, NbAfl, PacDp, RpdpFl
 from modicum.papers.pac_dp.curve import Curve
 from modicum.privacy.accounting import epsilon
+from modicum.privacy.accounting.sampler_charge import DOUBT, rounding_doubt
 from modicum.privacy.integer_noise import Rounding
-from modicum.privacy.lattice import DOUBT, Lattice, round_rows, squared_norms
 from modicum.privacy.noise import NoiseKey, SimulatedNoise
-from modicum.privacy.sampler_charge import rounding_doubt
+from modicum.privacy.noise.lattice import Lattice, round_rows, squared_norms
 from tests.federation.test_secure_sums import Silent
 from tests.rows import CLIENTS, experiment, federation, seen_of_a_round
 

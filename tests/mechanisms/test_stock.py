@@ -22,10 +22,10 @@ from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import Composed
 from modicum.papers.fedmap import kinds
 from modicum.policies import Fixed
-from modicum.privacy.budgets import PlanGuard, Reason, Refusal
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import Origin, Release
-from modicum.privacy.stock import Stock
+from modicum.privacy.ledger.budgets import PlanGuard, Reason, Refusal
+from modicum.privacy.noise.stock import Stock
 from modicum.privacy.verify import verify
 from tests.rows import ROUNDS, experiment, federation, simulate
 from tests.test_non_interference import interferes

@@ -22,9 +22,9 @@ from modicum.federation.cohort import SecretPoisson
 from modicum.federation.in_process import InProcess
 from modicum.federation.keep import Charges, Keep
 from modicum.federation.server import Server, TrustedLedger
+from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import BoolArray, DType, FloatArray, NoiseKey, NoiseSource
-from modicum.privacy.skellam_noise import Bits
-from modicum.privacy.token import Token
+from modicum.privacy.noise.skellam import Bits
 from modicum.privacy.views import SecureAggregation
 
 

@@ -118,7 +118,7 @@ def _account_lines(found: dict[str, Any]) -> Iterator[str]:
     yield found["sentence"]
     if not found["kept"] or not found["opened"]:
         return
-    from modicum.privacy.dataset_account import percent
+    from modicum.privacy.lifetime.account import percent
 
     width = max([len(d["run"]) for d in found["draws"]] + [3])
     yield f"\n{'run':<{width}}  {'date':<10}  {'records':>9}  {'ε granted':>9}  {'drawn':>7}"

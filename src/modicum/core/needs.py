@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from modicum.errors import UserError
-
-if TYPE_CHECKING:
-    from modicum.core.parts import Method
 
 PARTS = ("policy", "aggregation", "training", "mechanism", "codec", "wrapper")
 
@@ -81,6 +78,14 @@ UNMET = {
 }
 
 
+class Composition(Protocol):
+    """A method, as far as needs go: its parts by the names of `PARTS`."""
+
+    @property
+    def mechanism(self) -> Any:
+        """What declares `offers` and `individuals`."""
+
+
 @dataclass(frozen=True)
 class Offer:
     """What a party's data offer; None where that is for others to say."""
@@ -99,14 +104,14 @@ class Offer:
         return given.get(need) is False
 
 
-def check_data(method: Method, offer: Offer) -> None:
+def check_data(method: Composition, offer: Offer) -> None:
     """Refuses a method one of whose parts needs data that are not there."""
     for kind, name, need in declared(method):
         if offer.lacks(need):
             raise _unmet(kind, name, need)
 
 
-def check_composition(method: Method) -> None:
+def check_composition(method: Composition) -> None:
     """Refuses parts that need of the mechanism what it does not give."""
     # A mechanism that declares nothing is another's: what it gives is for it to say when it is asked.
     offers = {*getattr(method.mechanism, "offers", OF_THE_MECHANISM)} - {Need.INDIVIDUALS}
@@ -117,7 +122,7 @@ def check_composition(method: Method) -> None:
             raise _unmet(kind, name, need)
 
 
-def declared(method: Method) -> Iterator[tuple[str, str, Need]]:
+def declared(method: Composition) -> Iterator[tuple[str, str, Need]]:
     """(kind of part, its name, need) for all that the parts declare."""
     for kind in PARTS:
         for part in with_inner(getattr(method, kind)):

@@ -26,7 +26,7 @@ from modicum.core.round_state import Collector, RoundState
 from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 from modicum.privacy.events import Release
-from modicum.privacy.lattice import Integers
+from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, Unit
 from modicum.privacy.views import Variant

@@ -13,7 +13,7 @@ from modicum.core.facts import FeatureFacts
 from modicum.core.integers import Agreed
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Opened
 from modicum.privacy.events import Release
-from modicum.privacy.token import Token
+from modicum.privacy.ledger.token import Token
 
 
 class Collector(Protocol):

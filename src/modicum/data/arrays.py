@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from modicum.data.geometry import Geometry
 from modicum.errors import UserError
-
-if TYPE_CHECKING:
-    from modicum.data.geometry import Geometry
 
 Array = npt.NDArray[Any]
 

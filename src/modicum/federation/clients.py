@@ -33,11 +33,11 @@ from modicum.core.parts import Batch, ClientKit, Job, Method, State
 from modicum.core.store import load_state, save_state
 from modicum.errors import UserError
 from modicum.federation.keep import Charges, Keep, settle
-from modicum.privacy.budgets import Reason, Refusal, Refused
 from modicum.privacy.events import Release
+from modicum.privacy.ledger.budgets import Reason, Refusal, Refused
+from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseKey, NoiseSource, SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
-from modicum.privacy.token import Token
 
 Reserve = Callable[[Release], Token | None]
 DoorMaker = Callable[[tuple[Token, ...], Reserve], Door]

@@ -14,8 +14,8 @@ from modicum.federation.secure_sums import IMPOSSIBLE, NOBODY, Collect
 from modicum.federation.server import OpenedOnce, Server, TrustedLedger
 from modicum.federation.transcript import AGGREGATOR, Forget, Kind, Seen, Transcript, note_opened
 from modicum.federation.workers import Workers
-from modicum.privacy.budgets import Reason, Refusal, Refused
 from modicum.privacy.events import Release
+from modicum.privacy.ledger.budgets import Reason, Refusal, Refused
 from modicum.privacy.views import SecureAggregation, Shows
 
 OWN_FAULT = frozenset({Reason.BAD_MODEL, Reason.BAD_BOUND})

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from modicum.core.messages import Message, ReleasedSum, encode, encoded_parts
 from modicum.privacy.events import Release
-from modicum.privacy.grammar import Settlement
+from modicum.privacy.ledger.grammar import Settlement
+from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseSource
-from modicum.privacy.token import Token
 
 
 class Keep(StrEnum):

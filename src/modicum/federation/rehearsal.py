@@ -31,9 +31,9 @@ from modicum.federation.secure_sums import collect_integers
 from modicum.federation.server import TrustedLedger
 from modicum.federation.setup import set_up
 from modicum.privacy.events import Poisson, Release, Shuffled
-from modicum.privacy.memory_ledger import MemoryLedger
+from modicum.privacy.ledger.memory import MemoryLedger
+from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import SimulatedNoise
-from modicum.privacy.token import Token
 from modicum.privacy.views import KnownTo
 
 

@@ -18,7 +18,7 @@ from modicum.core.messages import Message, ReleasedSum, Summand
 from modicum.core.parts import Method, OpensIntegers
 from modicum.core.round_state import Collector, RoundState
 from modicum.errors import UserError
-from modicum.privacy.lattice import Integers
+from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.views import SecureAggregation, Variant
 
 if TYPE_CHECKING:

@@ -36,8 +36,8 @@ from modicum.federation.cohort import Cohorts
 from modicum.federation.keep import Charges, Keep, settle
 from modicum.mechanisms.possible import objection
 from modicum.privacy.events import Release
+from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseSource
-from modicum.privacy.token import Token
 
 LOG = logging.getLogger("modicum.server")
 SumDoorMaker = Callable[[Sequence[Token]], SumDoor]

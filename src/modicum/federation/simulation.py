@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -27,7 +26,7 @@ from modicum.federation.secure_sums import collect_integers
 from modicum.federation.server import OpenedOnce, TrustedLedger
 from modicum.federation.setup import set_up
 from modicum.federation.transcript import Transcript
-from modicum.federation.workers import STACK, Workers, check
+from modicum.federation.workers import Workers
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
 
 
@@ -52,9 +51,9 @@ class Simulation:
         self._workers: Workers | None = None
         if experiment.workers is not None:
             if watch is not None:
-                raise UserError("doors are watched in this process: leave workers out")
-            check(made)
-            made = replace(made, at_once=min(made.at_once, STACK))
+                raise UserError("doors are watched in one process: leave workers out")
+            self._workers = Workers(made, self.noise, experiment.workers)
+            made = self._workers.sharing(made)
         self.method, self.data, self.cohorts, self.kit = made.method, made.data, made.cohorts, made.kit
         self.facts, self.plans = made.facts, made.plans
         self.backend: Backend = made.kit.backend
@@ -76,8 +75,6 @@ class Simulation:
             keep=keep,
             done=self.server.state.round,
         )
-        if experiment.workers is not None:
-            self._workers = Workers(made, self.noise, experiment.workers)
         central = not self.method.mechanism.spec.view.senders_add_noise
         self.carrier = InProcess(
             self.server,

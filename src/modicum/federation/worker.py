@@ -1,7 +1,7 @@
 """One worker process: computes stacks of clients, as it is told, and keeps nothing between them.
 
-It writes no ledger and opens nothing: each job comes with the permission that the driver's ledger gave, and what the
-mechanism makes of it goes back to the driver, who settles it.
+It writes no ledger and opens nothing: each job comes with the permission that the driver's ledger gave, and what
+the mechanism makes of it goes back to the driver, who settles it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,16 @@ from modicum.core.door import ReservedDoor
 from modicum.core.messages import Message
 from modicum.core.parts import Backend, Batch, ClientKit, Job, Method, State
 from modicum.federation.clients import model_randomness, within_memory
+from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseSource
-from modicum.privacy.token import Token
 
 Results = list[tuple[Message, State]]
+
+
+def shared(values: Tensor) -> Tensor:
+    """The tensor, moved to memory that processes share."""
+    values.share_memory_()  # type: ignore[no-untyped-call]
+    return values
 
 
 @dataclass(frozen=True)
@@ -41,12 +47,10 @@ class Shelf:
         starts = torch.tensor([0, *(len(batch) for batch in batches)]).cumsum(0)
 
         def joined(parts: Sequence[Tensor]) -> Tensor:
-            return torch.cat([part.cpu() for part in parts]).share_memory_()
+            return shared(torch.cat([part.cpu() for part in parts]))
 
-        names = batches[0].targets
-        return cls(
-            joined([b.x for b in batches]), {n: joined([b.targets[n] for b in batches]) for n in names}, starts
-        )
+        targets = {name: joined([b.targets[name] for b in batches]) for name in batches[0].targets}
+        return cls(joined([b.x for b in batches]), targets, starts)
 
     def batch(self, client: int, device: torch.device | str = "cpu") -> Batch:
         """One client's records."""
@@ -88,7 +92,7 @@ def light(job: Job) -> Job:
 
 
 def serve(workshop: Workshop, connection: Connection, number: int) -> None:
-    """Answer tasks until the driver is gone. With one thread, so that bits do not depend on how many workers are."""
+    """Answer tasks until the driver is gone, with one thread: bits do not depend on the number of workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when it is over
     torch.set_num_threads(1)
     bench = Bench(workshop, workshop.devices[number % len(workshop.devices)])

@@ -1,9 +1,9 @@
 """Worker processes of one run on this machine: stacks are handed out, results come back in the stacks' order.
 
-Stacks are fixed by the clients' order and each worker computes with one thread, so the bits of a run do not depend
-on how many workers there are, nor on which of them dies. Only the driver writes the ledger: work is reserved before
-it is handed out and settled as it comes back. A stack whose worker died is handed out again under the same
-reservations; a worker that still has it is ended first, so that one answer counts.
+Stacks are fixed by the clients' order and each worker computes with one thread, so the bits of a run depend
+neither on how many workers there are nor on which of them dies. Only the driver writes the ledger: work is reserved
+before it is handed out and settled as it comes back. A stack whose worker died is handed out again under the same
+reservations; nobody else has it then, so that one answer counts.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.multiprocessing as processes
 
 from modicum.core.parts import Job, Scope
 from modicum.errors import UserError
-from modicum.federation.worker import Results, Shelf, Task, Workshop, light, serve, unpacked
+from modicum.federation.worker import Results, Shelf, Task, Workshop, light, serve, shared, unpacked
 
 if TYPE_CHECKING:
     from modicum.federation.setup import RunContext
@@ -48,41 +48,33 @@ class Worker:
 
 
 class Workers:
-    """Computes stacks in `count` processes. Close it, or use it in a `with` statement."""
+    """Computes stacks in `count` processes, which begin with the first stack and end with `close`."""
 
     def __init__(self, context: RunContext, noise: NoiseSource, count: int) -> None:
         check(context)
-        self._device = context.data.first.device
+        self._count, self._device = count, context.data.first.device
         self._number = {facts.name: i for i, facts in enumerate(context.facts)}
-        place = context.data.first[context.kit.shared].detach().cpu().clone().share_memory_()
-        devices = _devices(context.experiment.device)
-        nothing: Any = None
+        self._workers: list[Worker] = []
+        self._deaths: dict[int, int] = {}
+        devices, nothing = _devices(context.experiment.device), cast("Any", None)
+        kit = replace(context.kit, backend=nothing, shared=context.kit.shared.cpu())
+        parts = (context.method, kit, copy.deepcopy(context.data.model).cpu(), noise)
+        _check_travels(parts)
         self._workshop = Workshop(
-            context.method,
-            replace(context.kit, backend=nothing, shared=context.kit.shared.cpu()),
-            copy.deepcopy(context.data.model).cpu(),
-            noise,
+            *parts,
             Shelf.of(context.data.records),
             Shelf.of(context.data.validation),
-            place,
+            shared(context.data.first[context.kit.shared].detach().cpu().clone()),
             devices,
             0.9 / -(-count // len(devices)),
         )
-        self._deaths: dict[int, int] = {}
-        self._workers: list[Worker] = []
-        try:
-            self._workers = [self._start(i) for i in range(count)]
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            self.close()
-            raise UserError(
-                f"method or model cannot be sent to worker processes ({error}): define them in a module that can be "
-                "imported, or leave workers out"
-            ) from None
 
-    @property
-    def records(self) -> Shelf:
-        """The clients' records, where all processes see them."""
-        return self._workshop.records
+    def sharing(self, context: RunContext) -> RunContext:
+        """The run with its stacks cut for workers, and its records in the memory that they share: one copy."""
+        shelves, clients = (self._workshop.records, self._workshop.validation), range(len(context.facts))
+        own, held_out = (tuple(shelf.batch(i) for i in clients) for shelf in shelves)
+        data = replace(context.data, records=own, validation=held_out)
+        return replace(context, data=data, at_once=min(context.at_once, STACK))
 
     def _start(self, number: int) -> Worker:
         here, there = processes.Pipe()
@@ -97,6 +89,8 @@ class Workers:
         """Each stack and what the mechanism made of it, in the order of the stacks."""
         if not stacks:
             return
+        while len(self._workers) < self._count:
+            self._workers.append(self._start(len(self._workers)))
         self._workshop.place.copy_(stacks[0][0].broadcast.model)
         self._deaths = {}
         left, done = deque(range(len(stacks))), dict[int, Results]()
@@ -125,7 +119,7 @@ class Workers:
         return Task(number, stack[0].broadcast.round, clients, tuple(light(job) for job in stack), tokens)
 
     def _collect(self, left: deque[int]) -> Mapping[int, Results]:
-        """Answers that are there, once there is one; workers that died are replaced, and their stacks done again."""
+        """Answers, once there is one; workers that died are replaced, and their stacks done again."""
         busy = {i: worker for i, worker in enumerate(self._workers) if worker.stack is not None}
         ready = wait([part for w in busy.values() for part in (w.connection, w.process.sentinel)])
         found = {}
@@ -188,6 +182,18 @@ def check(context: RunContext) -> None:
             f"{context.method.name} decides before each step and reserves each step by itself, which only one "
             "process can do in order: leave workers out"
         )
+
+
+def _check_travels(parts: object) -> None:
+    """Before anything is reserved: whether other processes can be told of method and model."""
+    try:
+        with _no_main():
+            pickle.dumps(parts)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UserError(
+            f"method or model cannot be sent to worker processes ({error}): define them in a module that can be "
+            "imported, or leave workers out"
+        ) from None
 
 
 def _devices(name: str) -> tuple[str, ...]:

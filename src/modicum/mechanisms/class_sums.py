@@ -26,9 +26,9 @@ from modicum.mechanisms import common, integers
 from modicum.mechanisms.possible import DOUBT, ROUNDING, noise_norm
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal
 from modicum.mechanisms.record_sums import RecordSums
-from modicum.privacy.calibration import calibrate_noise
+from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import Block, NoSampling, Release
-from modicum.privacy.lattice import Integers
+from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, Unit
 from modicum.privacy.views import Variant

@@ -18,12 +18,12 @@ from modicum.core.messages import Expected, NoiseFacts, ReleasedSum, Summand
 from modicum.core.parts import SIGNAL_BOUND
 from modicum.core.round_state import RoundState
 from modicum.errors import UnsoundError, UserError
+from modicum.privacy.accounting.sampler_charge import SHARE
 from modicum.privacy.events import NoSampling, Release
 from modicum.privacy.integer_noise import IntegerNoise
-from modicum.privacy.integer_terms import IntegerTerms, agree, rounding_for
-from modicum.privacy.lattice import Integers
+from modicum.privacy.noise.integer_terms import IntegerTerms, agree, rounding_for
+from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
-from modicum.privacy.sampler_charge import SHARE
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, TrustedServer
 from modicum.privacy.views import Shows, Unit, Variant, View
 

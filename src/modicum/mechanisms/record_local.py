@@ -25,13 +25,13 @@ from modicum.errors import UserError, counted
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, most_drawn, noise_norm, rounded_away, spread
 from modicum.mechanisms.record_steps import Stepper, release, uphill
+from modicum.privacy.accounting.calibration import calibrate_kinds, calibrate_noise, largest_steps
+from modicum.privacy.accounting.filters import filter_cap, price
 from modicum.privacy.accounting.rdp import best_order
-from modicum.privacy.budgets import filter_cap, price
-from modicum.privacy.calibration import calibrate_kinds, calibrate_noise, largest_steps
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
+from modicum.privacy.noise.stock import Stock, filtered_noise
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, ServerSeesMessages, Unit
-from modicum.privacy.stock import Stock, filtered_noise
 from modicum.privacy.views import KnownTo, Variant
 from modicum.training.descent import Descent
 

@@ -27,9 +27,9 @@ from modicum.core.sockets import Pulls
 from modicum.errors import UserError
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.record_local import GRADIENT
-from modicum.privacy.calibration import calibrate_noise, largest_steps
+from modicum.privacy.accounting.calibration import calibrate_noise, largest_steps
 from modicum.privacy.events import NoSampling, Origin, Release
-from modicum.privacy.lattice import Integers
+from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, Unit
 from modicum.privacy.views import SecureAggregation, Variant, View

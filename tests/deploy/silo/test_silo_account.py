@@ -19,7 +19,7 @@ from modicum.deploy.silo.silo import JOINED, Silo
 from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.wire import Code
 from modicum.errors import UserError
-from modicum.privacy.dataset_account import DatasetAccount
+from modicum.privacy.lifetime.account import DatasetAccount
 from modicum.privacy.verify import verify
 from tests.deploy.silo.helpers import EXPERIMENT, Server, charged_rounds, opened, write_silo
 

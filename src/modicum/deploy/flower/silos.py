@@ -16,9 +16,9 @@ from modicum.deploy.silo.wire import TRANSIENT, Answer, Code, Kind
 from modicum.errors import UserError
 from modicum.federation.server import OpenedOnce, Server
 from modicum.federation.transcript import Forget, Transcript, note_opened, note_received, note_sent
-from modicum.privacy.budgets import Refused
 from modicum.privacy.events import Release
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.ledger.budgets import Refused
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.views import Shows
 

@@ -22,8 +22,8 @@ from modicum.deploy.silo.wire import Code, Kind, Refuse
 from modicum.errors import UserError
 from modicum.federation.protocol_parties import protocol_terms
 from modicum.federation.secure_sums import modulus
-from modicum.privacy.integer_terms import IntegerTerms
-from modicum.privacy.lattice import Integers
+from modicum.privacy.noise.integer_terms import IntegerTerms
+from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.views import SecureAggregation
 
 LOG = logging.getLogger("modicum.silo")

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from modicum.errors import UserError
-from modicum.privacy.account_files import FILE, KEY, alone, exists, finish_key, key_mark, new_key, read_key, sync
-from modicum.privacy.journal import Entry, Journal, LedgerDamaged, canonical
+from modicum.privacy.ledger.journal import Entry, Journal, LedgerDamaged, canonical
 from modicum.privacy.lifetime import DrawRefused, Filter, Lifetime
+from modicum.privacy.lifetime.files import FILE, KEY, alone, exists, finish_key, key_mark, new_key, read_key, sync
+from modicum.privacy.lifetime.spending import Digests, Identity, Spending, fingerprint
 from modicum.privacy.plan import PrivacyPlan
-from modicum.privacy.spending import Digests, Identity, Spending, fingerprint
 
 FORMAT = 2
 

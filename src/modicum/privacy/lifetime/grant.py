@@ -17,11 +17,10 @@ from enum import StrEnum
 from typing import Any
 
 from modicum.errors import UserError
-from modicum.privacy import sampler_charge
-from modicum.privacy.accounting import gdp, rdp
+from modicum.privacy.accounting import gdp, rdp, sampler_charge
 from modicum.privacy.accounting.choose import shown
+from modicum.privacy.accounting.filters import filter_cap
 from modicum.privacy.accounting.gaussians import normal_form
-from modicum.privacy.budgets import filter_cap
 from modicum.privacy.plan import Guard, PrivacyPlan
 from modicum.privacy.spec import LARGEST_BUDGET, SMALLEST_BUDGET, Adjacency, Unit
 

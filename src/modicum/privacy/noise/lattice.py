@@ -25,14 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modicum.errors import UserError
-from modicum.privacy.accounting.checks import positive
+from modicum.privacy.accounting.sampler_charge import DOUBT
+from modicum.privacy.checks import positive
 from modicum.privacy.integer_noise import Rounding
-from modicum.privacy.skellam_noise import Bits
+from modicum.privacy.noise.skellam import Bits
 
 KAPPA = 1.0  # √(2·ln 1/β) with β = e^−½: a rounding is accepted with probability 1 − β or more
 _TRIES = 200  # β^200 < 10^−43; then towards zero, which always fits
 _LARGEST = 2.0**62
-DOUBT = 2.0**-60  # of a release whose sum is rounded as a whole: that one unit moves it by more than `square`
 _KAPPA_OF_SUM = math.sqrt(-2 * math.log(DOUBT))
 SLACK = 1.1e-3  # relative: what floats may add to a unit's share of a sum, R10's 1e-3 and the rotation's rounding
 _WIDEST = 64  # Hadamard matrices are multiplied in factors of at most this size

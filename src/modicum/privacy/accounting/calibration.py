@@ -9,9 +9,9 @@ from functools import lru_cache
 
 from modicum.errors import UserError
 from modicum.privacy.accounting import gdp
-from modicum.privacy.accounting.checks import positive, steps
 from modicum.privacy.accounting.choose import epsilon_of, plain_mu
 from modicum.privacy.accounting.gaussians import Gaussians, hidden_rate, normal_form
+from modicum.privacy.checks import positive, steps
 from modicum.privacy.events import Poisson, Sampler
 from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.spec import Adjacency, PrivacySpec

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from modicum.errors import UserError
-from modicum.privacy.budgets import BudgetGuard, Refusal, Refused, check_plan, guard_for, no_plan
 from modicum.privacy.events import Release
-from modicum.privacy.grammar import Settlement
-from modicum.privacy.journal import Entry
+from modicum.privacy.ledger.budgets import BudgetGuard, Refusal, Refused, check_plan, guard_for, no_plan
+from modicum.privacy.ledger.grammar import Settlement
+from modicum.privacy.ledger.journal import Entry
+from modicum.privacy.ledger.token import MINT, Token
 from modicum.privacy.plan import PrivacyPlan, share_reserved
-from modicum.privacy.token import MINT, Token
 
 
 class MemoryLedger:

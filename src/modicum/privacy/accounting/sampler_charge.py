@@ -2,7 +2,7 @@
 
 A table of Skellam's distribution is within a known total variation distance τ of it. Releases whose draws are
 together within τ of exact ones, which would be (ε, δ′)-private, are (ε, δ′ + (1 + e^ε)·τ)-private. A sum that is
-rounded as a whole moves further than its bound with probability `lattice.DOUBT` a release; a sum over more than
+rounded as a whole moves further than its bound with probability `DOUBT` a release; a sum over more than
 `ALL_MASK` clients is masked along a drawn graph, which lets parts of it be opened with probability `GRAPH`. δ pays
 for both. So exact noise is priced at δ·(1 − `SHARE`), and all of this must fit into the rest.
 """
@@ -13,15 +13,15 @@ import math
 from collections.abc import Iterable
 
 from modicum.errors import UnsoundError
+from modicum.privacy.accounting.skellam_tables import delta_charge, distance
 from modicum.privacy.events import Release
 from modicum.privacy.integer_noise import Rounding
-from modicum.privacy.lattice import DOUBT
 from modicum.privacy.plan import PlannedRelease
-from modicum.privacy.skellam_noise import delta_charge, distance
 from modicum.privacy.views import ALL_MASK
 
 SHARE = 1e-3  # of δ: at ε = 1 it changes ε by less than 1e-4
 GRAPH = 2.0**-60
+DOUBT = 2.0**-60  # of a release whose sum is rounded as a whole: that one unit moves it by more than its `square`
 
 
 def draws_distance(releases: Iterable[Release | PlannedRelease]) -> float:

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from modicum.errors import UserError
 from modicum.privacy.accounting import rdp
-from modicum.privacy.budgets import filter_cap
+from modicum.privacy.accounting.filters import filter_cap
 from modicum.privacy.plan import Guard, PrivacyPlan
 
 

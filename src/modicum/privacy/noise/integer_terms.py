@@ -10,10 +10,11 @@ import numpy as np
 
 from modicum.errors import UserError
 from modicum.privacy.accounting import skellam
-from modicum.privacy.accounting.checks import positive, probability, steps
+from modicum.privacy.accounting.skellam_tables import chernoff
+from modicum.privacy.checks import positive, probability, steps
 from modicum.privacy.integer_noise import IntegerNoise, Rounding
-from modicum.privacy.lattice import Integers, Lattice, finest_needed
-from modicum.privacy.skellam_noise import LARGEST_VARIANCE, SkellamTable, chernoff, skellam_table
+from modicum.privacy.noise.lattice import Integers, Lattice, finest_needed
+from modicum.privacy.noise.skellam import LARGEST_VARIANCE, SkellamTable, skellam_table
 from modicum.privacy.spec import PrivacySpec, Unit
 
 MODULI = (32, 64)  # bits of a word

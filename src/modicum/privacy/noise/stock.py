@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from modicum.errors import UserError
+from modicum.privacy.accounting.calibration import Kinds, round_up
 from modicum.privacy.accounting.rdp import rdp_sampled_gaussian
-from modicum.privacy.calibration import Kinds, round_up
 
 
 @dataclass(frozen=True)

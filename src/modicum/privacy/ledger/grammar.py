@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from modicum.errors import UserError
-from modicum.privacy.budgets import Reason, Refusal
 from modicum.privacy.events import Release
 from modicum.privacy.exact import unlike
-from modicum.privacy.journal import Entry, canonical
+from modicum.privacy.ledger.budgets import Reason, Refusal
+from modicum.privacy.ledger.journal import Entry, canonical
 from modicum.privacy.plan import PrivacyPlan
 
 SIMULATION = {"cryptographic": (False,), "seeded": (True,), "unseen": (False, True)}  # by the noise's source

@@ -17,13 +17,22 @@ from pathlib import Path
 from typing import Any, Self
 
 from modicum.errors import UserError
-from modicum.privacy.budgets import BudgetGuard, Refusal, Refused, check_plan, guard_for, no_plan
 from modicum.privacy.events import Release
-from modicum.privacy.grammar import KIND_OF, KINDS, Grammar, RunEntry, Said, Settlement, conflict, reservation_key
-from modicum.privacy.journal import FORMAT, Entry, Journal, LedgerDamaged, canonical
+from modicum.privacy.ledger.budgets import BudgetGuard, Refusal, Refused, check_plan, guard_for, no_plan
+from modicum.privacy.ledger.grammar import (
+    KIND_OF,
+    KINDS,
+    Grammar,
+    RunEntry,
+    Said,
+    Settlement,
+    conflict,
+    reservation_key,
+)
+from modicum.privacy.ledger.journal import FORMAT, Entry, Journal, LedgerDamaged, canonical
+from modicum.privacy.ledger.token import MINT, Token
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.plan import PrivacyPlan, share_reserved
-from modicum.privacy.token import MINT, Token
 
 
 class Ledger:

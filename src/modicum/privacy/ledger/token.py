@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from modicum.errors import UserError
 from modicum.privacy.events import Release
-from modicum.privacy.journal import Entry
+from modicum.privacy.ledger.journal import Entry
 
 MINT = object()  # for the ledger alone: a token made elsewhere is refused
 

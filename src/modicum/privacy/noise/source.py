@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modicum.errors import UserError
-from modicum.privacy.skellam_noise import Bits
+from modicum.privacy.noise.skellam import Bits
 
 if TYPE_CHECKING:
     import torch
