@@ -1,9 +1,9 @@
 """Worker processes of one run on this machine: stacks are handed out, results come back in the stacks' order.
 
 Stacks are fixed by the clients' order and each worker computes with one thread, so the bits of a run depend
-neither on how many workers there are nor on which of them dies. Only the driver writes the ledger: work is reserved
-before it is handed out and settled as it comes back. A stack whose worker died is handed out again under the same
-reservations; nobody else has it then, so that one answer counts.
+neither on how many workers there are nor on which of them dies. Only the driver writes the ledger: work is
+reserved before it is handed out and settled as it comes back. A stack whose worker died is handed out again under
+the same reservations; nobody else has it then, so that one answer counts.
 """
 
 from __future__ import annotations
