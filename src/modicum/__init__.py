@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from modicum import methods, models
+    from modicum import methods, models, tasks
     from modicum.comparing import Comparison, compare
     from modicum.core.facts import Metric
     from modicum.data import (
@@ -32,11 +32,13 @@ if TYPE_CHECKING:
     from modicum.errors import PrivacyWarning, UnsoundError, UserError
     from modicum.federation.experiment import Federation
     from modicum.federation.interference import Checked, check
+    from modicum.federation.settings import Cohorts, Engine, Server, Watching
     from modicum.federation.transcript_file import load_transcript
     from modicum.privacy.certificate import Certificate
     from modicum.privacy.verify import verify
     from modicum.report.track import MLflow, TensorBoard, Tracker
     from modicum.runs import Run, load, train
+    from modicum.tasks import Task
 
 __version__ = "0.1.0"
 
@@ -48,11 +50,13 @@ _WHERE = {
     **dict.fromkeys(_DATA, "modicum.data"),
     **dict.fromkeys(("PrivacyWarning", "UnsoundError", "UserError"), "modicum.errors"),
     **dict.fromkeys(("MLflow", "TensorBoard", "Tracker"), "modicum.report.track"),
+    **dict.fromkeys(("Cohorts", "Engine", "Server", "Watching"), "modicum.federation.settings"),
     "Certificate": "modicum.privacy.certificate",
     "Checked": "modicum.federation.interference",
     "Federation": "modicum.federation.experiment",
     "Metric": "modicum.core.parts",
     "Run": "modicum.runs",
+    "Task": "modicum.tasks",
     "Comparison": "modicum.comparing",
     "check": "modicum.federation.interference",
     "compare": "modicum.comparing",
@@ -62,13 +66,15 @@ _WHERE = {
     "train": "modicum.runs",
     "verify": "modicum.privacy.verify",
 }
-_MODULES = ("methods", "models")
+_MODULES = ("methods", "models", "tasks")
 
 __all__ = [
     "Certificate",
     "Checked",
+    "Cohorts",
     "Comparison",
     "Dirichlet",
+    "Engine",
     "Federation",
     "Iid",
     "MLflow",
@@ -76,12 +82,15 @@ __all__ = [
     "Natural",
     "PrivacyWarning",
     "Run",
+    "Server",
     "Shards",
     "SizeSkew",
+    "Task",
     "TensorBoard",
     "Tracker",
     "UnsoundError",
     "UserError",
+    "Watching",
     "assign_budgets",
     "check",
     "compare",
@@ -94,6 +103,7 @@ __all__ = [
     "load_transcript",
     "methods",
     "models",
+    "tasks",
     "train",
     "verify",
 ]

@@ -10,7 +10,7 @@ import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
 from modicum.deploy.flower import carrier, parcel
-from modicum.deploy.silo.wire import Answer, Code, Kind
+from modicum.deploy.silo.wire import TRANSIENT, Answer, Code, Kind
 
 KEYS = {"a": b"key-a", "b": b"key-b"}
 
@@ -64,7 +64,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _ask(grid: Grid, seconds: float = 1.0) -> dict[str, Answer]:
-    return carrier.GridCarrier(grid, KEYS).ask(Kind.ROUND, {"a": b"to a", "b": b"to b"}, seconds)
+    return taken(carrier.GridCarrier(grid, KEYS), {"a": b"to a", "b": b"to b"}, seconds)
+
+
+def taken(asking: carrier.GridCarrier, bodies: dict[str, bytes], seconds: float) -> dict[str, Answer]:
+    """What came, all of it in good order but for silos that cannot serve now."""
+    found: dict[str, Answer] = {}
+
+    def take(name: str, given: Answer) -> bool:
+        if given.refused in TRANSIENT:
+            return False
+        found.setdefault(name, given)
+        return True
+
+    asking.carry(Kind.ROUND, bodies, seconds, take)
+    return found
 
 
 def test_everyone_answers() -> None:
@@ -114,10 +128,10 @@ def test_a_node_that_stays_silent_is_left_out_in_time() -> None:
 def test_a_late_answer_is_not_taken_for_the_next_question() -> None:
     grid = Grid({"a": [], "b": [Answer(b"2")]})
     asking = carrier.GridCarrier(grid, KEYS)
-    asking.ask(Kind.ROUND, {"a": b"first"}, 0.05)
+    taken(asking, {"a": b"first"}, 0.05)
     grid.inbox["0"] = Answer(b"late")
     grid.script = {"a": [Answer(b"fresh")], "b": []}
-    assert asking.ask(Kind.ROUND, {"a": b"second"}, 1.0) == {"a": Answer(b"fresh")}
+    assert taken(asking, {"a": b"second"}, 1.0) == {"a": Answer(b"fresh")}
 
 
 @pytest.mark.parametrize("call", ["get_nodes", "push_messages", "pull_messages"])
@@ -150,11 +164,20 @@ def test_a_parcel_of_any_size_comes_out_as_it_went_in() -> None:
         assert parcel.read_answer(parcel.answer(Answer(body))) == Answer(body)
 
 
-def test_the_client_app_is_light() -> None:
-    """Every message starts it in a fresh process."""
+def test_the_node_is_light() -> None:
+    """It runs beside every silo, for ever."""
     import subprocess
     import sys
 
-    code = "import sys, modicum.deploy.flower.client_app; print('torch' in sys.modules)"
+    code = "import sys, modicum.deploy.flower.node; print('torch' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip().splitlines()[-1] == "False"
+
+
+def test_who_is_waited_for_is_said_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line for each set, with whose node is not there; nothing is left when the wait is over."""
+    monkeypatch.setattr(carrier, "TELL", 0.05)
+    grid, told = Grid({"a": [], "b": []}, {b"key-a": 1}), list[str]()
+    asking = carrier.GridCarrier(grid, KEYS, told.append)
+    asking.carry(Kind.HELLO, dict.fromkeys(KEYS, b""), 0.2, lambda _, __: True)
+    assert told == ["waiting for a, b (its node is not connected)", ""]

@@ -103,7 +103,7 @@ class Kept:
         if self._account is None:
             self._account = self._begin(plan)
         account = self._account
-        agreement = hashlib.sha256(join.encode()).hexdigest()
+        agreement = hashlib.sha256(join.terms()).hexdigest()
         done = account.draw(join.run, agreement, plan, self._table(account))
         account.check_ledger(join.run, RunFolder(self.spec.folder).ledger)
         receipt = {"account": account.id, "run": join.run, "entry": done.number, "hash": done.hash}

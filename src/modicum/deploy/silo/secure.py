@@ -99,7 +99,6 @@ class SecureSilo:
     """Answers the steps of secure aggregation, in rounds that go forward. Refuses by `Refuse`."""
 
     def __init__(self, terms: SecureTerms, spec: SiloSpec, charged: set[int]) -> None:
-        assert spec.key is not None  # the spec was checked
         self.terms, self.name, self._key = terms, spec.name, read_signing_key(spec.key)
         path, own = spec.folder / STORE, terms.keys[spec.name]
         if charged and not path.exists():
@@ -107,7 +106,7 @@ class SecureSilo:
         self._store = protocol.SqliteStore(path, terms.join.run, own)
         latest = self._store.latest()
         if charged and (latest is None or latest < max(charged)):
-            raise UserError(f"{path} is an older copy, without round {max(charged)}: put the last one back")
+            raise UserError(f"{path} is an older copy, without round {max(charged) + 1}: put the last one back")
 
     def close(self) -> None:
         """Let go of the protocol's store."""
