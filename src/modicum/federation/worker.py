@@ -20,6 +20,7 @@ from modicum.compute.choose import choose
 from modicum.core.door import ReservedDoor
 from modicum.core.messages import Message
 from modicum.core.parts import Backend, Batch, ClientKit, Job, Method, State
+from modicum.core.records import Tree, each
 from modicum.federation.clients import model_randomness, within_memory
 from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseSource
@@ -37,8 +38,8 @@ def shared(values: Tensor) -> Tensor:
 class Shelf:
     """Records of all clients one after another, in memory that processes share; client i has rows i to i + 1."""
 
-    x: Tensor
-    targets: dict[str, Tensor]
+    x: Tree
+    targets: Tree
     starts: Tensor
 
     @classmethod
@@ -46,16 +47,17 @@ class Shelf:
         """A shared copy of these records."""
         starts = torch.tensor([0, *(len(batch) for batch in batches)]).cumsum(0)
 
-        def joined(parts: Sequence[Tensor]) -> Tensor:
+        def together(*parts: Tensor) -> Tensor:
             return shared(torch.cat([part.cpu() for part in parts]))
 
-        targets = {name: joined([b.targets[name] for b in batches]) for name in batches[0].targets}
-        return cls(joined([b.x for b in batches]), targets, starts)
+        x, targets = [b.x for b in batches], [b.targets for b in batches]
+        return cls(each(together, *x), each(together, *targets), starts)
 
     def batch(self, client: int, device: torch.device | str = "cpu") -> Batch:
         """One client's records."""
         rows = slice(int(self.starts[client]), int(self.starts[client + 1]))
-        return Batch(self.x[rows].to(device), {name: t[rows].to(device) for name, t in self.targets.items()})
+        x, targets = (each(lambda t: t[rows].to(device), tree) for tree in (self.x, self.targets))
+        return Batch(x, targets)
 
 
 @dataclass(frozen=True)
