@@ -40,6 +40,10 @@ BOUNDS = (1e-3, 1e3)
 
 def deployed(config: Config) -> Config:
     """The experiment as a deployment takes it: its noise is real unless the file says `simulation = true`."""
+    if config.run.workers is not None:
+        raise UserError(
+            "workers are for simulations: in a deployment each silo computes for itself, leave them out"
+        )
     said = config.source.tables.get("run", {}).get("simulation") is True
     return replace(config, run=replace(config.run, simulation=said))
 
