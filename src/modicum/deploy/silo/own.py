@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from modicum.compute.switches import refuse_switches
 from modicum.config import Config, experiment_over, federation
+from modicum.core.device import device_named
 from modicum.data.arrays import Arrays, FederatedData, Peek
 from modicum.deploy.silo.readable import for_everybody
 from modicum.deploy.silo.spec import SiloSpec
@@ -19,14 +21,11 @@ def own_experiment(spec: SiloSpec) -> Experiment:
     config = spec.experiment
     if config.run.compile:
         raise UserError(
-            "compile is for simulations: a compiled sum is used if it agrees with another on the first batch, and "
-            "a hostile server could make that hang on one record: set compile = false in everybody's file"
+            "compile is for simulations: of a compiler's kernels nobody has searched whether one record changes "
+            "another's bits (docs/clipping.md): set compile = false in everybody's file"
         )
-    if config.run.device != "cpu" and spec.grant.unit == "record":
-        raise UserError(
-            f"a silo that hides records computes on its processor, not on {config.run.device}: on a GPU what is "
-            'computed of a record depends on how many others there are (docs/clipping.md): set device = "cpu"'
-        )
+    refuse_switches(device_named(spec.device))
+    config = replace(config, run=replace(config.run, device=spec.device))  # its own file's, whatever was agreed
     _refuse_readable(config)
     data = federation(config, alone=spec.name).data
     if spec.name not in data.names:

@@ -26,6 +26,7 @@ from modicum.federation.experiment import VARIANTS, Experiment, Prepared, with_i
 from modicum.federation.learning import with_task
 from modicum.federation.setup import adapts, put_on_lattice
 from modicum.mechanisms.common import metric_plans, training_multiplier
+from modicum.mechanisms.fixed_shapes import FixedShapes, shapes_for, with_fixed_shapes
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import SecureAggregation, Shows, Variant
@@ -44,6 +45,10 @@ AGREED = (
 
 def deployed(config: Config) -> Config:
     """The experiment as a deployment takes it: its noise is real unless the file says `simulation = true`."""
+    if config.run.workers is not None:
+        raise UserError(
+            "workers are for simulations: in a deployment each silo computes for itself, leave them out"
+        )
     said = config.source.tables.get("run", {}).get("simulation") is True
     return replace(config, run=replace(config.run, simulation=said))
 
@@ -61,6 +66,7 @@ def agreed_parts(config: Config) -> dict[str, str]:
         "data.features": _features(data.features),
         "data.columns": sorted(data.columns.items()),
         "privacy.noise": config.privacy.noise,
+        "privacy.fixed_shapes": config.privacy.fixed_shapes,
         "run.silos": sorted(run.silos.items()),
     }
     for name in AGREED:
@@ -100,6 +106,7 @@ class Terms:
 
     config: Config
     names: tuple[str, ...]
+    shapes: FixedShapes | None = None  # what passes over drawn records are chosen from, once the model is known
 
     def __post_init__(self) -> None:
         if any(isinstance(value, str) for value in self.config.model.options.values()):
@@ -107,6 +114,11 @@ class Terms:
                 f"{self.config.model.name} is made of files, which no invitation carries: in a deployment each "
                 "silo has its own data.backbone and features, and the head is trained"
             )
+
+    def for_model(self, data: Prepared) -> Terms:
+        """With passes of one shape over drawn records: a server that chooses the model may be hostile (R16)."""
+        kind = self.config.privacy.fixed_shapes or "auto"
+        return replace(self, shapes=shapes_for(kind, data.model, data.records[0].x))
 
     @property
     def setting(self) -> Setting:
@@ -117,7 +129,8 @@ class Terms:
     @cached_property
     def method(self) -> Method:
         """The agreed method; one whose server would have to be trusted is refused."""
-        method: Method = with_task(self.config.method.build(self.setting), task_in(self.config))
+        built = with_task(self.config.method.build(self.setting), task_in(self.config))
+        method: Method = with_fixed_shapes(built, self.shapes)
         if self.integers(method):
             method = with_integers(method, VARIANTS[self.config.run.secure_aggregation])
         method.mechanism.spec.refuse_true_sizes()
