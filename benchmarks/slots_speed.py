@@ -1,9 +1,9 @@
-"""Clipped sums beside plain training and Opacus on the same threads; on a GPU, a silo's step beside a simulation's.
+"""Clipped sums beside plain training and Opacus; on a GPU, a silo's step beside a simulation's.
 
 PYTHONPATH=src:benchmarks:. python benchmarks/slots_speed.py OUT [--device cuda] [--threads 2] [--only bert]
 
-All ways of a row take turns. Where other programs keep the machine busy, ratios of processor time on one thread are
-what can be compared. Writes OUT/slots-speed.md. Needs torch and numpy; Opacus and transformers may be missing.
+All ways of a row take turns. Where other programs keep the machine busy, compare processor times on one thread.
+Writes OUT/slots-speed.md. Needs torch and numpy; Opacus and transformers may be missing.
 """
 
 from __future__ import annotations
