@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from modicum.compute import sequence
 from modicum.compute.apart import each_product
 from modicum.compute.sums import (
     as_released,
@@ -127,6 +128,8 @@ class LinearWeight:
         if self.one_place is not None:
             of_inputs, of_outputs = self.lengths
             return of_inputs * of_outputs, self
+        if sequence.takes(self.a, self.g):
+            return sequence.measured(self.a, self.g)
         places, d = self.a.shape[1:]
         p = self.g.shape[2]
         products = places * d * p

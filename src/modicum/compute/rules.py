@@ -14,6 +14,7 @@ from torch.nn import functional
 from modicum.compute.convolution import ConvWeight, Geometry, takes_short
 from modicum.compute.pieces import Dense, EmbeddingWeight, Kept, LinearWeight, Piece, RowBias
 from modicum.compute.problem import sum_dtype
+from modicum.compute.sequence import takes, takes_bf16
 
 Pieces = dict[str, Piece]
 
@@ -22,6 +23,10 @@ def pieces(layer: nn.Module, inputs: Tensor, gradient: Tensor) -> Pieces:
     """What a call with these inputs and this output gradient gives each of the layer's own parameters."""
     if isinstance(layer, nn.Conv1d | nn.Conv2d) and takes_short(gradient, layer.groups):
         return RULES[type(layer)](layer, inputs.to(gradient.dtype), gradient)  # as the layer itself took them
+    if type(layer) is nn.Linear and takes_bf16(gradient):
+        inputs = inputs.to(gradient.dtype)
+        if takes(inputs.flatten(1, -2), gradient.flatten(1, -2)):
+            return _linear(layer, inputs, gradient)
     dtype = sum_dtype(gradient)
     inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
     return RULES[type(layer)](layer, inputs, gradient.to(dtype))
@@ -41,7 +46,7 @@ def _linear(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     if layer.bias is None:
         return {"weight": weight}
     one = weight.one_place
-    bias = Dense(_by_record(weight.g).sum(1)) if one is None else RowBias(one[1], weight)
+    bias = Dense(_by_record(weight.g).sum(1, dtype=sum_dtype(g))) if one is None else RowBias(one[1], weight)
     return {"weight": weight, "bias": bias}
 
 
