@@ -59,13 +59,13 @@ def add_tiles(  # type: ignore[no-untyped-def]
     n = (tl.program_id(0) % tiles) * INNER + tl.arange(0, INNER)
     total = tl.zeros((OUT, INNER), dtype=tl.float32)
     first = tl.program_id(1) * run
-    for i in range(first, tl.minimum(first + run, batch)):
-        example = tl.cast(i, tl.int64)
+    for i in range(first, first + run):
+        weight = tl.load(weights + i, mask=i < batch, other=0.0)
+        example = tl.minimum(i, batch - 1).to(tl.int64)
         tile = formed(
             a + example * a_b, g + example * g_b, o, n, a_t, a_d, g_t, g_p, outs, inner, places,
             precision, OUT, INNER, PLACES,
         )  # fmt: skip
-        weight = tl.load(weights + i)
         total += tl.where(weight == 0.0, 0.0, tile * weight)
     at = out + (tl.program_id(1).to(tl.int64) * outs + o[:, None]) * inner + n[None, :]
     tl.store(at, total, mask=(o[:, None] < outs) & (n[None, :] < inner))
