@@ -2,8 +2,8 @@
 
 python benchmarks/transformer_steps.py [--device cuda] [--only NAME …] [--out FILE.json] [--repeats 12]
 
-An encoder and a language model of our own, so that every library can follow, and Hugging Face's BERT and GPT-2 with
-random weights where `transformers` is installed. Medians of repeated steps after warm-up; on a GPU the most memory
+An encoder and a language model of our own, so that every library can follow, and Hugging Face's BERT and GPT-2
+with random weights where `transformers` is installed. Medians of repeated steps after warm-up; on a GPU the most memory
 that was allocated as well. Ways take turns step by step on a CPU, where other work would otherwise favour one.
 """
 
@@ -104,16 +104,20 @@ class Logits(nn.Module):
 def hf_bert() -> nn.Module:
     import transformers as t
 
-    config = t.BertConfig(vocab_size=1000, hidden_size=128, num_hidden_layers=2, num_attention_heads=2,
-                          intermediate_size=512, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)  # fmt: skip
+    config = t.BertConfig(
+        vocab_size=1000, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
     return Logits(t.BertForSequenceClassification(config))
 
 
 def hf_gpt2() -> nn.Module:
     import transformers as t
 
-    config = t.GPT2Config(vocab_size=1000, n_embd=128, n_layer=2, n_head=2, n_positions=64,
-                          resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)  # fmt: skip
+    config = t.GPT2Config(
+        vocab_size=1000, n_embd=128, n_layer=2, n_head=2, n_positions=64,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
     return Logits(t.GPT2LMHeadModel(config))
 
 
