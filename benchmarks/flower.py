@@ -99,14 +99,14 @@ def made(folder: Path, silos: int, rounds: int, hidden: int, wait: float) -> Dep
 def measure_time(silos: int, rounds: int, hidden: int) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp())
     deployment = made(folder, silos, rounds, hidden, 900)
-    proxy = CountingProxy(deployment.ports.superlink)
+    proxy = CountingProxy(deployment.ports.nodes)
     watched = next(iter(deployment.budgets))
     plain = deployment.node_command
 
     def through_proxy(name: str) -> list[str]:
         command = plain(name)
         if name == watched:
-            command[command.index("--superlink") + 1] = f"{HOST}:{proxy.port}"
+            command[command.index(deployment.address)] = f"{HOST}:{proxy.port}"
         return command
 
     deployment.node_command = through_proxy  # type: ignore[method-assign]

@@ -1,8 +1,6 @@
-# A hospital's Flower node: carries proposals to the silo's socket, and answers back.
+# A hospital's node: carries proposals to the silo's socket, and answers back. It runs no code of the server's; Flower's
+# own `flower-supernode` in its place would, which is remote code execution for whoever holds the server.
 set -eu
 : "${SUPERLINK:?set SUPERLINK to the server's address, e.g. study.example.org:8000}"
 : "${NAME:?set NAME to the name of the silo, as in keys/NAME}"
-export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
-exec flower-supernode --superlink "$SUPERLINK" --root-certificates keys/ca.crt \
-    --auth-supernode-private-key "keys/$NAME" --trusted-entities keys/trusted.yaml \
-    --host 127.0.0.1 --port "${PORT:-8001}" --node-config "silo=\"${SOCKET:-/silo/silo.sock}\""
+exec modicum flower node "$SUPERLINK" --ca keys/ca.crt --key "keys/$NAME" --silo "${SOCKET:-/silo/silo.sock}"

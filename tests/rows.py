@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 
 from modicum.aggregation import (
-    ConstraintAware,
     LineSearch,
-    Lookahead,
     Mean,
     Median,
     Momentum,
@@ -47,7 +45,6 @@ from modicum.federation.simulation import Simulation
 from modicum.mechanisms.class_sums import ClassSums
 from modicum.mechanisms.clear import Clear
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.falling_noise import FallingNoise
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import (
     AcdpPfsd,
@@ -78,21 +75,17 @@ from modicum.methods import (
     RpdpFl,
     Soteria,
 )
-from modicum.policies import (
-    AdaptiveQuantile,
-    Bandit,
-    BudgetCurve,
-    Curve,
-    Fixed,
-    LayerNorms,
-    MedianNorm,
-    MetaNet,
-    NaiveMedianNorm,
-    PlateauCosine,
-    PlugIn,
-    Ppo,
-    ScaleFreeCurve,
-)
+from modicum.papers.acdp_pfsd.bandit import Bandit
+from modicum.papers.acdp_pfsd.ppo import Ppo
+from modicum.papers.fedcompdp.constraint_aware import ConstraintAware
+from modicum.papers.fedcompdp.falling_noise import FallingNoise
+from modicum.papers.fedcompdp.layers import LayerNorms
+from modicum.papers.fedcompdp.lookahead import Lookahead
+from modicum.papers.fedmap.metanet import MetaNet
+from modicum.papers.fedmap.plug_in import PlugIn
+from modicum.papers.pac_dp.curve import BudgetCurve, Curve, ScaleFreeCurve
+from modicum.papers.pac_dp.schedule import PlateauCosine
+from modicum.policies import AdaptiveQuantile, Fixed, MedianNorm, NaiveMedianNorm
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.spec import Adjacency, SecureAggregation, TrustedServer
 from modicum.privacy.stock import Stock

@@ -88,22 +88,32 @@ def options(words: list[str]) -> set[str]:
     return {word for word in words if word.startswith("--")}
 
 
-def test_the_same_options_as_a_local_deployment(tmp_path: Path) -> None:
-    """`flower up` is tested against real Flower; containers start the same."""
+def test_the_same_commands_as_a_local_deployment(tmp_path: Path) -> None:
+    """`flower up` and the generated README are tested against real Flower; containers start the same."""
     source = (ROOT / "src/modicum/deploy/flower/up.py").read_text()
     superlink, node = (
         set(re.findall(r'"(--[\w-]+)"', source.split(f"def {name}")[1].split("def ")[0]))
         for name in ("superlink_command", "node_command")
     )
-    server = started("server.sh", "flower-superlink", tmp_path)
-    assert options(server.stdout.splitlines()) == superlink
-    told = started("node.sh", "flower-supernode", tmp_path, SUPERLINK="a:1", NAME="ward", SOCKET="/s/s.sock")
-    assert options(told.stdout.splitlines()) == node
-    assert 'silo="/s/s.sock"' in told.stdout
-    assert "keys/ward" in told.stdout
-    missing = started("node.sh", "flower-supernode", tmp_path, NAME="ward")
+    server = started("server.sh", "modicum", tmp_path).stdout.splitlines()
+    assert server == ["flower", "superlink", "app", "--listen", "0.0.0.0:8000"]
+    assert options(server) == superlink
+    told = started("node.sh", "modicum", tmp_path, SUPERLINK="a:1", NAME="ward", SOCKET="/s/s.sock")
+    given = told.stdout.splitlines()
+    assert " ".join(given) == "flower node a:1 --ca keys/ca.crt --key keys/ward --silo /s/s.sock"
+    assert options(given) == node
+    for command in (server, given):
+        parse(["modicum", *command])
+    missing = started("node.sh", "modicum", tmp_path, NAME="ward")
     assert missing.returncode != 0
     assert "set SUPERLINK" in missing.stderr
+
+
+def test_nothing_of_flower_s_own_is_started() -> None:
+    """Its SuperLink takes runs from anybody, and its node runs what it is sent."""
+    for path in (*(ROOT / "containers").iterdir(), ROOT / "Dockerfile"):
+        commands = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
+        assert "flower-super" not in "\n".join(commands), path
 
 
 @pytest.mark.heavy

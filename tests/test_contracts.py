@@ -23,7 +23,7 @@ from modicum.federation.interference import frozen
 from modicum.federation.transcript import Remember
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import METHODS, Composed
-from modicum.methods.options import help_of
+from modicum.parts.options import help_of
 from modicum.policies import Fixed
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.plan import Guard

@@ -137,3 +137,9 @@ def test_a_room_needs_a_row_and_a_row_a_room(house: Path) -> None:
 def test_an_arrow_upwards_cannot_be_listed(house: Path) -> None:
     table = read_table(SMALL.replace("costs | |", "costs | `federation` |"))
     assert faults(house, table) == ["privacy lists federation, which is not below it"]
+
+
+def test_only_the_shipped_table_and_the_commands_import_a_paper() -> None:
+    table = read_table(PAGE.read_text(encoding="utf-8"))
+    importers = {room for room, allowed in table.items() if any(to.startswith("papers") for to in allowed)}
+    assert importers == {"cli", "methods", "papers"}

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from modicum.aggregation import Lookahead, Mean, NoiseAware, Thresholded, Weighted
-from modicum.aggregation.denoised import Denoised, james_stein
+from modicum.aggregation import Mean, NoiseAware, Thresholded, Weighted
 from modicum.aggregation.noise_of import step_variance
 from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.messages import NoiseFacts, Released, ReleasedSum
 from modicum.core.parts import Aggregation
 from modicum.errors import UserError
 from modicum.methods import DpSgd
+from modicum.papers.fedcompdp.denoised import Denoised, james_stein
+from modicum.papers.fedcompdp.lookahead import Lookahead
 from tests.rows import simulate
 
 D = 10_000

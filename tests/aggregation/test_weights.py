@@ -53,7 +53,7 @@ def test_the_spread_between_clients_is_estimated_without_the_noise(tau: float) -
 def test_weights_of_equal_clients_go_with_the_inverse_of_all_variance() -> None:
     rule, state = NoiseAware(), learned(2.0, 60) | {"records": dict.fromkeys(NAMES, 10)}
     tau2 = state["tau2"] / state["mass"]
-    weights = rule.weights(state, draw(2.0, 99))
+    weights = rule.weights_of(state, draw(2.0, 99))
     for a, sa in zip(NAMES, SIGMAS, strict=True):
         for b, sb in zip(NAMES, SIGMAS, strict=True):
             expected = (tau2 + DIMENSION * sb**2) / (tau2 + DIMENSION * sa**2)
@@ -75,12 +75,12 @@ def test_noise_aware_beats_the_mean_at_unequal_noise() -> None:
 def test_without_noise_clients_count_by_records(tau2: float) -> None:
     """Whether they differ or not: four unequal hospitals would otherwise vote."""
     exact = tuple(Released(n, 0, torch.ones(3), {}, NoiseFacts(0.0, 1.0)) for n in NAMES)
-    weights = NoiseAware().weights(NoiseAware().init(PUBLIC) | {"tau2": tau2, "mass": 1.0}, exact)
+    weights = NoiseAware().weights_of(NoiseAware().init(PUBLIC) | {"tau2": tau2, "mass": 1.0}, exact)
     assert list(weights.values()) == pytest.approx([0.1, 0.2, 0.3, 0.4])
 
 
 def test_in_much_noise_clients_count_by_precision() -> None:
-    weights = NoiseAware().weights(learned(0.001, 60), draw(0.001, 99))
+    weights = NoiseAware().weights_of(learned(0.001, 60), draw(0.001, 99))
     precisions = np.array(SIGMAS) ** -2.0
     assert list(weights.values()) == pytest.approx(list(precisions / precisions.sum()), abs=0.02)
 
@@ -88,7 +88,7 @@ def test_in_much_noise_clients_count_by_precision() -> None:
 def test_no_other_weights_predict_the_mean_over_records_better() -> None:
     """Σ a_i = 1 leaves E‖Σ a_i·u_i − Σ s_i·θ_i‖² = Σ (a_i − s_i)²·τ² + Σ a_i²·v_i: its gradient is constant."""
     tau2, state = 4.0, NoiseAware().init(PUBLIC) | {"tau2": 4.0, "mass": 1.0}
-    a = np.array(list(NoiseAware().weights(state, draw(2.0, 0)).values()))
+    a = np.array(list(NoiseAware().weights_of(state, draw(2.0, 0)).values()))
     s, v = np.array([0.1, 0.2, 0.3, 0.4]), DIMENSION * np.array(SIGMAS) ** 2
     assert a.sum() == pytest.approx(1.0)
     assert np.ptp((a - s) * tau2 + a * v) < 1e-12

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from modicum.data.arrays import Arrays, Dataset
-from modicum.public.rehearsed.metanet import Schedule
+from modicum.papers.fedmap.fit import Schedule
 from modicum_bench.fedmap import cells, cost, play, printed, run
 from modicum_bench.fedmap.cells import LARGE, VARIANTS
 from modicum_bench.fedmap.play import Workspace

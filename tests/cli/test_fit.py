@@ -9,7 +9,7 @@ import pytest
 
 from modicum.cli import run
 from modicum.cli.app import app
-from modicum.policies.curve import read_curve
+from modicum.papers.pac_dp.curve import read_curve
 
 FILE = """
 [data]

@@ -11,8 +11,8 @@ from modicum.cli import run
 from modicum.cli.app import app
 from modicum.cli.fit_metanet import _facts, _text
 from modicum.cli.target import refuse_unwritable
-from modicum.policies.network import Network
-from modicum.public.rehearsed.metanet import Fitted
+from modicum.papers.fedmap.fit import Fitted
+from modicum.papers.fedmap.network import Network
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fedmap-digits.toml"
 SMALL = ["run.rounds=4", "metanet.runs=1", "metanet.held_out=2", "metanet.passes=1", "metanet.epochs=2"]
@@ -67,7 +67,7 @@ def test_a_file_that_cannot_be_written_is_said_before_hours_of_work(
     def begun(*_: object) -> None:
         raise AssertionError("simulations began")
 
-    monkeypatch.setattr("modicum.public.rehearsed.metanet.fit_metanet", begun)
+    monkeypatch.setattr("modicum.papers.fedmap.fit.fit_metanet", begun)
     assert call(str(EXAMPLE), "--out", str(tmp_path / "nowhere" / "n.npz")) == 2
     assert "cannot write" in capsys.readouterr().err
     kept = tmp_path / "n.npz"

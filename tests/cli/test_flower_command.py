@@ -11,7 +11,6 @@ import pytest
 from modicum.cli import run
 from modicum.cli.app import app
 from modicum.deploy.flower import keys, link
-from modicum.deploy.flower.project import PACKAGE
 from modicum.deploy.silo import signing
 from modicum.errors import UserError
 from tests.deploy.silo.helpers import EXPERIMENT, write_silo
@@ -82,44 +81,52 @@ def test_secret_keys_are_private(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(app, ["flower", "init", str(tmp_path / "p"), "--silos", "a,b"]) == 0
-    at = tmp_path / "p" / "keys"
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
+    assert run(app, ["flower", "init", str(tmp_path / "p"), "--silos", "a,b", "--port", str(port - 1)]) == 0
     capsys.readouterr()
-    arguments = ["--ca", str(at / "ca.crt"), "--key", str(at / "bundle"), "--database", str(tmp_path / "db")]
-    address = f"127.0.0.1:{port}"
-    code = run(
-        app, ["flower", "start", str(tmp_path / "p" / "app"), "--superlink", address, "--wait", "4", *arguments]
-    )
-    said = capsys.readouterr().err.strip().splitlines()
-    assert code == 2
-    assert said[0].startswith(f"waiting for the SuperLink at {address}: ")
-    assert said[-1].startswith(f"modicum: no SuperLink answers at {address}")
+    for verb in ("register", "start"):
+        assert run(app, ["flower", verb, str(tmp_path / "p" / "app"), "--wait", "2"]) == 2
+        said = capsys.readouterr().err.strip().splitlines()
+        assert said[0].startswith(f"waiting for the SuperLink at 127.0.0.1:{port}: ")
+        assert said[-1].startswith(f"modicum: no SuperLink answers at 127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["superlink", "nowhere"], "there is no project in nowhere"),
+        (["superlink", "{app}", "--listen", "8000"], "is no address"),
+        (["superlink", "{app}", "--listen", "127.0.0.1:99999"], "is no address"),
+        (["superlink", "{app}", "--listen", "127.0.0.1:{taken}"], "cannot listen at 127.0.0.1"),
+        (["register", "nowhere"], "there is no project in nowhere"),
+        (["node", "study", "--ca", "{ca}", "--key", "{key}", "--silo", "s"], "is no address"),
+        (["node", "a:1", "--ca", "{ca}", "--key", "none", "--silo", "s"], "cannot read none"),
+        (["node", "a:1", "--ca", "{ca}", "--key", "{ca}", "--silo", "s"], "is no node key"),
+        (["node", "a:1", "--ca", "none", "--key", "{key}", "--silo", "s"], "is no PEM certificate"),
+        (["node", "a:1", "--ca", "{key}", "--key", "{key}", "--silo", "s"], "is no PEM certificate"),
+    ],
+)
+def test_bad_addresses_keys_and_ports(
+    arguments: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(app, ["flower", "init", str(tmp_path / "p"), "--silos", "a"]) == 0
+    at = tmp_path / "p" / "keys"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        names = {"app": tmp_path / "p" / "app", "ca": at / "ca.crt", "key": at / "a"}
+        names["taken"] = taken.getsockname()[1]
+        assert expected in _fails(capsys, "flower", *(a.format(**names) for a in arguments))
 
 
 def test_a_project_that_flower_accepts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "p"
     assert run(app, ["flower", "init", str(folder), "--silos", "a,b"]) == 0
     content = link.bundle(folder / "app")
-    assert f"{PACKAGE}/client_app.py".encode() in content
+    assert b".py" not in content  # settings travel, code does not
     for silo in ("a", "b"):
         assert run(app, ["silo", "check", str(folder / "silos" / f"{silo}.toml")]) == 0
     assert "cryptographic noise" in capsys.readouterr().out
     assert "is not empty" in _fails(capsys, "flower", "init", str(folder))
-
-
-def test_a_signature_is_that_of_the_bundle(tmp_path: Path) -> None:
-    """What Flower's node checks, with Flower's own function; a changed byte is found out."""
-    from flwr.supercore.fab import Fab
-    from flwr.supernode.start_client_internal import _verify_fab
-
-    key, other = signing.make_signing_key(tmp_path / "k"), signing.make_signing_key(tmp_path / "o")
-    trusted = {link.KEY_ID: signing.public(key).read_text()}
-    signed = link.signatures(b"bundle", key)
-    assert _verify_fab(Fab("", b"bundle", signed), trusted)
-    assert not _verify_fab(Fab("", b"bundlf", signed), trusted)
-    assert not _verify_fab(Fab("", b"bundle", link.signatures(b"bundle", other)), trusted)
 
 
 def test_a_silo_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

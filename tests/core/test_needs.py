@@ -22,7 +22,11 @@ from modicum.federation.rehearsal import Rehearsal
 from modicum.federation.simulation import Simulation
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import AcdpPfsd, Composed
-from modicum.policies import AdaptiveQuantile, Bandit, BudgetCurve, Curve, Fixed, PlateauCosine, Ppo
+from modicum.papers.acdp_pfsd.bandit import Bandit
+from modicum.papers.acdp_pfsd.ppo import Ppo
+from modicum.papers.pac_dp.curve import BudgetCurve, Curve
+from modicum.papers.pac_dp.schedule import PlateauCosine
+from modicum.policies import AdaptiveQuantile, Fixed
 from tests.deploy.flower.helpers import RECORD_LEVEL
 from tests.deploy.flower.test_coordinator import Direct, coordinator, silos
 from tests.rows import MECHANISMS, StepQuantile, experiment, federation

@@ -20,10 +20,10 @@ from modicum.federation.rehearsal import Rehearsal, RehearsedNoise, rehearse
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import Remember
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.raw_metrics import RAW
 from modicum.methods import AcdpPfsd, DpPfsd, DpSgd, FedPer, Pfsd
+from modicum.papers.acdp_pfsd.pretrain import pretrain
+from modicum.papers.acdp_pfsd.raw_metrics import RAW
 from modicum.privacy.noise import SimulatedNoise
-from modicum.public.rehearsed.agent import pretrain
 from tests.mechanisms.stage import Silent
 from tests.rows import experiment, federation
 

@@ -26,7 +26,7 @@ from modicum.federation.secure_sums import IMPOSSIBLE, NOBODY, InTheClear
 from modicum.federation.simulation import Simulation
 from modicum.mechanisms import integers
 from modicum.methods import AcdpPfsd, Aqc, DpFedAvg, DpFedSam, DpPfsd, DpSgd, FedAvg, FedProx, NbAfl
-from modicum.privacy.budgets import Reason, Refused, guard_for, integer_problems
+from modicum.privacy.budgets import Reason, Refused, guard_for, noise_problems
 from modicum.privacy.events import Release
 from modicum.privacy.integer_terms import IntegerTerms
 from modicum.privacy.lattice import Integers
@@ -208,8 +208,8 @@ def test_noise_counted_for_one_client_too_many_is_refused(tmp_path: Path) -> Non
     """Twin: P − c − d = 2 honest clients are certain, and it counts 3."""
     plan = one_plan(tmp_path)
     assert plan.releases[0].integers.honest == CLIENTS - 2  # type: ignore[union-attr]
-    assert not integer_problems(plan)
-    assert "certain of 2" in integer_problems(with_integers(plan, honest=3))[0]
+    assert not noise_problems(plan)
+    assert "certain of 2" in noise_problems(with_integers(plan, honest=3))[0]
 
 
 @pytest.mark.parametrize("change", [{"square": 2}, {"share": 0.9}])
@@ -220,7 +220,7 @@ def test_a_plan_that_claims_more_noise_than_its_integers_have_is_refused(
     terms = plan.releases[0].integers
     assert terms is not None
     worse = {name: type(getattr(terms, name))(getattr(terms, name) * factor) for name, factor in change.items()}
-    (problem,) = integer_problems(with_integers(plan, **worse))
+    (problem,) = noise_problems(with_integers(plan, **worse))
     assert "are worth" in problem
     run = Simulation(experiment(DpFedAvg(batch=4)), tmp_path / "other")
     with pytest.raises(UserError, match="are worth"):

@@ -23,7 +23,7 @@ from modicum.mechanisms import record_local
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.possible import DOUBT, most_drawn, noise_norm, objection, spread
 from modicum.mechanisms.record_local import RecordLocal
-from modicum.mechanisms.sampled_by_budget import SampledByBudget
+from modicum.papers.pac_dp.sampled_by_budget import SampledByBudget
 from modicum.policies import Fixed
 from modicum.privacy.events import KnownTo, NoSampling, Poisson
 from modicum.privacy.noise import SimulatedNoise

@@ -19,7 +19,7 @@ from modicum.errors import UserError
 from modicum.federation.interference import check
 from modicum.federation.simulation import Simulation
 from modicum.methods import Aqc, AwdpFl, ClassMeans, DpSgd, NbAfl, PacDp, RpdpFl
-from modicum.policies import Curve
+from modicum.papers.pac_dp.curve import Curve
 from modicum.privacy.accounting import epsilon
 from modicum.privacy.integer_noise import Rounding
 from modicum.privacy.lattice import DOUBT, Lattice, round_rows, squared_norms

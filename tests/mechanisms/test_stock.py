@@ -20,7 +20,8 @@ from modicum.errors import UserError
 from modicum.federation.rehearsal import Rehearsal
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import Composed
-from modicum.policies import Fixed, kinds
+from modicum.papers.fedmap import kinds
+from modicum.policies import Fixed
 from modicum.privacy.budgets import PlanGuard, Reason, Refusal
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import Origin, Release

@@ -21,7 +21,7 @@ CODE = '''
 """A method from elsewhere."""
 from dataclasses import dataclass
 from modicum.methods import Composed
-from modicum.methods.options import option
+from modicum.parts.options import option
 from modicum.policies import Fixed
 
 

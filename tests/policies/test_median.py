@@ -14,7 +14,8 @@ from modicum.core.messages import NoiseFacts, Opened, Released, ReleasedSum
 from modicum.core.parts import Observation, Policy, State
 from modicum.errors import UserError
 from modicum.policies import MedianNorm, NaiveMedianNorm
-from modicum.policies.median import _square, releases_of
+from modicum.policies.median import _square
+from modicum.policies.releases import releases_of
 
 PUBLIC = PublicFacts((), 1, 1, {})
 DIMENSION, CLIENTS = 500, 15

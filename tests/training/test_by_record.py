@@ -15,8 +15,8 @@ from modicum.core.parts import PERSONALISED, Batch, LocalTraining, Mechanism, Me
 from modicum.errors import UserError
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
+from modicum.papers.acdp_pfsd.distilled import Distilled
 from modicum.policies import Fixed
-from modicum.training.distilled import Distilled
 from modicum.training.plain import Supervised
 
 BACKEND = LoopBackend(nn.Linear(2, 3))

@@ -19,9 +19,9 @@ from modicum.data import Arrays, Dataset, FederatedData, Shards, federate, load
 from modicum.federation.evaluation import accuracy_by_client, evaluate, own_model
 from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
 from modicum.federation.rehearsal import Rehearsal, Rehearsed
+from modicum.papers.acdp_pfsd.fine_tuning import fine_tune
 from modicum.privacy.budgets import plan_guarantee
 from modicum.privacy.plan import Guard
-from modicum.training.fine_tuning import fine_tune
 from modicum_bench.acdp_pfsd.cells import BUDGET, CLEAR, LETTERS, TASKS, Cell, Choice, spec_of
 from modicum_bench.acdp_pfsd.small import behind_letters, rendered, with_components, with_features
 from modicum_bench.acdp_pfsd.together import rounds_together

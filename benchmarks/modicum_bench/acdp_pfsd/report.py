@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from modicum.privacy.accounting.papers import acdp_pfsd_epsilon
+from modicum.papers.acdp_pfsd.accounting import acdp_pfsd_epsilon
 from modicum_bench.acdp_pfsd.cells import (
     BOLD,
     CONSTANTS,

@@ -133,9 +133,9 @@ def _bench(place: Place) -> Bench:
 
 
 def _taught(bench: Bench, work: Work) -> list[Result]:
-    from modicum.policies.agents import save_agent
-    from modicum.policies.ppo import Ppo
-    from modicum.public.rehearsed.agent import pretrain
+    from modicum.papers.acdp_pfsd.agents import save_agent
+    from modicum.papers.acdp_pfsd.ppo import Ppo
+    from modicum.papers.acdp_pfsd.pretrain import pretrain
     from modicum_bench.acdp_pfsd.public import episodes
 
     begun = time.monotonic()

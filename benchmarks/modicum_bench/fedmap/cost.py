@@ -24,8 +24,8 @@ from modicum.data.federate import federate
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.rehearsal import Rehearsal
 from modicum.methods import FedMap
-from modicum.policies import MetaNet
-from modicum.public.rehearsed.metanet import WithPolicy
+from modicum.papers.fedmap.fit import WithPolicy
+from modicum.papers.fedmap.metanet import MetaNet
 from modicum_bench.fedmap.report import markdown
 
 CLIENTS, RECORDS, PER_ROUND = 100, 100, 10

@@ -20,8 +20,8 @@ from modicum.data.federate import federate
 from modicum.data.partition import Dirichlet
 from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
 from modicum.federation.rehearsal import Rehearsal
-from modicum.public.rehearsed.grid import gradient_scale
-from modicum.public.rehearsed.metanet import Schedule, fit_metanet, stand_in
+from modicum.papers.fedmap.fit import Schedule, fit_metanet, stand_in
+from modicum.papers.pac_dp.grid import gradient_scale
 from modicum_bench.fedmap.cells import ALPHA, LARGE, TASKS, TRAINED, Cell, Choice, method
 from modicum_bench.fedmap.networks import NETWORKS
 from modicum_bench.fedmap.networks import network as network_of

@@ -21,7 +21,7 @@ from modicum.data.partition import Dirichlet
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.rehearsal import Rehearsal
 from modicum.methods import Censor, DpSgd, FedAvg, FedMap, Soteria
-from modicum.privacy.accounting.papers import fedmap_at_noise, fedmap_claimed
+from modicum.papers.fedmap.accounting import fedmap_at_noise, fedmap_claimed
 from modicum.report.colours import PALETTE
 from modicum_bench.fedmap.cells import ALPHA, DELTA
 from modicum_bench.fedmap.play import Workspace

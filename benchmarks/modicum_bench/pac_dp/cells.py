@@ -17,9 +17,9 @@ from modicum.federation.evaluation import evaluate
 from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
 from modicum.federation.rehearsal import Rehearsal
 from modicum.models.frozen import FixedFeatures
+from modicum.papers.pac_dp.grid import gradient_scale, run_cell
 from modicum.privacy.accounting import epsilon
-from modicum.public.rehearsed.grid import gradient_scale, run_cell
-from modicum.public.rehearsed.proxy import bootstrap
+from modicum.public.proxy import bootstrap
 from modicum_bench.pac_dp.data import Folders, budgets, divided, first_model, without_private
 from modicum_bench.pac_dp.settings import TASKS, Case
 

@@ -15,14 +15,14 @@ import torch
 from modicum.errors import MissingExtraError, UserError
 from modicum.federation.experiment import Experiment, Federation, prepare
 from modicum.methods import PacDp
-from modicum.policies.curve import Curve, read_curve
+from modicum.papers.pac_dp.curve import Curve, read_curve
+from modicum.papers.pac_dp.pictures import plain_ticks
+from modicum.papers.pac_dp.surrogate import Surrogate, surrogate
 from modicum.privacy.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.spec import Adjacency, PrivacySpec, ServerSeesMessages, Unit
-from modicum.public.rehearsed.pictures import plain_ticks
-from modicum.public.rehearsed.proxy import bootstrap
+from modicum.public.proxy import bootstrap
 from modicum.report.colours import PALETTE, colours_of
-from modicum.theory import Surrogate, surrogate
 from modicum_bench.pac_dp.data import Folders, divided, first_model, without_private
 from modicum_bench.pac_dp.methods import ADAM
 from modicum_bench.pac_dp.report import results

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from modicum.privacy.accounting import papers
+from modicum.papers.pac_dp.accounting import pac_dp
 from modicum_bench.pac_dp.data import budgets
 from modicum_bench.pac_dp.scratch import CELLS, ROWS, rate
 from modicum_bench.pac_dp.settings import CASES, STARTS, TASKS, Task
@@ -270,7 +270,7 @@ def _scratch(out: Path) -> list[str]:
 
 def _claims() -> list[str]:
     """ε as the paper's accountant has it, and what the same noise gives."""
-    paper = papers.pac_dp()
+    paper = pac_dp()
     names = list(next(r.true for r in paper.rows if r.true))
     lines = ["", "## Claimed and true ε from the same noise", "", f"{paper.wrong}.", ""]
     lines.append("| setting | claimed ε | z | " + " | ".join(names) + " |")

@@ -23,7 +23,7 @@ from modicum.federation.experiment import Experiment, Federation, Prepared, prep
 from modicum.federation.rehearsal import Rehearsal
 from modicum.methods import DpSgd, PacDp
 from modicum.models.frozen import unit_linear
-from modicum.public.rehearsed.proxy import bootstrap
+from modicum.public.proxy import bootstrap
 from modicum_bench.pac_dp.cells import Found, Runner, Workspace
 from modicum_bench.pac_dp.data import SCATTERING, budgets, dataset, without_private
 from modicum_bench.pac_dp.settings import CASES, TASKS, Case

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from modicum.policies.curve import Curve, quietness, read_curve
+from modicum.papers.pac_dp.curve import Curve, quietness, read_curve
+from modicum.papers.pac_dp.fit import fit_pairs
 from modicum.privacy.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.spec import Adjacency, PrivacySpec, ServerSeesMessages, Unit
-from modicum.public.rehearsed.curves import fit_pairs
 from modicum_bench.pac_dp.settings import TASKS
 
 SPEC = PrivacySpec(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, view=ServerSeesMessages(), delta=1e-5)

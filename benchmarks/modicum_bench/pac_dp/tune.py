@@ -11,9 +11,9 @@ import numpy as np
 
 from modicum.core.setting import MethodSpec
 from modicum.methods import PacDp
-from modicum.policies.curve import Curve
-from modicum.public.rehearsed.curves import fit_curve
-from modicum.public.rehearsed.grid import Grid, Matrix
+from modicum.papers.pac_dp.curve import Curve
+from modicum.papers.pac_dp.fit import fit_curve
+from modicum.papers.pac_dp.grid import Grid, Matrix
 from modicum_bench.pac_dp import methods
 from modicum_bench.pac_dp.cells import Cell, Runner, Workspace, judged, scale
 from modicum_bench.pac_dp.data import cross_validated, divided, uses_labels, without_private

@@ -1,8 +1,6 @@
 """Aggregation: post-processing of releases into the next model."""
 
-from modicum.aggregation.constraint_aware import ConstraintAware
 from modicum.aggregation.line_search import LineSearch
-from modicum.aggregation.lookahead import Lookahead
 from modicum.aggregation.mean import Mean
 from modicum.aggregation.momentum import Momentum
 from modicum.aggregation.noise_aware import NoiseAware
@@ -12,9 +10,7 @@ from modicum.aggregation.thresholded import Thresholded
 from modicum.aggregation.weighted import Weighted
 
 __all__ = [
-    "ConstraintAware",
     "LineSearch",
-    "Lookahead",
     "Mean",
     "Median",
     "Momentum",

@@ -56,11 +56,11 @@ class NoiseAware:
             raise UserError("noise-aware weights need each client's update: use the view server-sees-messages")
         if not opened:
             return model, state
-        weights = self.weights(state, opened)
+        weights = self.weights_of(state, opened)
         step = weighted_mean(opened, weights, model)
         return model + self.lr * step, self._learn(state, weights, opened, step)
 
-    def weights(self, state: State, released: tuple[Released, ...]) -> dict[str, float]:
+    def weights_of(self, state: State, released: tuple[Released, ...]) -> dict[str, float]:
         """a_i of each client that answered; τ² is that of earlier rounds."""
         noise = {r.client: r.update.numel() * r.facts.variance for r in released}
         # Before anything is known: as much as the least noise.

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
-from modicum.aggregation.constraint_aware import ConstraintAware
-from modicum.aggregation.noise_aware import NoiseAware
-from modicum.aggregation.weighted import Weighted
 from modicum.core.messages import Opened, Released, ReleasedSum
 from modicum.core.parts import Aggregation, State
+
+
+@runtime_checkable
+class Weighs(Protocol):
+    """An aggregation that takes a weighted mean, with weights that are known before the messages are."""
+
+    def weights_of(self, state: State, released: tuple[Released, ...]) -> Mapping[str, float]:
+        """The weight of each client that answered; they need not sum to one."""
 
 
 def step_variance(rule: Aggregation, state: State, opened: Opened) -> float:
@@ -16,17 +22,10 @@ def step_variance(rule: Aggregation, state: State, opened: Opened) -> float:
     lr = float(getattr(rule, "lr", 1.0))
     if isinstance(opened, ReleasedSum):
         return lr**2 * opened.facts.variance
-    weights = _weights(rule, state, opened)
+    if not opened:
+        return 0.0
+    weights = rule.weights_of(state, opened) if isinstance(rule, Weighs) else {r.client: 1.0 for r in opened}
     total = sum(weights.values())
     if not total > 0:
         return 0.0
     return lr**2 * sum((weights[r.client] / total) ** 2 * r.facts.variance for r in opened)
-
-
-def _weights(rule: Aggregation, state: State, released: tuple[Released, ...]) -> Mapping[str, float]:
-    if isinstance(rule, NoiseAware):
-        return rule.weights(state, released)
-    if isinstance(rule, ConstraintAware):
-        return rule.weights(state, sorted(r.client for r in released)) if released else {}
-    known = state["weights"] if isinstance(rule, Weighted) else {}
-    return {r.client: known.get(r.client, 1.0) for r in released}

@@ -53,6 +53,10 @@ class Weighted:
             return model + self.lr * opened.update, state
         return model + self.lr * weighted_mean(opened, state["weights"], model), state
 
+    def weights_of(self, state: State, released: tuple[Released, ...]) -> dict[str, float]:
+        """w_i of each client that answered."""
+        return {r.client: state["weights"].get(r.client, 1.0) for r in released}
+
 
 def weighted_mean(released: tuple[Released, ...], weights: Mapping[str, float], model: Tensor) -> Tensor:
     """Σ w_i·u_i / Σ w_i in a fixed order; zero where all weights are."""

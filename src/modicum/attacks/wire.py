@@ -30,12 +30,12 @@ from modicum.core.messages import (
     decode,
 )
 from modicum.core.parts import Batch, Method
+from modicum.core.sockets import TellsNoise
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation, offer_of
 from modicum.federation.setup import Setup, set_up
 from modicum.federation.transcript import AGGREGATOR, Seen
-from modicum.mechanisms.raw_metanet import RawMetaNet
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.views import Shows, Unit, View
 
@@ -208,7 +208,7 @@ def _messages(things: Iterable[Seen], sent: Sent, public: Public, party: str) ->
         if not isinstance(message, Noised | Sealed | Share) or told is None or s.sender not in public.clients:
             continue  # a hostile silo's: the server counted it as absent
         expected = _expected(public, told, sum(name == s.sender and r < s.round for name, r in sent))
-        facts, told = _as_printed(public, message, told, expected.facts)
+        facts, told = _as_told(public, message, told, expected.facts)
         yield _observed(public, message, told, (s.sender,), facts)
 
 
@@ -239,20 +239,16 @@ def _expected(public: Public, told: Broadcast, participation: int) -> Expected:
     )
 
 
-def _as_printed(
+def _as_told(
     public: Public, message: Noised | Sealed | Share, told: Broadcast, facts: NoiseFacts
 ) -> tuple[NoiseFacts, Broadcast]:
-    """FedMAP as printed sends σ and keeps C to itself: the attacker reads the noise off σ, and takes C/σ for what
-    it was before the first round, which the public network fixes."""
+    """Where messages tell their own noise, the attacker takes it, and the bound that goes with it, from there."""
     mechanism = public.method.mechanism
-    if not (isinstance(mechanism, RawMetaNet) and isinstance(message, Noised) and "sigma" in message.metrics):
+    if not (isinstance(mechanism, TellsNoise) and isinstance(message, Noised)):
         return facts, told
-    sigma, optimiser = message.metrics["sigma"], public.method.training.optimiser
-    first_bound, first_sigma = mechanism.first()
-    client = public.clients[told.client]
-    steps = max(1, mechanism.inner.total_steps(client) // client.participations)
-    bound = replace(told.decision, bound=sigma * first_bound / first_sigma)
-    return replace(facts, variance=sigma**2 * optimiser.gains(steps)[1]), replace(told, decision=bound)
+    optimiser = public.method.training.optimiser
+    bound, variance = mechanism.as_told(message, told, public.clients[told.client], optimiser)
+    return replace(facts, variance=variance), replace(told, decision=replace(told.decision, bound=bound))
 
 
 def _observed(

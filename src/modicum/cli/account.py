@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from modicum.privacy.accounting import Guarantee
-    from modicum.privacy.accounting.papers import Paper
+    from modicum.privacy.accounting.claims import Paper
     from modicum.privacy.events import Sampler
     from modicum.privacy.spec import PrivacySpec, View
 
@@ -102,7 +102,7 @@ def paper(
 ) -> None:
     """Every published setting of a paper: its claimed ε beside the true ε of the same noise."""
     from modicum.errors import UserError
-    from modicum.privacy.accounting.papers import PAPERS
+    from modicum.papers.printed import PAPERS
 
     if name not in PAPERS:
         raise UserError(f"unknown paper {name!r}: choose one of {', '.join(PAPERS)}")

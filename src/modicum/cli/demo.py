@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from modicum.federation.experiment import Federation
     from modicum.federation.run_folder import RunFolder
     from modicum.methods import FedMap
-    from modicum.public.rehearsed import Fit
+    from modicum.papers.pac_dp.fit import Fit
     from modicum.runs import Run
 
 CLIENTS = 20
@@ -108,7 +108,8 @@ def _fit_curve(federation: Federation, rounds: int, path: Path, *, quiet: bool) 
     from modicum.cli.progress import counting
     from modicum.federation.experiment import Experiment
     from modicum.methods import PacDp
-    from modicum.public.rehearsed import Grid, fit_curve, simulate
+    from modicum.papers.pac_dp.fit import fit_curve
+    from modicum.papers.pac_dp.grid import Grid, simulate
 
     with counting(quiet=quiet) as progress:
         whole = Experiment(federation=federation, method=PacDp(lr=8.0), rounds=rounds)
@@ -121,7 +122,7 @@ def _fit_curve(federation: Federation, rounds: int, path: Path, *, quiet: bool) 
 def _fit_network(federation: Federation, rounds: int, path: Path) -> None:
     """FedMAP's offline phase, as `modicum fit-metanet` has it, but short."""
     from modicum.federation.experiment import Experiment
-    from modicum.public.rehearsed.metanet import Schedule, fit_metanet
+    from modicum.papers.fedmap.fit import Schedule, fit_metanet
 
     whole = Experiment(federation=federation, method=_fedmap(rounds), rounds=rounds)
     fit_metanet(whole, Schedule(runs=1, held_out=1, passes=1, epochs=10), path)

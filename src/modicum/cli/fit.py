@@ -13,7 +13,8 @@ from modicum.errors import UserError
 
 if TYPE_CHECKING:
     from modicum.config import Config
-    from modicum.public.rehearsed import Fit, Grid
+    from modicum.papers.pac_dp.fit import Fit
+    from modicum.papers.pac_dp.grid import Grid
 
 KEYS = {"budgets", "bounds", "seeds", "scale_free"}
 
@@ -36,7 +37,8 @@ def fit_clipping(
     from modicum.cli.progress import counting
     from modicum.cli.target import refuse_unwritable
     from modicum.config import experiment
-    from modicum.public.rehearsed import fit_curve, simulate
+    from modicum.papers.pac_dp.fit import fit_curve
+    from modicum.papers.pac_dp.grid import simulate
 
     cells = cache or curve_file.with_suffix(".cells")
     refuse_unwritable(curve_file)
@@ -53,7 +55,7 @@ def fit_clipping(
 def _read(file: Path, options: list[str]) -> tuple[Config, Grid, bool]:
     from modicum.config.read import check
     from modicum.config.source import read_source, with_option
-    from modicum.public.rehearsed import Grid
+    from modicum.papers.pac_dp.grid import Grid
 
     source = read_source(file)
     for option in options:
@@ -81,7 +83,7 @@ def _read(file: Path, options: list[str]) -> tuple[Config, Grid, bool]:
 
 def _picture(matrix: Any, fit: Fit, curve_file: Path) -> Path | None:
     from modicum.errors import MissingExtraError
-    from modicum.public.rehearsed.pictures import draw_fit
+    from modicum.papers.pac_dp.pictures import draw_fit
 
     path = curve_file.with_suffix(".png")
     try:

@@ -13,7 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from modicum.config import Config
-    from modicum.public.rehearsed.metanet import Fitted, Schedule
+    from modicum.papers.fedmap.fit import Fitted, Schedule
 
 
 def fit_metanet(
@@ -33,7 +33,7 @@ def fit_metanet(
     from modicum.cli.progress import counting
     from modicum.cli.target import refuse_unwritable
     from modicum.config import experiment
-    from modicum.public.rehearsed.metanet import fit_metanet as fit
+    from modicum.papers.fedmap.fit import fit_metanet as fit
 
     refuse_unwritable(target)
     with counting(quiet=as_json) as progress:
@@ -45,7 +45,7 @@ def fit_metanet(
 def _read(file: Path, options: list[str]) -> tuple[Config, Schedule]:
     from modicum.config.read import check, read_table
     from modicum.config.source import read_source, with_option
-    from modicum.public.rehearsed.metanet import Schedule
+    from modicum.papers.fedmap.fit import Schedule
 
     source = read_source(file)
     for option in options:
@@ -57,7 +57,7 @@ def _read(file: Path, options: list[str]) -> tuple[Config, Schedule]:
 
 def _picture(found: Fitted, target: Path) -> Path | None:
     from modicum.errors import MissingExtraError
-    from modicum.public.rehearsed.pictures import draw_decisions
+    from modicum.papers.fedmap.pictures import draw_decisions
 
     path = target.with_suffix(".png")
     try:

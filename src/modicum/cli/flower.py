@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Run an experiment on Flower: separate silos, own keys, own budgets.", no_args_is_help=True)
 app.add_typer(flower_keys.app, name="keys")
+PROJECT = typer.Argument(help="The Flower project (the folder with pyproject.toml).")
 TRACK = typer.Option(
     [], "--track", help="Also tell tensorboard[:FOLDER] or mlflow[:URI] what is released (repeatable)."
 )
@@ -136,44 +137,93 @@ def init(
     typer.echo(f"wrote {folder}: read {folder / 'README.md'}")
 
 
-@app.command("start")
-def start(
-    project: Path = typer.Argument(help="The Flower project (the folder with pyproject.toml)."),
-    superlink: str = typer.Option("127.0.0.1:8000", "--superlink", help="Address of the SuperLink."),
-    ca: Path = typer.Option(..., "--ca", help="The certificate authority's file, ca.crt."),
-    database: Path = typer.Option(..., "--database", help="The SuperLink's database file."),
-    key: Path = typer.Option(..., "--key", help="The key that signs the app."),
-    silos: Path | None = typer.Option(None, "--silos", help="Register the nodes of this file first."),
-    seconds: float = typer.Option(60.0, "--wait", help="Seconds to wait for the SuperLink."),
-    track: list[str] = TRACK,
-    detach: bool = typer.Option(False, "--detach", help="Come back at once; `modicum flower status` tells more."),
+@app.command("superlink")
+def superlink(
+    project: Path = PROJECT,
+    listen: str = typer.Option("127.0.0.1:8000", "--listen", help="Where nodes reach it, host:port."),
+    database: Path | None = typer.Option(None, "--database", help="What Flower keeps [default: flower/link.db]."),
 ) -> None:
-    """Sign the app, register nodes, start, and follow the run to its end; an interrupted one is continued.
+    """Serve a project's SuperLink: nodes at one port; at another, on loopback, whoever has keys/control.token."""
+    from modicum.deploy.flower.follow import control, registered
+    from modicum.deploy.flower.superlink import SuperLink
 
-    Runs on the SuperLink's machine: Flower takes signatures of local apps from its database only. The exit code is
-    the run's: 0 where it finished, 1 where it failed.
-    """
+    host, port = _address(listen)
+    _, own = _address(control(project))
+    at = project.absolute()
+    kept = database or at.parent / "flower" / "link.db"
+    SuperLink(at, registered(project).parent, kept, host, port, own).serve()
+
+
+@app.command("node")
+def node(
+    server: str = typer.Argument(help="The server's address, host:port."),
+    ca: Path = typer.Option(..., "--ca", help="The deployment's certificate authority, ca.crt."),
+    key: Path = typer.Option(..., "--key", help="This node's private key."),
+    silo: Path = typer.Option(..., "--silo", help="The silo's socket."),
+) -> None:
+    """Carry messages between a server and this machine's silo: no code of the server's runs, no port is open."""
+    from modicum.deploy.flower.node import Node
+
+    _address(server)
+    Node(server, ca, key, silo.absolute(), lambda text: typer.echo(text, err=True)).serve()
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UserError(f"{text!r} is no address: write host:port, e.g. 127.0.0.1:8000")
+    return host.strip("[]"), int(port)
+
+
+@app.command("register")
+def register(
+    project: Path = PROJECT,
+    seconds: float = typer.Option(60.0, "--wait", help="Seconds to wait for the SuperLink."),
+) -> None:
+    """Make the silos' node keys known to the SuperLink, and turn revoked ones away. `start` does it too."""
+    names = _register(project, seconds)
+    typer.echo(f"registered {', '.join(names)}")
+
+
+def _register(project: Path, seconds: float) -> list[str]:
     from modicum.deploy.flower import link
-    from modicum.deploy.flower.follow import Started, note_start, registered, run_folder
-    from modicum.deploy.flower.register import read_public_keys, read_register
-    from modicum.report.track import tracker_named
+    from modicum.deploy.flower.follow import control, registered
+    from modicum.deploy.flower.register import read_register
 
-    for path in (project / "pyproject.toml", key, ca, *([silos] if silos else [])):
-        if not path.is_file():
-            raise UserError(f"there is no {path}: `modicum flower init` and `modicum flower keys make` make it")
-    trackers = [tracker_named(one) for one in track]
-    folder, nodes = run_folder(project), {} if silos is None else read_public_keys(silos)
-    known = read_register(registered(project))
-    known.nodes()  # a revoked key is found before anything is started
-    link.wait_for(superlink, ca, seconds, tell=lambda text: typer.echo(text, err=True))
-    with link.control(superlink, ca) as client:
+    path, address = registered(project), control(project)
+    known = read_register(path)
+    nodes = known.nodes()  # a revoked key is found before anything is started
+    link.wait_for(address, path.parent, seconds, tell=lambda text: typer.echo(text, err=True))
+    with link.control(address, path.parent) as client:
         for name in link.unregister(client, known.gone()):
             typer.echo(f"turned away the revoked node of {name}", err=True)
         for name, public in nodes.items():
             link.register(client, name, public)
-        link.publish(project, database, key)
-        number = link.start_signed_run(client, project)
-    note_start(folder, Started(number, superlink, str(ca.absolute())))
+    return list(nodes)
+
+
+@app.command("start")
+def start(
+    project: Path = PROJECT,
+    seconds: float = typer.Option(60.0, "--wait", help="Seconds to wait for the SuperLink."),
+    track: list[str] = TRACK,
+    detach: bool = typer.Option(False, "--detach", help="Come back at once; `modicum flower status` tells more."),
+) -> None:
+    """Register nodes, start, and follow the run to its end; an interrupted one is continued.
+
+    Runs on the SuperLink's machine, as the user who can read its token. The exit code is the run's: 0 where it
+    finished, 1 where it failed.
+    """
+    from modicum.deploy.flower import link
+    from modicum.deploy.flower.follow import Started, control, note_start, registered, run_folder
+    from modicum.report.track import tracker_named
+
+    trackers = [tracker_named(one) for one in track]
+    folder, address, keys = run_folder(project), control(project), registered(project).parent
+    _register(project, seconds)
+    with link.control(address, keys) as client:
+        number = link.start_run(client, project)
+    note_start(folder, Started(number, address, str(keys.absolute())))
     typer.echo(f"started Flower run {number}")
     if not detach:
         _follow(project, folder, trackers)
@@ -195,9 +245,6 @@ def _follow(project: Path, folder: Path, trackers: Sequence[Tracker]) -> None:
         typer.echo(f"modicum: more with: modicum flower logs {project}; start it again to continue", err=True)
         raise typer.Exit(1)
     typer.echo(f"finished   modicum verify {folder}")
-
-
-PROJECT = typer.Argument(help="The Flower project (the folder with pyproject.toml).")
 
 
 @app.command("status")

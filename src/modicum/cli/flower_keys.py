@@ -23,14 +23,13 @@ def make(
     ),
     node: list[str] = typer.Option([], "--node", help="Also a key pair for this node (repeatable)."),
 ) -> None:
-    """Make a TLS certificate for the server, a key pair for each node, and a key that signs the app."""
-    from modicum.deploy.flower import keys
-    from modicum.deploy.silo.signing import make_signing_key
+    """Make a TLS certificate for the server, a key pair for each node, and the operator's token."""
+    from modicum.deploy.flower import gate, keys
 
     keys.check_tls(keys.make_tls(folder, hosts))
     for name in node:
         keys.make_node_key(folder / name)
-    make_signing_key(folder / "bundle")
+    gate.make_token(folder)
     typer.echo(f"keys in {folder}: keep those without .crt or .pub to yourself")
 
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from modicum.core.facts import PublicFacts
+    from modicum.core.facts import ClientFacts, PublicFacts
+    from modicum.core.messages import Broadcast, Noised
+    from modicum.core.optimisers import Optimiser
 
 
 @runtime_checkable
@@ -74,6 +76,16 @@ class Explains(Protocol):
 
     def explain(self, public: PublicFacts) -> Iterable[str]:
         """What it decided and why, a sentence each."""
+
+
+@runtime_checkable
+class TellsNoise(Protocol):
+    """A mechanism whose messages tell how much noise they hold, where the plan does not know it."""
+
+    def as_told(
+        self, message: Noised, told: Broadcast, facts: ClientFacts, optimiser: Optimiser
+    ) -> tuple[float, float]:
+        """The bound, and the variance of each coordinate's noise, as whoever reads the message takes them."""
 
 
 @runtime_checkable

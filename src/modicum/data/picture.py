@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from modicum.data.arrays import FederatedData
-from modicum.errors import MissingExtraError, UserError
+from modicum.errors import UserError
+from modicum.figures import blank_figure
 
 
 def label_counts(data: FederatedData) -> npt.NDArray[np.int64]:
@@ -22,16 +23,10 @@ def draw_partition(
     data: FederatedData, path: str | Path, *, title: str = "", budgets: Sequence[float] | None = None
 ) -> None:
     """Clients × classes as bubbles whose area is the number of records, with each client's size beside it."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError("matplotlib", None, "a picture") from None
     counts = label_counts(data)
     n, classes = counts.shape
     # Many clients or classes share a fixed space rather than growing the picture without limit.
-    figure = Figure(figsize=(min(4.5 + 0.32 * classes, 16), min(2 + 0.27 * n, 20)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank_figure(min(4.5 + 0.32 * classes, 16), min(2 + 0.27 * n, 20))
     bubbles, bars = figure.subplots(1, 2, sharey=True, width_ratios=[3, 1])
     _bubbles(bubbles, counts, figure.get_size_inches())
     _bars(bars, counts.sum(axis=1), budgets)

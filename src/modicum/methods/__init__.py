@@ -9,33 +9,33 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from modicum.errors import UserError
-from modicum.methods.acdp_pfsd import AcdpPfsd
 from modicum.methods.aqc import Aqc
 from modicum.methods.auto import Auto
-from modicum.methods.awdp_fl import AwdpFl
 from modicum.methods.cgm_median import CgmMedian
 from modicum.methods.class_means import ClassMeans
 from modicum.methods.composed import Composed
 from modicum.methods.defences import Censor, Soteria
-from modicum.methods.dp_acdn import DpAcdn
 from modicum.methods.dp_fedavg import DpFedAvg
-from modicum.methods.dp_fedsam import DpFedSam
-from modicum.methods.dp_fedsam_record import DpFedSamRecord
-from modicum.methods.dp_pfsd import DpPfsd
 from modicum.methods.dp_sgd import DpSgd
-from modicum.methods.fedacg import FedAcg
 from modicum.methods.fedavg import FedAvg
-from modicum.methods.fedcompdp import FedCompDp
-from modicum.methods.fedmap import FedMap
-from modicum.methods.fedper import FedPer
 from modicum.methods.fedprox import FedProx
-from modicum.methods.fedsa import FedSa
 from modicum.methods.installed import find_installed, installed_names
 from modicum.methods.nbafl import NbAfl
-from modicum.methods.pac_dp import PacDp
-from modicum.methods.pfedsd import PFedSd
-from modicum.methods.pfsd import Pfsd
-from modicum.methods.rpdp_fl import RpdpFl
+from modicum.papers.acdp_pfsd.dp_fedsam import DpFedSam
+from modicum.papers.acdp_pfsd.dp_pfsd import DpPfsd
+from modicum.papers.acdp_pfsd.fedper import FedPer
+from modicum.papers.acdp_pfsd.method import AcdpPfsd
+from modicum.papers.acdp_pfsd.pfedsd import PFedSd
+from modicum.papers.acdp_pfsd.pfsd import Pfsd
+from modicum.papers.fedcompdp.awdp_fl import AwdpFl
+from modicum.papers.fedcompdp.dp_acdn import DpAcdn
+from modicum.papers.fedcompdp.dp_fedsam_record import DpFedSamRecord
+from modicum.papers.fedcompdp.fedacg import FedAcg
+from modicum.papers.fedcompdp.fedsa import FedSa
+from modicum.papers.fedcompdp.method import FedCompDp
+from modicum.papers.fedmap.method import FedMap
+from modicum.papers.pac_dp.method import PacDp
+from modicum.papers.pac_dp.rpdp_fl import RpdpFl
 
 if TYPE_CHECKING:
     from modicum.core.setting import MethodSpec

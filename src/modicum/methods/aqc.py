@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from modicum.core.parts import Method
-from modicum.methods.groups import Aggregated
-from modicum.methods.levels import RecordOrClient
-from modicum.methods.options import option
+from modicum.parts.groups import Aggregated
+from modicum.parts.levels import RecordOrClient
+from modicum.parts.options import option
 from modicum.policies import AdaptiveQuantile
 from modicum.training.plain import Supervised
 

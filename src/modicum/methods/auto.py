@@ -9,8 +9,8 @@ from modicum.aggregation import Momentum, Paced
 from modicum.core.optimisers import Sgd
 from modicum.core.parts import Mechanism, Method
 from modicum.mechanisms.record_local import RecordLocal
-from modicum.methods.groups import Promise, SeenBy
-from modicum.methods.options import AggregationName, build_aggregation, option
+from modicum.parts.groups import Promise, SeenBy
+from modicum.parts.options import AggregationName, build_aggregation, option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
 from modicum.training.plain import Supervised

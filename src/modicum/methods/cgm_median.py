@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from modicum.core.parts import Method, Policy
-from modicum.methods.groups import Aggregated
-from modicum.methods.levels import RecordOrClient
-from modicum.methods.options import one_of, option
+from modicum.parts.groups import Aggregated
+from modicum.parts.levels import RecordOrClient
+from modicum.parts.options import one_of, option
 from modicum.policies import MedianNorm, NaiveMedianNorm
 from modicum.training.plain import Supervised
 

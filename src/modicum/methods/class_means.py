@@ -11,8 +11,8 @@ from modicum.core.parts import Method
 from modicum.errors import UserError
 from modicum.mechanisms.class_sums import ClassSums, LinearHead
 from modicum.mechanisms.record_local import RecordLocal
-from modicum.methods.groups import Promise, SeenBy, ServerStep
-from modicum.methods.options import AggregationName, option
+from modicum.parts.groups import Promise, SeenBy, ServerStep
+from modicum.parts.options import AggregationName, option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
 from modicum.training.plain import Supervised

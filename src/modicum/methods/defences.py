@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from modicum.core.optimisers import Sgd
 from modicum.core.parts import Method
 from modicum.mechanisms import censor, soteria
-from modicum.methods.groups import Aggregated, Minibatches
-from modicum.methods.options import option
+from modicum.parts.groups import Aggregated, Minibatches
+from modicum.parts.options import option
 from modicum.policies import Fixed
 from modicum.training.plain import Supervised
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from modicum.core.parts import Method
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.methods.groups import Aggregated, Guarantee, Hidden, Minibatches, Optimised
-from modicum.methods.options import option
+from modicum.parts.groups import Aggregated, Guarantee, Hidden, Minibatches, Optimised
+from modicum.parts.options import option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
 from modicum.training.plain import Supervised

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from modicum.core.clips import Auto, Clip, Flat, PerLayer
 from modicum.core.parts import Method
 from modicum.errors import UserError
-from modicum.methods.groups import Aggregated, Guarantee, RecordSteps
-from modicum.methods.options import RuleName, one_of, option
+from modicum.parts.groups import Aggregated, Guarantee, RecordSteps
+from modicum.parts.options import RuleName, one_of, option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
 from modicum.training.plain import Supervised

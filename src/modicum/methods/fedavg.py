@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from modicum.core.optimisers import Sgd
 from modicum.core.parts import Method
 from modicum.mechanisms.clear import Clear
-from modicum.methods.groups import Aggregated, Minibatches
-from modicum.methods.options import AggregationName, option
+from modicum.parts.groups import Aggregated, Minibatches
+from modicum.parts.options import AggregationName, option
 from modicum.policies import Fixed
 from modicum.training.plain import Supervised
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from modicum.core.parts import Method
 from modicum.methods.dp_fedavg import DpFedAvg
-from modicum.methods.options import option
+from modicum.parts.options import option
 from modicum.training.proximal import Proximal
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.parts import Aggregation, Mechanism, Method
 from modicum.mechanisms.as_published import AsPublished
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.methods.groups import Aggregated, Minibatches, Optimised
-from modicum.methods.options import AggregationName, one_of, option
+from modicum.parts.groups import Aggregated, Minibatches, Optimised
+from modicum.parts.options import AggregationName, one_of, option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
 from modicum.training.plain import Supervised

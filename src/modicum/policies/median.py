@@ -11,6 +11,7 @@ from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision, Released, ReleasedSum
 from modicum.core.parts import Observation, Place, Scope, Signal, State
 from modicum.errors import UserError
+from modicum.policies.releases import releases_of
 
 MEDIAN_LOSS = math.sqrt(math.pi / 2)  # standard error of a median over that of a mean, for normal errors
 LARGEST = 1e12  # where the naive rule's bound stops: it has diverged long before
@@ -105,13 +106,6 @@ class NaiveMedianNorm:
         if not norms:
             return state
         return {"bound": min(max(statistics.median(norms), self.least), LARGEST)}
-
-
-def releases_of(observed: Observation) -> tuple[Released | ReleasedSum, ...]:
-    """What was opened in a round: each client's release, or the one sum; nothing of an abandoned round."""
-    if observed.opened is None:
-        return ()
-    return (observed.opened,) if isinstance(observed.opened, ReleasedSum) else observed.opened
 
 
 def _median_square(releases: Sequence[Released | ReleasedSum]) -> tuple[float, float]:

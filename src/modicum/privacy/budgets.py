@@ -13,9 +13,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from modicum.errors import UserError
-from modicum.privacy.events import Origin, Release, Sampler, Shuffled
+from modicum.privacy.correlated import Correlation
+from modicum.privacy.events import NoSampling, Origin, Release, Sampler, Shuffled
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
-from modicum.privacy.spec import Adjacency
+from modicum.privacy.spec import Adjacency, PrivacySpec
 
 if TYPE_CHECKING:
     from modicum.privacy.accounting import Guarantee
@@ -32,6 +33,7 @@ class Reason(StrEnum):
     NOT_PLANNED = "not-planned"  # less noise than planned, or a sampler that is not in the plan
     PLAN_EXHAUSTED = "plan-exhausted"  # every planned release of this kind was made
     BUDGET_EXCEEDED = "budget-exceeded"  # the filter's cap would be passed
+    TOO_EARLY = "too-early"  # the separation that correlated noise rests on would not be kept (R19)
     NO_SOUND_CHARGE = "no-sound-charge"  # no rule prices this release for this plan
     CONFLICT = "conflict"  # the same client, round, step and query were reserved with other contents
     REPLAYED = "replayed"  # the round's message was sent and is no longer kept
@@ -107,6 +109,7 @@ class PlanGuard:
 
     plan: PrivacyPlan
     left: tuple[int, ...]
+    last: int | None = None  # round of the last release whose noise is correlated
 
     def refusal(self, release: Release) -> Refusal | None:
         if release.spec != self.plan.spec:
@@ -118,14 +121,24 @@ class PlanGuard:
                 Reason.NOT_PLANNED,
                 f"noise {release.noise_multiplier:.6g}, sampler {release.sampler.to_dict()} is not in the plan",
             )
-        if self._slot(release) is None:
+        slot = self._slot(release)
+        if slot is None:
             most = max(self.left[i] for i in fitting)
             return Refusal(
                 release.client,
                 Reason.PLAN_EXHAUSTED,
                 f"{release.count} more with noise {release.noise_multiplier:.6g}, and the plan has {most} left",
             )
-        return None
+        return self._too_early(release, self.plan.releases[slot].correlated)
+
+    def _too_early(self, release: Release, correlated: Correlation | None) -> Refusal | None:
+        """One release in a round, and rounds as far apart as correlated noise was made for (R19)."""
+        if correlated is None:
+            return None
+        early = correlated.too_early(self.last, release.round)
+        if early is None and release.count > 1:
+            early = "correlated noise has one row for each release"
+        return None if early is None else Refusal(release.client, Reason.TOO_EARLY, early)
 
     def charge(self, release: Release) -> PlanGuard:
         slot = self._slot(release)
@@ -133,7 +146,8 @@ class PlanGuard:
             raise ValueError("a refused release cannot be charged")
         left = list(self.left)
         left[slot] -= release.count
-        return replace(self, left=tuple(left))
+        last = self.last if release.correlated is None else release.round
+        return replace(self, left=tuple(left), last=last)
 
     def reported(self) -> float:
         return plan_guarantee(self.plan).epsilon
@@ -155,6 +169,7 @@ class PlanGuard:
             if planned.sampler == release.sampler
             and least <= planned.noise_multiplier <= z * (1 + SAME_NOISE)
             and planned.integers == release.integers
+            and release.correlated == (None if planned.correlated is None else planned.correlated.rows)
         ]
 
     def _slot(self, release: Release) -> int | None:
@@ -178,11 +193,12 @@ class FilterGuard:
         if release.spec != self.plan.spec:
             return _other_spec(release)
         cost = filter_cost(self.plan, release)
-        if release.integers is not None:
+        if release.integers is not None or release.correlated is not None:
+            what = "integer noise" if release.integers is not None else "correlated noise"
             return Refusal(
                 release.client,
                 Reason.NO_SOUND_CHARGE,
-                "integer noise is fixed by a plan, which lists what its sampler may cost",
+                f"{what} is fixed by a plan, which lists everything that it may cost",
             )
         if cost is None:
             return Refusal(
@@ -257,7 +273,7 @@ def check_plan(plan: PrivacyPlan) -> None:
     """Refuses a plan whose own releases cost more than the client grants."""
     if plan.guard is not Guard.PLAN:
         return
-    for problem in integer_problems(plan):
+    for problem in noise_problems(plan):
         raise UserError(f"client {plan.client!r}: {problem}")
     epsilon = plan_guarantee(plan).epsilon
     if not epsilon <= plan.budget:
@@ -267,17 +283,30 @@ def check_plan(plan: PrivacyPlan) -> None:
         )
 
 
-def integer_problems(plan: PrivacyPlan) -> list[str]:
-    """Planned integer noise that is not worth the multiplier which the plan claims for it, or is not there."""
+def noise_problems(plan: PrivacyPlan) -> list[str]:
+    """Planned integer or correlated noise that is not worth the multiplier which the plan claims for it."""
     from modicum.privacy.integer_terms import claim_problem
 
     def problem(planned: PlannedRelease) -> str | None:
+        if planned.correlated is not None:
+            return _correlation_problem(planned, plan.spec)
         if planned.integers is not None:
             return claim_problem(planned.integers, planned.noise_multiplier, plan.spec)
         return "it has noise of floats, and masks hide integers only" if plan.spec.view.masked else None
 
     found = ((p.purpose, problem(p)) for p in plan.releases)
     return [f"the planned {purpose!r} is not what it says: {why}" for purpose, why in found if why]
+
+
+def _correlation_problem(planned: PlannedRelease, spec: PrivacySpec) -> str | None:
+    """Why correlated noise is not what it says, its sensitivity computed anew (R19)."""
+    assert planned.correlated is not None
+    if planned.integers is not None or not isinstance(planned.sampler, NoSampling) or spec.view.senders_add_noise:
+        return "noise is correlated where one party adds it to successive sums that nothing is drawn for (R19)"
+    try:
+        return planned.correlated.problem(planned.count)
+    except UserError as error:
+        return str(error)
 
 
 def filter_cap(plan: PrivacyPlan) -> float:

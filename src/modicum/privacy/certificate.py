@@ -49,6 +49,7 @@ class ClientGuarantee:
     releases_planned: int | None  # a filter has no plan
     meaning: str
     integers: dict[str, Any] | None = None  # the terms of integer noise; None: noise of floating-point numbers
+    correlated: dict[str, Any] | None = None  # the one Gaussian that correlated noise makes of a run (R19)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, for JSON; null stands for ε = ∞. The client's name is the key above it."""
@@ -64,6 +65,7 @@ class ClientGuarantee:
             "releases_planned": self.releases_planned,
             "meaning": self.meaning,
             **({} if self.integers is None else {"integers": self.integers}),
+            **({} if self.correlated is None else {"correlated": self.correlated}),
         }
 
     @classmethod
@@ -84,6 +86,7 @@ class ClientGuarantee:
             releases_planned=None if d["releases_planned"] is None else int(d["releases_planned"]),
             meaning=str(d["meaning"]),
             integers=dict(d["integers"]) if "integers" in d else None,
+            correlated=dict(d["correlated"]) if "correlated" in d else None,
         )
 
 
@@ -262,6 +265,7 @@ def _guarantee(plan: PrivacyPlan, used: dict[Sampler, None], bare: dict[str, Non
         releases_planned=planned,
         meaning=_meaning(plan, epsilon, tuple(bare)),
         integers=_integers(plan, epsilon),
+        correlated=_correlated(plan),
     )
 
 
@@ -271,6 +275,24 @@ def _integers(plan: PrivacyPlan, epsilon: float) -> dict[str, Any] | None:
     if not queries:
         return None
     return {"queries": queries, "delta_charge": sampler_charge.charge(plan.releases, epsilon)}
+
+
+def _correlated(plan: PrivacyPlan) -> dict[str, Any] | None:
+    """Factor by its digest, promise, sensitivity, noise of a row and μ of each query with correlated noise."""
+    found = {}
+    for r in plan.releases:
+        if r.correlated is not None:
+            moved = r.correlated.scale * math.sqrt(r.count)
+            found[r.purpose] = {
+                "factor": r.correlated.digest,
+                "steps": r.correlated.steps,
+                "separation": r.correlated.separation,
+                "participations": r.count,
+                "sensitivity": moved,
+                "noise": r.row_multiplier,
+                "mu": plan.spec.adjacency.moves * moved / r.row_multiplier,
+            }
+    return found or None
 
 
 def _meaning(plan: PrivacyPlan, epsilon: float, bare: tuple[str, ...] = ()) -> str:
@@ -318,6 +340,11 @@ def _assumptions(
             "Clients draw their own sampling coins afresh for each step and tell nobody, nor the batch size."
         )
     said += sorted({view.assumption for view in views if view.assumption})
+    if any(line.correlated is not None for line in clients.values()):
+        said.append(
+            "Noise of successive rounds is correlated: its rows are functions of one key, which nobody saw but "
+            "the party that adds the noise, and which that party destroyed when the run had ended."
+        )
     if any(line.guard is Guard.NONE for line in clients.values()):
         said.append("For clients with guard 'none' nothing is promised.")
     return tuple(said)

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from modicum.errors import UserError
+from modicum.privacy.correlated import Rows, correlated_to_dict, rows_from_dict
 from modicum.privacy.integer_noise import IntegerNoise
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import KnownTo
@@ -147,6 +148,7 @@ class Release:
     bound_origin: Origin = Origin.PRESET
     noise_origin: Origin = Origin.PRESET  # also covers adaptive rate and count
     integers: IntegerNoise | None = None  # where the noise is made on a lattice; None: floats
+    correlated: Rows | None = None  # where noise is mixed over rounds; blocks then hold that of a row (R19)
     version: int = field(default=VERSION)
 
     def __post_init__(self) -> None:
@@ -164,8 +166,10 @@ class Release:
 
     @property
     def noise_multiplier(self) -> float:
-        """Noise of this client's message over its bound, all blocks together."""
-        return joint_multiplier(self.blocks)
+        """Noise of this client's message over its bound, all blocks together; where it is correlated over rounds,
+        what that is worth in each of them."""
+        joint = joint_multiplier(self.blocks)
+        return joint if self.correlated is None else joint / self.correlated.scale
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for the journal: every field, so that the charge can be recomputed from it."""
@@ -181,6 +185,7 @@ class Release:
             "bound_origin": str(self.bound_origin),
             "noise_origin": str(self.noise_origin),
             **integers_to_dict(self.integers),
+            **correlated_to_dict(self.correlated),
         }
 
     @classmethod
@@ -198,4 +203,5 @@ class Release:
             bound_origin=Origin(d["bound_origin"]),
             noise_origin=Origin(d["noise_origin"]),
             integers=integers_from_dict(d),
+            correlated=rows_from_dict(d),
         )

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from modicum.errors import UserError
+from modicum.privacy.correlated import Correlation, correlated_to_dict, correlation_from_dict
 from modicum.privacy.events import Sampler, integers_from_dict, integers_to_dict, sampler_from_dict
 from modicum.privacy.integer_noise import IntegerNoise
 from modicum.privacy.spec import PrivacySpec
@@ -33,6 +34,7 @@ class PlannedRelease:
     sampler: Sampler
     count: int
     integers: IntegerNoise | None = None  # None: noise of floating-point numbers
+    correlated: Correlation | None = None  # None: noise of each release is its own (R19)
 
     def __post_init__(self) -> None:
         if self.count < 1 or not self.noise_multiplier > 0:
@@ -40,6 +42,11 @@ class PlannedRelease:
                 f"planned release {self.purpose!r} needs a positive count and noise multiplier, got "
                 f"{self.count} and {self.noise_multiplier}"
             )
+
+    @property
+    def row_multiplier(self) -> float:
+        """Noise over bound of one row of noise: more than a release is worth where rows are correlated."""
+        return self.noise_multiplier * (1.0 if self.correlated is None else self.correlated.scale)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for the journal."""
@@ -49,6 +56,7 @@ class PlannedRelease:
             "sampler": self.sampler.to_dict(),
             "count": self.count,
             **integers_to_dict(self.integers),
+            **correlated_to_dict(self.correlated),
         }
 
     @classmethod
@@ -60,6 +68,7 @@ class PlannedRelease:
             sampler_from_dict(d["sampler"]),
             int(d["count"]),
             integers_from_dict(d),
+            correlation_from_dict(d),
         )
 
 

@@ -13,9 +13,13 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+import scipy.signal
+
 from modicum.errors import MissingExtraError
 from modicum.privacy import skellam_second_opinion as skellam
 from modicum.privacy.budgets import NO_NOISE
+from modicum.privacy.correlated import Correlation
 from modicum.privacy.events import Poisson, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, SecureAggregation, TrustedServer
@@ -98,10 +102,20 @@ def _grid(about: float, steps: int, delta: float) -> float:
 
 def _worth(planned: PlannedRelease, spec: PrivacySpec) -> float:
     """The multiplier in what the adversary sees; of integer noise, from its own numbers alone."""
-    noise = planned.integers
+    noise, correlated = planned.integers, planned.correlated
+    if correlated is not None:
+        return planned.row_multiplier * math.sqrt(planned.count) / _moved(correlated, planned.count)
     if noise is None:
         return _seen(planned.noise_multiplier, spec)
     return skellam.worth(noise.share * _seen(1.0, spec) ** 2, noise.square)
+
+
+def _moved(correlated: Correlation, participations: int) -> float:
+    """‖C·π‖ of participations π as close as the promise allows, by a convolution."""
+    taking = np.zeros(correlated.steps)
+    taking[:: correlated.separation][:participations] = 1.0
+    column = correlated.factor.column(correlated.steps)
+    return float(np.linalg.norm(scipy.signal.fftconvolve(taking, column)[: correlated.steps]))
 
 
 def filter_epsilon(plan: PrivacyPlan, spent: Mapping[tuple[float, Sampler], int]) -> float:

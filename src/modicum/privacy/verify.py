@@ -12,7 +12,7 @@ from typing import Any
 
 from modicum.errors import UserError
 from modicum.privacy import second_opinion
-from modicum.privacy.budgets import integer_problems
+from modicum.privacy.budgets import noise_problems
 from modicum.privacy.certificate import Certificate, ClientGuarantee
 from modicum.privacy.events import Sampler
 from modicum.privacy.journal import LedgerDamaged
@@ -172,7 +172,7 @@ def _verify(ledger: Ledger, certificate: Certificate | None, kept: KeptHead | No
     for client, line in own.clients.items():
         plan = ledger.plans[client]
         # Of noise that nobody has, or of many releases, a second opinion may take for ever.
-        unfounded = integer_problems(plan) or second_opinion.too_much(plan)
+        unfounded = noise_problems(plan) or second_opinion.too_much(plan)
         second = None if unfounded else opinions.of(plan, line.epsilon)
         certified = None if certificate is None else certificate.clients.get(client)
         problems = [*outside.get(client, []), *_budget_problems(plan, line), *_opinion_problems(line, second)]

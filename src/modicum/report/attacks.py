@@ -13,6 +13,7 @@ from modicum.attacks.campaign import Picture, Report
 from modicum.attacks.membership.evidence import Auc
 from modicum.attacks.outcome import ASKED, INVERTED, Membership, Quality, Reconstruction
 from modicum.errors import MissingExtraError
+from modicum.figures import blank_figure
 from modicum.report.colours import colours_of
 from modicum.report.inline import page
 from modicum.report.picture import png
@@ -168,22 +169,11 @@ def _image(text: str, picture: bytes, note: str) -> str:
     return f'{shown}<p class="quiet">{escape(note)}</p>'
 
 
-def _figure(width: float, height: float) -> Any:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError("matplotlib", None, "a picture") from None
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def draw_picture(picture: Picture) -> Any:
     """A row of originals, a row for each attack, and the floor."""
     rows = {"original": picture.original, **picture.found, picture.floor_name: picture.floor}
     count = len(picture.original)
-    figure = _figure(1.1 * count + 2.2, 1.1 * len(rows) + 0.2)
+    figure = blank_figure(1.1 * count + 2.2, 1.1 * len(rows) + 0.2)
     axes = figure.subplots(len(rows), count, squeeze=False)
     for line, (name, images) in zip(axes, rows.items(), strict=True):
         for cell, image in zip(line, images, strict=True):
@@ -202,7 +192,7 @@ def draw_roc(report: Report) -> Any:
     asked = [o for o in report.outcomes if isinstance(o, Membership) and o.roc is not None]
     inverted = [o for o in report.outcomes if isinstance(o, Reconstruction) and o.hits]
     count = bool(asked) + bool(inverted)
-    figure = _figure(7.4, 4.6 * count)
+    figure = blank_figure(7.4, 4.6 * count)
     axes = list(figure.subplots(count, 1, squeeze=False)[:, 0])
     if asked:
         _draw_asked(axes[0], asked)

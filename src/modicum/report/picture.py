@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modicum.errors import MissingExtraError, UserError
+from modicum.errors import UserError
+from modicum.figures import blank_figure
 from modicum.report import curves
 from modicum.report.colours import colours_of
 
@@ -51,13 +52,7 @@ def draw_bands(runs: Mapping[str, Sequence[Sequence[RoundRecord]]]) -> Any:
 
 def _axes(accuracy: bool) -> tuple[Any, Sequence[Any]]:
     """Two panels, or one where nobody can know an accuracy."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError("matplotlib", None, "a picture") from None
-    figure = Figure(figsize=(9.5 if accuracy else 4.75, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank_figure(9.5 if accuracy else 4.75, 3.8)
     return figure, figure.subplots(1, 2 if accuracy else 1, squeeze=False)[0]
 
 

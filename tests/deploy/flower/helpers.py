@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import socket
@@ -96,24 +95,13 @@ def pid_of_server(made: Deployment) -> int:
     return int(made.status()["pid"])
 
 
-def without_power_over_files() -> None:
-    """Before exec: root keeps its name and loses the right to pass over other users' file permissions."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    for capability in (0, 1, 2, 3, 6, 7, 19, 21):  # chown, dac ×2, fowner, set[ug]id, ptrace, admin
-        if libc.prctl(24, capability, 0, 0, 0) != 0:  # PR_CAPBSET_DROP
-            raise OSError(ctypes.get_errno(), "cannot drop a capability")
-
-
-def start(
-    made: Deployment, name: str, command: list[str], preexec: Callable[[], None] | None = None
-) -> subprocess.Popen[bytes]:
+def start(made: Deployment, name: str, command: list[str]) -> subprocess.Popen[bytes]:
     with open(made.crew.logs / f"{name}.log", "ab") as log:
         return subprocess.Popen(
             command,
             stdout=log,
             stderr=log,
             env=dict(made.crew.environment),
-            preexec_fn=preexec,
             start_new_session=True,
         )
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +12,9 @@ import pytest
 import torch
 
 from modicum.deploy.flower import keys, link, register
-from modicum.deploy.flower.project import write_project
+from modicum.deploy.flower.node import Node
 from modicum.deploy.flower.up import HOST, Deployment
+from modicum.deploy.silo.wire import Answer, Code
 from modicum.federation.records import read_records
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.verify import verify
@@ -36,60 +32,11 @@ from tests.deploy.flower.helpers import (
     silent,
     start,
     wait_until,
-    without_power_over_files,
 )
 
 ROOT = os.geteuid() == 0
 OTHER_USER = 65534
 INVALID_FAB = 7  # ErrorCode.INVALID_FAB of Flower
-
-HOSTILE_SERVER = """
-import json, time
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.serverapp import ServerApp
-
-app = ServerApp()
-
-
-@app.main()
-def main(grid, context):
-    nodes = {}
-    until = time.time() + 60
-    while len(nodes) < int(context.run_config["nodes"]) and time.time() < until:
-        nodes = {n.node_id: n.name for n in grid.get_nodes()}
-        time.sleep(0.3)
-    asked = [Message(RecordDict({"x": ConfigRecord({"a": 1})}), n, "query.steal", ttl=60) for n in nodes]
-    names = {i: nodes[m.metadata.dst_node_id] for i, m in zip(grid.push_messages(asked), asked)}
-    told = {}
-    while len(told) < len(names) and time.time() < until:
-        for reply in grid.pull_messages(list(names)):
-            name = names[reply.metadata.reply_to_message_id]
-            loot = f"error {reply.error.code}" if reply.has_error() else reply.content["loot"]["text"]
-            told.setdefault(name, loot)
-        time.sleep(0.3)
-    with open(context.run_config["folder"], "w") as file:
-        json.dump(told, file)
-"""
-
-HOSTILE_CLIENT = """
-import json, os
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
-
-app = ClientApp()
-
-
-@app.query("steal")
-def steal(message, context):
-    loot = {"files": [], "errors": []}
-    target = context.run_config["experiment"]
-    for path in (target, *(os.path.join(target, n) for n in ("state-client-00", "client-00.toml"))):
-        try:
-            loot["files"].append(repr(os.listdir(path) if os.path.isdir(path) else open(path, "rb").read()[:200]))
-        except OSError as error:
-            loot["errors"].append(type(error).__name__)
-    return Message(RecordDict({"loot": ConfigRecord({"text": json.dumps(loot)})}), reply_to=message)
-"""
 
 
 @dataclass
@@ -98,8 +45,8 @@ class Played:
 
     made: Deployment
     folder: Path
-    loot: dict[str, str]
     strangers: tuple[str, str]
+    ports: dict[str, int]
     nodes: set[str]
     impostor: Impostor
     victim: str
@@ -127,21 +74,34 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
         with made.running(silent):
             victim, impostor = _lured_away(made, folder)
             strangers = _strangers(made, folder)
-            loot = _hostile_run(made, folder)
-            with link.control(made.address, made.tls.ca) as client:
+            with link.control(made.control, made.at.keys) as client:
                 nodes = {node.name for node in link._list_nodes(client) if node.status != link.GONE}
+            ports = {name: _listening(made, name) for name in made.crew.members}
             made.run(watch, silent)
-    return Played(made, folder, loot, strangers, nodes, impostor, victim, killed, made.crew.leftovers())
+    return Played(made, folder, strangers, ports, nodes, impostor, victim, killed, made.crew.leftovers())
+
+
+def _listening(made: Deployment, name: str) -> int:
+    """How many TCP ports a process listens at, from what the kernel says of its sockets."""
+    process = made.crew.members[name].process
+    assert process is not None
+    at = Path(f"/proc/{process.pid}")
+    rows = [
+        line.split() for table in ("tcp", "tcp6") for line in (at / "net" / table).read_text().splitlines()[1:]
+    ]
+    listens = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"}
+    return sum(os.readlink(file) in listens for file in (at / "fd").iterdir() if file.is_symlink())
 
 
 def _lured_away(made: Deployment, folder: Path) -> tuple[str, Impostor]:
     """A registered node whose traffic reaches somebody with a valid certificate of another authority."""
     impostor = Impostor(keys.make_tls(folder / "impostor"))
     command = [a.replace(made.address, f"{HOST}:{impostor.port}") for a in made.node_command("client-00")]
-    command[command.index("--port") + 1] = str(made.ports.nodes["client-00"] + 17)
-    process = start(made, "lured", [*command, "--max-retries", "1"])
+    process = start(made, "lured", command)
     try:
-        wait_until(lambda: impostor.refusals > 0 or process.poll() is not None, 60, "the lured node")
+        wait_until(
+            lambda: "its certificate is not of the authority" in log_of(made, "lured"), 60, "the lured node"
+        )
     finally:
         end(process)
         impostor.close()
@@ -149,74 +109,23 @@ def _lured_away(made: Deployment, folder: Path) -> tuple[str, Impostor]:
 
 
 def _strangers(made: Deployment, folder: Path) -> tuple[str, str]:
-    """A node that was never registered, and one whose key was revoked: both give up."""
+    """A node that was never registered, and one whose key was revoked: both wait and say for what."""
     processes = []
-    for i, name in enumerate(("stranger", "revoked")):
+    for name in ("stranger", "revoked"):
         key = keys.make_node_key(made.at.root / name)
         if name == "revoked":
             public = register.read_public_keys(_silos_file(folder, name, key))[name]
-            with link.control(made.address, made.tls.ca) as client:
+            with link.control(made.control, made.at.keys) as client:
                 link.register(client, name, public)
                 assert link.unregister(client, {public}) == [name]
         command = [a.replace(str(made.node_keys["client-00"]), str(key)) for a in made.node_command("client-00")]
-        command[command.index("--port") + 1] = str(made.ports.nodes["client-00"] + 18 + 20 * i)
-        processes.append(start(made, name, [*command, "--max-retries", "1"]))
+        processes.append(start(made, name, command))
     try:
-        wait_until(lambda: all(p.poll() is not None for p in processes), 60, "the strangers give up")
+        wait_until(lambda: all(log_of(made, n) for n in ("stranger", "revoked")), 60, "the strangers are told")
     finally:
         for process in processes:
             end(process)
     return log_of(made, "stranger"), log_of(made, "revoked")
-
-
-def _hostile_run(made: Deployment, folder: Path) -> dict[str, str]:
-    """An unsigned bundle that reads what it can, on trusting nodes and on one that runs whatever comes."""
-    silos = made.at.root / "silos"
-    key = keys.make_node_key(made.at.keys / "careless")
-    with link.control(made.address, made.tls.ca) as client:
-        public = register.read_public_keys(_silos_file(folder, "careless", key))["careless"]
-        link.register(client, "careless", public)
-    command = [a.replace(str(made.node_keys["client-00"]), str(key)) for a in made.node_command("client-00")]
-    at = command.index("--trusted-entities")
-    del command[at : at + 2]
-    command[command.index("--port") + 1] = str(made.ports.nodes["client-00"] + 19)
-    with _shut(silos):
-        careless = start(made, "careless", command, without_power_over_files if ROOT else None)
-        try:
-            project = write_project(
-                folder / "hostile", {"experiment": str(silos), "folder": str(folder / "loot.json"), "nodes": 3}
-            )
-            (project / "modicum_run" / "server_app.py").write_text(HOSTILE_SERVER)
-            (project / "modicum_run" / "client_app.py").write_text(HOSTILE_CLIENT)
-            with link.control(made.address, made.tls.ca) as client:
-                link.start_run(client, project)
-            wait_until((folder / "loot.json").exists, 120, "the hostile run")
-            wait_until(lambda: bool((folder / "loot.json").read_text()), 5, "its loot")
-        finally:
-            end(careless)
-    loot: dict[str, str] = json.loads((folder / "loot.json").read_text())
-    return loot
-
-
-@contextmanager
-def _shut(silos: Path) -> Iterator[None]:
-    """The silos' folder as the node's user finds it: another user's.
-
-    Only root can give files away. For anyone else the folder is closed to its own user instead, which stops the
-    same reads by the same check of the kernel.
-    """
-    mode, everything = silos.stat().st_mode, (silos, *silos.rglob("*"))
-    if ROOT:
-        for path in everything:
-            os.chown(path, OTHER_USER, OTHER_USER)
-    silos.chmod(0o700 if ROOT else 0)
-    try:
-        yield
-    finally:
-        silos.chmod(mode)
-        if ROOT:
-            for path in everything:
-                os.chown(path, 0, 0)
 
 
 def _silos_file(folder: Path, name: str, key: Path) -> Path:
@@ -276,56 +185,36 @@ def test_silos_and_server_agree_on_what_was_released(played: Played) -> None:
 
 
 def test_a_stranger_and_a_revoked_node_get_nothing(played: Played) -> None:
-    assert played.nodes == {*played.made.budgets, "careless"}
+    assert played.nodes == set(played.made.budgets)
     for said in played.strangers:
-        assert "Failed to activate SuperNode" in said
-        assert "Receiving" not in said
+        assert "it does not know this node's key" in said
+        assert "connected" not in said
 
 
 def test_a_man_in_the_middle_hears_nothing(played: Played) -> None:
     assert played.impostor.refusals > 0
     assert played.impostor.heard == b""
-    assert "Receiving" not in played.victim
+    assert "connected" not in played.victim
 
 
-def test_nodes_refuse_a_bundle_that_nobody_signed(played: Played) -> None:
-    for name in ("client-00", "client-01"):
-        assert played.loot[name] == f"error {INVALID_FAB}"
-        assert "FAB" in log_of(played.made, f"node-{name}")
+def test_a_hospital_opens_no_port(played: Played) -> None:
+    """So that no other user of its machine finds a task to take; that ports are seen, the server's two show."""
+    assert played.ports == {name: 2 if name == "superlink" else 0 for name in played.made.crew.members}
 
 
-def test_a_bundle_that_runs_cannot_read_another_user_s_data(played: Played) -> None:
-    loot = json.loads(played.loot["careless"])
-    assert loot["files"] == []
-    assert set(loot["errors"]) == {"PermissionError"}
+def test_a_message_that_is_no_question_never_reaches_the_silo(played: Played) -> None:
+    from flwr.app import ConfigRecord, RecordDict
+
+    made, key = played.made, played.made.node_keys["client-00"]
+    node = Node(made.address, made.tls.ca, key, played.folder / "none.sock", silent)
+    odd = [{}, {"x": ConfigRecord({"a": 1})}, {"about": ConfigRecord({"kind": 99})}]
+    for content in (*odd, {"about": ConfigRecord({"kind": "import os"})}):
+        assert node.answer(RecordDict(content)) == Answer(refused=Code.UNAVAILABLE)  # type: ignore[arg-type]
 
 
 def test_nothing_is_left_running(played: Played) -> None:
     assert played.left == []
     assert not played.made.sockets.exists()
-
-
-@pytest.mark.soak
-def test_plain_flwr_run_works_where_nodes_want_no_signature(tmp_path: Path) -> None:
-    with alone():
-        made = deployment(tmp_path, RECORD_LEVEL)
-        signed = made.node_command
-
-        def unsigned(name: str) -> list[str]:
-            command = signed(name)
-            at = command.index("--trusted-entities")
-            return command[:at] + command[at + 2 :]
-
-        def submit() -> float:
-            command = ["flwr", "run", str(made.project), "local"]
-            subprocess.run(command, env=dict(made.crew.environment), check=True, capture_output=True, timeout=60)
-            return time.monotonic()
-
-        made.node_command, made._submit = unsigned, submit  # type: ignore[method-assign]
-        with made.running(silent):
-            made.run(silent, silent)
-    expected, _ = in_process(tmp_path, RECORD_LEVEL)
-    assert _same(deployed_model(made), expected)
 
 
 @pytest.mark.heavy

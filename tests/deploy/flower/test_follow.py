@@ -60,7 +60,7 @@ def test_a_server_that_does_not_begin_is_given_up(tmp_path: Path) -> None:
 
 def test_a_new_start_forgets_what_an_earlier_server_said(tmp_path: Path) -> None:
     say(tmp_path, "failed", "of old")
-    note_start(tmp_path, Started(7, "127.0.0.1:1", "ca.crt"))
+    note_start(tmp_path, Started(7, "127.0.0.1:1", "keys"))
     assert status_of(tmp_path)["state"] == "waiting"
 
 

@@ -54,7 +54,7 @@ class Crew:
                     stderr=log,
                     env=dict(self.environment),
                     start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the others
-                    preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                    preexec_fn=die_with_parent if sys.platform == "linux" else None,
                 )
             except OSError as error:
                 raise UserError(f"cannot start {member.command[0]}: {error.strerror}") from None
@@ -115,6 +115,6 @@ def _signal(pid: int, signum: int) -> None:
         os.kill(pid, signum)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Linux tells a child when its parent is gone, even where the parent was killed."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from modicum.config import Config, read
 from modicum.core.store import write_durably
 from modicum.deploy.flower import link
-from modicum.deploy.flower.project import LOG_FILE, STATUS
+from modicum.deploy.flower.project import LOG_FILE, STATUS, read_settings
 from modicum.errors import UserError
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
@@ -29,33 +28,27 @@ class Started:
 
     run_id: int
     superlink: str
-    ca: str
+    keys: str  # the folder with the authority's certificate and the operator's token
 
 
 def run_folder(project: Path) -> Path:
     """Where the server of a project keeps its run."""
-    return Path(_settings(project)["folder"])
+    return Path(read_settings(project)["folder"])
 
 
 def registered(project: Path) -> Path:
     """The file with the names and keys of who takes part."""
-    return Path(_settings(project)["silos"])
+    return Path(read_settings(project)["silos"])
+
+
+def control(project: Path) -> str:
+    """Where the project's SuperLink takes orders, on this machine."""
+    return read_settings(project)["control"]
 
 
 def planned(project: Path) -> Config:
     """The project's experiment as it is now."""
-    return read(_settings(project)["experiment"])
-
-
-def _settings(project: Path) -> dict[str, str]:
-    try:
-        tables = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
-        found = tables["tool"]["flwr"]["app"]["config"]
-        return {name: str(Path(found[name])) for name in ("folder", "experiment", "silos")}
-    except OSError:
-        raise UserError(f"there is no project in {project}: `modicum flower init` makes one") from None
-    except (KeyError, TypeError, ValueError):
-        raise UserError(f"{project / 'pyproject.toml'} is not a project of `modicum flower init`") from None
+    return read(read_settings(project)["experiment"])
 
 
 def note_start(folder: Path, started: Started) -> None:
@@ -113,8 +106,8 @@ def stop(folder: Path) -> int:
         started = Started(**json.loads((folder / STARTED).read_bytes()))
     except (OSError, ValueError, TypeError):
         raise UserError(f"no run was started in {folder}: `modicum flower start` starts one") from None
-    link.wait_for(started.superlink, Path(started.ca), 10)
-    with link.control(started.superlink, Path(started.ca)) as client:
+    link.wait_for(started.superlink, Path(started.keys), 10)
+    with link.control(started.superlink, Path(started.keys)) as client:
         link.stop_run(client, started.run_id)
     write_durably(
         folder / STATUS, json.dumps({"state": "stopped", "said": "stopped on request", "pid": 0}).encode()

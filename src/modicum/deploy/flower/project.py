@@ -1,15 +1,17 @@
-"""The Flower project that `flwr run` takes: two files that point at this library, and the run's settings."""
+"""A run's settings, in the form of the Flower project that a SuperLink starts. No code is shipped with them."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
 from modicum.errors import UserError
 
-PUBLISHER, NAME, VERSION, PACKAGE = "modicum", "modicum-run", "1.0.0", "modicum_run"
+PUBLISHER, NAME, VERSION = "modicum", "modicum-run", "1.0.0"
 FLWR = "1.41.0"
+CONTROL = "127.0.0.1:8001"  # where operators and running servers reach the SuperLink
 STATUS = "status.json"  # in the run folder: how the server is doing
 LOG_FILE = "server.log"  # in the run folder: what it said on the way
 
@@ -29,59 +31,61 @@ packages = ["."]
 
 [tool.flwr.app]
 publisher = "{publisher}"
-fab-include = ["{package}/*.py"]
 
 [tool.flwr.app.components]
-serverapp = "{package}.server_app:app"
-clientapp = "{package}.client_app:app"
+serverapp = "modicum.deploy.flower.server_app:run"  # named because Flower asks for it: installed, never shipped
+clientapp = "modicum.deploy.flower.node:Node"
 
 [tool.flwr.app.config]
 {config}
 """
 
-SERVER = '''"""Drives the run. All of it lives in the library that is installed beside the SuperLink."""
-
-from modicum.deploy.flower.server_app import app
-
-__all__ = ["app"]
-'''
-
-CLIENT = '''"""Carries proposals to this node's silo, which decides, and its answers back."""
-
-from modicum.deploy.flower.client_app import app
-
-__all__ = ["app"]
-'''
-
 
 def settings(
-    experiment: Path, folder: Path, silos: Path, *, joining: float = 300, round: float = 3600
+    experiment: Path,
+    folder: Path,
+    silos: Path,
+    *,
+    joining: float = 300,
+    round: float = 3600,
+    control: str = CONTROL,
 ) -> dict[str, str | float]:
-    """What the ServerApp is told: paths on the server's machine, and how long it waits."""
+    """What a run's server is told: paths on its machine, how long it waits, and where its SuperLink is."""
     return {
         "experiment": str(experiment.absolute()),
         "folder": str(folder.absolute()),
         "silos": str(silos.absolute()),
         "joining": float(joining),
         "round": float(round),
+        "control": control,
     }
 
 
 def write_project(folder: Path, config: Mapping[str, str | float]) -> Path:
-    """The project's folder, ready for `flwr run`."""
-    package = folder / PACKAGE
+    """The project's folder, ready for `modicum flower start`."""
     try:
-        package.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         lines = "\n".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in config.items())
         (folder / "pyproject.toml").write_text(
-            PYPROJECT.format(
-                name=NAME, version=VERSION, publisher=PUBLISHER, package=PACKAGE, flwr=FLWR, config=lines
-            ),
+            PYPROJECT.format(name=NAME, version=VERSION, publisher=PUBLISHER, flwr=FLWR, config=lines),
             encoding="utf-8",
         )
-        (package / "__init__.py").write_text("", encoding="utf-8")
-        (package / "server_app.py").write_text(SERVER, encoding="utf-8")
-        (package / "client_app.py").write_text(CLIENT, encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror}: choose another folder") from None
     return folder
+
+
+def read_settings(project: Path) -> dict[str, str]:
+    """A project's settings, each as text.
+
+    Raises:
+        UserError: There is no project in the folder, or another one.
+    """
+    try:
+        tables = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+        found = {name: str(value) for name, value in tables["tool"]["flwr"]["app"]["config"].items()}
+        return {"control": CONTROL, **found, **{name: found[name] for name in ("folder", "experiment", "silos")}}
+    except OSError:
+        raise UserError(f"there is no project in {project}: `modicum flower init` makes one") from None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise UserError(f"{project / 'pyproject.toml'} is not a project of `modicum flower init`") from None

@@ -1,4 +1,4 @@
-"""The ServerApp: an experiment file, a folder for the run, and the public keys of the silos that take part."""
+"""The server of a run: an experiment file, a folder for the run, and the public keys of the silos in it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flwr.serverapp import ServerApp
-
 from modicum.deploy.flower.project import LOG_FILE, STATUS
 from modicum.errors import UserError
 
-app = ServerApp()
 LOG = logging.getLogger("modicum.flower")
-
-
-@app.main()  # type: ignore[untyped-decorator, unused-ignore]
-def main(grid: Any, context: Any) -> None:
-    """What Flower calls on the server: the run of its configuration."""
-    run(grid, {key: str(value) for key, value in context.run_config.items()})
 
 
 def run(grid: Any, settings: dict[str, str]) -> None:

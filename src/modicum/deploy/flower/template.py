@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from modicum.data import federate, load
-from modicum.deploy.flower import keys, link, register
+from modicum.deploy.flower import gate, keys, register
 from modicum.deploy.flower.project import FLWR, settings, write_project
 from modicum.deploy.silo.signing import make_signing_key, public_text
 from modicum.errors import UserError
@@ -83,15 +83,20 @@ Flower {flwr}. Everything below was made by `modicum flower init`; keys are in `
 ## On one machine
 
 ```
-{superlink} &
-{first}{start}
+modicum flower superlink app{listen} &
+modicum flower register app
+{silos}modicum flower start app
 ```
 
 ## On several machines
 
-Each silo needs `experiment.toml`, its own file from `silos/`, its own key `keys/NAME`, `keys/ca.crt` and
-`keys/trusted.yaml`. The server keeps `app/`, `keys/server.*`, `keys/bundle` and `keys/silos.toml`.
-Run `modicum silo serve` as one user and `flower-supernode` as another: see docs/deploy.md.
+Each silo needs `experiment.toml`, its own file from `silos/`, its own key `keys/NAME` and `keys/ca.crt`. The
+server keeps `app/`, `experiment.toml`, `keys/server.*`, `keys/ca.crt`, `keys/control.token` and `keys/silos.toml`.
+Run `modicum silo serve` as one user and `modicum flower node` as another: see docs/deploy.md.
+
+Whoever has `keys/control.token` starts runs on the server. Flower's own `flower-superlink` asks nobody for a
+token, and Flower's own `flower-supernode` runs the code that its server sends: either in place of the commands
+above opens **remote code execution** to whoever reaches its port.
 """
 
 
@@ -110,7 +115,7 @@ def write_template(folder: Path, names: Sequence[str], host: str, port: int, *, 
     keys.make_tls(at, tuple(dict.fromkeys((host, "127.0.0.1", "localhost"))))
     pairs = {name: keys.make_node_key(at / name) for name in names}
     register.write_public_keys(at / "silos.toml", pairs)
-    link.write_trusted(at / "trusted.yaml", make_signing_key(at / "bundle"))
+    gate.make_token(at)
     (folder / "silos").mkdir(parents=True, exist_ok=True)
     (folder / "flower").mkdir(exist_ok=True)
     for name in names:
@@ -118,7 +123,9 @@ def write_template(folder: Path, names: Sequence[str], host: str, port: int, *, 
         (folder / "silos" / f"{name}.toml").write_text(SILO.format(name=name, **own), encoding="utf-8")
     experiment = _experiment(folder / "silos", names, secure=secure)
     (folder / "experiment.toml").write_text(experiment, encoding="utf-8")
-    write_project(folder / "app", settings(folder / "experiment.toml", folder / "server", at / "silos.toml"))
+    control = f"127.0.0.1:{port + 1}"
+    chosen = settings(folder / "experiment.toml", folder / "server", at / "silos.toml", control=control)
+    write_project(folder / "app", chosen)
     readme = _readme(names, host, port) + (SECURE_README if secure else "")
     (folder / "README.md").write_text(readme, encoding="utf-8")
 
@@ -145,23 +152,10 @@ def _write_records(folder: Path, names: Sequence[str]) -> dict[str, int]:
 
 
 def _readme(names: Sequence[str], host: str, port: int) -> str:
-    address = f"{host}:{port}"
-    bind = host if host == "127.0.0.1" else "0.0.0.0"
-    superlink = (
-        f"flower-superlink --host {bind} --port {port} --ssl-ca-certfile keys/ca.crt "
-        "--ssl-certfile keys/server.crt --ssl-keyfile keys/server.key --enable-supernode-auth "
-        "--database flower/link.db --disable-runtime-dependency-installation"
-    )
-    start = (
-        f"modicum flower start app --superlink {address} --ca keys/ca.crt --silos keys/silos.toml "
-        "--key keys/bundle --database flower/link.db"
-    )
+    address, bind = f"{host}:{port}", host if host == "127.0.0.1" else "0.0.0.0"
     lines = []
-    for i, name in enumerate(names, start=1):
+    for name in names:
         lines.append(f"modicum silo serve silos/{name}.toml &\n")
-        lines.append(
-            f"flower-supernode --superlink {address} --root-certificates keys/ca.crt "
-            f"--auth-supernode-private-key keys/{name} --trusted-entities keys/trusted.yaml --host 127.0.0.1 "
-            f'--port {port + i} --node-config "silo=\\"$PWD/silos/{name}.sock\\"" &\n'
-        )
-    return README.format(count=len(names), flwr=FLWR, superlink=superlink, first="".join(lines), start=start)
+        files = f"--ca keys/ca.crt --key keys/{name} --silo silos/{name}.sock"
+        lines.append(f"modicum flower node {address} {files} &\n")
+    return README.format(count=len(names), flwr=FLWR, listen=f" --listen {bind}:{port}", silos="".join(lines))

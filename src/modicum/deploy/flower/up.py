@@ -17,7 +17,7 @@ from typing import Any
 from modicum.config import Config, federation, to_toml
 from modicum.config.schema import SiloTerms
 from modicum.config.write import toml_value
-from modicum.deploy.flower import keys, link, register
+from modicum.deploy.flower import gate, keys, link, register
 from modicum.deploy.flower.crew import Crew
 from modicum.deploy.flower.follow import BEGIN, OnRound, new_rounds, status_of
 from modicum.deploy.flower.project import STATUS, settings, write_project
@@ -74,10 +74,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Ports:
-    """Where the SuperLink and each node listen, on this machine."""
+    """Where the SuperLink listens on this machine: for nodes, and for whoever has its token."""
 
-    superlink: int
-    nodes: dict[str, int]
+    nodes: int
+    control: int
 
 
 class Deployment:
@@ -92,16 +92,15 @@ class Deployment:
         self.config = config = replace(config, run=replace(config.run, silos=self._agreed(made)))
         self.terms = Terms(config, tuple(sorted(self.budgets)))
         self.spec = self.terms.spec
-        self.ports = _ports(port, list(self.budgets))
-        self.address = f"{HOST}:{self.ports.superlink}"
+        self.ports = _ports(port)
+        self.address, self.control = f"{HOST}:{self.ports.nodes}", f"{HOST}:{self.ports.control}"
         self.submissions = 0
         self.sockets = Path(tempfile.mkdtemp(prefix="modicum-"))
         self._write(wait)
-        home = self.at.root / "flower"
-        link.connection_file(home, "local", self.address, self.tls.ca)
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         base = {**os.environ, "PATH": path, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        self.crew = Crew(self.at.root / "logs", link.environment(home, base), MARK)
+        home = str(self.at.database.parent)
+        self.crew = Crew(self.at.root / "logs", {**base, **link.QUIET, MARK: home}, MARK)
 
     def _agreed(self, made: Federation) -> dict[str, SiloTerms]:
         """Here one machine holds all records, so it can write down what silos would agree on."""
@@ -122,11 +121,11 @@ class Deployment:
         keys.check_tls(self.tls)
         self.node_keys = {name: keys.make_node_key(at.keys / name) for name in self.budgets}
         register.write_public_keys(at.keys / "silos.toml", self.node_keys)
-        self.signing_key = make_signing_key(at.keys / "bundle")
-        link.write_trusted(at.keys / "trusted.yaml", self.signing_key)
+        gate.make_token(at.keys)
         for name, budget in self.budgets.items():
             at.silo(name).write_text(self._silo_file(name, budget), encoding="utf-8")
-        chosen = settings(at.experiment, at.server, at.keys / "silos.toml", joining=300, round=wait)
+        register_file = at.keys / "silos.toml"
+        chosen = settings(at.experiment, at.server, register_file, round=wait, control=self.control)
         self.project = write_project(at.root / "app", chosen)
 
     def socket(self, name: str) -> Path:
@@ -174,8 +173,8 @@ class Deployment:
         for name in self.budgets:
             self.crew.start(f"silo-{name}", _modicum("silo", "serve", str(self.at.silo(name))))
         self.crew.start("superlink", self.superlink_command())
-        link.wait_for(self.address, self.tls.ca, 90, tell=None, alive=lambda: self.crew.alive("superlink"))
-        with link.control(self.address, self.tls.ca) as client:
+        link.wait_for(self.control, self.at.keys, 90, tell=None, alive=lambda: self.crew.alive("superlink"))
+        with link.control(self.control, self.at.keys) as client:
             for name, key in register.read_public_keys(self.at.keys / "silos.toml").items():
                 link.register(client, name, key)
         for name in self.budgets:
@@ -183,24 +182,13 @@ class Deployment:
         self._wait_for_silos()
 
     def superlink_command(self) -> list[str]:
-        """What starts the SuperLink, with TLS and authenticated nodes."""
-        tls = self.tls
-        return [
-            *("flower-superlink", "--host", HOST, "--port", str(self.ports.superlink)),
-            *("--ssl-ca-certfile", str(tls.ca), "--ssl-certfile", str(tls.certificate)),
-            *("--ssl-keyfile", str(tls.key), "--enable-supernode-auth"),
-            *("--database", str(self.at.database), "--disable-runtime-dependency-installation"),
-        ]
+        """What starts the SuperLink."""
+        return _modicum("flower", "superlink", str(self.project), "--listen", self.address)
 
     def node_command(self, name: str) -> list[str]:
         """What starts the node of a silo."""
-        return [
-            *("flower-supernode", "--superlink", self.address, "--root-certificates", str(self.tls.ca)),
-            *("--auth-supernode-private-key", str(self.node_keys[name])),
-            *("--trusted-entities", str(self.at.keys / "trusted.yaml")),
-            *("--host", HOST, "--port", str(self.ports.nodes[name])),
-            *("--node-config", f'silo="{self.socket(name)}"'),
-        ]
+        files = ("--ca", str(self.tls.ca), "--key", str(self.node_keys[name]), "--silo", str(self.socket(name)))
+        return _modicum("flower", "node", self.address, *files)
 
     def _wait_for_silos(self, seconds: float = 180) -> None:
         until = time.monotonic() + seconds
@@ -241,11 +229,9 @@ class Deployment:
         if self.submissions > SUBMISSIONS:
             raise UserError(f"the server keeps dying: its log is in {self.crew.logs / 'superlink.log'}")
         (self.at.server / STATUS).unlink(missing_ok=True)
-        link.wait_for(self.address, self.tls.ca, 60)
-        # Handed over each time: whoever reaches the control API can put another app in its place.
-        link.publish(self.project, self.at.database, self.signing_key)
-        with link.control(self.address, self.tls.ca) as client:
-            link.start_signed_run(client, self.project)
+        link.wait_for(self.control, self.at.keys, 60)
+        with link.control(self.control, self.at.keys) as client:
+            link.start_run(client, self.project)
         return time.monotonic()
 
     def status(self) -> dict[str, Any]:
@@ -270,18 +256,13 @@ def _modicum(*arguments: str) -> list[str]:
     return [sys.executable, "-c", "from modicum.cli import main; main()", *arguments]
 
 
-def _ports(superlink: int | None, names: list[str]) -> Ports:
-    """Free ports; a SuperLink port that is asked for must be free."""
-    if superlink is not None and not _free(superlink):
-        raise UserError(f"port {superlink} is in use: choose another with --port")
-    held: list[socket.socket] = []
-    try:
-        held += [socket.create_server((HOST, 0)) for _ in range(len(names) + 1)]
-        found = [s.getsockname()[1] for s in held]
-    finally:
-        for s in held:
-            s.close()
-    return Ports(superlink or found[0], dict(zip(names, found[1:], strict=True)))
+def _ports(nodes: int | None) -> Ports:
+    """Free ports; one that is asked for must be free."""
+    if nodes is not None and not _free(nodes):
+        raise UserError(f"port {nodes} is in use: choose another with --port")
+    with socket.create_server((HOST, 0)) as first, socket.create_server((HOST, 0)) as second:
+        found = [s.getsockname()[1] for s in (first, second)]
+    return Ports(nodes or found[0], found[1])
 
 
 def _free(port: int) -> bool:

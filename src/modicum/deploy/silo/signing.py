@@ -1,6 +1,6 @@
 """A silo's own Ed25519 key, which signs what it says in secure aggregation.
 
-Not the key of its Flower node: the app that a server ships runs as the node's user and can read that one. The
+Not the key of its Flower node, which talks to the network and can read that one. The
 public half stands in the agreed experiment file, so no server chooses who counts as a silo.
 """
 

@@ -1,0 +1,126 @@
+"""What of a SuperLink's HTTP interface is let through, and to whom. Everything that is not named here is refused.
+
+Flower serves nodes, operators and running apps on one port, and asks operators for nothing: whoever reaches
+StartRun runs code on the server. So the port that the network reaches passes a node's own calls alone, which
+Flower authenticates by the node's key; operators and apps have a port on loopback, where an operator shows a token
+and an app the token of its task.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from modicum.deploy.silo.signing import write_secret
+from modicum.errors import UserError
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+TOKEN = "control.token"  # beside the server's keys
+LENGTH = 32  # bytes of randomness in a token
+
+
+def _paths(interface: str, names: str) -> frozenset[str]:
+    return frozenset(f"/v1/{interface}/{name}" for name in names.split())
+
+
+NODES = _paths(
+    "fleet",
+    "activate-node deactivate-node send-node-heartbeat pull-messages push-messages push-object pull-object "
+    "confirm-message-received",
+)
+OPERATORS = _paths("control", "start-run stop-run list-nodes register-node unregister-node")
+APPS = _paths(
+    "runtime",
+    "pull-task-input push-task-output send-task-heartbeat get-nodes push-messages pull-messages push-object "
+    "pull-object confirm-message-received",
+)  # tasks are handed out in the SuperLink's own process, so nobody acquires one over HTTP
+HEALTH = "/health"
+
+
+class Gate:
+    """Stands before Flower's own app and reads no byte of a request that it does not pass on.
+
+    Args:
+        app: Flower's ASGI app.
+        control: port on loopback; requests that arrive at any other port are taken for the network's.
+        token: what an operator has to show.
+    """
+
+    def __init__(self, app: App, control: int, token: str) -> None:
+        self.app, self.control = app, control
+        self._token = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            return await send({"type": "websocket.close", "code": 1008})
+        status = self._status(scope)
+        if status == 200:
+            return await self.app(scope, receive, send)
+        return await _refuse(send, status)
+
+    def _status(self, scope: Scope) -> int:
+        path, method = str(scope["path"]), str(scope["method"])
+        if path == HEALTH and method in ("GET", "HEAD"):
+            return 200
+        if method != "POST":
+            return 404
+        if (scope.get("server") or ("", 0))[1] != self.control:
+            return 200 if path in NODES else 404
+        if path in OPERATORS:
+            return 200 if self._shown(scope) else 401
+        return 200 if path in APPS else 404
+
+    def _shown(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        return len(given) == 1 and hmac.compare_digest(given[0], self._token)
+
+
+async def _refuse(send: Send, status: int) -> None:
+    headers = [(b"content-length", b"0"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def make_token(folder: Path) -> Path:
+    """The operator's token in the folder of the server's keys, kept if there already."""
+    path = folder / TOKEN
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_secret(path, secrets.token_urlsafe(LENGTH).encode() + b"\n")
+    return path
+
+
+def read_token(folder: Path) -> str:
+    """The operator's token.
+
+    Raises:
+        UserError: It cannot be read, others can read it too, or it is too short to be one.
+    """
+    path = folder / TOKEN
+    try:
+        with open(path, encoding="ascii") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read().strip()
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or "not a token"
+        raise UserError(
+            f"cannot read {path} ({said}): `modicum flower superlink` makes it, for its own user"
+        ) from None
+    if mode & 0o077:
+        raise UserError(
+            f"others can read {path}, and whoever has it starts runs on the server: delete it, restart "
+            "`modicum flower superlink`, which makes a new one"
+        )
+    if len(text) < LENGTH:
+        raise UserError(f"{path} is too short for a token: delete it and restart `modicum flower superlink`")
+    return text

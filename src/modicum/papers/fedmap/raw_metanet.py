@@ -1,0 +1,220 @@
+"""FedMAP as printed (Alg. 1), for faithful mode: C and σ from raw gradients, minibatch by minibatch. ε = ∞.
+
+Each client has its own network, fed with four figures of the batch's raw gradients. Its loss is λ·(ε̂ − ε_target)²
+(Eqs. 11, 12): the task loss does not reach (C, σ), and β·ε_global (Eq. 14) has no gradient, so that is all that
+trains. Where the paper is silent the choices are fields here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from modicum.core.clips import Flat
+from modicum.core.facts import ClientFacts
+from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened
+from modicum.core.needs import Need
+from modicum.core.optimisers import Adam, Optimiser
+from modicum.core.parts import ClientKit, Job, Opening, State
+from modicum.mechanisms import common
+from modicum.mechanisms.possible import around
+from modicum.mechanisms.record_local import GRADIENT, RecordLocal
+from modicum.privacy.events import Block, NoSampling, Origin, Release
+from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
+from modicum.privacy.spec import PrivacySpec
+
+SIGMA = "raw-sigma"
+UNCLIPPED = 1e12
+FIGURES = 4
+SEEN = 5
+LARGEST = 1e6
+
+
+class MetaNetwork:
+    """Five vectors of four figures → (C, σ), as `network` computes it; `weights` are those before round one."""
+
+    def __init__(self, weights: Mapping[str, Tensor], forward: Any, trains: Sequence[str]) -> None:
+        self.weights, self.forward, self.trains = dict(weights), forward, tuple(trains)
+
+
+@dataclass(frozen=True)
+class RawMetaNet:
+    """Alg. 1. The noise on gradients is worth something; σ_i, a function of raw gradients, is sent beside it."""
+
+    inner: RecordLocal  # batch, steps and sampler
+    network: MetaNetwork = field(repr=False, compare=False, hash=False)
+    target: float = 1.0  # ε_target
+    weight: float = 0.1  # λ
+    global_weight: float = 0.1  # β: of ε_global, whose gradient is 0
+    lr: float = 1e-4  # of the network, by Adam
+    clip: float = 1.0  # scale of C, and of σ over the batch: the paper gives none
+
+    purpose = GRADIENT
+    individuals = True
+    cohort_rate = None
+    offers: tuple[Need, ...] = ()
+
+    @property
+    def spec(self) -> PrivacySpec:
+        return self.inner.spec
+
+    def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:  # noqa: ARG002
+        return PrivacyPlan(client=facts.name, spec=self.spec, budget=math.inf, guard=Guard.NONE)
+
+    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:  # noqa: ARG002
+        return dict(chosen)
+
+    def events(
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
+    ) -> tuple[Release, ...]:
+        del facts, plan, kit, participation
+        return (self._sent(broadcast),)
+
+    def _sent(self, broadcast: Broadcast) -> Release:
+        return Release(
+            client=broadcast.client,
+            round=broadcast.round,
+            spec=self.spec,
+            blocks=(Block(SIGMA, 1.0, 0.0),),
+            sampler=NoSampling(),
+        )
+
+    def expected(
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
+    ) -> Expected:
+        del facts, plan, broadcast, participation
+        gain = kit.training.optimiser.gains(1)[0]
+        return Expected(NoiseFacts(0.0, gain), math.inf, {}, {"sigma": around(LARGEST / 2, LARGEST / 2)})
+
+    def first(self) -> tuple[float, float]:
+        """(C, σ) before any gradient was seen: a function of public weights alone."""
+        return _Own.of(None, self).decided()
+
+    def as_told(
+        self, message: Noised, told: Broadcast, facts: ClientFacts, optimiser: Optimiser
+    ) -> tuple[float, float]:
+        """σ is sent and C is not: an attacker takes C/σ for what the public network fixes before round one."""
+        del told
+        sigma = message.metrics["sigma"]
+        bound, first_sigma = self.first()
+        steps = max(1, self.inner.total_steps(facts) // facts.participations)
+        return sigma * bound / first_sigma, sigma**2 * optimiser.gains(steps)[1]
+
+    def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
+        return [self._client(job, kit) for job in jobs]
+
+    def _client(self, job: Job, kit: ClientKit) -> tuple[Message, State]:
+        first = common.start(job, kit)
+        theta, before = first[None].clone(), first
+        own = _Own.of(job.state.get("metanet"), self)
+        batch_size = self.inner.expected_batch(job.facts)
+        targets = kit.training.targets(job.records, job.state, kit.backend)
+        records = type(job.records)(job.records.x, targets)
+        for step in range(self.inner.steps_in(job.facts, job.participation)):
+            bound, sigma = own.decided()
+            event = self._step(job, bound, batch_size * sigma / bound, step)
+            job.door.reserve(event)
+            batch = records.take(job.door.sample(event, step, len(records)))
+            losses = kit.training.losses
+            raw, norms = kit.backend.clipped_sums(theta, [batch], losses, [Flat(UNCLIPPED)])
+            clipped, _ = kit.backend.clipped_sums(theta, [batch], losses, [Flat(bound)])
+            noised = job.door.release(event, step, {GRADIENT: clipped[0]})[GRADIENT] / batch_size
+            own.see(figures(raw[0], norms[0], theta[0] - before))
+            own.learn(self)
+            before = theta[0].clone()
+            kit.training.optimiser.step(theta, noised[None], [], step)
+        sent = job.door.release(self._sent(job.broadcast), 0, {SIGMA: torch.tensor([own.decided()[1]])})[SIGMA]
+        update = common.shared_part(theta[0] - first, job, kit)
+        message = Noised(job.facts.name, job.broadcast.round, update, {}, {"sigma": float(sent.item())})
+        return message, {**common.keep_personal(job, kit, theta[0]), "metanet": own.to_dict()}
+
+    def _step(self, job: Job, bound: float, multiplier: float, step: int) -> Release:
+        """z = Bσ/C: what the noise on the mean gradient is worth for one record."""
+        return Release(
+            client=job.facts.name,
+            round=job.broadcast.round,
+            step=step,
+            spec=self.spec,
+            blocks=(Block(GRADIENT, bound, multiplier),),
+            sampler=self.inner.sampler(job.facts),
+            bound_origin=Origin.RELEASED,
+            noise_origin=Origin.RELEASED,
+        )
+
+    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
+        return common.opened(messages, context)
+
+
+def figures(total: Tensor, norms: Tensor, drift: Tensor) -> list[float]:
+    """h = (D, Δ, Drift, VarGrad) of the batch's raw gradients. D is VarGrad·B/(B − 1): three figures, not four."""
+    size = max(len(norms), 1)
+    mean = total.double() / size
+    spread = max(0.0, float(norms.double().square().mean() if len(norms) else 0.0) - float(mean.square().sum()))
+    largest = float(norms.max()) if len(norms) else 0.0
+    values = (spread * size / max(size - 1, 1), largest, float(drift.norm()), spread)
+    return [math.log1p(min(v, 1e12)) if math.isfinite(v) else math.log1p(1e12) for v in values]  # scaling: ours
+
+
+@dataclass
+class _Own:
+    """One client's network as it goes on learning."""
+
+    network: MetaNetwork
+    weights: dict[str, Tensor]
+    adam: dict[str, list[Tensor]]
+    history: list[list[float]]
+    updates: int
+    clip: float
+
+    @classmethod
+    def of(cls, saved: dict[str, Any] | None, made: RawMetaNet) -> _Own:
+        weights = {**made.network.weights, **(saved["weights"] if saved else {})}
+        zeros = {n: [torch.zeros_like(weights[n]) for _ in (0, 1)] for n in made.network.trains}
+        if saved is None:
+            return cls(made.network, weights, zeros, [], 0, made.clip)
+        return cls(made.network, weights, saved["adam"], saved["history"], saved["updates"], made.clip)
+
+    def to_dict(self) -> dict[str, Any]:
+        trained = {n: self.weights[n] for n in self.network.trains}
+        return {"weights": trained, "adam": self.adam, "history": self.history, "updates": self.updates}
+
+    def outputs(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """(C, σ): positive by a softplus, which the paper does not name."""
+        rows = torch.zeros(1, SEEN, FIGURES)
+        for i, row in enumerate(self.history):
+            rows[0, i] = torch.tensor(row)
+        mask = (torch.arange(SEEN) < len(self.history))[None]
+        return self.clip * (softplus(self.network.forward(weights, rows, mask)[0, :2]) + 1e-3)
+
+    def decided(self) -> tuple[float, float]:
+        with torch.no_grad():
+            bound, sigma = self.outputs(self.weights).tolist()
+        return bound, sigma
+
+    def see(self, row: list[float]) -> None:
+        self.history = [*self.history, row][-SEEN:]
+
+    def learn(self, made: RawMetaNet) -> None:
+        """One Adam step on λ·(ε̂ − ε_target)²; (14) and the task loss add exactly nothing."""
+        leaves = {n: w.clone().requires_grad_(n in self.network.trains) for n, w in self.weights.items()}
+        loss = made.weight * privacy_loss(self.outputs(leaves), made.target, made.spec.delta)
+        gradients = torch.autograd.grad(loss, [leaves[n] for n in self.network.trains], allow_unused=True)
+        for name, gradient in zip(self.network.trains, gradients, strict=True):
+            if gradient is not None:
+                weight = self.weights[name].clone().reshape(1, -1)
+                flat = [b.reshape(1, -1) for b in self.adam[name]]
+                Adam(made.lr).step(weight, gradient.reshape(1, -1), flat, self.updates)
+                self.weights[name] = weight.reshape(gradient.shape)
+                self.adam[name] = [b.reshape(gradient.shape) for b in flat]
+        self.updates += 1
+
+
+def privacy_loss(outputs: Tensor, target: float, delta: float) -> Tensor:
+    """(ε̂ − ε_target)² with ε̂ = (C/σ)·√(2 ln(1.25/δ)). Eqs. (11), (12)"""
+    return (outputs[0] / outputs[1] * math.sqrt(2 * math.log(1.25 / delta)) - target) ** 2

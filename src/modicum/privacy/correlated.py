@@ -1,0 +1,106 @@
+"""Correlated noise in plans and events: one Gaussian for a whole run, whatever order its releases depend on (R19).
+
+All of a client's releases together are x + C⁻¹z with rows z of noise σ·bound, so they cost what one Gaussian with
+multiplier σ/sensitivity costs. A plan of k releases says the same in the ledger's own words: each is worth
+z = σ·√k/sensitivity, since k Gaussians of multiplier z compose to μ = √k/z. The number by which the rows' noise
+must be larger than what a release is worth, sensitivity/√k, is the `scale`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from modicum.privacy.factors import Factor, Participation, factor_from_dict, sensitivity
+
+ROUNDING = 1e-12  # relative: a scale that was written down and read back
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a release says of its noise: the factor of its rows, and how much larger they are than its worth."""
+
+    factor: str  # digest of factor and number of steps
+    scale: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for the journal."""
+        return {"factor": self.factor, "scale": self.scale}
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """What a plan says: the factor, and the promise that its scale rests on (see `Participation`)."""
+
+    factor: Factor
+    steps: int
+    separation: int
+    scale: float  # of one row's noise over what a release is worth
+
+    @classmethod
+    def of(cls, factor: Factor, taking: Participation) -> Correlation:
+        """With the least scale that covers so many participations."""
+        scale = sensitivity(factor, taking) / math.sqrt(taking.most)
+        return cls(factor, taking.steps, taking.separation, scale)
+
+    @cached_property
+    def digest(self) -> str:
+        """Names the factor: the same for all clients whose noise is one sum's."""
+        text = json.dumps([self.factor.to_dict(), self.steps], sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def rows(self) -> Rows:
+        """What each release under this plan says."""
+        return Rows(self.digest, self.scale)
+
+    def sensitivity(self, participations: int) -> float:
+        """How far one unit moves C·x, in units of its bound."""
+        return sensitivity(self.factor, Participation(self.steps, self.separation, participations))
+
+    def problem(self, participations: int) -> str | None:
+        """Why the scale does not cover so many participations, computed anew; None where it does."""
+        needed = self.sensitivity(participations) / math.sqrt(participations)
+        if self.scale >= needed * (1 - ROUNDING):
+            return None
+        return f"its noise is scaled by {self.scale:.6g}, and the factor's sensitivity asks for {needed:.6g}"
+
+    def too_early(self, last: int | None, number: int) -> str | None:
+        """Why a unit may not be in this step, having last been in another; None where it may."""
+        if not 0 <= number < self.steps:
+            return f"step {number} is not among the {self.steps} that its factor was made for"
+        if last is not None and number - last < self.separation:
+            return f"it was in step {last}, and may be in {last + self.separation} next: {number} is too early"
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for the journal."""
+        return {
+            "factor": self.factor.to_dict(),
+            "steps": self.steps,
+            "separation": self.separation,
+            "scale": self.scale,
+        }
+
+
+def correlation_from_dict(d: dict[str, Any]) -> Correlation | None:
+    """The correlation of a planned release; None where its noise is independent, which says nothing."""
+    if "correlated" not in d:
+        return None
+    c = d["correlated"]
+    factor, (steps, separation) = factor_from_dict(c["factor"]), (int(c["steps"]), int(c["separation"]))
+    return Correlation(factor, steps, separation, float(c["scale"]))
+
+
+def rows_from_dict(d: dict[str, Any]) -> Rows | None:
+    """The same of a release."""
+    return Rows(str(d["correlated"]["factor"]), float(d["correlated"]["scale"])) if "correlated" in d else None
+
+
+def correlated_to_dict(correlated: Correlation | Rows | None) -> dict[str, Any]:
+    """Independent noise says nothing, as it always has."""
+    return {} if correlated is None else {"correlated": correlated.to_dict()}
