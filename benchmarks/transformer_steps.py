@@ -3,8 +3,8 @@
 python benchmarks/transformer_steps.py [--device cuda] [--only NAME …] [--out FILE.json] [--repeats 12]
 
 An encoder and a language model of our own, so that every library can follow, and Hugging Face's BERT and GPT-2
-with random weights where `transformers` is installed. Medians of repeated steps after warm-up; on a GPU the most memory
-that was allocated as well. Ways take turns step by step on a CPU, where other work would otherwise favour one.
+with random weights where `transformers` is installed. Medians of repeated steps after warm-up; on a GPU the most
+memory that was allocated as well, warm-up included. Ways take turns step by step on a CPU, where other work would otherwise favour one.
 """
 
 from __future__ import annotations
@@ -235,11 +235,11 @@ def on_gpu(job: Job, half: bool, repeats: int, skip: tuple[str, ...]) -> dict[st
         gc.collect()
         torch.cuda.empty_cache()
         try:
+            torch.cuda.reset_peak_memory_stats()
             step = made(job, way, "cuda", half)
             for _ in range(5):
                 step()
             torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
             times = []
             for _ in range(repeats):
                 begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
