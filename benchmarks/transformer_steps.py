@@ -4,7 +4,8 @@ python benchmarks/transformer_steps.py [--device cuda] [--only NAME …] [--out 
 
 An encoder and a language model of our own, so that every library can follow, and Hugging Face's BERT and GPT-2
 with random weights where `transformers` is installed. Medians of repeated steps after warm-up; on a GPU the most
-memory that was allocated as well, warm-up included. Ways take turns step by step on a CPU, where other work would otherwise favour one.
+memory that was allocated as well, warm-up included. Ways take turns step by step on a CPU, where other work would
+otherwise favour one.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ from modicum.compute.rounding import product_rounding
 from modicum.core.clips import Clip
 
 LARGE = 1 << 28
-"""More trained parameters than these (1 GiB) are not replayed: each graph holds a copy of them and of their sum. Frozen
-ones are read where they are."""
+"""More trained parameters than these (1 GiB) are not replayed: each graph holds a copy of them and of their sum.
+Frozen ones are read where they are."""
 
 FLIPS, COARSE_FLIPS = 0.01, 0.25
 """How far a compiled parameter's sum may be off on its first batch: other rounding flips some ReLUs, tf32 many."""

@@ -36,7 +36,7 @@ def measure_tiles(  # type: ignore[no-untyped-def]
     a, g, out, a_b, a_t, a_d, g_b, g_t, g_p, outs, inner, places,
     precision: tl.constexpr, OUT: tl.constexpr, INNER: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Squares of one tile of one example, added up by rows and then over rows: at most 2·128 roundings."""
+    """Squares of one tile of one example, added up by rows and then over rows: at most 384 roundings."""
     example = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(inner, INNER)
     o = (tl.program_id(0) // tiles) * OUT + tl.arange(0, OUT)
@@ -76,7 +76,7 @@ FULL = 264
 
 
 def tile_sizes(outs: int, inner: int, places: int, short: bool) -> dict[str, int]:
-    """One choice for both kernels, since their tiles have to be the same. As measured on an H200; bf16 rows that do
+    """One choice for both kernels, since their tiles have to be the same. Measured on an H200: bf16 rows that do
     not begin at multiples of 16 bytes are read faster in wide tiles."""
     uneven = short and (outs % 8 != 0 or inner % 8 != 0)
     widest, deepest, warps = (256, 64, 8) if uneven else (128, 32, 4 if short else 8)
