@@ -21,7 +21,7 @@ import dp_accounting
 import numpy as np
 
 from modicum.privacy import accounting
-from modicum.privacy.calibration import Calibration, calibrate_noise
+from modicum.privacy.accounting.calibration import Calibration, calibrate_noise
 from modicum.privacy.events import KnownTo, Poisson
 from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.spec import PrivacySpec, Unit

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from modicum.privacy.budget_table import BudgetTable
 from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.ledger.budget_table import BudgetTable
 from modicum.privacy.noise import CryptoNoise, NoiseKey, SimulatedNoise
 from modicum.privacy.plan import Guard, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, Unit

@@ -26,7 +26,7 @@ from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.simulation import Simulation
 from modicum.methods import DpSgd
 from modicum.models import build, fixed_features
-from modicum.privacy.calibration import calibrate_noise
+from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.spec import PrivacySpec, Unit
 

@@ -22,8 +22,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from modicum.privacy.integer_terms import agree
-from modicum.privacy.lattice import dequantise, quantise
+from modicum.privacy.noise.integer_terms import agree
+from modicum.privacy.noise.lattice import dequantise, quantise
 from modicum.secure_aggregation import (
     Client,
     Entry,

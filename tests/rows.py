@@ -25,7 +25,7 @@ from modicum.aggregation import (
 from modicum.core import clips
 from modicum.core.door import DoorWatch
 from modicum.core.facts import Metric, PublicFacts
-from modicum.core.messages import Decision
+from modicum.core.messages import Decision, Opened
 from modicum.core.parts import (
     Aggregation,
     Mechanism,
@@ -37,6 +37,7 @@ from modicum.core.parts import (
     SignalName,
     State,
 )
+from modicum.core.round_state import RoundState
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.errors import UserError
@@ -87,8 +88,8 @@ from modicum.papers.pac_dp.curve import BudgetCurve, Curve, ScaleFreeCurve
 from modicum.papers.pac_dp.schedule import PlateauCosine
 from modicum.policies import AdaptiveQuantile, Fixed, MedianNorm, NaiveMedianNorm
 from modicum.privacy.noise import SimulatedNoise
+from modicum.privacy.noise.stock import Stock
 from modicum.privacy.spec import Adjacency, SecureAggregation, TrustedServer
-from modicum.privacy.stock import Stock
 from modicum.training.local_steps import LocalSteps
 
 CLIENTS, RECORDS, FEATURES, CLASSES, ROUNDS = 4, 12, 5, 3, 4
@@ -297,6 +298,17 @@ def simulate(
 ) -> Simulation:
     """A simulation in `folder` whose noise and coins have a seed of their own."""
     return Simulation(experiment(spec, **settings), folder, noise=SimulatedNoise(seed), watch=watch)
+
+
+def seen_of_a_round(run: Simulation, state: RoundState | None = None) -> Opened | None:
+    """What is opened of a round, by this proposal or the server's own; the model stays as it is."""
+    state = state or run.server.propose()
+    stacks = run.carrier.reserve(state)
+    state.collected = run.carrier.collect(state)
+    for stack, results in run.carrier.compute(stacks):
+        for message in run.server.read(state, run.carrier.settle(state, stack, results)):
+            state.collected.add(message)
+    return run.carrier.open(state, state.collected)
 
 
 def with_client(fed: Federation, i: int, change: Callable[[ClientData], ClientData]) -> Federation:

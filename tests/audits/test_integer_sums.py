@@ -20,9 +20,9 @@ from scipy.stats import beta, norm
 from modicum.core import integers
 from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.integer_noise import IntegerNoise, Rounding
-from modicum.privacy.integer_terms import IntegerTerms, agree
-from modicum.privacy.lattice import Integers, rotate
 from modicum.privacy.noise import SimulatedNoise
+from modicum.privacy.noise.integer_terms import IntegerTerms, agree
+from modicum.privacy.noise.lattice import Integers, rotate
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
 
 FALSE_ALARM = 1e-6

@@ -24,7 +24,7 @@ from modicum.mechanisms.record_steps import Stepper
 from modicum.methods import DpFedAvg, DpSgd
 from modicum.models import check_model
 from modicum.policies import AdaptiveQuantile, Fixed
-from modicum.privacy.calibration import calibrate_noise
+from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import NoiseKey, SimulatedNoise

@@ -21,8 +21,8 @@ from modicum.core.parts import Batch, Losses, Observation, Place, Scope, Signal,
 from modicum.mechanisms import record_local
 from modicum.mechanisms.record_steps import Stepper
 from modicum.privacy.events import Release
+from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseKey, SimulatedNoise
-from modicum.privacy.token import Token
 
 Values = dict[str, Tensor]
 

@@ -7,7 +7,7 @@ import pytest
 from modicum.core.facts import ClientFacts
 from modicum.core.setting import Setting
 from modicum.methods import METHODS, method
-from modicum.privacy.budgets import plan_guarantee
+from modicum.privacy.accounting.filters import plan_guarantee
 from modicum.privacy.plan import PrivacyPlan
 from modicum_bench.acdp_pfsd.cells import BUDGET, Cell, Choice, spec_of
 

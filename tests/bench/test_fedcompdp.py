@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from modicum.core.setting import Setting
+from modicum.data.mapped import mapped
 from modicum.errors import UserError
 from modicum.federation.experiment import Federation
-from modicum.privacy.calibration import calibrate_noise
+from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum_bench.fedcompdp import run as stages
 from modicum_bench.fedcompdp import tasks
@@ -55,7 +56,7 @@ def test_a_stand_in_holds_public_records_alone(tmp_path: Path) -> None:
     true = private(TASK, tmp_path, seed=1)
     geometry = true.data.geometry
     assert geometry is not None
-    known = {row.tobytes() for row in geometry.apply(public).x}
+    known = {row.tobytes() for row in mapped(geometry, public).x}
     for fold in range(FOLDS):
         assert content(stand_in(TASK, tmp_path, fold, releases=10)) == known
     private_ones = {row.tobytes() for client in true.data.clients for row in client.train.x}

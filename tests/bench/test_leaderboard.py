@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from modicum.data.arrays import Arrays, Dataset
+from modicum.data.mapped import federation_behind
 from modicum.errors import UserError
 from modicum.federation.experiment import Federation
 from modicum.methods import METHODS, DpSgd, NbAfl
-from modicum.privacy.calibration import calibrate_noise
+from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.public.geometry import Public, fit_geometry
 from modicum_bench.leaderboard import pack
@@ -159,8 +160,8 @@ def test_packed_features_are_the_geometrys_own(tmp_path: Path) -> None:
     path = pack.packed(task, tmp_path)
     pack.pack(task, own, source, zip(cells, fitted, strict=True), path)
     for cell, geometry in zip(cells, fitted, strict=True):
-        found = pack.geometry_of(path, cell).over(divided(pack.unpack(path), cell, 0))
-        true = geometry.over(divided(own, cell, 0))
+        found = federation_behind(pack.geometry_of(path, cell), divided(pack.unpack(path), cell, 0))
+        true = federation_behind(geometry, divided(own, cell, 0))
         assert found.test.x.shape == true.test.x.shape
         assert np.abs(found.test.x - true.test.x).mean() < 0.03
         assert found.geometry is not None

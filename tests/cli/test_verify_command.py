@@ -14,8 +14,8 @@ from modicum.core.facts import ClientFacts
 from modicum.errors import UserError
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import NoSampling
-from modicum.privacy.journal import Journal
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.ledger.journal import Journal
 from modicum.privacy.noise import CryptoNoise, SimulatedNoise
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec

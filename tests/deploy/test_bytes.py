@@ -31,6 +31,7 @@ from modicum.federation.experiment import Federation
 from modicum.federation.replay import Recording, Replaying
 from modicum.privacy.noise import SimulatedNoise
 from modicum.secure_aggregation import masks
+from tests.deploy.silo.helpers import Carries, key_of
 from tests.federation.test_carriers import NAMES, NOT_DEPLOYED, ROWS, config, silo
 
 Records = Callable[[np.ndarray[Any, Any], np.ndarray[Any, Any]], tuple[Any, Any]]
@@ -44,7 +45,7 @@ OTHER: dict[str, Records] = {
 
 
 @dataclass
-class Tapped:
+class Tapped(Carries):
     """A courier that writes down all that silos answer."""
 
     silos: Mapping[str, Silo]
@@ -90,7 +91,7 @@ def play(
         for one in silos.values():
             one.noise = SimulatedNoise(coins)
         courier = Tapped(silos)
-        run = Coordinator(made, NAMES, folder / "server", courier, Patience(1, 1, 1))
+        run = Coordinator(made, NAMES, folder / "server", courier, key_of(folder, "server"), Patience(1, 1, 1))
         for _ in run.rounds():
             pass
         run.finish()

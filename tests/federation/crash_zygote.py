@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from modicum import runs
-from modicum.federation import clients, records, rounds, server, simulation
+from modicum.federation import checkpoints, clients, records, server, simulation
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import set_up
@@ -92,7 +92,7 @@ def watch_steps(points: Points) -> None:
         setattr(Ledger, name, points.around(name, getattr(Ledger, name)))
     Ledger.create = points.around("create", Ledger.create)  # type: ignore[method-assign]
     records.MetricsFile.append = points.around("metrics", records.MetricsFile.append)  # type: ignore[method-assign]
-    rounds.save_state = points.around("checkpoint", rounds.save_state)  # type: ignore[attr-defined]
+    checkpoints.save_state = points.around("checkpoint", checkpoints.save_state)  # type: ignore[attr-defined]
     RunFolder.write = points.around("write", RunFolder.write)  # type: ignore[method-assign]
     write.draw, write.png = lambda *_: None, lambda *_: b""  # type: ignore[assignment]  # slow, and not compared
 
@@ -117,7 +117,7 @@ def checkpoint_before_settling() -> None:
 
     def eager(self: server.Server) -> Any:
         state = self.state.to_dict()
-        rounds.save_state(self._early_checkpoint, {**state, "round": state["round"] + 1})  # type: ignore[attr-defined]
+        checkpoints.save_state(self._early_checkpoint, {**state, "round": state["round"] + 1})  # type: ignore[attr-defined]
         return propose(self)
 
     begin = simulation.Simulation.__init__

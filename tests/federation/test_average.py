@@ -51,7 +51,7 @@ def test_a_round_without_a_release_leaves_it_as_it_is() -> None:
     run = Rehearsal(averaged())
     run.step()
     before = run.server.reported.clone()
-    run.server.advance(None, {})
+    run.server.combine(None, {})
     assert torch.equal(run.server.reported, before)
     assert run.server.state.averaged == 1
 

@@ -25,7 +25,7 @@ from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import ClientData
 from modicum.deploy.flower import coordinator
 from modicum.deploy.flower.coordinator import Coordinator, Patience
-from modicum.deploy.silo.signing import make_signing_key, public_text
+from modicum.deploy.silo.signing import public_text
 from modicum.deploy.silo.silo import Silo
 from modicum.deploy.silo.spec import AccountConfig, Grant, SiloSpec
 from modicum.deploy.silo.terms import Terms
@@ -38,9 +38,10 @@ from modicum.federation.simulation import Simulation
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.methods import DpFedAvg, DpSgd
 from modicum.policies import Fixed
-from modicum.privacy.budgets import NoGuard
+from modicum.privacy.ledger.budgets import NoGuard
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.views import Shows
+from tests.deploy.silo.helpers import Carries, key_of
 from tests.rows import LOCAL, METHOD_ROWS, Composed
 
 Change = Callable[[Rehearsal], None]
@@ -136,11 +137,12 @@ def config(folder: Path, method: MethodSpec) -> Config:
     if summed(made) and math.isfinite(budget):  # a sum of floats, which only a simulation has, is no deployment
         made = replace(made, run=replace(made.run, secure_aggregation="protocol"))
     silos = {c.name: agreed(c, budget, folder) for c in federation(made).data.clients}
-    return replace(made, run=replace(made.run, silos=silos))
+    server = public_text(key_of(folder, "server"))
+    return replace(made, run=replace(made.run, server=server, silos=silos))
 
 
 def agreed(c: ClientData, budget: float, folder: Path) -> SiloTerms:
-    key = public_text(make_signing_key(folder / "keys" / c.name))
+    key = public_text(key_of(folder, c.name))
     return SiloTerms(records=len(c.train), budget=budget, validation=len(c.validation), key=key)
 
 
@@ -179,7 +181,7 @@ def in_memory(folder: Path, method: MethodSpec, change: Change | None = None) ->
 
 
 @dataclass(frozen=True)
-class Direct:
+class Direct(Carries):
     """A courier to silos in this process."""
 
     silos: Mapping[str, Silo]
@@ -219,7 +221,7 @@ def silo(folder: Path, made: Config, name: str) -> Silo:
 def over_silos(folder: Path, method: MethodSpec) -> Played:
     made = config(folder, method)
     silos = {name: silo(folder, made, name) for name in NAMES}
-    run = Coordinator(made, NAMES, folder / "server", Direct(silos), Patience(1, 1, 1))
+    run = Coordinator(made, NAMES, folder / "server", Direct(silos), key_of(folder, "server"), Patience(1, 1, 1))
     records = tuple(run.rounds())
     run.close()
     for each in silos.values():
@@ -327,7 +329,7 @@ def test_a_codec_on_messages_without_all_their_noise_is_refused(view: str, tmp_p
 def test_a_deployed_server_without_public_records_refuses_a_hot_start(tmp_path: Path) -> None:
     made = config(tmp_path, DpSgd())
     with pytest.raises(UserError, match="hot_start = 0"):
-        coordinator._without_data(made, Terms(made, NAMES), ((4,), 3, False))
+        coordinator._without_data(made, Terms(made, NAMES), ("[4]", 3, False))
 
 
 def test_training_in_python_has_every_setting_of_the_file(tmp_path: Path) -> None:

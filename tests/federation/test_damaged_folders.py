@@ -21,10 +21,10 @@ from modicum.federation.simulation import Simulation
 from modicum.methods import DpFedAvg, DpSgd
 from modicum.privacy import second_opinion
 from modicum.privacy import verify as verify_module
-from modicum.privacy.budgets import plan_guarantee
+from modicum.privacy.accounting.filters import plan_guarantee
 from modicum.privacy.certificate import Certificate
-from modicum.privacy.journal import TRIGGERS
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.ledger.journal import TRIGGERS
 from modicum.privacy.noise import CryptoNoise
 from modicum.privacy.verify import verify
 from tests.rows import experiment

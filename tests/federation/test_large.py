@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,18 +11,18 @@ import torch
 
 from modicum.compute.choose import Choice
 from modicum.compute.loop import LoopBackend
-from modicum.core.messages import Share
-from modicum.core.parts import Job
+from modicum.core.messages import Message, Share
+from modicum.core.parts import Job, State
 from modicum.errors import UserError
 from modicum.federation import setup
 from modicum.federation.clients import Answer, Clients
 from modicum.federation.rehearsal import Rehearsal
-from modicum.federation.server import Server
 from modicum.federation.simulation import Simulation
+from modicum.mechanisms.client_level import Sum
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import DpFedAvg, DpSgd
 from modicum.privacy.noise import CryptoNoise
-from tests.rows import CLIENTS, experiment, federation
+from tests.rows import CLIENTS, experiment, federation, seen_of_a_round
 
 EQUAL = (4.0,) * CLIENTS
 
@@ -31,16 +31,16 @@ def most_alive(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many clients' updates are in memory at once, where they are computed one by one."""
     alive: weakref.WeakSet[Share] = weakref.WeakSet()
     counts = []
-    compute = Clients.compute
+    settle = Clients.settle
 
-    def watched(self: Clients, jobs: Sequence[Job]) -> Iterator[dict[str, Answer]]:
-        for part in compute(self, jobs):
-            alive.update(message for message in part.values() if isinstance(message, Share))
-            counts.append(len(alive))
-            yield part
+    def watched(self: Clients, jobs: Sequence[Job], results: Sequence[tuple[Message, State]]) -> dict[str, Answer]:
+        part = settle(self, jobs, results)
+        alive.update(message for message in part.values() if isinstance(message, Share))
+        counts.append(len(alive))
+        return part
 
     monkeypatch.setattr(Share, "__hash__", object.__hash__)
-    monkeypatch.setattr(Clients, "compute", watched)
+    monkeypatch.setattr(Clients, "settle", watched)
     sim = Simulation(experiment(DpFedAvg(batch=4), federation=federation(budgets=EQUAL), metrics=()), folder)
     sim.clients._at_once = 1
     sim.step()
@@ -54,8 +54,8 @@ def test_a_sum_holds_few_messages_at_once(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_server_that_holds_them_all_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Server.read
-    monkeypatch.setattr(Server, "read", lambda self, *given: iter(list(read(self, *given))))
+    add, held = Sum.add, list[Message]()
+    monkeypatch.setattr(Sum, "add", lambda self, message: (held.append(message), add(self, message)))
     assert most_alive(tmp_path, monkeypatch) == CLIENTS
 
 
@@ -81,7 +81,7 @@ def test_messages_are_stored_where_they_cannot_be_made_again(tmp_path: Path) -> 
     for name, noise in (("seeded", None), ("fresh", CryptoNoise())):
         made = experiment(DpFedAvg(batch=4), federation=federation(budgets=EQUAL), metrics=())
         sim = Simulation(made, tmp_path / name, noise=noise)
-        sim.carrier.exchange(sim.server.propose())
+        seen_of_a_round(sim)
         kept[name] = len(sim.ledger.outbox())
         assert sim.ledger.unsettled() == []
         sim.close()

@@ -13,17 +13,18 @@ import pytest
 from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.messages import Broadcast, Decision, Message, Noised, Sealed, encode
 from modicum.core.parts import Observation, Place, Scope, State
+from modicum.core.round_state import RoundState
 from modicum.errors import UnsoundError, UserError
 from modicum.federation.keep import Keep
-from modicum.federation.server import Asked
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import AGGREGATOR, Remember
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import DpFedAvg, DpSgd
 from modicum.policies import Fixed
-from modicum.privacy.budgets import Reason, Refusal
+from modicum.privacy.ledger.budgets import Reason, Refusal
 from modicum.privacy.noise import CryptoNoise, SimulatedNoise
 from tests.audits.worlds import WithPolicy, experiment
+from tests.mechanisms.stage import opened_of
 
 
 @pytest.fixture
@@ -131,11 +132,11 @@ def test_more_rounds_than_planned_are_refused(simulation: Simulation) -> None:
     assert reasons == [None] * 3 + [Reason.PLAN_EXHAUSTED] * 3
 
 
-def read(simulation: Simulation, answers: Mapping[str, object]) -> tuple[list[Message], Asked]:
+def read(simulation: Simulation, answers: Mapping[str, object]) -> tuple[list[Message], RoundState]:
     """What the server makes of answers to its proposal."""
     proposal = simulation.server.propose()
-    asked = Asked({}, {b.client: simulation.clients.expected(b) for b in proposal.broadcasts})
-    return list(simulation.server.read(proposal, answers.items(), asked)), asked
+    proposal.expected = {b.client: simulation.clients.expected(b) for b in proposal.broadcasts}
+    return simulation.server.read(proposal, answers), proposal
 
 
 def test_the_server_drops_what_does_not_fit(simulation: Simulation) -> None:
@@ -160,10 +161,10 @@ def test_the_server_drops_what_does_not_fit(simulation: Simulation) -> None:
         assert [m.client for m in messages] == ["c1", "c2"], name
         assert list(asked.impossible) == ["c0"]
     messages, asked = read(simulation, {"c0": Sealed("c0", 0, 0 * update, {})})
-    assert simulation.server.open(proposal, messages, asked) == ()
+    assert opened_of(simulation.method.mechanism, messages, asked) == ()
     messages, asked = read(simulation, answers)
     assert not asked.impossible
-    opened = simulation.server.open(proposal, messages, asked)
+    opened = opened_of(simulation.method.mechanism, messages, asked)
     assert isinstance(opened, tuple)
     assert [r.client for r in opened] == ["c0", "c1", "c2"]
 

@@ -15,8 +15,8 @@ import pytest
 
 from modicum.core.store import load_state
 from modicum.federation.interference import frozen
-from modicum.privacy.journal import Journal
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.ledger.journal import Journal
 from modicum.privacy.verify import verify
 
 CLIENTS = 4  # of the zygote's experiments; convolutions are settled client by client

@@ -16,7 +16,7 @@ from modicum.core.optimisers import Sgd
 from modicum.core.parts import Method, Plain, State
 from modicum.core.setting import Setting
 from modicum.errors import UserError
-from modicum.federation import clients, rounds
+from modicum.federation import checkpoints, clients
 from modicum.federation.clients import Clients
 from modicum.federation.server import OpenedOnce
 from modicum.federation.simulation import Simulation
@@ -130,10 +130,10 @@ def sums_seen(folder: Path, moment: str) -> set[bytes]:
             transcript=transcript,
         )
         with pytest.MonkeyPatch.context() as patch:
-            if moment == "advance":
-                patch.setattr(sim.server, "advance", killed)
+            if moment == "combine":
+                patch.setattr(sim.server, "combine", killed)
             else:
-                patch.setattr(rounds, "save_state", killed)
+                patch.setattr(checkpoints, "save_state", killed)
             with pytest.raises(KilledError):
                 sim.step()
         sim.close()
@@ -141,14 +141,14 @@ def sums_seen(folder: Path, moment: str) -> set[bytes]:
     return seen
 
 
-@pytest.mark.parametrize("moment", ["advance", "checkpoint"])
+@pytest.mark.parametrize("moment", ["combine", "checkpoint"])
 def test_a_round_behind_secure_aggregation_is_opened_once(moment: str, tmp_path: Path) -> None:
     assert len(sums_seen(tmp_path / "run", moment)) == 1
 
 
 def test_a_server_that_opens_again_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twin: it forgets its sum, and the difference of two of them is one client's share."""
-    monkeypatch.setattr(OpenedOnce, "_stored", lambda self, round: None)  # noqa: ARG005
+    monkeypatch.setattr(OpenedOnce, "stored", lambda self, round: None)  # noqa: ARG005
     assert len(sums_seen(tmp_path / "run", "checkpoint")) == len(AWAY)
 
 

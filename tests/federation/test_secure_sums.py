@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,18 @@ from modicum.federation.secure_sums import IMPOSSIBLE, NOBODY, InTheClear
 from modicum.federation.simulation import Simulation
 from modicum.mechanisms import integers
 from modicum.methods import AcdpPfsd, Aqc, DpFedAvg, DpFedSam, DpPfsd, DpSgd, FedAvg, FedProx, NbAfl
-from modicum.privacy.budgets import Reason, Refused, guard_for, noise_problems
+from modicum.privacy.accounting.sampler_charge import graph_doubt
 from modicum.privacy.events import Release
-from modicum.privacy.integer_terms import IntegerTerms
-from modicum.privacy.lattice import Integers
+from modicum.privacy.ledger.budgets import Reason, Refused, guard_for, noise_problems
 from modicum.privacy.noise import NoiseKey, SimulatedNoise
+from modicum.privacy.noise.integer_terms import IntegerTerms
+from modicum.privacy.noise.skellam import Bits
 from modicum.privacy.plan import PrivacyPlan
-from modicum.privacy.sampler_charge import graph_doubt
-from modicum.privacy.skellam_noise import Bits
 from modicum.privacy.views import SecureAggregation, Variant
 from modicum.report.summary import void
 from modicum.secure_aggregation import terms as secure_terms
 from modicum.secure_aggregation.shape import Shape
-from tests.rows import CLIENTS, experiment, federation
+from tests.rows import CLIENTS, experiment, federation, seen_of_a_round
 
 FALSE_ALARM = 1e-6
 METHODS: dict[str, MethodSpec] = {
@@ -100,9 +99,8 @@ def test_an_ideal_that_forgets_the_modulus_is_caught(tmp_path: Path, monkeypatch
     right = play(METHODS["dp-pfsd"], tmp_path / "a", secure_aggregation="protocol")
     add = InTheClear.add
 
-    def off_by_one(self: InTheClear, *given: Any) -> tuple[Integers, tuple[str, ...]] | None:
-        found = add(self, *given)
-        return None if found is None else (found[0] + 1, found[1])
+    def off_by_one(self: InTheClear, message: Message) -> None:
+        add(self, replace(message, update=message.update + 1))
 
     monkeypatch.setattr(InTheClear, "add", off_by_one)
     wrong = play(METHODS["dp-pfsd"], tmp_path / "b", noise="integer")
@@ -126,7 +124,7 @@ def test_the_mean_is_that_of_clipped_updates(tmp_path: Path) -> None:
     def mean(folder: Path, **settings: Any) -> ReleasedSum:
         run = Simulation(experiment(method, rounds=1, **settings), folder, noise=Silent(1))
         proposal = run.server.propose()
-        opened = run.carrier.exchange(proposal).opened
+        opened = seen_of_a_round(run, proposal)
         assert isinstance(opened, ReleasedSum)
         return opened
 
@@ -147,7 +145,7 @@ def test_the_noise_in_an_opened_sum_is_what_the_server_is_told(tmp_path: Path) -
             tmp_path / str(seed),
             noise=SimulatedNoise(seed),
         )
-        opened = run.carrier.exchange(run.server.propose()).opened
+        opened = seen_of_a_round(run)
         assert isinstance(opened, ReleasedSum)
         found.append(opened)
     difference = (found[0].update - found[1].update).double()
@@ -241,25 +239,22 @@ def test_noise_of_floats_claimed_as_integers_is_refused(tmp_path: Path) -> None:
         door.release_integers(reserved, 0, {"update": torch.zeros(18)})
 
 
-def test_a_sum_that_clipping_and_noise_cannot_make_voids_the_round(tmp_path: Path) -> None:
+def test_a_sum_that_clipping_and_noise_cannot_make_voids_the_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Simulation(experiment(DpFedAvg(batch=4), noise="integer", metrics=()), tmp_path / "r")
     before = run.server.state.model.clone()
-    adder = run.carrier._adder
-    assert isinstance(adder, InTheClear)
-    add = adder.add
+    add, poisoned = InTheClear.add, [10**7]
 
-    def poisoned(round: int, cohort: Sequence[str], messages: Iterable[Message]) -> Any:
-        held = [m for m in messages if isinstance(m, Summand)]
-        held[0] = replace(held[0], update=held[0].update + 10**7)
-        return add(round, cohort, held)
+    def one_poisoned(self: InTheClear, message: Message) -> None:
+        add(self, replace(message, update=message.update + (poisoned.pop() if poisoned else 0)))
 
-    adder.add = poisoned  # type: ignore[method-assign]
+    monkeypatch.setattr(InTheClear, "add", one_poisoned)
     record = run.step()
     assert record.abandoned
     assert record.void == IMPOSSIBLE
     assert torch.equal(run.server.state.model, before)
     assert record.reserved > 0  # what it cost stays charged
-    adder.add = add  # type: ignore[method-assign]
     again = run.step()
     assert not again.abandoned
     assert again.void == ""
@@ -357,7 +352,7 @@ def test_a_codec_is_refused_and_a_transform_applies(tmp_path: Path) -> None:
         tmp_path / "b",
         noise=Silent(0),
     )
-    opened = run.carrier.exchange(run.server.propose()).opened
+    opened = seen_of_a_round(run)
     assert isinstance(opened, ReleasedSum)
     assert not opened.update.any()
 

@@ -13,8 +13,8 @@ import modicum as mo
 from modicum.core.messages import Broadcast, Noised, decode
 from modicum.core.setting import MethodSpec
 from modicum.errors import UserError
-from modicum.federation import rounds as playing
-from modicum.federation import transcript_file
+from modicum.federation import checkpoints, transcript_file
+from modicum.federation.in_process import InProcess
 from modicum.federation.server import Server, TrustedLedger
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import AGGREGATOR, Remember, Seen
@@ -100,9 +100,9 @@ def before(owner: Any, name: str, round: int) -> Callable[[pytest.MonkeyPatch], 
 
 
 STOPS = {
-    "between asking and opening": before(Server, "open", 1),
-    "before the new model": before(Server, "advance", 1),
-    "before the checkpoint": before(playing, "save_state", 1),
+    "between asking and opening": before(InProcess, "open", 1),
+    "before the new model": before(Server, "combine", 1),
+    "before the checkpoint": before(checkpoints, "save_state", 1),
     "before a sum is settled": before(TrustedLedger, "settle", 1),
 }
 

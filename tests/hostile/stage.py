@@ -15,10 +15,13 @@ from torch import Tensor
 from modicum.config import read
 from modicum.core.messages import Broadcast, Noised, decode, encode
 from modicum.deploy.flower.coordinator import Coordinator, Patience
+from modicum.deploy.silo.envelope import sign_answer
+from modicum.deploy.silo.signing import read_signing_key
 from modicum.deploy.silo.terms import Terms, digest
 from modicum.deploy.silo.wire import Answer, Kind
 from modicum.federation.records import RoundRecord
 from modicum.mechanisms.common import query
+from tests.deploy.silo.helpers import Carries, content_of, key_of, with_keys
 
 HONEST, HOSTILE = ("a", "b", "c"), "z"
 NAMES = (*HONEST, HOSTILE)
@@ -59,7 +62,7 @@ def normal(*key: int) -> np.random.Generator:
 
 
 @dataclass
-class Scripted:
+class Scripted(Carries):
     """A carrier. Honest silos clip a fixed update to the bound and add the noise of their plans. They do not look
     at the model, so that two runs differ by what the hostile silo did and by nothing else."""
 
@@ -78,9 +81,9 @@ class Scripted:
     def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:  # noqa: ARG002
         answers = {}
         for name, body in bodies.items():
-            got = self.one(kind, name, body)
+            got = self.one(kind, name, content_of(body))
             if got is not None:
-                answers[name] = got
+                answers[name] = sign_answer(read_signing_key(key_of(self.folder, name)), kind, body, got)
         return answers
 
     def one(self, kind: Kind, name: str, body: bytes) -> Answer | None:
@@ -112,6 +115,7 @@ class Scripted:
             "simulation": False,
             "digest": digest(self.terms.config),
             "run": None,
+            "ticket": "",
         }
 
     def honest(self, b: Broadcast) -> Noised:
@@ -130,13 +134,15 @@ class Scripted:
 
 def prepare(folder: Path, experiment: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "experiment.toml").write_text(experiment)
+    (folder / "experiment.toml").write_text(with_keys(folder, experiment))
     return folder
 
 
 def coordinator(carrier: Scripted) -> Coordinator:
     config = read(carrier.folder / "experiment.toml")
-    return Coordinator(config, NAMES, carrier.folder / "server", carrier, Patience(1, 1, 1))
+    return Coordinator(
+        config, NAMES, carrier.folder / "server", carrier, key_of(carrier.folder, "server"), Patience(1, 1, 1)
+    )
 
 
 def play(carrier: Scripted, restart_every: int = 10**9) -> tuple[Coordinator, list[RoundRecord]]:

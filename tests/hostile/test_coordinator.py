@@ -211,7 +211,8 @@ def test_who_differs_from_all_others_is_named(tmp_path: Path, said: dict[str, ob
 def test_a_deployment_without_agreed_silos_says_what_to_write(tmp_path: Path) -> None:
     folder = prepare(tmp_path, text())
     carrier = Scripted(folder)
-    (folder / "experiment.toml").write_text(text().split("[run.silos]")[0])
+    path = folder / "experiment.toml"
+    path.write_text(path.read_text().split("[run.silos]")[0])
     with pytest.raises(UserError, match=r"silo 'a' is not both agreed on .* \[run.silos\] a = \{ records"):
         coordinator(carrier)
 

@@ -24,12 +24,12 @@ def answered(spec: MethodSpec, kind: type[Message], folder: Path) -> tuple[int, 
     """How many answers count, and why others do not, if one client sends a blank message of this kind."""
     with closing(simulate(spec, folder, metrics=())) as run:
         proposal = run.server.propose()
-        asked = run.carrier.begin(proposal).asked
+        run.carrier.reserve(proposal)
         name = proposal.asked[0]
         blank = kind(name, 0, torch.zeros_like(run.server.state.model), {})
-        read = list(run.server.read(proposal, [(name, blank)], asked))
-        assert len(read) == asked.answered
-        return asked.answered, list(asked.impossible.values())
+        read = run.server.read(proposal, {name: blank})
+        assert len(read) == proposal.answered
+        return proposal.answered, list(proposal.impossible.values())
 
 
 @pytest.mark.parametrize("own", SPECS)

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from modicum.compute.loop import LoopBackend
 from modicum.core.door import ReservedDoor
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Decision, Message
+from modicum.core.messages import Broadcast, Decision, Message, Opened
 from modicum.core.optimisers import Sgd
 from modicum.core.parts import Backend, Batch, ClientKit, Job, Mechanism, Policy, State
+from modicum.core.round_state import RoundState
 from modicum.policies import Fixed
 from modicum.privacy.events import Release
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
@@ -55,6 +56,14 @@ class OpenDoor(ReservedDoor):
 
     def _pass(self, release: Release, step: int) -> None:
         pass
+
+
+def opened_of(mechanism: Mechanism, messages: Sequence[Message], state: RoundState) -> Opened | None:
+    """What the server half makes of messages, added in the order of names."""
+    collected = mechanism.collect(state)
+    for message in sorted(messages, key=lambda m: m.client):
+        collected.add(message)
+    return collected.open()
 
 
 @dataclass

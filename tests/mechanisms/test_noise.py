@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,16 +13,17 @@ from torch import nn
 from modicum.attacks.probe import ProbeBackend
 from modicum.core.door import ReservedSumDoor
 from modicum.core.messages import Noised, ReleasedSum
-from modicum.core.parts import Batch, Mechanism, Opening, Signal, SignalName
+from modicum.core.parts import Batch, Mechanism, Signal, SignalName
+from modicum.core.round_state import RoundState
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.policies import Fixed
-from modicum.privacy.calibration import calibrate_noise
+from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, ServerSeesMessages, TrustedServer
 from modicum.training.local_steps import LocalSteps
-from tests.mechanisms.stage import Silent, Stage, has_std, loop, records
+from tests.mechanisms.stage import Silent, Stage, has_std, loop, opened_of, records
 
 SIGNALS = (Signal(SignalName.CLIP_BIT), Signal(SignalName.SQUARE_NORM, 5.0))
 CLIENTS, BOUND = 400, 2.5
@@ -114,14 +116,14 @@ def test_an_empty_batch_still_releases_noise() -> None:
 
 def _cohort(
     mechanism: ClientLevel, noise: SimulatedNoise, seed: int, clients: int = 4
-) -> tuple[Stage, list[Any], Opening]:
+) -> tuple[Stage, list[Any], RoundState]:
     stage = Stage(mechanism, ProbeBackend(4000))
     theta = torch.ones(4000, dtype=torch.float64)
     blank = Batch(torch.zeros(1, 4000, dtype=torch.float64), {"y": torch.zeros(1, dtype=torch.long)})
     jobs = [stage.job(f"c{i}", blank, theta, noise, round=seed, bound=BOUND) for i in range(clients)]
     events = {j.facts.name: mechanism.events(j.facts, j.plan, stage.kit(), j.broadcast, 0) for j in jobs}
     messages = [message for message, _ in stage.run(jobs)]
-    return stage, messages, Opening(seed, tuple(events), events, theta, float(clients))
+    return stage, messages, RoundState(seed, theta, {}, tuple(events), float(clients), events=events)
 
 
 def test_the_shares_of_secure_aggregation_add_up_to_the_claim() -> None:
@@ -130,8 +132,8 @@ def test_the_shares_of_secure_aggregation_add_up_to_the_claim() -> None:
     mechanism = ClientLevel(local=ONE, view=SecureAggregation(participants, 0, dropouts))
     stage, shares, opening = _cohort(mechanism, SimulatedNoise(1), 0)
     local = calibrate_noise(PrivacySpec(unit="client"), stage.budget, NoSampling(), 1)
-    honest = mechanism.open(shares[dropouts:], opening)
-    everyone = mechanism.open(shares, opening)
+    honest = opened_of(mechanism, shares[dropouts:], opening)
+    everyone = opened_of(mechanism, shares, opening)
     assert isinstance(honest, ReleasedSum)
     assert isinstance(everyone, ReleasedSum)
     least = local * BOUND / participants
@@ -147,7 +149,7 @@ def test_a_trusted_server_adds_the_noise_of_one_client_to_the_sum() -> None:
     assert all(not message.update.any() for message in sealed)
     door = ReservedSumDoor(SimulatedNoise(1), ())
     door._tokens = _Anything()  # type: ignore[assignment]
-    opened = mechanism.open(sealed, Opening(0, opening.invited, opening.events, opening.model, 4.0, door))
+    opened = opened_of(mechanism, sealed, replace(opening, door=door))
     assert isinstance(opened, ReleasedSum)
     local = calibrate_noise(PrivacySpec(unit="client", view=ServerSeesMessages()), stage.budget, NoSampling(), 1)
     assert has_std(opened.update, local * BOUND / 4)

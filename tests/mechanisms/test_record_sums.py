@@ -21,12 +21,12 @@ from modicum.federation.simulation import Simulation
 from modicum.methods import Aqc, AwdpFl, ClassMeans, DpSgd, NbAfl, PacDp, RpdpFl
 from modicum.papers.pac_dp.curve import Curve
 from modicum.privacy.accounting import epsilon
+from modicum.privacy.accounting.sampler_charge import DOUBT, rounding_doubt
 from modicum.privacy.integer_noise import Rounding
-from modicum.privacy.lattice import DOUBT, Lattice, round_rows, squared_norms
 from modicum.privacy.noise import NoiseKey, SimulatedNoise
-from modicum.privacy.sampler_charge import rounding_doubt
+from modicum.privacy.noise.lattice import Lattice, round_rows, squared_norms
 from tests.federation.test_secure_sums import Silent
-from tests.rows import CLIENTS, experiment, federation
+from tests.rows import CLIENTS, experiment, federation, seen_of_a_round
 
 KEY = NoiseKey("a", 0, 0, "rounding")
 SUM: dict[str, Any] = {"view": "secure-aggregation"}
@@ -102,8 +102,7 @@ def test_doubt_of_rounding_is_charged(tmp_path: Path) -> None:
 
 def summand(run: Simulation, client: str, change: Any = None) -> Summand:
     proposal = run.server.propose()
-    begun = run.clients.begin([b for b in proposal.broadcasts if b.client == client])
-    (job,) = begun.jobs
+    (job,), _ = run.clients.begin([b for b in proposal.broadcasts if b.client == client])
     if change is not None:
         job = change(job)
     ((message, _),) = run.method.mechanism.run([job], run.kit)
@@ -149,7 +148,7 @@ def test_the_step_is_that_of_the_mean_clipped_gradient(tmp_path: Path) -> None:
     """Without noise, with equal budgets: −lr times the mean over all clients' records, as one server has it."""
     fed = federation(budgets=(2.0,) * CLIENTS)
     run = simulated(DpSgd(clip=0.3, lr=2.0, **SUM), tmp_path / "r", Silent(1), federation=fed, rounds=1)
-    opened = run.carrier.exchange(run.server.propose()).opened
+    opened = seen_of_a_round(run)
     assert isinstance(opened, ReleasedSum)
     everyone = Batch(
         torch.cat([b.x for b in run.data.records]), {"y": torch.cat([b.targets["y"] for b in run.data.records])}
@@ -162,7 +161,7 @@ def test_the_step_is_that_of_the_mean_clipped_gradient(tmp_path: Path) -> None:
 def test_unequal_budgets_count_by_their_scale(tmp_path: Path) -> None:
     """Σ s_i·v_i / Σ s_i·n_i: a weighted mean of clipped gradients, whatever bound each client was told."""
     run = simulated(DpSgd(clip=0.3, lr=1.0, **SUM), tmp_path / "r", Silent(1), rounds=1)
-    opened = run.carrier.exchange(run.server.propose()).opened
+    opened = seen_of_a_round(run)
     assert isinstance(opened, ReleasedSum)
     agreed = run.kit.integers
     assert agreed is not None
@@ -182,7 +181,7 @@ def test_the_noise_is_that_of_one_server_and_not_of_many_clients(tmp_path: Path)
 
     def std(folder: Path, **settings: Any) -> float:
         run = simulated(DpSgd(aggregation="mean", **settings), folder, federation=fed, metrics=(), rounds=1)
-        opened = run.carrier.exchange(run.server.propose()).opened
+        opened = seen_of_a_round(run)
         if isinstance(opened, ReleasedSum):
             return math.sqrt(opened.facts.variance)
         assert opened is not None
@@ -196,7 +195,7 @@ def test_the_noise_is_that_of_one_server_and_not_of_many_clients(tmp_path: Path)
 def test_class_means_of_a_sum_are_those_of_one_client_with_all_records(tmp_path: Path) -> None:
     fed = federation(budgets=(8.0,) * CLIENTS)
     run = simulated(ClassMeans(**SUM), tmp_path / "r", Silent(1), federation=fed, rounds=1, metrics=())
-    opened = run.carrier.exchange(run.server.propose()).opened
+    opened = seen_of_a_round(run)
     assert isinstance(opened, ReleasedSum)
     from modicum.mechanisms.class_sums import class_sums
 
@@ -217,7 +216,7 @@ def test_a_curve_goes_on_choosing_where_each_client_clips(tmp_path: Path) -> Non
     bounds = [proposal.decisions[name].bound for name in run.plans]
     assert bounds == sorted(bounds)
     assert bounds[-1] > 2 * bounds[0]
-    opened = run.carrier.exchange(proposal).opened
+    opened = seen_of_a_round(run, proposal)
     assert isinstance(opened, ReleasedSum)
     agreed = run.kit.integers
     assert agreed is not None
@@ -278,7 +277,7 @@ def test_a_message_that_stands_alone_means_the_same_on_a_lattice(tmp_path: Path)
     updates = []
     for kind in ("float", "integer"):
         run = simulated(DpSgd(steps=1), tmp_path / kind, Silent(1), noise=kind, rounds=1, metrics=())
-        opened = run.carrier.exchange(run.server.propose()).opened
+        opened = seen_of_a_round(run)
         assert isinstance(opened, tuple)
         updates.append(torch.stack([r.update for r in opened]))
     assert float((updates[0] - updates[1]).norm() / updates[0].norm()) < 0.05

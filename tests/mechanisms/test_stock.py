@@ -22,10 +22,10 @@ from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import Composed
 from modicum.papers.fedmap import kinds
 from modicum.policies import Fixed
-from modicum.privacy.budgets import PlanGuard, Reason, Refusal
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import Origin, Release
-from modicum.privacy.stock import Stock
+from modicum.privacy.ledger.budgets import PlanGuard, Reason, Refusal
+from modicum.privacy.noise.stock import Stock
 from modicum.privacy.verify import verify
 from tests.rows import ROUNDS, experiment, federation, simulate
 from tests.test_non_interference import interferes
@@ -107,7 +107,7 @@ def test_a_filters_constant_noise_lasts_to_the_end() -> None:
     even = RecordLocal(batch=4, steps=2, adaptive=True, stock=Stock((1.0,)))
     run = Rehearsal(experiment(Composed(BySign(), even), metrics=()))
     assert not any(r.refused for r in run.rounds())
-    assert all(left < 0.01 for left in run.carrier.left().values())
+    assert all(left < 0.01 for left in run.carrier.ledger.left().values())
 
 
 def test_a_rehearsal_sees_the_same_stock(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_rehearsal_sees_the_same_stock(tmp_path: Path) -> None:
     rehearsal = Rehearsal(experiment(Composed(BySign(), PLANNED)))
     run.step()
     rehearsal.step()
-    assert run.carrier.stock() == rehearsal.carrier.stock()
+    assert run.carrier.ledger.stock() == rehearsal.carrier.ledger.stock()
     assert run.server.public.stock == rehearsal.server.public.stock == {f.name: (2, 2) for f in run.facts}
     run.close()
 

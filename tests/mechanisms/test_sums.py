@@ -15,7 +15,8 @@ from modicum.attacks.probe import ProbeBackend
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Decision, Message, Noised, ReleasedSum, Sealed, Share
 from modicum.core.optimisers import Sgd
-from modicum.core.parts import Batch, Mechanism, Opening, Signal, SignalName
+from modicum.core.parts import Batch, Mechanism, Signal, SignalName
+from modicum.core.round_state import RoundState
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
@@ -33,7 +34,7 @@ from modicum.privacy.spec import (
     View,
 )
 from modicum.training.local_steps import LocalSteps
-from tests.mechanisms.stage import Silent, Stage
+from tests.mechanisms.stage import Silent, Stage, opened_of
 
 ONE = LocalSteps(batch=1, steps=1)
 D = 6
@@ -54,7 +55,7 @@ class NoNoise:
 
 def _cohort(
     mechanism: ClientLevel, budgets: Mapping[str, float], signals: tuple[Signal, ...] = (), bound: float = 1.0
-) -> tuple[list[Message], Opening, dict[str, Decision]]:
+) -> tuple[list[Message], RoundState, dict[str, Decision]]:
     """Every client far above its bound along an axis of its own; messages without noise."""
     stage = Stage(mechanism, ProbeBackend(D), policy=Fixed(bound, signals=signals))
     theta = torch.ones(D, dtype=torch.float64)
@@ -71,7 +72,9 @@ def _cohort(
         expected[name] = mechanism.expected(job.facts, job.plan, stage.kit(), job.broadcast, 0)
         jobs.append(job)
     messages = [message for message, _ in stage.run(jobs)]
-    opening = Opening(0, tuple(budgets), events, theta, float(len(budgets)), NoNoise(), expected)
+    opening = RoundState(
+        0, theta, {}, tuple(budgets), float(len(budgets)), events=events, expected=expected, door=NoNoise()
+    )
     return messages, opening, decisions
 
 
@@ -101,7 +104,7 @@ def test_a_share_with_another_noise_is_refused() -> None:
     event = opening.events["strict"][0]
     wrong = replace(event, blocks=(replace(event.blocks[0], bound=1.0),))
     with pytest.raises(UnsoundError, match="R7"):
-        mechanism.open(messages, replace(opening, events={**opening.events, "strict": (wrong,)}))
+        opened_of(mechanism, messages, replace(opening, events={**opening.events, "strict": (wrong,)}))
 
 
 PEOPLE = {f"c{i}": 2.0 for i in range(5)}
@@ -113,7 +116,7 @@ def noise_left(mechanism: ClientLevel) -> float:
     assert isinstance(view, SecureAggregation)
     messages, opening, _ = _cohort(mechanism, PEOPLE)
     own = next(iter(opening.events.values()))[0].noise_multiplier
-    opened = [n for n in range(view.colluding, 6) if mechanism.open(messages[:n], opening) is not None]
+    opened = [n for n in range(view.colluding, 6) if opened_of(mechanism, messages[:n], opening) is not None]
     return own * math.sqrt(min(opened) - view.colluding)
 
 
@@ -146,7 +149,7 @@ def test_counting_colluders_and_dropouts_once_is_caught() -> None:
 def test_secure_aggregation_abandons_a_round_with_too_few_shares(absent: int) -> None:
     mechanism = behind(1, 2)
     messages, opening, _ = _cohort(mechanism, PEOPLE)
-    opened = mechanism.open(messages[absent:], opening)
+    opened = opened_of(mechanism, messages[absent:], opening)
     assert (opened is None) == (absent > 2)
 
 
@@ -160,22 +163,22 @@ def test_only_shares_count_as_shares() -> None:
         Noised("c2", 0, messages[2].update, {}),
     ]
     assert all(isinstance(m, Share) for m in messages)
-    assert mechanism.open([*foreign[:2], *messages[2:]], opening) is not None
-    assert mechanism.open([*foreign, *messages[3:]], opening) is None
+    assert opened_of(mechanism, [*foreign[:2], *messages[2:]], opening) is not None
+    assert opened_of(mechanism, [*foreign, *messages[3:]], opening) is None
 
 
 def test_another_cohort_size_than_planned_is_refused() -> None:
     mechanism = ClientLevel(local=ONE, view=SecureAggregation(5, 1, 2))
     messages, opening, _ = _cohort(mechanism, {f"c{i}": 2.0 for i in range(5)})
     with pytest.raises(UserError, match="planned for 5"):
-        mechanism.open(messages, replace(opening, invited=opening.invited[:4]))
+        opened_of(mechanism, messages, replace(opening, cohort=opening.cohort[:4]))
 
 
 @pytest.mark.parametrize("view", [SecureAggregation(4, 1, 2), TrustedServer()])
 def test_absentees_count_as_zero_over_a_fixed_denominator(view: View) -> None:
     mechanism = ClientLevel(local=ONE, view=view)
     messages, opening, _ = _cohort(mechanism, {f"c{i}": 2.0 for i in range(4)})
-    everyone, some = mechanism.open(messages, opening), mechanism.open(messages[:2], opening)
+    everyone, some = opened_of(mechanism, messages, opening), opened_of(mechanism, messages[:2], opening)
     assert isinstance(everyone, ReleasedSum)
     assert isinstance(some, ReleasedSum)
     assert everyone.update[:4].tolist() == pytest.approx([0.25] * 4, rel=1e-5)
@@ -187,7 +190,7 @@ def test_individual_messages_are_not_summed() -> None:
     """Weights after the noise are free (R7): each message is opened by itself, over those who answered."""
     mechanism = ClientLevel(local=ONE)
     messages, opening, _ = _cohort(mechanism, {f"c{i}": 2.0 for i in range(4)})
-    opened = mechanism.open(messages[1:], opening)
+    opened = opened_of(mechanism, messages[1:], opening)
     assert isinstance(opened, tuple)
     assert [m.client for m in opened] == ["c1", "c2", "c3"]
 

@@ -81,6 +81,6 @@ def test_whatever_adam_does_an_update_keeps_its_bound() -> None:
     fed = Federation.from_dataset("digits", clients=3, budgets=float("inf"))
     spec = NbAfl(optimiser="adam", lr=10.0, clip=0.3, aggregation="mean")
     run = Rehearsal(Experiment(federation=fed, method=spec, rounds=1))
-    jobs = run.begin().jobs
+    _, jobs = run.begin()
     norms = [float(message.update.norm()) for message, _ in run.method.mechanism.run(jobs, run.kit)]
     assert norms == pytest.approx([0.3] * 3, rel=1e-5)

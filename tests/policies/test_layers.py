@@ -22,7 +22,7 @@ from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import Composed, DpSgd
 from modicum.models import build
-from modicum.privacy.budgets import Reason, Refusal
+from modicum.privacy.ledger.budgets import Reason, Refusal
 from tests.compute.stacks import losses, stack
 from tests.rows import ROUNDS, simulate
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from modicum.privacy.dataset_account import DatasetAccount
 from modicum.privacy.events import KnownTo, NoSampling, Poisson, Sampler
-from modicum.privacy.journal import Journal
+from modicum.privacy.ledger.journal import Journal
 from modicum.privacy.lifetime import Filter, Lifetime
+from modicum.privacy.lifetime.account import DatasetAccount
+from modicum.privacy.lifetime.spending import Digests, Identity
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, Unit
-from modicum.privacy.spending import Digests, Identity
 
 FORK = multiprocessing.get_context("fork")
 RECORD = PrivacySpec(unit=Unit.RECORD)

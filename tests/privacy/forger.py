@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from modicum.privacy.grammar import KINDS
-from modicum.privacy.journal import FORMAT, GENESIS, TRIGGERS, canonical, entry_hash
+from modicum.privacy.ledger.grammar import KINDS
+from modicum.privacy.ledger.journal import FORMAT, GENESIS, TRIGGERS, canonical, entry_hash
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from modicum.errors import UserError
-from modicum.privacy import budgets
 from modicum.privacy.accounting import gdp, rdp
-from modicum.privacy.budget_table import BudgetTable
-from modicum.privacy.budgets import PlanGuard, Reason, check_plan, guard_for
 from modicum.privacy.events import Block, NoSampling, Poisson, Release, Sampler, Shuffled
+from modicum.privacy.ledger import budgets
+from modicum.privacy.ledger.budget_table import BudgetTable
+from modicum.privacy.ledger.budgets import PlanGuard, Reason, check_plan, guard_for
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, SecureAggregation
 from modicum.privacy.views import KnownTo

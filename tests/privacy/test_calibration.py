@@ -6,7 +6,7 @@ import pytest
 
 from modicum.errors import UserError
 from modicum.privacy import accounting
-from modicum.privacy.calibration import (
+from modicum.privacy.accounting.calibration import (
     DIGITS,
     Calibration,
     calibrate_many,

@@ -23,7 +23,7 @@ from modicum.errors import UserError
 from modicum.privacy import certificate as certificate_module
 from modicum.privacy import second_opinion
 from modicum.privacy import verify as verify_module
-from modicum.privacy.budgets import plan_guarantee
+from modicum.privacy.accounting.filters import plan_guarantee
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import Origin
 from modicum.privacy.ledger import Ledger

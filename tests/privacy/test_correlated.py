@@ -12,13 +12,14 @@ import pytest
 from modicum.errors import UserError
 from modicum.privacy import second_opinion
 from modicum.privacy.accounting import epsilon, gdp
-from modicum.privacy.budgets import Reason, Refused, guard_for, noise_problems, plan_guarantee
-from modicum.privacy.calibration import calibrate_noise
+from modicum.privacy.accounting.calibration import calibrate_noise
+from modicum.privacy.accounting.filters import plan_guarantee
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.correlated import Correlation
 from modicum.privacy.events import Block, NoSampling, Poisson, Release
 from modicum.privacy.factors import Participation, Workload, optimised_blt, sensitivity, square_root
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.ledger.budgets import Reason, Refused, guard_for, noise_problems
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, TrustedServer, Unit

@@ -16,11 +16,19 @@ from account_actor import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modicum.privacy import dataset_account
-from modicum.privacy.dataset_account import DatasetAccount
 from modicum.privacy.lifetime import DrawRefused, Filter, Lifetime
+from modicum.privacy.lifetime import account as dataset_account
+from modicum.privacy.lifetime.account import DatasetAccount
+from modicum.privacy.lifetime.spending import (
+    Digests,
+    Identity,
+    Spending,
+    by_contents,
+    by_id,
+    fingerprint,
+    whole_client,
+)
 from modicum.privacy.spec import Adjacency, Unit
-from modicum.privacy.spending import Digests, Identity, Spending, by_contents, by_id, fingerprint, whole_client
 
 ONE_RUN = Lifetime(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, filter=Filter.ONE_RUN)
 

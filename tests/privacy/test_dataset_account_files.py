@@ -24,10 +24,10 @@ from account_actor import (
 from test_dataset_account import ONE_RUN, X, Y
 
 from modicum.errors import UserError
-from modicum.privacy.dataset_account import DatasetAccount
-from modicum.privacy.journal import Journal, LedgerDamaged
+from modicum.privacy.ledger.journal import Journal, LedgerDamaged
 from modicum.privacy.lifetime import DrawRefused
-from modicum.privacy.spending import Identity, by_contents
+from modicum.privacy.lifetime.account import DatasetAccount
+from modicum.privacy.lifetime.spending import Identity, by_contents
 
 
 def test_the_key_is_private_and_stays_out_of_the_file(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from modicum.errors import UserError
 from modicum.privacy import accounting
 from modicum.privacy.accounting import hidden_rate
-from modicum.privacy.dp_events import (
+from modicum.privacy.accounting.dp_events import (
     compose_dp_events,
     from_dp_event,
     library_epsilon,

@@ -14,14 +14,13 @@ from forger import CRYPTOGRAPHIC, Row, Rows, as_format_1, forged, head_of, rows_
 from ledger_actor import SPEC, plan, release
 
 from modicum.errors import UserError
-from modicum.privacy import journal
-from modicum.privacy.budgets import Refused
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import NoSampling, Release
 from modicum.privacy.exact import parse, unlike
-from modicum.privacy.grammar import KINDS, Grammar, RunEntry, Said, Settlement
-from modicum.privacy.journal import FORMAT, Entry, Journal, LedgerDamaged
-from modicum.privacy.ledger import Ledger
+from modicum.privacy.ledger import Ledger, journal
+from modicum.privacy.ledger.budgets import Refused
+from modicum.privacy.ledger.grammar import KINDS, Grammar, RunEntry, Said, Settlement
+from modicum.privacy.ledger.journal import FORMAT, Entry, Journal, LedgerDamaged
 from modicum.privacy.noise import CryptoNoise, SimulatedNoise
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.verify import verify

@@ -17,20 +17,20 @@ from modicum import verify
 from modicum.errors import UserError
 from modicum.federation.simulation import Simulation
 from modicum.methods import DpFedAvg, DpSgd
-from modicum.privacy import ledger as ledger_module
 from modicum.privacy import second_opinion
 from modicum.privacy.accounting import epsilon, gdp
 from modicum.privacy.accounting.choose import SKELLAM
-from modicum.privacy.budgets import Reason, guard_for
+from modicum.privacy.accounting.sampler_charge import SHARE, charge, doubts, draws_distance, largest_epsilon
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import NoSampling
 from modicum.privacy.integer_noise import Rounding
-from modicum.privacy.integer_terms import IntegerTerms, agree
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.ledger import ledger as ledger_module
+from modicum.privacy.ledger.budgets import Reason, guard_for
 from modicum.privacy.lifetime import DrawRefused, Filter, Lifetime
 from modicum.privacy.noise import SimulatedNoise
+from modicum.privacy.noise.integer_terms import IntegerTerms, agree
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
-from modicum.privacy.sampler_charge import SHARE, charge, doubts, draws_distance, largest_epsilon
 from modicum.privacy.skellam_second_opinion import delta_taken
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
 from modicum.privacy.views import Adjacency, Variant

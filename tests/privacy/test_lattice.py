@@ -10,8 +10,8 @@ import pytest
 
 from modicum.errors import UserError
 from modicum.privacy.accounting import skellam
-from modicum.privacy.integer_terms import IntegerTerms, agree, wrap_probability
-from modicum.privacy.lattice import (
+from modicum.privacy.noise.integer_terms import IntegerTerms, agree, wrap_probability
+from modicum.privacy.noise.lattice import (
     Lattice,
     dequantise,
     finest_needed,
@@ -216,7 +216,7 @@ def test_the_modulus() -> None:
 
 def test_wrapping_is_as_rare_as_stated() -> None:
     """In a modulus of 8 bits: more wraps than the bound would allow would be seen."""
-    from modicum.privacy.skellam_noise import skellam_table
+    from modicum.privacy.noise.skellam import skellam_table
 
     bound = wrap_probability(20.0, 1, 900.0, 8)
     draws = 20 + skellam_table(900.0).draw(200_000)

@@ -10,13 +10,13 @@ import pytest
 from ledger_actor import SPEC, new_ledger, plan, release
 
 from modicum.errors import UserError
-from modicum.privacy.budgets import Reason, Refused
 from modicum.privacy.events import NoSampling
-from modicum.privacy.journal import Entry
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.ledger.budgets import Reason, Refused
+from modicum.privacy.ledger.journal import Entry
+from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import CryptoNoise, SimulatedNoise
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
-from modicum.privacy.token import Token
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ from ledger_actor import (
     under_reported,
 )
 
-from modicum.privacy.budgets import Refused
-from modicum.privacy.journal import Journal
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.ledger.budgets import Refused
+from modicum.privacy.ledger.journal import Journal
 
 CLIENTS = ["a", "b"]
 ROUNDS = 2

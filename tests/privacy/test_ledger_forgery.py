@@ -20,12 +20,13 @@ from run_folder import PLAIN, RECORD, one
 
 from modicum.errors import UserError
 from modicum.privacy import second_opinion
-from modicum.privacy.budgets import FilterGuard, PlanGuard, plan_guarantee
+from modicum.privacy.accounting.filters import plan_guarantee
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import Origin, Release
-from modicum.privacy.grammar import KINDS, Grammar, Said
-from modicum.privacy.journal import Entry, Journal
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.ledger.budgets import FilterGuard, PlanGuard
+from modicum.privacy.ledger.grammar import KINDS, Grammar, Said
+from modicum.privacy.ledger.journal import Entry, Journal
 from modicum.privacy.noise import CryptoNoise, NoiseSource, SimulatedNoise
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.verify import verify

@@ -12,8 +12,8 @@ import pytest
 from ledger_actor import new_ledger, plan, release
 
 from modicum.errors import UserError
-from modicum.privacy.journal import GENESIS, Journal, LedgerDamaged, entry_hash
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.ledger.journal import GENESIS, Journal, LedgerDamaged, entry_hash
 
 COLUMNS = ("number", "kind", "key", "refers", "body", "hash")
 

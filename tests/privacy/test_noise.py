@@ -12,8 +12,9 @@ import torch
 from scipy import stats
 
 from modicum.errors import UserError
-from modicum.privacy import noise as noise_module
-from modicum.privacy.noise import CHUNK, CryptoNoise, NoiseKey, NoiseSource, SimulatedNoise
+from modicum.privacy.noise import CryptoNoise, NoiseKey, NoiseSource, SimulatedNoise
+from modicum.privacy.noise import source as noise_module
+from modicum.privacy.noise.source import CHUNK
 
 KEY = NoiseKey("client-07", 3, 1, "update")
 SOURCES = [CryptoNoise(), SimulatedNoise(11)]

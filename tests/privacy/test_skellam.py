@@ -13,7 +13,7 @@ from scipy.stats import norm
 from modicum.errors import UserError
 from modicum.privacy import skellam_second_opinion as second
 from modicum.privacy.accounting import gdp, skellam
-from modicum.privacy.lattice import Lattice
+from modicum.privacy.noise.lattice import Lattice
 
 VARIANCES = (4.0, 4.7, 6.0, 10.0, 33.3, 100.0, 1234.5, 1e4, 1e6, 1e8)
 

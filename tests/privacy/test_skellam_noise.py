@@ -15,15 +15,8 @@ from scipy.special import ive
 from scipy.stats import chi2
 
 from modicum.errors import UserError
-from modicum.privacy.skellam_noise import (
-    LARGEST_VARIANCE,
-    SkellamTable,
-    _last,
-    _masses,
-    chernoff,
-    delta_charge,
-    skellam_table,
-)
+from modicum.privacy.accounting.skellam_tables import chernoff, delta_charge, last_entry
+from modicum.privacy.noise.skellam import LARGEST_VARIANCE, SkellamTable, _masses, skellam_table
 
 FALSE_ALARM = 1e-6
 
@@ -75,7 +68,7 @@ def test_a_table_in_doubles_is_caught() -> None:
 @pytest.mark.parametrize("variance", [0.01, 4.0, 1000.0, 1e6])
 def test_no_floor_loses_more_than_it_says(variance: float) -> None:
     """The sequence begins at 2^160 and sinks to 2N/μ of it, no further; 2^160 is not its least value."""
-    last = _last(variance)
+    last = last_entry(variance)
     least = min(_masses(Fraction(variance), last))
     assert least >= (2**160 * min(Fraction(1), 2 * last / Fraction(variance))) - 1
     assert least > 2**146
@@ -83,7 +76,7 @@ def test_no_floor_loses_more_than_it_says(variance: float) -> None:
 
 
 def test_the_widest_table_loses_no_more() -> None:
-    assert min(1, 2 * _last(LARGEST_VARIANCE) / LARGEST_VARIANCE) > 2.0**-14
+    assert min(1, 2 * last_entry(LARGEST_VARIANCE) / LARGEST_VARIANCE) > 2.0**-14
 
 
 def test_every_table_keeps_its_promise() -> None:

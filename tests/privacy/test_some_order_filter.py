@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import pytest
 from scipy.optimize import brentq
 
-from modicum.privacy import budgets
 from modicum.privacy.accounting import rdp
-from modicum.privacy.budgets import guard_for
 from modicum.privacy.events import Block, NoSampling, Release
+from modicum.privacy.ledger import budgets
+from modicum.privacy.ledger.budgets import guard_for
 from modicum.privacy.plan import Guard, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 

@@ -16,14 +16,15 @@ import numpy as np
 import pytest
 
 from modicum.errors import UnsoundError, UserError
-from modicum.privacy import accounting, budgets
+from modicum.privacy import accounting
+from modicum.privacy.accounting.calibration import DIGITS, calibrate_kinds, calibrate_noise
 from modicum.privacy.accounting.pairs import Direction, Pair, directions
-from modicum.privacy.budgets import BudgetGuard, PlanGuard, Reason, guard_for
-from modicum.privacy.calibration import DIGITS, calibrate_kinds, calibrate_noise
 from modicum.privacy.events import Block, NoSampling, Origin, Poisson, Release, Sampler
+from modicum.privacy.ledger import budgets
+from modicum.privacy.ledger.budgets import BudgetGuard, PlanGuard, Reason, guard_for
+from modicum.privacy.noise.stock import Stock, filtered_noise
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, Unit
-from modicum.privacy.stock import Stock, filtered_noise
 from modicum.privacy.views import KnownTo
 
 RECORD = PrivacySpec(unit=Unit.RECORD)

@@ -16,11 +16,11 @@ from run_folder import CHARGES, PLAIN, PLANS, RECORD, SECRET, edit, make_run, on
 
 from modicum.errors import MissingExtraError, UserError
 from modicum.privacy import second_opinion
-from modicum.privacy.budgets import plan_guarantee
+from modicum.privacy.accounting.filters import plan_guarantee
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import Poisson
-from modicum.privacy.journal import GENESIS
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.ledger.journal import GENESIS
 from modicum.privacy.noise import CryptoNoise, SimulatedNoise
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.verify import KeptHead, Verification, verify
@@ -295,7 +295,7 @@ def test_the_claim_is_told_with_the_figures(tmp_path: Path) -> None:
 
 def forged_plan(path: Path, monkeypatch: pytest.MonkeyPatch, *releases: PlannedRelease) -> PrivacyPlan:
     """A ledger with a plan that nobody checked against its budget."""
-    monkeypatch.setattr("modicum.privacy.ledger.check_plan", lambda _: None)
+    monkeypatch.setattr("modicum.privacy.ledger.ledger.check_plan", lambda _: None)
     plan = PrivacyPlan(client="a", spec=RECORD, budget=1e6, releases=releases)
     with Ledger.create(path, "run-1", CryptoNoise()) as ledger:
         ledger.declare([plan])

@@ -7,7 +7,7 @@ import pytest
 
 from modicum.errors import UnsoundError, UserError
 from modicum.privacy.accounting import hidden_rate
-from modicum.privacy.budgets import filter_cost
+from modicum.privacy.accounting.filters import filter_cost
 from modicum.privacy.events import Block, Poisson, Release
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec

@@ -195,7 +195,7 @@ def test_features_need_public_records() -> None:
 def test_noise_of_class_means_is_what_a_simulation_finds() -> None:
     """Five clients with unequal budgets and sizes, one class of two, precision-weighted."""
     budgets, sizes = (0.5, 1.0, 1.0, 8.0, 8.0), (100, 100, 300, 50, 10)
-    from modicum.privacy.calibration import calibrate_noise
+    from modicum.privacy.accounting.calibration import calibrate_noise
     from modicum.privacy.events import NoSampling
 
     z = np.array([calibrate_noise(SPEC, e, NoSampling(), 1) for e in budgets])
@@ -212,7 +212,7 @@ def test_behind_a_sum_noise_is_that_of_all_clients_together() -> None:
     """A simulation of R13: parts scaled to the least noise, summed, divided by the scaled number of records."""
     from modicum.core.setting import Setting
     from modicum.methods import Auto
-    from modicum.privacy.calibration import calibrate_noise
+    from modicum.privacy.accounting.calibration import calibrate_noise
     from modicum.privacy.events import NoSampling
 
     spec = Auto(view="secure-aggregation").build(Setting(5, 5, 1)).mechanism.spec

@@ -11,6 +11,7 @@ import torch
 
 from modicum.data.arrays import Arrays
 from modicum.data.geometry import load_geometry
+from modicum.data.mapped import mapped
 from modicum.errors import UserError
 from modicum.models.backbone import Backbone, BackboneShape, save_backbone
 from modicum.public.geometry import Public, best_size, fit_geometry, main
@@ -36,12 +37,12 @@ def test_the_spectrum_is_that_of_classes_which_no_direction_was_chosen_for() -> 
 def test_features_have_length_one_record_by_record() -> None:
     public = classes(10, 20)
     found = fit_geometry(public, 5)
-    whole = found.apply(public.records)
+    whole = mapped(found, public.records)
     assert np.allclose(np.linalg.norm(whole.x, axis=1), 1, atol=1e-6)
-    assert np.allclose(found.apply(public.records.take(slice(3, 4))).x, whole.x[3:4], atol=1e-6)
-    assert found.apply(Arrays.empty(public.records)).x.shape == (0, 5)
+    assert np.allclose(mapped(found, public.records.take(slice(3, 4))).x, whole.x[3:4], atol=1e-6)
+    assert mapped(found, Arrays.empty(public.records)).x.shape == (0, 5)
     with pytest.raises(UserError, match="takes records of 12 values and these have 3"):
-        found.apply(Arrays(np.zeros((2, 3), np.float32), np.zeros(2, int)))
+        mapped(found, Arrays(np.zeros((2, 3), np.float32), np.zeros(2, int)))
 
 
 SPECTRUM: npt.NDArray[np.float64] = 3.0 * np.arange(1.0, 101.0) ** -1.2

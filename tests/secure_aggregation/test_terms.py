@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from modicum.errors import UserError
-from modicum.privacy.integer_terms import agree
-from modicum.privacy.lattice import dequantise, quantise
+from modicum.privacy.noise.integer_terms import agree
+from modicum.privacy.noise.lattice import dequantise, quantise
 from modicum.secure_aggregation import Client, MemoryStore, Terms, Variant, shamir, signed, wire
 from tests.secure_aggregation.players import Round, players, public_bytes, signing_key, terms_for
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from modicum.federation.run_folder import RunFolder
-from modicum.privacy.dataset_account import DatasetAccount
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.lifetime import Filter, Lifetime
+from modicum.privacy.lifetime.account import DatasetAccount
+from modicum.privacy.lifetime.spending import Identity
 from modicum.privacy.spec import Adjacency, Unit
-from modicum.privacy.spending import Identity
 from modicum.studio import audited, watching
 from modicum.studio.catalogue import Catalogue
 from modicum.studio.watching import Watching

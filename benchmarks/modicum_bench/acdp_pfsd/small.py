@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy, pad
 
 from modicum.data import Arrays, Dataset, FederatedData
 from modicum.data.geometry import Geometry
+from modicum.data.mapped import mapped
 from modicum.errors import UserError
 from modicum.models import build
 from modicum.models.features import featured, from_backbone
@@ -72,8 +73,8 @@ def rendered(folder: Path) -> Rendered:
         records = Arrays(file["x"].astype(np.float32), file["y"].astype(np.int64))
     about = Public(records, "rendered characters", same_task=True, backbone=BACKBONE)
     geometry = fit_geometry(about, FEATURES)
-    mapped = geometry.apply(records)
-    return Rendered(geometry, torch.from_numpy(mapped.x), torch.from_numpy(mapped.y))
+    seen = mapped(geometry, records)
+    return Rendered(geometry, torch.from_numpy(seen.x), torch.from_numpy(seen.y))
 
 
 def behind_letters(dataset: Dataset, folder: Path, device: str) -> Dataset:

@@ -36,10 +36,13 @@ def rounds_together(runs: Sequence[Rehearsal]) -> Iterator[list[Rehearsed]]:
         kit = replace(kit, backend=DeferredOutputs(leader.backend, classes))
     while not leader.server.finished:
         begun = [run.begin() for run in runs]
-        jobs: list[Job] = [job for own in begun for job in own.jobs]
+        jobs: list[Job] = [job for _, own in begun for job in own]
         parts = [jobs[i : i + AT_ONCE] for i in range(0, len(jobs), AT_ONCE)]
         results = chain.from_iterable(leader.method.mechanism.run(part, kit) for part in parts)
-        yield [run.finish(own, [next(results) for _ in own.jobs]) for run, own in zip(runs, begun, strict=True)]
+        yield [
+            run.finish(state, own, [next(results) for _ in own])
+            for run, (state, own) in zip(runs, begun, strict=True)
+        ]
 
 
 def alike(method: Method) -> object:

@@ -15,11 +15,12 @@ from modicum.data.arrays import Arrays, Dataset, FederatedData
 from modicum.data.federate import stratified_rows
 from modicum.data.fetch import data_folder
 from modicum.data.geometry import Geometry
+from modicum.data.mapped import federation_behind, mapped
 from modicum.errors import UserError
 from modicum.federation.experiment import Federation
 from modicum.models.features import featured, from_backbone
+from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.accounting.choose import epsilon
-from modicum.privacy.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.spec import PrivacySpec, Unit
@@ -207,8 +208,8 @@ def scaled(data: FederatedData, public: Arrays, power: float) -> FederatedData:
     about = {"kind": "standardised", "records": len(x), "source": data.proxy_name, "classes": data.proxy_classes}
     flat = np.zeros(x.shape[1], np.float32)
     bare = Geometry(x.mean(0).astype(np.float32), matrix, flat, flat, about)
-    between, within = _spreads(bare.apply(public))
-    return replace(bare, between=between, within=within).over(data)
+    between, within = _spreads(mapped(bare, public))
+    return federation_behind(replace(bare, between=between, within=within), data)
 
 
 def _spreads(public: Arrays) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:

@@ -158,16 +158,16 @@ def played(experiment: Experiment) -> dict[str, Any]:
     sigmas: dict[str, list[float]] = {}
     noise: dict[str, list[float]] = {}
     while not run.server.finished:
-        begun = run.begin()
-        results = run.method.mechanism.run(begun.jobs, run.kit)
-        for job, (message, _) in zip(begun.jobs, results, strict=True):
+        state, jobs = run.begin()
+        results = run.method.mechanism.run(jobs, run.kit)
+        for job, (message, _) in zip(jobs, results, strict=True):
             if "sigma" in getattr(message, "metrics", {}):
                 sigmas.setdefault(job.facts.name, []).append(message.metrics["sigma"])  # type: ignore[union-attr]
                 steps = [
                     b.noise_multiplier for t in job.door.tokens for b in t.release.blocks if b.name == GRADIENT
                 ]
                 noise.setdefault(job.facts.name, []).extend(steps)
-        curve.append(float(run.finish(begun, results).simulated["test_accuracy"]))
+        curve.append(float(run.finish(state, jobs, results).simulated["test_accuracy"]))
     if not sigmas:
         return {"curve": curve}
     share = experiment.setting.per_round / experiment.setting.clients

@@ -13,7 +13,7 @@ from modicum.core.setting import MethodSpec, Setting
 from modicum.errors import UserError
 from modicum.federation.experiment import Federation
 from modicum.methods import METHODS, Auto, method
-from modicum.privacy.calibration import calibrate_noise
+from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.spec import PrivacySpec
 

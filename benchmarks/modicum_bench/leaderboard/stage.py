@@ -31,6 +31,7 @@ from modicum.core.setting import MethodSpec
 from modicum.data import assign_budgets, federate
 from modicum.data.arrays import Arrays
 from modicum.data.geometry import Geometry
+from modicum.data.mapped import federation_behind
 from modicum.federation import setup
 from modicum.federation.evaluation import evaluate
 from modicum.federation.experiment import Experiment, Federation, Prepared
@@ -141,7 +142,7 @@ class Draw:
     def __post_init__(self) -> None:
         self.rows = self.place.divided(self.seed)
         self.fitted = self.place.geometry(self.rows, self.views)
-        data = self.fitted.over(self.place.bed.seen(self.rows.data, self.views))
+        data = federation_behind(self.fitted, self.place.bed.seen(self.rows.data, self.views))
         self.features = Federation(data, self.rows.budgets)
         self.head = torch.zeros(data.classes, self.fitted.size), torch.zeros(data.classes)
         if self.place.hot:

@@ -16,6 +16,7 @@ from modicum.data.arrays import Arrays, Dataset, FederatedData
 from modicum.data.federate import stratified_rows
 from modicum.data.fetch import data_folder
 from modicum.data.geometry import load_geometry
+from modicum.data.mapped import federation_behind
 from modicum.federation.experiment import Federation
 from modicum.privacy.accounting.choose import epsilon
 from modicum.privacy.events import NoSampling
@@ -129,7 +130,7 @@ def private(cell: Cell, folder: Path, seed: int) -> Federation:
     task, bare = TASKS[cell.task], undressed(cell, folder, seed)
     data, budgets = bare.data, bare.budgets
     if packed(task, folder).is_file():
-        return Federation(geometry_of(packed(task, folder), cell).over(data), budgets)
+        return Federation(federation_behind(geometry_of(packed(task, folder), cell), data), budgets)
     source = records(task, folder)[1]
     if source is None:
         return Federation(_cut(data), budgets)
@@ -181,5 +182,5 @@ def stand_in(which: StandIn, folder: Path, noise: float, hot: bool, seed: int) -
     budgets = assign_budgets(budget, STAND_IN_CLIENTS)
     kept = folder / f"{which.name.partition(':')[0]}-geometry-{noise:g}.npz"
     if kept.is_file():  # carried here
-        return Federation(load_geometry(kept).over(data), budgets)
+        return Federation(federation_behind(load_geometry(kept), data), budgets)
     return Federation(stand_on(data, FEATURES, budgets, lambda: spec, source), budgets)

@@ -18,7 +18,7 @@ from modicum.methods import PacDp
 from modicum.papers.pac_dp.curve import Curve, read_curve
 from modicum.papers.pac_dp.pictures import plain_ticks
 from modicum.papers.pac_dp.surrogate import Surrogate, surrogate
-from modicum.privacy.calibration import calibrate_noise
+from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.spec import Adjacency, PrivacySpec, ServerSeesMessages, Unit
 from modicum.public.proxy import bootstrap

@@ -10,7 +10,7 @@ import numpy as np
 
 from modicum.papers.pac_dp.curve import Curve, quietness, read_curve
 from modicum.papers.pac_dp.fit import fit_pairs
-from modicum.privacy.calibration import calibrate_noise
+from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.spec import Adjacency, PrivacySpec, ServerSeesMessages, Unit
 from modicum_bench.pac_dp.settings import TASKS

@@ -23,7 +23,7 @@ from modicum.federation.evaluation import evaluate
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.rehearsal import Rehearsal
 from modicum.methods import ClassMeans, DpSgd
-from modicum.privacy.calibration import calibrate_noise
+from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.public.head import logistic_head
 from modicum_bench.public_geometry.tasks import SPEC, Task, private, stand_in

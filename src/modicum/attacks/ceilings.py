@@ -18,8 +18,8 @@ from scipy.special import ndtr, ndtri
 
 from modicum.attacks.bounds import FloatArray
 from modicum.privacy.accounting.choose import epsilon_of, plain_mu
+from modicum.privacy.accounting.filters import plan_guarantee
 from modicum.privacy.accounting.gaussians import normal_form
-from modicum.privacy.budgets import plan_guarantee
 from modicum.privacy.plan import Guard, PrivacyPlan
 
 DELTAS = tuple(10.0**-k for k in (1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 10))  # at which a profile is read

@@ -72,6 +72,7 @@ class Directions:
         return len(self.first)
 
     def add(self, row: Tensor, j: int, scale: float) -> None:
+        """Move an update by so much along direction j, where it stands."""
         where = slice(int(self.first[j]), int(self.last[j]))
         row[where] += (scale / (where.stop - where.start) ** 0.5) * self.signs[where].to(row)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,17 +14,17 @@ from torch import Tensor
 from modicum.core.door import DoorWatch, ReservedSumDoor, SumDoor
 from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.messages import Decision, Message, Opened, Released, ReleasedSum
-from modicum.core.parts import Observation, Place, Policy, Scope, Signal, State
+from modicum.core.parts import Job, Observation, Place, Policy, Scope, Signal, State
+from modicum.core.round_state import Collector, RoundState
 from modicum.errors import UserError
-from modicum.federation.clients import Clients
+from modicum.federation.clients import Answer, Clients
 from modicum.federation.cohort import SecretPoisson
-from modicum.federation.in_process import Begun, InProcess, Parts
+from modicum.federation.in_process import InProcess
 from modicum.federation.keep import Charges, Keep
-from modicum.federation.rounds import Exchange
-from modicum.federation.server import Asked, Proposal, Server, TrustedLedger
+from modicum.federation.server import Server, TrustedLedger
+from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import BoolArray, DType, FloatArray, NoiseKey, NoiseSource
-from modicum.privacy.skellam_noise import Bits
-from modicum.privacy.token import Token
+from modicum.privacy.noise.skellam import Bits
 from modicum.privacy.views import SecureAggregation
 
 
@@ -167,55 +167,73 @@ class TrialCarrier(InProcess):
             server, clients, ledger, trusted=trusted, faults=lambda _, client: client in self._dropped
         )
 
-    def exchange(self, proposal: Proposal) -> Exchange:
-        """A round of every trial. A client that refuses leaves its trial without an outcome, which is an error."""
+    def reserve(self, state: RoundState) -> Sequence[Sequence[Job]]:
+        """A round of every trial."""
         self._messages, self.seen = {}, []
-        done = super().exchange(proposal)
-        for name in done.refused:
+        return super().reserve(state)
+
+    def collect(self, state: RoundState) -> Collector:
+        """All messages are held: each trial is opened by itself."""
+        return super().collect(state) if self.server.method.mechanism.individuals else Held()
+
+    def _received(self, state: RoundState, answers: Mapping[str, Answer]) -> dict[str, Message]:
+        messages = super()._received(state, answers)
+        self._messages |= messages
+        return messages
+
+    def open(self, state: RoundState, collected: Collector) -> Opened | None:
+        """A client that refuses leaves its trial without an outcome, which is an error."""
+        for name in state.refused:
             raise UserError(f"the audit's client {name!r} refused: give it a budget for all rounds")
-        if self.server.method.mechanism.individuals:
-            self.seen = [self._messages[names[0]].update for names in self.trials]
-        return done
+        if isinstance(collected, Held):
+            return self._sums(state, collected.messages)
+        opened = super().open(state, collected)
+        self.seen = [self._messages[names[0]].update for names in self.trials]
+        return opened
 
-    def _received(self, begun: Begun, parts: Parts) -> Iterator[tuple[str, Message]]:
-        for name, message in super()._received(begun, parts):
-            self._messages[name] = message
-            yield name, message
-
-    def _opened_once(self, begun: Begun, messages: Iterator[Message]) -> Opened | None:
-        if self.server.method.mechanism.individuals:
-            return super()._opened_once(begun, messages)
-        return self._sums(begun, messages)
-
-    def _released(self, begun: Begun, messages: Iterator[Message]) -> Opened | None:
-        return self._sums(begun, messages)
-
-    def _sums(self, begun: Begun, messages: Iterator[Message]) -> tuple[Released, ...]:
+    def _sums(self, state: RoundState, held: Mapping[str, Message]) -> tuple[Released, ...]:
         """Each trial opened by itself, as a server with that cohort alone would open it."""
-        held = {message.client: message for message in messages}
         tokens: dict[str, list[Token]] = {}
-        for token in begun.tokens:
+        for token in state.tokens:
             tokens.setdefault(token.release.client, []).append(token)
         released = []
         for names in self.trials:
-            opened = self._one_sum(begun, names, held, [t for name in names for t in tokens.get(name, ())])
+            own = [t for name in names for t in tokens.get(name, ())]
+            opened = self._one_sum(state, names, held, own)
             known = [self._messages[name].update for name in names if name in self._colluding]
             self.seen.append(opened.update - torch.stack(known).sum(0) if known else opened.update)
             released.append(Released(names[0], opened.round, opened.update, opened.signals, opened.facts))
         return tuple(released)
 
     def _one_sum(
-        self, begun: Begun, names: Sequence[str], held: dict[str, Message], tokens: list[Token]
+        self, state: RoundState, names: Sequence[str], held: Mapping[str, Message], tokens: list[Token]
     ) -> ReleasedSum:
-        proposal = replace(begun.proposal, cohort=tuple(names))
-        events, expected = begun.asked.events, begun.asked.expected
-        asked = Asked(
-            {n: events[n] for n in names if n in events}, {n: expected[n] for n in names if n in expected}
+        trial = replace(
+            state,
+            cohort=tuple(names),
+            events={n: state.events[n] for n in names if n in state.events},
+            expected={n: state.expected[n] for n in names if n in state.expected},
+            door=None if self.trusted is None else self.trusted.door(tokens),
         )
-        door = None if self.trusted is None else self.trusted.door(tokens)
-        opened = self.server.open(proposal, [held[n] for n in names if n in held], asked, door)
+        sum = self.server.method.mechanism.collect(trial)
+        for name in sorted(name for name in names if name in held):
+            sum.add(held[name])
+        opened = sum.open()
         assert isinstance(opened, ReleasedSum)
         return opened
+
+
+class Held:
+    """Collects messages and adds nothing up."""
+
+    def __init__(self) -> None:
+        self.messages: dict[str, Message] = {}
+
+    def add(self, message: Message) -> None:
+        self.messages[message.client] = message
+
+    def open(self) -> None:
+        """Nothing: each trial is opened by itself."""
 
 
 def _roles(server: Server, trials: Sequence[Sequence[str]]) -> tuple[frozenset[str], frozenset[str]]:

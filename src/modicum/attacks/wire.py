@@ -34,7 +34,7 @@ from modicum.core.sockets import TellsNoise
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation, offer_of
-from modicum.federation.setup import Setup, set_up
+from modicum.federation.setup import RunContext, set_up
 from modicum.federation.transcript import AGGREGATOR, Seen
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.views import Shows, Unit, View
@@ -47,7 +47,7 @@ class Public:
     `setup` holds blank records; its plans, frame and cohorts follow from public facts alone.
     """
 
-    setup: Setup = field(repr=False)
+    setup: RunContext = field(repr=False)
     pool: Batch = field(repr=False)  # of the clients' kind, in nobody's training data: what the attacker brings
     pool_note: str
 

@@ -75,9 +75,9 @@ def noise(
 ) -> None:
     """The smallest noise multiplier that keeps a number of releases within a budget ε."""
     from modicum.privacy.accounting import epsilon as true_epsilon
-    from modicum.privacy.calibration import calibrate_kinds
+    from modicum.privacy.accounting.calibration import calibrate_kinds
+    from modicum.privacy.noise.stock import Stock
     from modicum.privacy.plan import PlannedRelease
-    from modicum.privacy.stock import Stock
 
     spec = _spec(unit, adjacency, _view(view, participants, colluding, dropouts), delta)
     sampler = _sampler(sampling_rate, spec)
@@ -142,7 +142,7 @@ def _sampler(rate: float, spec: PrivacySpec) -> Sampler:
 
 
 def _guarantee(z: float, sampler: Sampler, steps: int, spec: PrivacySpec) -> Guarantee:
-    from modicum.privacy.accounting import checks
+    from modicum.privacy import checks
     from modicum.privacy.accounting import epsilon as true_epsilon
     from modicum.privacy.plan import PlannedRelease
 

@@ -23,14 +23,17 @@ def make(
     ),
     node: list[str] = typer.Option([], "--node", help="Also a key pair for this node (repeatable)."),
 ) -> None:
-    """Make a TLS certificate for the server, a key pair for each node, and the operator's token."""
+    """Make the server's TLS certificate and own key, a key pair for each node, and the operator's token."""
     from modicum.deploy.flower import gate, keys
+    from modicum.deploy.flower.project import SERVER_KEY
+    from modicum.deploy.silo.signing import make_signing_key, public_text
 
     keys.check_tls(keys.make_tls(folder, hosts))
     for name in node:
         keys.make_node_key(folder / name)
     gate.make_token(folder)
-    typer.echo(f"keys in {folder}: keep those without .crt or .pub to yourself")
+    typer.echo(f"keys in {folder}: keep those without .crt or .pub to yourself; for everybody's experiment file:")
+    typer.echo(f'[run]\nserver = "{public_text(make_signing_key(folder / SERVER_KEY))}"')
 
 
 @app.command("revoke")

@@ -74,7 +74,7 @@ def check(
 
 @app.command("key")
 def key(file: Path = typer.Argument(help="Where to keep the key; made if it is not there.")) -> None:
-    """This silo's own key for secure aggregation; prints the public half for everybody's experiment file."""
+    """This silo's own key, which signs what it says; prints the public half for everybody's experiment file."""
     from modicum.deploy.silo.signing import make_signing_key, public_text
 
     typer.echo(f'key = "{public_text(make_signing_key(file))}"')
@@ -118,7 +118,7 @@ def _account_lines(found: dict[str, Any]) -> Iterator[str]:
     yield found["sentence"]
     if not found["kept"] or not found["opened"]:
         return
-    from modicum.privacy.dataset_account import percent
+    from modicum.privacy.lifetime.account import percent
 
     width = max([len(d["run"]) for d in found["draws"]] + [3])
     yield f"\n{'run':<{width}}  {'date':<10}  {'records':>9}  {'ε granted':>9}  {'drawn':>7}"

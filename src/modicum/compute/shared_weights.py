@@ -52,7 +52,7 @@ class TiedWeight:
         a, g, indices = self.linear.a, self.linear.g, self.lookups.indices
         columns = indices[:, None, :].expand(-1, g.shape[1], -1)
         by_output = g.gather(2, columns).double().transpose(1, 2) @ a.double()
-        of_lookups, rows = self.lookups.measured_with(by_output)
+        of_lookups, rows = self.lookups.measure_with(by_output)
         of_others, others = LinearWeight(a, g.scatter(2, columns, 0.0)).measure()
         return of_lookups + of_others, TiedRows(rows, others)
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from modicum.core import integers
 from modicum.errors import UserError
 from modicum.privacy.events import Block, NoSampling, Poisson, Release, Shuffled
+from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import DType, NoiseKey, NoiseSource, SimulatedNoise
-from modicum.privacy.token import Token
 
 SERVER = "(server)"  # no client's name: parentheses are not allowed in one
 

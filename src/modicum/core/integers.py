@@ -18,9 +18,9 @@ from torch import Tensor
 from modicum.errors import UserError
 from modicum.privacy.events import Release
 from modicum.privacy.integer_noise import IntegerNoise
-from modicum.privacy.integer_terms import IntegerTerms
-from modicum.privacy.lattice import Integers, dequantise, quantise
 from modicum.privacy.noise import NoiseKey, NoiseSource
+from modicum.privacy.noise.integer_terms import IntegerTerms
+from modicum.privacy.noise.lattice import Integers, dequantise, quantise
 
 Floats = NDArray[np.float64]
 

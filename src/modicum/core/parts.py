@@ -8,27 +8,31 @@ are dictionaries of plain numbers, strings, lists and tensors, so that a checkpo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from modicum.core.clips import Clip
-from modicum.core.door import Door, SumDoor
-from modicum.core.facts import ClientFacts, FeatureFacts, Metric, PublicFacts
+from modicum.core.door import Door
+from modicum.core.facts import ClientFacts, Metric, PublicFacts
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, Opened, ReleasedSum
 from modicum.core.needs import check_composition
+from modicum.core.records import each, first_leaf
+from modicum.core.round_state import Collector, RoundState
 from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 from modicum.privacy.events import Release
-from modicum.privacy.lattice import Integers
+from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, Unit
 from modicum.privacy.views import Variant
+from modicum.tasks import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
     from modicum.core.optimisers import Optimiser
@@ -129,19 +133,29 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """Records that enter one step. Targets hold `y` and whatever else the loss needs, one row a record."""
+    """Records that enter one step: a tensor, or several by name; the first dimension of each is the record.
 
-    x: Tensor
+    Targets hold `y` and whatever else the loss needs.
+    """
+
+    x: Any
     targets: Mapping[str, Tensor]
 
     def __len__(self) -> int:
-        return self.x.shape[0]
+        return int(first_leaf(self.x).shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the records are."""
+        found: torch.device = first_leaf(self.x).device
+        return found
 
     def take(self, index: Tensor) -> Batch:
         """The rows of these numbers, on the batch's own device."""
-        index = index.to(self.x.device)
+        index = index.to(self.device)
         return Batch(
-            self.x.index_select(0, index), {name: t.index_select(0, index) for name, t in self.targets.items()}
+            each(lambda t: t.index_select(0, index), self.x),
+            {name: t.index_select(0, index) for name, t in self.targets.items()},
         )
 
 
@@ -158,7 +172,7 @@ class Backend(Protocol):
     def layout(self) -> Layout:
         """How parameters lie in a row of `theta`."""
 
-    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, theta: Tensor, x: Any) -> Tensor:
         """Outputs of one model (a flat vector) on records, without gradients."""
 
     def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
@@ -233,6 +247,7 @@ class ClientKit:
     metrics: tuple[Metric, ...] = ()
     public: PublicFacts | None = None  # for policies that decide at the client
     integers: Agreed | None = None  # the terms of integer noise behind a sum; None: there is none
+    task: Task = CLASSIFICATION
 
 
 @dataclass(frozen=True)
@@ -248,22 +263,6 @@ class Job:
     participation: int  # how many rounds this client has taken part in before
     seed: int  # for what needs no secrecy: the order of minibatches
     door: Door
-
-
-@dataclass(frozen=True)
-class Opening:
-    """What the server half knows when it opens a round's messages."""
-
-    round: int
-    invited: tuple[str, ...]  # the fixed public cohort
-    events: Mapping[str, tuple[Release, ...]]  # what was reserved for each client that is charged
-    model: Tensor  # shared parameters before the round
-    denominator: float  # the cohort's fixed public (or expected) size
-    door: SumDoor | None = None  # the server's own, where the server adds the noise
-    expected: Mapping[str, Expected] = field(default_factory=dict)  # of each client that was asked
-    decisions: Mapping[str, Decision] = field(default_factory=dict)  # of every client
-    integers: Agreed | None = None  # the terms of integer noise, where messages are on a lattice
-    features: FeatureFacts | None = None  # what is public of classes and features
 
 
 class Mechanism(Protocol):
@@ -304,18 +303,15 @@ class Mechanism(Protocol):
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         """The client half, for several clients at once; each result depends on its own job alone."""
 
-    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
-        """The server half: what may be seen of the messages. None when the round must be abandoned.
-
-        Where only a sum may be seen, messages come one by one in the order of clients' names: add, and keep none.
-        """
+    def collect(self, state: RoundState) -> Collector:
+        """The server half: takes the round's messages as they come, and opens what may be seen of them."""
 
 
 @runtime_checkable
 class OpensIntegers(Protocol):
     """A mechanism whose messages can be integers with a share of noise."""
 
-    def open_integers(self, total: Integers, survivors: Sequence[str], context: Opening) -> ReleasedSum | None:
+    def open_integers(self, total: Integers, survivors: Sequence[str], state: RoundState) -> ReleasedSum | None:
         """The server half, given the modular sum of the survivors' integers. None when the round is void."""
 
 

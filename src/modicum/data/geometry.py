@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from modicum.data.arrays import Arrays, FederatedData
 from modicum.errors import DAMAGED, UserError
 
 FORMAT = "modicum-geometry-1"
@@ -67,10 +65,9 @@ class Geometry:
             f"({a['classes']} classes){behind}, geometry {self.digest}."
         )
 
-    def apply(self, arrays: Arrays) -> Arrays:
-        """Records as features of length 1 (or 0)."""
-        x = arrays.scaled().reshape(len(arrays), math.prod(arrays.shape))
-        if len(arrays) and x.shape[1] != len(self.mean):
+    def features(self, x: Floats) -> Floats:
+        """Rows of records' values as features of length 1 (or 0)."""
+        if len(x) and x.shape[1] != len(self.mean):
             raise UserError(
                 f"the geometry takes records of {len(self.mean)} values and these have {x.shape[1]}: use the data "
                 "and the backbone that it was fitted behind"
@@ -80,22 +77,7 @@ class Geometry:
             v = (x[i : i + CHUNK] - self.mean) @ self.matrix
             length = np.sqrt(np.einsum("nd,nd->n", v, v))[:, None]
             out[i : i + CHUNK] = v / np.maximum(length, np.float32(1e-12))
-        return Arrays(out, arrays.y)
-
-    def over(self, data: FederatedData) -> FederatedData:
-        """A federation whose records, public ones included, are these features."""
-        clients = tuple(
-            replace(c, train=self.apply(c.train), validation=self.apply(c.validation), test=self.apply(c.test))
-            for c in data.clients
-        )
-        return replace(
-            data,
-            clients=clients,
-            test=self.apply(data.test),
-            proxy=self.apply(data.proxy),
-            proxy_validation=self.apply(data.proxy_validation),
-            geometry=self,
-        )
+        return out
 
     def to_bytes(self) -> bytes:
         """A file in numpy's own format, without pickles."""

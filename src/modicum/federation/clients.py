@@ -33,11 +33,11 @@ from modicum.core.parts import Batch, ClientKit, Job, Method, State
 from modicum.core.store import load_state, save_state
 from modicum.errors import UserError
 from modicum.federation.keep import Charges, Keep, settle
-from modicum.privacy.budgets import Reason, Refusal, Refused
 from modicum.privacy.events import Release
+from modicum.privacy.ledger.budgets import Reason, Refusal, Refused
+from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseKey, NoiseSource, SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
-from modicum.privacy.token import Token
 
 Reserve = Callable[[Release], Token | None]
 DoorMaker = Callable[[tuple[Token, ...], Reserve], Door]
@@ -56,14 +56,6 @@ class Client:
     validation: Batch
     state: State = field(default_factory=dict)
     rounds: set[int] = field(default_factory=set)  # rounds it has reserved so far
-
-
-@dataclass(frozen=True)
-class Begun:
-    """A round that is charged and not yet computed: what is to be done, and who has an answer already."""
-
-    jobs: tuple[Job, ...]
-    answers: Mapping[str, Answer]
 
 
 class Clients:
@@ -104,14 +96,14 @@ class Clients:
 
     def answer(self, broadcasts: Sequence[Broadcast]) -> dict[str, Answer]:
         """Each client's message, which may be sent, or why it refuses."""
-        begun = self.begin(broadcasts)
-        answers = dict(begun.answers)
-        for part in self.compute(begun.jobs):
-            answers.update(part)
+        jobs, answers = self.begin(broadcasts)
+        for stack, results in self.compute(self.stacks(jobs)):
+            answers |= self.settle(stack, results)
         return answers
 
-    def begin(self, broadcasts: Sequence[Broadcast]) -> Begun:
-        """Check and charge, before any record is touched. Jobs are in the order of names."""
+    def begin(self, broadcasts: Sequence[Broadcast]) -> tuple[list[Job], dict[str, Answer]]:
+        """Check and charge, before any record is touched: jobs in the order of names, and who has an answer
+        already."""
         answers: dict[str, Answer] = {}
         fresh, usable = [], dict[int, bool]()
         for b in sorted(broadcasts, key=lambda b: b.client):
@@ -123,15 +115,20 @@ class Clients:
             else:
                 fresh.append(b)
         tokens = self._reserve({b.client: self.events(b) for b in fresh}, answers)
-        return Begun(tuple(self._job(b, tokens[b.client]) for b in fresh if b.client in tokens), answers)
+        return [self._job(b, tokens[b.client]) for b in fresh if b.client in tokens], answers
 
-    def compute(self, jobs: Sequence[Job]) -> Iterator[dict[str, Answer]]:
-        """Answers to what `begin` has charged, a stack of clients at a time, so that few are in memory at once."""
-        for start in range(0, len(jobs), self._at_once):
-            some = jobs[start : start + self._at_once]
-            with self._model_randomness(some), _within_memory(len(some)):
-                results = self.method.mechanism.run(some, self.kit)
-            yield self.settle(some, results)
+    def stacks(self, jobs: Sequence[Job]) -> list[Sequence[Job]]:
+        """Jobs that are computed together, by the clients' order alone: so few that memory holds them."""
+        return [jobs[start : start + self._at_once] for start in range(0, len(jobs), self._at_once)]
+
+    def compute(
+        self, stacks: Sequence[Sequence[Job]]
+    ) -> Iterator[tuple[Sequence[Job], list[tuple[Message, State]]]]:
+        """What the mechanism makes of each stack, one after another."""
+        for stack in stacks:
+            with self._model_randomness(stack), _within_memory(len(stack)):
+                results = self.method.mechanism.run(stack, self.kit)
+            yield stack, results
 
     def acknowledge(self, round: int) -> None:
         """The server has taken everything before this round into its durable state: forget those messages."""

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from modicum.core.door import DoorWatch
 from modicum.core.facts import Metric
 from modicum.core.messages import Opened, encode
+from modicum.core.round_state import RoundState
 from modicum.core.setting import MethodSpec
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.garbage import GARBAGE
 from modicum.federation.replay import Recording, Replaying, Tape
-from modicum.federation.server import Proposal
 from modicum.federation.simulation import Simulation
 from modicum.privacy.noise import CryptoNoise, NoiseSource
 
@@ -200,14 +200,13 @@ def sights(simulation: Simulation) -> Iterator[Sight]:
     take = server.observe
 
     def observe(
-        proposal: Proposal,
-        opened: Opened | None,
+        state: RoundState,
         public: Mapping[str, float],
         left: Mapping[str, float],
         stock: Mapping[str, tuple[float, ...]],
     ) -> None:
-        shown.extend((_opened(opened), frozen((left, stock))))
-        take(proposal, opened, public, left, stock)
+        shown.extend((_opened(state.opened), frozen((left, stock))))
+        take(state, public, left, stock)
 
     server.observe = observe  # type: ignore[method-assign]
     try:

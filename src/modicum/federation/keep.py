@@ -8,8 +8,8 @@ from typing import Protocol
 
 from modicum.core.messages import Message, ReleasedSum, encode
 from modicum.privacy.events import Release
+from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseSource
-from modicum.privacy.token import Token
 
 
 class Keep(StrEnum):

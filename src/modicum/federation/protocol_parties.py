@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from modicum import secure_aggregation as secure
 from modicum.errors import UserError
-from modicum.privacy.lattice import Integers
-from modicum.privacy.sampler_charge import graph_doubt
+from modicum.privacy.accounting.sampler_charge import graph_doubt
+from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.views import SecureAggregation
 
 

@@ -17,21 +17,23 @@ from torch import Tensor
 from modicum.core import integers
 from modicum.core.door import SERVER, Door
 from modicum.core.memory import keep_pages
-from modicum.core.messages import Message, ReleasedSum
-from modicum.core.parts import Backend, Batch, State
+from modicum.core.messages import Opened, ReleasedSum
+from modicum.core.parts import Backend, Batch, Job, State
+from modicum.core.round_state import Collector, RoundState
 from modicum.federation.clients import Clients, Reserve
+from modicum.federation.evaluation import Evaluation
 from modicum.federation.experiment import Experiment, Prepared
-from modicum.federation.in_process import Begun, InProcess, Parts
+from modicum.federation.in_process import InProcess, Results
 from modicum.federation.keep import Keep
 from modicum.federation.records import RoundRecord
-from modicum.federation.rounds import Evaluation, Rounds
-from modicum.federation.secure_sums import make_adder
+from modicum.federation.rounds import Rounds
+from modicum.federation.secure_sums import collect_integers
 from modicum.federation.server import TrustedLedger
 from modicum.federation.setup import set_up
 from modicum.privacy.events import Poisson, Release, Shuffled
-from modicum.privacy.memory_ledger import MemoryLedger
+from modicum.privacy.ledger.memory import MemoryLedger
+from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import SimulatedNoise
-from modicum.privacy.token import Token
 from modicum.privacy.views import KnownTo
 
 
@@ -110,6 +112,17 @@ class Rehearsed(RoundRecord):
     norm: float = 0.0  # of the released mean update, noise included
 
 
+class Measured(InProcess):
+    """Keeps the last round's mean update, where a sum is seen."""
+
+    mean: Tensor | None = None
+
+    def open(self, state: RoundState, collected: Collector) -> Opened | None:
+        opened = super().open(state, collected)
+        self.mean = opened.update if isinstance(opened, ReleasedSum) else None
+        return opened
+
+
 class Rehearsal:
     """Plays an experiment round by round. `prepared` may be shared by runs on the same data and model."""
 
@@ -136,8 +149,8 @@ class Rehearsal:
         )
         central = not self.method.mechanism.spec.view.senders_add_noise
         trusted = TrustedLedger(ledger, noise, keep=Keep.NOTHING, door=lambda _: self.door) if central else None
-        adder = make_adder(made, "rehearsal")
-        self.carrier = InProcess(self.server, self.clients, ledger, trusted=trusted, adder=adder)
+        sums = collect_integers(made, "rehearsal")
+        self.carrier = Measured(self.server, self.clients, ledger, trusted=trusted, integers=sums)
         self.evaluation = Evaluation(
             self.server,
             self.backend,
@@ -155,21 +168,22 @@ class Rehearsal:
 
     def step(self) -> Rehearsed:
         """One round."""
-        begun = self.begin()
-        return self._conclude(begun, self.clients.compute(begun.jobs))
+        before = self.server.state.model
+        return self._told(self._rounds.play(), before)
 
-    def begin(self) -> Begun:
-        """What the server proposes and each client is asked for, charged and not yet computed."""
-        return self.carrier.begin(self.server.propose())
+    def begin(self) -> tuple[RoundState, Sequence[Job]]:
+        """What the server proposes, charged and not yet computed, and what each client is asked for."""
+        state, stacks = self._rounds.begin()
+        return state, [job for stack in stacks for job in stack]
 
-    def finish(self, begun: Begun, results: Sequence[tuple[Message, State]]) -> Rehearsed:
+    def finish(self, state: RoundState, jobs: Sequence[Job], results: Results) -> Rehearsed:
         """The rest of a round that `begin` began, with what the mechanism made of its jobs."""
-        return self._conclude(begun, [self.clients.settle(begun.jobs, results)])
+        self._rounds.add(state, self.carrier.settle(state, jobs, results))
+        return self._told(self._rounds.conclude(state), state.model)
 
-    def _conclude(self, begun: Begun, parts: Parts) -> Rehearsed:
-        before, done = self.server.state.model, self.carrier.finish(begun, parts)
-        record = self._rounds.conclude(begun.proposal, done)
-        moved = done.opened.update if isinstance(done.opened, ReleasedSum) else self.server.state.model - before
+    def _told(self, record: RoundRecord, before: Tensor) -> Rehearsed:
+        mean = self.carrier.mean
+        moved = self.server.state.model - before if mean is None else mean
         return Rehearsed(**vars(record), norm=moved.norm().item())
 
     @property

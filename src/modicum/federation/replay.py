@@ -15,7 +15,7 @@ from torch import Tensor
 from modicum.core.door import Door, SumDoor
 from modicum.errors import UserError
 from modicum.privacy.events import Release
-from modicum.privacy.token import Token
+from modicum.privacy.ledger.token import Token
 
 Values = dict[str, Tensor]
 INTEGERS = "integers"  # under this name stands a release on a lattice, all blocks together

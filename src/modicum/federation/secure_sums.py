@@ -7,19 +7,23 @@ Both give the same sum modulo 2^bits, bit for bit. `ideal` stands for a protocol
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from modicum.core.integers import Agreed
-from modicum.core.messages import Message, Summand
-from modicum.core.parts import OpensIntegers
-from modicum.privacy.lattice import Integers
+from modicum.core.messages import Message, ReleasedSum, Summand
+from modicum.core.parts import Method, OpensIntegers
+from modicum.core.round_state import Collector, RoundState
+from modicum.errors import UserError
+from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.views import SecureAggregation, Variant
 
 if TYPE_CHECKING:
-    from modicum.federation.setup import Setup
+    from modicum.federation.protocol_parties import Parties
+    from modicum.federation.setup import RunContext
 
 LOG = logging.getLogger("modicum.server")
 
@@ -28,25 +32,32 @@ IMPOSSIBLE = "its sum is beyond what clipping and noise can make: the round is v
 NOBODY = "nobody answered: the round is void"
 
 
-class Adder(Protocol):
-    """Adds up a round's summands and says whose they were, or why the round is void."""
-
-    def add(
-        self, round: int, cohort: Sequence[str], messages: Iterable[Message]
-    ) -> tuple[Integers, tuple[str, ...]] | str:
-        """The sum of a cohort's integers and who is in it, or why there is none."""
+Collect = Callable[[RoundState], Collector]
+"""What takes the messages of one round."""
 
 
-def make_adder(setup: Setup, run: str) -> Adder | None:
-    """What an experiment requests for; None where messages are no integers for a sum."""
-    mechanism, agreed = setup.method.mechanism, setup.kit.integers
+def collect_integers(context: RunContext, run: str) -> Collect | None:
+    """As the experiment asks for: in the clear, or by the protocol. None where messages are no integers."""
+    method, mechanism, agreed = context.method, context.method.mechanism, context.kit.integers
     view = mechanism.spec.view
     if agreed is None or not isinstance(mechanism, OpensIntegers) or not isinstance(view, SecureAggregation):
         return None
     bits = modulus(agreed)
     if view.variant is Variant.IDEAL:
-        return InTheClear(bits)
-    return ByProtocol(run, view, bits, [f.name for f in setup.facts])
+        return partial(InTheClear, method, bits)
+    from modicum.federation.protocol_parties import Parties
+
+    return partial(ByProtocol, method, Parties(run, view, bits, [f.name for f in context.facts]))
+
+
+def open_integers(
+    method: Method, total: Integers, survivors: Sequence[str], state: RoundState
+) -> ReleasedSum | None:
+    """What secure aggregation's sum of the survivors' integers is. None where the round is void."""
+    mechanism = method.mechanism
+    if not isinstance(mechanism, OpensIntegers):
+        raise UserError(f'{method.name} does not open sums of integers: set noise = "float"')
+    return mechanism.open_integers(total, survivors, state) if survivors else None
 
 
 def modulus(agreed: Agreed) -> int:
@@ -65,22 +76,22 @@ def _signed(words: np.ndarray[Any, Any]) -> Integers:
 class InTheClear:
     """The ideal: whoever calls this sees every summand, and tells nobody but their sum."""
 
-    def __init__(self, bits: int) -> None:
-        self.bits = bits
+    def __init__(self, method: Method, bits: int, state: RoundState) -> None:
+        self._method, self._bits, self._state = method, bits, state
+        self._total: np.ndarray[Any, Any] | None = None
+        self._survivors: list[str] = []
 
-    def add(
-        self,
-        round: int,  # noqa: ARG002
-        cohort: Sequence[str],  # noqa: ARG002
-        messages: Iterable[Message],
-    ) -> tuple[Integers, tuple[str, ...]] | str:
-        total, survivors = None, []
-        for message in messages:
-            if isinstance(message, Summand):
-                words = message.update.numpy().astype(_words(self.bits))
-                total = words if total is None else total + words
-                survivors.append(message.client)
-        return NOBODY if total is None else (_signed(total), tuple(survivors))
+    def add(self, message: Message) -> None:
+        if isinstance(message, Summand):
+            words = message.update.numpy().astype(_words(self._bits))
+            self._total = words if self._total is None else self._total + words
+            self._survivors.append(message.client)
+
+    def open(self) -> ReleasedSum | None:
+        if self._total is None:
+            self._state.void = NOBODY
+            return None
+        return open_integers(self._method, _signed(self._total), self._survivors, self._state)
 
 
 class ByProtocol:
@@ -89,21 +100,24 @@ class ByProtocol:
     Signing keys and masks come from the operating system's generator: no seed changes a sum.
     """
 
-    def __init__(self, run: str, view: SecureAggregation, bits: int, names: Sequence[str]) -> None:
-        from modicum.federation.protocol_parties import Parties
+    def __init__(self, method: Method, parties: Parties, state: RoundState) -> None:
+        self._method, self._parties, self._state = method, parties, state
+        self._inputs: dict[str, Integers] = {}
 
-        self._parties = Parties(run, view, bits, names)
+    def add(self, message: Message) -> None:
+        if isinstance(message, Summand):
+            self._inputs[message.client] = message.update.numpy()
 
-    def add(
-        self, round: int, cohort: Sequence[str], messages: Iterable[Message]
-    ) -> tuple[Integers, tuple[str, ...]] | str:
-        inputs = {m.client: m.update.numpy() for m in messages if isinstance(m, Summand)}
-        if not inputs:
-            return NOBODY
+    def open(self) -> ReleasedSum | None:
+        if not self._inputs:
+            self._state.void = NOBODY
+            return None
         from modicum.secure_aggregation import VoidError
 
         try:
-            return self._parties.play(round, cohort, inputs)
+            added = self._parties.play(self._state.round, self._state.cohort, self._inputs)
         except VoidError as void:
-            LOG.warning("round %d: %s", round, void)
-            return str(void)
+            LOG.warning("round %d: %s", self._state.round, void)
+            self._state.void = str(void)
+            return None
+        return open_integers(self._method, *added, self._state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from modicum.core.facts import PublicFacts
 from modicum.core.messages import (
     Broadcast,
     Decision,
-    Expected,
     Message,
     Noised,
     Opened,
@@ -28,45 +27,20 @@ from modicum.core.messages import (
     encode,
     finite,
 )
-from modicum.core.parts import ClientKit, Method, Observation, Opening, OpensIntegers, State
+from modicum.core.parts import ClientKit, Method, Observation, State
+from modicum.core.round_state import Collector, RoundState
 from modicum.core.sockets import PublicEvaluator, Reports
 from modicum.core.store import write_durably
-from modicum.errors import UnsoundError, UserError
+from modicum.errors import UnsoundError
 from modicum.federation.cohort import Cohorts
 from modicum.federation.keep import Charges, Keep, settle
 from modicum.mechanisms.possible import objection
 from modicum.privacy.events import Release
-from modicum.privacy.lattice import Integers
+from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseSource
-from modicum.privacy.token import Token
 
 LOG = logging.getLogger("modicum.server")
 SumDoorMaker = Callable[[Sequence[Token]], SumDoor]
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """One round before it is computed."""
-
-    round: int
-    decisions: Mapping[str, Decision]  # for every client
-    cohort: tuple[str, ...]  # whom the rule for cohorts names
-    broadcasts: tuple[Broadcast, ...]  # to those of them who have not retired
-
-    @property
-    def asked(self) -> tuple[str, ...]:
-        """Whom the proposal goes to."""
-        return tuple(b.client for b in self.broadcasts)
-
-
-@dataclass
-class Asked:
-    """What the server knows of a round's answers before they come, and a tally of those that came."""
-
-    events: Mapping[str, tuple[Release, ...]]  # reserved for each client that is charged
-    expected: Mapping[str, Expected]  # of each client that was asked
-    answered: int = 0
-    impossible: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -148,13 +122,22 @@ class Server:
         """Whether all rounds are played, or nobody is left to ask."""
         return self.state.round >= self.public.rounds or len(self.state.retired) == len(self.names)
 
-    def propose(self) -> Proposal:
+    def propose(self) -> RoundState:
         """Decisions for everyone, and a broadcast for each client of this round's cohort that has not retired."""
         t = self.state.round
         chosen = self._within(self.method.policy.decide(self.state.policy, t, self.names))
         decisions = self.method.mechanism.decisions(chosen, self.public.multipliers)
         cohort = tuple(self.names[i] for i in self.cohorts.invited(t))
-        return Proposal(t, decisions, cohort, self._broadcasts(cohort, decisions))
+        return RoundState(
+            t,
+            self.state.model,
+            decisions,
+            cohort,
+            self.cohorts.size,
+            self._broadcasts(cohort, decisions),
+            self.kit.integers,
+            self.public.features,
+        )
 
     def _within(self, chosen: Mapping[str, Decision]) -> dict[str, Decision]:
         """C within the agreed bounds: clients refuse others, and hostile signals must not lead there."""
@@ -172,42 +155,41 @@ class Server:
             if name not in self.state.retired
         )
 
-    def broadcasts_to_all(self, proposal: Proposal) -> tuple[Broadcast, ...]:
+    def broadcasts_to_all(self, state: RoundState) -> tuple[Broadcast, ...]:
         """The proposal as it would be sent to everyone: what a secret cohort's members are charged for."""
-        return self._broadcasts(self.names, proposal.decisions)
+        return self._broadcasts(self.names, state.decisions)
 
-    def read(self, proposal: Proposal, answers: Iterable[tuple[str, object]], asked: Asked) -> Iterator[Message]:
-        """Answers that are possible, as they come. Who sent another counts as absent in this round (R14).
+    def read(self, state: RoundState, answers: Mapping[str, object]) -> list[Message]:
+        """Answers that are possible. Who sent another counts as absent in this round (R14).
 
-        `asked` is told who answered, and whose answer no honest client can have sent.
+        The round's state is told who answered, and whose answer no honest client can have sent.
         """
-        for name, answer in answers:
-            found = self._read(answer, name, proposal, asked.expected)
+        possible = []
+        for name, answer in answers.items():
+            found = self._read(answer, name, state)
             if isinstance(found, str):
-                asked.impossible[name] = found
-                LOG.warning("round %d: %s counts as absent: %s", proposal.round, name, found)
+                state.impossible[name] = found
+                LOG.warning("round %d: %s counts as absent: %s", state.round, name, found)
             else:
-                asked.answered += 1
-                yield found
+                possible.append(found)
+        state.answered += len(possible)
+        return possible
 
-    def _read(
-        self, message: object, name: str, proposal: Proposal, expected: Mapping[str, Expected]
-    ) -> Message | str:
+    def _read(self, message: object, name: str, state: RoundState) -> Message | str:
         """The message, or why there is none: whatever a client sends, at most that client counts as absent."""
         if message is None:
             return "its bytes are not a message of this version"
-        if not isinstance(message, Noised | Sealed | Share | Summand) or name not in expected:
+        if not isinstance(message, Noised | Sealed | Share | Summand) or name not in state.expected:
             return "it sent something else than an answer"
-        if (message.client, message.round) != (name, proposal.round):
+        if (message.client, message.round) != (name, state.round):
             return "its answer is another client's or another round's"
         if not isinstance(message, self._kind):
             return "its answer is of a kind that this run does not have"
         if isinstance(message, Summand):  # nobody looks into one: their sum is checked
             return message
-        model, update = self.state.model, message.update
-        if (update.shape, update.dtype) != (model.shape, model.dtype):
+        if (message.update.shape, message.update.dtype) != (state.model.shape, state.model.dtype):
             return "its update has another shape or precision than the model"
-        return objection(message, expected[name]) or message
+        return objection(message, state.expected[name]) or message
 
     @property
     def _kind(self) -> type[Message]:
@@ -218,49 +200,9 @@ class Server:
             return Sealed
         return Share if self.kit.integers is None else Summand
 
-    def open(
-        self, proposal: Proposal, messages: Iterable[Message], asked: Asked, door: SumDoor | None = None
-    ) -> Opened | None:
-        """What may be seen of messages that `read` let through, all of which are read. None where nobody answered.
-
-        Sums are made as messages come, in the order of clients' names; else all of them are held.
-        """
-        context = self._opening(proposal, asked, door)
-        if self.method.mechanism.individuals:
-            held = tuple(messages)
-            return self.method.mechanism.open(held, context) if held or asked.impossible else None
-        stream = iter(messages)
-        opened = self.method.mechanism.open(stream, context)
-        for _ in stream:  # a mechanism that abandons the round may have stopped reading
-            pass
-        return opened
-
-    def open_sum(
-        self, proposal: Proposal, total: Integers, survivors: Sequence[str], asked: Asked
-    ) -> ReleasedSum | None:
-        """What secure aggregation's sum of the survivors' integers is. None where the round is void."""
-        mechanism = self.method.mechanism
-        if not isinstance(mechanism, OpensIntegers):
-            raise UserError(f'{self.method.name} does not open sums of integers: set noise = "float"')
-        return mechanism.open_integers(total, survivors, self._opening(proposal, asked)) if survivors else None
-
-    def _opening(self, proposal: Proposal, asked: Asked, door: SumDoor | None = None) -> Opening:
-        return Opening(
-            proposal.round,
-            proposal.cohort,
-            asked.events,
-            self.state.model,
-            self.cohorts.size,
-            door,
-            asked.expected,
-            proposal.decisions,
-            self.kit.integers,
-            self.public.features,
-        )
-
-    def advance(self, opened: Opened | None, refused: Mapping[str, str]) -> bool:
+    def combine(self, opened: Opened | None, retired: Mapping[str, str]) -> bool:
         """Whether there is a new model; an abandoned or empty round leaves it as it is, and so does one whose
-        model would not be finite: clients could only refuse that. `refused` names clients that retire."""
+        model would not be finite: clients could only refuse that. `retired` names clients that retire."""
         state, moved = self.state, False
         if opened is not None:
             combine = self.method.aggregation.combine
@@ -271,7 +213,7 @@ class Server:
                 self._remember()
             else:
                 LOG.warning("round %d: its model would not be finite, so the last one stays", state.round)
-        state.retired = {**state.retired, **refused}
+        state.retired = {**state.retired, **retired}
         state.round += 1
         return moved
 
@@ -287,15 +229,14 @@ class Server:
 
     def observe(
         self,
-        proposal: Proposal,
-        opened: Opened | None,
+        state: RoundState,
         public: Mapping[str, float],
         left: Mapping[str, float],
         stock: Mapping[str, tuple[float, ...]],
     ) -> None:
         """Let the policy see the round: its releases, the new model's evaluation on public data, what is `left` of
         each client's plan or filter, and of its plan's `stock` of kinds."""
-        observed = Observation(proposal.round, opened, proposal.decisions, public, left=left, stock=stock)
+        observed = Observation(state.round, state.opened, state.decisions, public, left=left, stock=stock)
         self.state.policy = self.method.policy.observe(self.state.policy, observed)
 
 
@@ -335,6 +276,20 @@ class TrustedLedger:
         """One transaction for all; raises `Refused` with everyone whose budget is used up."""
         return self.ledger.reserve([e for es in events.values() for e in es], redo=self._keep.redoes)
 
+    def open(self, state: RoundState, collected: Collector) -> ReleasedSum | None:
+        """The sum that was released before a crash, else a new one, settled before anybody uses it."""
+        stored = self.stored(state.round)
+        if stored is not None:
+            state.answered = len(state.expected)
+            return stored
+        if not state.tokens:  # nobody has budget left
+            return None
+        state.door = self.door(state.tokens)
+        opened = collected.open()
+        assert isinstance(opened, ReleasedSum)
+        self.settle(state.tokens, opened)
+        return opened
+
     def door(self, tokens: Sequence[Token]) -> SumDoor:
         """The server's door for one sum, open for what these tokens reserve."""
         door = self._make_door(tokens)
@@ -359,7 +314,7 @@ class OpenedOnce:
 
     def open(self, round: int, device: torch.device, opening: Callable[[], Opened | None]) -> Opened | None:
         """What was opened in this round before a crash, else what `opening` gives now."""
-        stored = self._stored(round)
+        stored = self.stored(round)
         if stored is not None:
             return replace(stored, update=stored.update.to(device))
         opened = opening()
@@ -367,6 +322,7 @@ class OpenedOnce:
             write_durably(self._path, encode(opened))
         return opened
 
-    def _stored(self, round: int) -> ReleasedSum | None:
+    def stored(self, round: int) -> ReleasedSum | None:
+        """What was opened in this round, if it was."""
         message = decode(self._path.read_bytes()) if self._path.exists() else None
         return message if isinstance(message, ReleasedSum) and message.round == round else None

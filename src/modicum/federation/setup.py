@@ -33,8 +33,8 @@ from modicum.privacy.plan import Guard, PrivacyPlan
 
 
 @dataclass(frozen=True)
-class Setup:
-    """An experiment, ready for its first round."""
+class RunContext:
+    """What stays the same in all rounds of a run: of the experiment, of its clients and of its engine."""
 
     experiment: Experiment
     method: Method
@@ -56,11 +56,11 @@ class Setup:
         return [Client(f, self.plans[f.name], own, held_out, dict(first)) for f, own, held_out in records]
 
 
-def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None = None) -> Setup:
+def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None = None) -> RunContext:
     """`prepared` may be shared by runs on the same data and model. `noise` draws a trusted server's cohorts."""
     method = build_method(experiment)
     data = prepared or prepare(experiment, method)
-    engine = choose(data.model, data.first.device, compiled=experiment.compile)
+    engine = choose(data.model, data.first.device, compiled=experiment.compile, several=_several(data))
     cohorts = make_cohorts(experiment, method.mechanism, noise)
     facts = make_facts(experiment, cohorts)
     plans = make_plans(experiment, method.mechanism, facts, cohorts)
@@ -68,7 +68,11 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     multipliers = frozen_multipliers(plans, method.mechanism.purpose)
     adaptive = any(adapts(plan) for plan in plans.values())
     kit = make_kit(experiment, method, data, engine.backend, facts, multipliers, adaptive, agreed)
-    return Setup(experiment, method, data, cohorts, facts, plans, kit, engine.at_once)
+    return RunContext(experiment, method, data, cohorts, facts, plans, kit, engine.at_once)
+
+
+def _several(data: Prepared) -> bool:
+    return not isinstance(data.records[0].x, Tensor)
 
 
 def decided(method: Method, kit: ClientKit) -> tuple[str, ...]:
@@ -106,7 +110,9 @@ def make_kit(
     kinds = kinds_of(method.mechanism, facts)
     size = int(shared.sum())
     public = PublicFacts(facts, experiment.rounds, size, known, adaptive, data.features, tensors, *kinds)
-    return ClientKit(backend, method.training, method.policy, shared, experiment.metrics, public, agreed)
+    return ClientKit(
+        backend, method.training, method.policy, shared, experiment.metrics, public, agreed, experiment.task
+    )
 
 
 def put_on_lattice(
@@ -134,7 +140,7 @@ def make_server(
     """The server of an experiment, from public values alone."""
     assert kit.public is not None
     first, limits = data.first[kit.shared], (experiment.average or method.average, experiment.bounds)
-    asks = public_evaluator(kit.backend, data.first, kit.shared, data.proxy)
+    asks = public_evaluator(kit.backend, data.first, kit.shared, data.proxy, kit.task)
     return Server(method, kit.public, cohorts, run, kit, first, *limits, asks)
 
 

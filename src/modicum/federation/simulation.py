@@ -10,16 +10,18 @@ from torch import Tensor
 from modicum.core.door import DoorWatch
 from modicum.core.memory import keep_pages
 from modicum.core.parts import Backend
+from modicum.federation.checkpoints import Folder
 from modicum.federation.clients import Clients
+from modicum.federation.evaluation import Evaluation
 from modicum.federation.experiment import Experiment
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.identity import records_id, run_id
 from modicum.federation.in_process import Faults, InProcess
 from modicum.federation.keep import Keep
 from modicum.federation.records import RoundRecord
-from modicum.federation.rounds import Evaluation, Folder, Rounds
+from modicum.federation.rounds import Rounds
 from modicum.federation.run_folder import RunFolder
-from modicum.federation.secure_sums import make_adder
+from modicum.federation.secure_sums import collect_integers
 from modicum.federation.server import OpenedOnce, TrustedLedger
 from modicum.federation.setup import set_up
 from modicum.federation.transcript import Transcript
@@ -72,7 +74,7 @@ class Simulation:
             self.ledger,
             trusted=TrustedLedger(self.ledger, self.noise, watch, keep) if central else None,
             once=OpenedOnce(files.opened),
-            adder=make_adder(made, self.ledger.run_id),
+            integers=collect_integers(made, self.ledger.run_id),
             faults=faults,
             transcript=transcript,
         )
@@ -98,7 +100,7 @@ class Simulation:
 
     def step(self) -> RoundRecord:
         """One round."""
-        return self._rounds.step()
+        return self._rounds.play()
 
     @property
     def model(self) -> Tensor:

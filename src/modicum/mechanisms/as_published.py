@@ -6,13 +6,14 @@ true one, for every step and the true sensitivity. A silo whose grant is smaller
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Decision, Expected, Message, Opened
+from modicum.core.messages import Broadcast, Decision, Expected, Message
 from modicum.core.needs import Need
-from modicum.core.parts import ClientKit, Job, Opening, State
+from modicum.core.parts import ClientKit, Job, State
+from modicum.core.round_state import Collector, RoundState
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.privacy.accounting.choose import epsilon
@@ -75,5 +76,5 @@ class AsPublished:
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         return self.inner.run(jobs, kit)
 
-    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
-        return self.inner.open(messages, context)
+    def collect(self, state: RoundState) -> Collector:
+        return self.inner.collect(state)

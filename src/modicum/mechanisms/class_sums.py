@@ -7,7 +7,7 @@ blocks with one joint sensitivity. Later rounds are whole-batch gradient steps, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -17,17 +17,18 @@ from torch import Tensor, nn
 from modicum.core.door import ReleaseRequest
 from modicum.core.facts import ClientFacts
 from modicum.core.layout import Layout
-from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened, ReleasedSum
+from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, ReleasedSum
 from modicum.core.needs import Need
-from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS, ClientKit, Job, Opening, State
+from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS, ClientKit, Job, State
+from modicum.core.round_state import Collector, RoundState
 from modicum.errors import UserError
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.possible import DOUBT, ROUNDING, noise_norm
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal
 from modicum.mechanisms.record_sums import RecordSums
-from modicum.privacy.calibration import calibrate_noise
+from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import Block, NoSampling, Release
-from modicum.privacy.lattice import Integers
+from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, Unit
 from modicum.privacy.views import Variant
@@ -51,6 +52,7 @@ class ClassSums:
 
     purpose = CLASS_SUMS
     offers: ClassVar[tuple[Need, ...]] = ()
+    needs = (Need.CLASSES, Need.NUMBERS)
     cohort_rate = None
 
     def __post_init__(self) -> None:
@@ -161,23 +163,23 @@ class ClassSums:
         metrics = common.released_metrics(job, kit, self.spec)
         return Noised(job.facts.name, job.broadcast.round, update, {}, metrics), job.state
 
-    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
-        return self.after.open(messages, context)
+    def collect(self, state: RoundState) -> Collector:
+        return self.after.collect(state)
 
-    def open_integers(self, total: Integers, survivors: Sequence[str], context: Opening) -> ReleasedSum | None:
+    def open_integers(self, total: Integers, survivors: Sequence[str], state: RoundState) -> ReleasedSum | None:
         """Sums and counts of all clients' records, each divided by how many records there are."""
         assert isinstance(self.after, RecordSums)
-        if context.round >= self.rounds:
-            return self.after.open_integers(total, survivors, context)
-        if not self.spec.view.enough(len(survivors), len(context.invited)):
+        if state.round >= self.rounds:
+            return self.after.open_integers(total, survivors, state)
+        if not self.spec.view.enough(len(survivors), len(state.cohort)):
             return None
-        classes = self._classes(context)
-        sizes = {CLASS_SUMS: context.model.numel() - classes, CLASS_COUNTS: classes}
-        return integers.open_sum(total, survivors, context, Unit.RECORD, sizes)
+        classes = self._classes(state)
+        sizes = {CLASS_SUMS: state.model.numel() - classes, CLASS_COUNTS: classes}
+        return integers.open_sum(total, survivors, state, Unit.RECORD, sizes)
 
-    def _classes(self, context: Opening) -> int:
-        assert context.features is not None
-        return context.features.classes
+    def _classes(self, state: RoundState) -> int:
+        assert state.features is not None
+        return state.features.classes
 
 
 def class_sums(x: Tensor, y: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:

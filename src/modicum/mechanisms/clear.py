@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import Tensor
 
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened
+from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts
 from modicum.core.needs import Need
-from modicum.core.parts import ClientKit, Job, Opening, State
+from modicum.core.parts import ClientKit, Job, State
+from modicum.core.round_state import Collector, RoundState
 from modicum.core.sockets import Transform
 from modicum.mechanisms import common
 from modicum.mechanisms.possible import DOUBT
@@ -86,5 +87,5 @@ class Clear:
         """What is sent of the local training: all that it moved. A defence without guarantee sends less."""
         return last - initial
 
-    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
-        return common.opened(messages, context)
+    def collect(self, state: RoundState) -> Collector:
+        return common.Individually(state)

@@ -10,7 +10,7 @@ Where clients of unequal budgets share one noise, a client with a stricter budge
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -26,20 +26,20 @@ from modicum.core.messages import (
     Message,
     Noised,
     NoiseFacts,
-    Opened,
     ReleasedSum,
     Sealed,
     Share,
 )
 from modicum.core.needs import Need
-from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Opening, State
+from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, State
+from modicum.core.round_state import Collector, RoundState
 from modicum.core.sockets import Transform
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, noise_norm, spread
-from modicum.privacy.calibration import calibrate_noise, largest_steps
+from modicum.privacy.accounting.calibration import calibrate_noise, largest_steps
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
-from modicum.privacy.lattice import Integers
+from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Adjacency, KnownTo, ServerSeesMessages, Shows, Unit, Variant, View
@@ -215,11 +215,11 @@ class ClientLevel:
         signals, metrics = _tell_apart(scalars)
         return Noised(event.client, event.round, update, signals, metrics)
 
-    def open_integers(self, total: Integers, survivors: Sequence[str], context: Opening) -> ReleasedSum | None:
+    def open_integers(self, total: Integers, survivors: Sequence[str], state: RoundState) -> ReleasedSum | None:
         """The server half where secure aggregation gave the sum of the survivors' summands."""
-        if not self.view.enough(len(survivors), len(context.invited)):
+        if not self.view.enough(len(survivors), len(state.cohort)):
             return None
-        return integers.open_sum(total, survivors, context, Unit.CLIENT)
+        return integers.open_sum(total, survivors, state, Unit.CLIENT)
 
     @property
     def takes_integers(self) -> bool:
@@ -228,25 +228,41 @@ class ClientLevel:
     def on_integers(self, variant: Variant) -> ClientLevel:
         return replace(self, integers=True, view=integers.behind(self.view, variant))
 
-    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
-        if self.individuals:
-            return common.opened(messages, context)
-        stds = _shared_noise(context.events)
-        noised = self.view.senders_add_noise
-        kind = Share if noised else Sealed
-        # A list that somebody holds may have any order; what comes one by one comes in the order of names.
-        ordered = sorted(messages, key=lambda m: m.client) if isinstance(messages, Sequence) else messages
-        parts = (m for m in ordered if isinstance(m, kind) and set(stds) - {UPDATE} <= set(m.signals))
-        sums, count = _sums(parts, stds, context.model)
-        if not self.view.enough(count, len(context.invited)):
+    def collect(self, state: RoundState) -> Collector:
+        return common.Individually(state) if self.individuals else Sum(self.view, state)
+
+
+class Sum:
+    """Adds up shares, or a trusted server's sealed messages, one after another; absentees count as zero (R7)."""
+
+    def __init__(self, view: View, state: RoundState) -> None:
+        self._view, self._state = view, state
+        self._kind = Share if view.senders_add_noise else Sealed
+        self._stds = _shared_noise(state.events)
+        self._total, self._count = torch.zeros_like(state.model), 0
+        self._scalars = {name: list[float]() for name in self._stds if name != UPDATE}
+
+    def add(self, message: Message) -> None:
+        if not isinstance(message, self._kind) or not self._scalars.keys() <= message.signals.keys():
+            return
+        self._total += message.update
+        self._count += 1
+        for name, values in self._scalars.items():
+            values.append(message.signals[name])
+
+    def open(self) -> ReleasedSum | None:
+        view, state, stds = self._view, self._state, self._stds
+        if not view.enough(self._count, len(state.cohort)):
             return None
-        if noised:
-            stds = {name: std * math.sqrt(count) for name, std in stds.items()}
+        exact = {n: torch.tensor([math.fsum(v)], dtype=torch.float64) for n, v in self._scalars.items()}
+        sums = {UPDATE: self._total, **exact}
+        if view.senders_add_noise:
+            stds = {name: std * math.sqrt(self._count) for name, std in stds.items()}
         else:
-            if context.door is None:
+            if state.door is None:
                 raise UserError("a trusted server needs its own door to add the noise")
-            sums = context.door.release_sum(context.events, context.round, sums)
-        return _released_sum(context, sums, stds)
+            sums = state.door.release_sum(state.events, state.round, sums)
+        return _released_sum(state, sums, stds)
 
 
 def _clip(updates: Tensor, bounds: Sequence[float]) -> Tensor:
@@ -303,24 +319,9 @@ def _shared_noise(events: Mapping[str, tuple[Release, ...]]) -> dict[str, float]
     return stds
 
 
-def _sums(
-    messages: Iterable[Share | Sealed], names: Mapping[str, float], model: Tensor
-) -> tuple[dict[str, Tensor], int]:
-    """Sums over those who answered, one after another in a fixed order, and their number; absentees count as zero
-    (R7)."""
-    total, scalars, count = torch.zeros_like(model), {n: list[float]() for n in names if n != UPDATE}, 0
-    for message in messages:
-        total += message.update
-        count += 1
-        for name, values in scalars.items():
-            values.append(message.signals[name])
-    exact = {n: torch.tensor([math.fsum(v)], dtype=torch.float64) for n, v in scalars.items()}
-    return {UPDATE: total, **exact}, count
-
-
-def _released_sum(context: Opening, sums: Mapping[str, Tensor], stds: Mapping[str, float]) -> ReleasedSum:
+def _released_sum(state: RoundState, sums: Mapping[str, Tensor], stds: Mapping[str, float]) -> ReleasedSum:
     """The mean over the fixed public denominator, and what is known of its noise."""
-    over = context.denominator
+    over = state.denominator
     signals, metrics = _tell_apart({n: v / over for n, v in _scalars(sums).items()})
     facts = NoiseFacts((stds[UPDATE] / over) ** 2, 1.0, {n: (stds[n] / over) ** 2 for n in signals})
-    return ReleasedSum(context.round, sums[UPDATE] / over, signals, facts, over, metrics)
+    return ReleasedSum(state.round, sums[UPDATE] / over, signals, facts, over, metrics)

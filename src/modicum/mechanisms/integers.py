@@ -15,14 +15,15 @@ from modicum.core.door import ReleaseRequest
 from modicum.core.facts import ClientFacts
 from modicum.core.integers import Agreed, split
 from modicum.core.messages import Expected, NoiseFacts, ReleasedSum, Summand
-from modicum.core.parts import SIGNAL_BOUND, Opening
+from modicum.core.parts import SIGNAL_BOUND
+from modicum.core.round_state import RoundState
 from modicum.errors import UnsoundError, UserError
+from modicum.privacy.accounting.sampler_charge import SHARE
 from modicum.privacy.events import NoSampling, Release
 from modicum.privacy.integer_noise import IntegerNoise
-from modicum.privacy.integer_terms import IntegerTerms, agree, rounding_for
-from modicum.privacy.lattice import Integers
+from modicum.privacy.noise.integer_terms import IntegerTerms, agree, rounding_for
+from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
-from modicum.privacy.sampler_charge import SHARE
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, TrustedServer
 from modicum.privacy.views import Shows, Unit, Variant, View
 
@@ -175,7 +176,7 @@ def nothing_seen(event: Release) -> Expected:
 def open_sum(
     total: Integers,
     survivors: Sequence[str],
-    context: Opening,
+    state: RoundState,
     unit: Unit,
     sizes: Mapping[str, int] | None = None,
 ) -> ReleasedSum | None:
@@ -185,23 +186,23 @@ def open_sum(
     and the mean divides by Σ (s_i/b_i)·n_i over all who were invited, whoever answered (R7). n_i counts its units.
     Blocks that `sizes` lists are learned from, one after another; the others are single numbers.
     """
-    assert context.integers is not None
-    events = next(iter(context.events.values()))
+    assert state.integers is not None
+    events = next(iter(state.events.values()))
     learned = tuple(sizes) if sizes else (events[0].blocks[0].name,)
     found: dict[str, Tensor] = {}
     variances: dict[str, float] = {}
     start = 0
     for event in events:
         main = event.blocks[0].name
-        terms = context.integers.terms(main)
+        terms = state.integers.terms(main)
         part = total[start : start + terms.lattice.dimension]
         start += terms.lattice.dimension
         try:
             terms.check_sum(part)
         except UserError as error:
-            LOG.warning("round %d: %s", context.round, error)
+            LOG.warning("round %d: %s", state.round, error)
             return None
-        values, spread = _means(part, event, len(survivors), context, sizes or {})
+        values, spread = _means(part, event, len(survivors), state, sizes or {})
         found |= values
         variances |= spread
     scalars = {n: v.item() for n, v in found.items() if n not in learned}
@@ -209,16 +210,16 @@ def open_sum(
     middle = SIGNAL_BOUND if unit is Unit.CLIENT else 0.0  # a client's rate is centred, a count of records is not
     metrics = {n.removeprefix(METRIC): v + middle for n, v in scalars.items() if n.startswith(METRIC)}
     known = {n: variances[n] for n in (*signals, *learned[1:])}
-    update = torch.cat([found[n] for n in learned]).to(context.model)
+    update = torch.cat([found[n] for n in learned]).to(state.model)
     facts = NoiseFacts(variances[learned[0]], 1.0, known)
-    return ReleasedSum(context.round, update, signals, facts, context.denominator, metrics)
+    return ReleasedSum(state.round, update, signals, facts, state.denominator, metrics)
 
 
 def _means(
-    total: Integers, event: Release, survivors: int, context: Opening, given: Mapping[str, int]
+    total: Integers, event: Release, survivors: int, state: RoundState, given: Mapping[str, int]
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Each block's mean over the cohort and the variance of a coordinate's noise in it."""
-    agreed, main = context.integers, event.blocks[0]
+    agreed, main = state.integers, event.blocks[0]
     assert agreed is not None
     terms = agreed.terms(main.name)
     sizes = {b.name: given.get(b.name, 1) for b in event.blocks[1:]}
@@ -231,8 +232,8 @@ def _means(
         over = math.fsum(
             agreed.units[name][main.name]
             * agreed.scale(name, main.name)
-            / (context.decisions[name].bound if told else block.bound)
-            for name in context.invited
+            / (state.decisions[name].bound if told else block.bound)
+            for name in state.cohort
         )
         means[block.name] = torch.from_numpy(np.asarray(parts[block.name] / over))
         weight = event.noise_multiplier / block.noise_multiplier

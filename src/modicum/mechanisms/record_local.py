@@ -7,7 +7,7 @@ releases; the server and all others may see it (R1, R4).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,22 +15,23 @@ from torch import Tensor
 
 from modicum.core.clips import Clip, Flat
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Decision, Expected, Message, NoiseFacts, Opened, Range
+from modicum.core.messages import Broadcast, Decision, Expected, Message, NoiseFacts, Range
 from modicum.core.needs import Need
-from modicum.core.parts import ClientKit, Job, Opening, Scope, State
+from modicum.core.parts import ClientKit, Job, Scope, State
+from modicum.core.round_state import Collector, RoundState
 from modicum.core.sockets import Climbs, Pulls
 from modicum.core.stack import Pool
 from modicum.errors import UserError, counted
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, most_drawn, noise_norm, rounded_away, spread
 from modicum.mechanisms.record_steps import Stepper, release, uphill
+from modicum.privacy.accounting.calibration import calibrate_kinds, calibrate_noise, largest_steps
+from modicum.privacy.accounting.filters import filter_cap, price
 from modicum.privacy.accounting.rdp import best_order
-from modicum.privacy.budgets import filter_cap, price
-from modicum.privacy.calibration import calibrate_kinds, calibrate_noise, largest_steps
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
+from modicum.privacy.noise.stock import Stock, filtered_noise
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, ServerSeesMessages, Unit
-from modicum.privacy.stock import Stock, filtered_noise
 from modicum.privacy.views import KnownTo, Variant
 from modicum.training.descent import Descent
 
@@ -342,5 +343,5 @@ class RecordLocal:
             gradients[live] = release([steppers[i] for i in live], step, sums[live], [norms[i] for i in live])
         return gradients
 
-    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
-        return common.opened(messages, context)
+    def collect(self, state: RoundState) -> Collector:
+        return common.Individually(state)

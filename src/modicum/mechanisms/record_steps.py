@@ -6,26 +6,52 @@ Private values live in a `Stepper` and leave by the door alone. The mechanism sa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from modicum.core.door import ReleaseRequest, release_together
-from modicum.core.messages import Message, Noised
+from modicum.core.facts import ClientFacts
+from modicum.core.messages import Decision, Message, Noised, NoiseFacts
 from modicum.core.parts import Batch, ClientKit, Job, Observation, Place, Scope, State
 from modicum.core.sockets import Climbs
 from modicum.mechanisms import common
 from modicum.privacy.events import Release
+from modicum.privacy.spec import PrivacySpec
 
-if TYPE_CHECKING:
-    from modicum.mechanisms.record_local import RecordLocal
+
+class Steps(Protocol):
+    """A mechanism that releases each local step: what it says about one."""
+
+    @property
+    def purpose(self) -> str:
+        """The name of the main block."""
+
+    @property
+    def spec(self) -> PrivacySpec:
+        """What is protected, from whom."""
+
+    def expected_batch(self, facts: ClientFacts) -> float:
+        """What sums are divided by."""
+
+    def steps_in(self, facts: ClientFacts, participation: int) -> int:
+        """Local steps of one participation."""
+
+    def step_event(self, job: Job, kit: ClientKit, decision: Decision, step: int, count: int) -> Release:
+        """What so many steps from this one on release."""
+
+    def unit_of(self, bound: float) -> float:
+        """What a released gradient is divided by."""
+
+    def facts_of(self, event: Release, facts: ClientFacts, steps: int) -> NoiseFacts:
+        """What is known of the noise after so many steps."""
 
 
 class Stepper:
     """One client in one round, step by step."""
 
-    def __init__(self, mechanism: RecordLocal, job: Job, kit: ClientKit) -> None:
+    def __init__(self, mechanism: Steps, job: Job, kit: ClientKit) -> None:
         self.mechanism, self.job, self.kit = mechanism, job, kit
         self.records = Batch(job.records.x, kit.training.targets(job.records, job.state, kit.backend))
         self.expected = mechanism.expected_batch(job.facts)
@@ -65,7 +91,7 @@ class Stepper:
 
     @property
     def unit(self) -> float:
-        """What a released gradient is divided by (`RecordLocal.unit_of`)."""
+        """What a released gradient is divided by (`unit_of`)."""
         return self.mechanism.unit_of(self.decision.bound)
 
     def chosen(self, step: int) -> Tensor:

@@ -8,7 +8,7 @@ round is one step of the optimiser, taken by the server on the mean gradient: a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
@@ -18,17 +18,18 @@ import torch
 from modicum.core.clips import Clip, Flat
 from modicum.core.door import ReleaseRequest
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Decision, Expected, Message, NoiseFacts, Opened, ReleasedSum
+from modicum.core.messages import Broadcast, Decision, Expected, Message, NoiseFacts, ReleasedSum
 from modicum.core.needs import Need
 from modicum.core.optimisers import Optimiser
-from modicum.core.parts import Batch, ClientKit, Job, Opening, State
+from modicum.core.parts import Batch, ClientKit, Job, State
+from modicum.core.round_state import Collector, RoundState
 from modicum.core.sockets import Pulls
 from modicum.errors import UserError
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.record_local import GRADIENT
-from modicum.privacy.calibration import calibrate_noise, largest_steps
+from modicum.privacy.accounting.calibration import calibrate_noise, largest_steps
 from modicum.privacy.events import NoSampling, Origin, Release
-from modicum.privacy.lattice import Integers
+from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, Unit
 from modicum.privacy.views import SecureAggregation, Variant, View
@@ -131,14 +132,14 @@ class RecordSums:
         event = self._event(job.plan, kit, job.broadcast)
         return ReleaseRequest(job.door, event, 0, {GRADIENT: total, **signals})
 
-    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:  # noqa: ARG002
+    def collect(self, state: RoundState) -> Collector:  # noqa: ARG002
         raise UserError("integers of a sum are opened by secure aggregation alone")
 
-    def open_integers(self, total: Integers, survivors: Sequence[str], context: Opening) -> ReleasedSum | None:
+    def open_integers(self, total: Integers, survivors: Sequence[str], state: RoundState) -> ReleasedSum | None:
         """The step that the mean gradient makes; what is known of its noise goes through the same step."""
-        if not self.view.enough(len(survivors), len(context.invited)):
+        if not self.view.enough(len(survivors), len(state.cohort)):
             return None
-        opened = integers.open_sum(total, survivors, context, Unit.RECORD)
+        opened = integers.open_sum(total, survivors, state, Unit.RECORD)
         if opened is None:
             return None
         update = torch.zeros_like(opened.update)[None]

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from modicum.errors import UserError
-from modicum.privacy import sampler_charge
+from modicum.privacy.accounting import sampler_charge
 from modicum.privacy.accounting.choose import shown
-from modicum.privacy.budgets import plan_guarantee
+from modicum.privacy.accounting.filters import plan_guarantee
 from modicum.privacy.events import Poisson, Sampler, sampler_from_dict
 from modicum.privacy.exact import parse, unlike
-from modicum.privacy.grammar import check_noise_fields
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.ledger.grammar import check_noise_fields
 from modicum.privacy.lifetime import ALONE, SIMULATED
 from modicum.privacy.plan import Guard, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, view_from_dict

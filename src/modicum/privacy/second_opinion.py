@@ -18,7 +18,7 @@ import scipy.signal
 
 from modicum.errors import MissingExtraError
 from modicum.privacy import skellam_second_opinion as skellam
-from modicum.privacy.budgets import NO_NOISE
+from modicum.privacy.accounting.filters import NO_NOISE
 from modicum.privacy.correlated import Correlation
 from modicum.privacy.events import Poisson, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan

@@ -12,11 +12,11 @@ from typing import Any
 
 from modicum.errors import UserError
 from modicum.privacy import second_opinion
-from modicum.privacy.budgets import noise_problems
 from modicum.privacy.certificate import Certificate, ClientGuarantee
 from modicum.privacy.events import Sampler
-from modicum.privacy.journal import LedgerDamaged
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.ledger.budgets import noise_problems
+from modicum.privacy.ledger.journal import LedgerDamaged
 from modicum.privacy.lifetime import statement_problems
 from modicum.privacy.plan import Guard, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, Unit

@@ -15,8 +15,9 @@ from modicum.core.facts import noise_of_sum
 from modicum.data.arrays import Arrays, Dataset, FederatedData
 from modicum.data.federate import fit_to
 from modicum.data.geometry import Geometry, load_geometry
+from modicum.data.mapped import federation_behind
 from modicum.errors import UserError
-from modicum.privacy.calibration import calibrate_noise
+from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.spec import PrivacySpec, Unit
 from modicum.privacy.views import Shows
@@ -77,10 +78,10 @@ def stand_on(
         raise UserError(f'features_from says what features are fitted to: set features = "{KIND}:{AUTO}" with it')
     name = _backbone_name(weights)
     if is_file(features):
-        return _kept(features, name).over(data)
+        return federation_behind(_kept(features, name), data)
     size = parse(features)
     noise = class_noise(spec(), budgets, data.sizes, data.classes) if size is None else None
-    return fit_geometry(_public(data, source, name), size, noise).over(data)
+    return federation_behind(fit_geometry(_public(data, source, name), size, noise), data)
 
 
 def is_file(features: str) -> bool:

@@ -20,9 +20,9 @@ from typing import Any
 
 from modicum.errors import UserError
 from modicum.federation.run_folder import RunFolder
-from modicum.privacy.account_files import FILE
 from modicum.privacy.certificate import Certificate, ClientGuarantee
-from modicum.privacy.dataset_account import DatasetAccount
+from modicum.privacy.lifetime.account import DatasetAccount
+from modicum.privacy.lifetime.files import FILE
 from modicum.privacy.plan import Guard
 from modicum.studio.catalogue import Catalogue, Found, inside
 

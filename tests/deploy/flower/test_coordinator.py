@@ -15,7 +15,7 @@ import torch
 from modicum.config import experiment, read
 from modicum.deploy.flower.card import Card
 from modicum.deploy.flower.coordinator import Coordinator, Patience
-from modicum.deploy.flower.silos import Courier
+from modicum.deploy.flower.signed import Carrier
 from modicum.deploy.silo.silo import Silo
 from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.wire import Answer, Code, Kind, ask
@@ -24,13 +24,13 @@ from modicum.federation.records import read_records
 from modicum.federation.simulation import Simulation
 from modicum.privacy.verify import verify
 from tests.deploy.flower.helpers import CLIENT_LEVEL, RECORD_LEVEL
-from tests.deploy.silo.helpers import charged_rounds, start, stop, write_silo
+from tests.deploy.silo.helpers import Carries, charged_rounds, key_of, resigned, start, stop, write_silo
 
 NAMES = ("client-00", "client-01")
 Trouble = Callable[[Kind, str, int, Callable[[], Answer]], Answer | None]
 
 
-class Direct:
+class Direct(Carries):
     """Asks silos in this process; `trouble` decides what becomes of each exchange."""
 
     def __init__(self, silos: Mapping[str, Silo], trouble: Trouble | None = None) -> None:
@@ -46,7 +46,7 @@ class Direct:
 
             got = honest() if self.trouble is None else self.trouble(kind, name, self.round, honest)
             if got is not None:
-                answers[name] = got
+                answers[name] = resigned(self.silos[name], kind, body, got)
         return answers
 
 
@@ -67,7 +67,7 @@ def silos(folder: Path, text: str, **changes: str) -> Iterator[dict[str, Silo]]:
             silo.close()
 
 
-class Sockets:
+class Sockets(Carries):
     """Asks silo processes over their sockets. After `kill_after` rounds one of them dies and comes back."""
 
     def __init__(self, paths: Mapping[str, Path], kill_after: int) -> None:
@@ -88,8 +88,15 @@ class Sockets:
             stop(process)
 
 
-def coordinator(folder: Path, carrier: Courier) -> Coordinator:
-    return Coordinator(read(folder / "experiment.toml"), NAMES, folder / "server", carrier, Patience(1, 1, 1))
+def coordinator(folder: Path, carrier: Carrier) -> Coordinator:
+    return Coordinator(
+        read(folder / "experiment.toml"),
+        NAMES,
+        folder / "server",
+        carrier,
+        key_of(folder, "server"),
+        Patience(1, 1, 1),
+    )
 
 
 def finish(made: Coordinator) -> torch.Tensor:
@@ -258,7 +265,8 @@ def test_a_silo_itself_refuses_other_terms_than_its_own(tmp_path: Path, monkeypa
 
 def test_another_experiment_is_found_out_before_anything_is_asked(tmp_path: Path) -> None:
     with silos(tmp_path, RECORD_LEVEL) as held:
-        (tmp_path / "experiment.toml").write_text(RECORD_LEVEL.replace("clip = 0.5", "clip = 0.6"))
+        path = tmp_path / "experiment.toml"
+        path.write_text(path.read_text().replace("clip = 0.5", "clip = 0.6"))
         with pytest.raises(UserError, match="agreed to another experiment"):
             coordinator(tmp_path, Direct(held))
     assert charged_rounds(tmp_path / "client-00.toml") == set()

@@ -22,7 +22,10 @@ from modicum.federation.records import MetricsFile, RoundRecord
 def project(tmp_path: Path) -> Path:
     folder = tmp_path / "server"
     folder.mkdir()
-    return write_project(tmp_path / "app", settings(tmp_path / "experiment.toml", folder, tmp_path / "silos.toml"))
+    return write_project(
+        tmp_path / "app",
+        settings(tmp_path / "experiment.toml", folder, tmp_path / "silos.toml", tmp_path / "server.sign"),
+    )
 
 
 def record(round: int) -> RoundRecord:
@@ -68,7 +71,9 @@ def test_status_and_logs_tell_why_a_run_died(project: Path, capsys: pytest.Captu
     """The real server, which finds no keys of silos: the run's folder says so, without anybody watching."""
     folder = project.parent / "server"
     with pytest.raises(UserError):
-        server_app.run(None, {k: str(v) for k, v in settings(project, folder, project / "none.toml").items()})
+        server_app.run(
+            None, {k: str(v) for k, v in settings(project, folder, project / "none.toml", project).items()}
+        )
     assert run(app, ["flower", "status", str(project)]) == 0
     assert "failed: cannot read" in capsys.readouterr().out
     assert run(app, ["flower", "logs", str(project), "--lines", "1"]) == 0
@@ -81,7 +86,7 @@ def test_a_server_that_breaks_leaves_its_reason(project: Path, monkeypatch: pyte
     folder = project.parent / "server"
     monkeypatch.setattr("modicum.deploy.flower.register.read_public_keys", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        server_app.run(None, {k: str(v) for k, v in settings(project, folder, project).items()})
+        server_app.run(None, {k: str(v) for k, v in settings(project, folder, project, project).items()})
     assert status_of(folder)["state"] == "failed"
     assert "ZeroDivisionError" in status_of(folder)["said"]
     assert "ZeroDivisionError" in (folder / LOG_FILE).read_text()

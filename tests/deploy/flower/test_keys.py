@@ -31,7 +31,8 @@ def project(tmp_path: Path) -> Path:
     write_register(at)
     (tmp_path / "server").mkdir()
     return write_project(
-        tmp_path / "app", settings(tmp_path / "experiment.toml", tmp_path / "server", at / "silos.toml")
+        tmp_path / "app",
+        settings(tmp_path / "experiment.toml", tmp_path / "server", at / "silos.toml", at / "server.sign"),
     )
 
 

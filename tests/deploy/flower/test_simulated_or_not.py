@@ -14,7 +14,7 @@ from modicum.deploy.silo.silo import Silo
 from modicum.deploy.silo.spec import read_spec
 from modicum.privacy.certificate import Certificate
 from tests.deploy.flower.test_coordinator import Direct, finish
-from tests.deploy.silo.helpers import write_silo
+from tests.deploy.silo.helpers import key_of, write_silo
 
 NAMES = ("client-00", "client-01")
 TEXT = """
@@ -40,7 +40,12 @@ def play(folder: Path, said: str, *, simulation: bool) -> Path:
     try:
         finish(
             Coordinator(
-                read(folder / "experiment.toml"), NAMES, folder / "server", Direct(made), Patience(1, 1, 1)
+                read(folder / "experiment.toml"),
+                NAMES,
+                folder / "server",
+                Direct(made),
+                key_of(folder, "server"),
+                Patience(1, 1, 1),
             )
         )
     finally:

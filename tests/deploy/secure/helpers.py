@@ -11,12 +11,12 @@ import torch
 
 from modicum.config import experiment, read
 from modicum.deploy.flower.coordinator import Coordinator, Patience
-from modicum.deploy.silo.signing import make_signing_key, public_text
+from modicum.deploy.silo.signing import public_text, raw_public, read_signing_key
 from modicum.deploy.silo.silo import Silo
 from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.wire import SECURE, Answer, Kind
 from modicum.federation.simulation import Simulation
-from tests.deploy.silo.helpers import write_silo
+from tests.deploy.silo.helpers import Carries, content_of, key_of, resigned, write_silo
 
 NAMES = ("client-00", "client-01", "client-02", "client-03")
 RECORDS = (360, 360, 359, 359)
@@ -61,10 +61,6 @@ def agree(folder: Path, text: str = TEXT) -> str:
     return text + "\n[run.silos]\n" + "\n".join(lines) + "\n"
 
 
-def key_of(folder: Path, name: str) -> Path:
-    return make_signing_key(folder / "keys" / name)
-
-
 def files(folder: Path, text: str = TEXT, grant: str = "", *, simulation: bool = True) -> dict[str, Path]:
     agreed = agree(folder, text)
     return {
@@ -81,8 +77,13 @@ def files(folder: Path, text: str = TEXT, grant: str = "", *, simulation: bool =
     }
 
 
+def read_raw(folder: Path, name: str) -> bytes:
+    """The public key of a silo, or of the server."""
+    return raw_public(read_signing_key(key_of(folder, name)))
+
+
 @dataclass
-class Direct:
+class Direct(Carries):
     """Asks silos in this process. `trouble` decides what becomes of each exchange; all that leaves is kept."""
 
     silos: Mapping[str, Silo]
@@ -96,12 +97,12 @@ class Direct:
             def honest(name: str = name, body: bytes = body) -> Answer:
                 given = self.silos[name].answer(kind, body)
                 if kind in SECURE and given.refused is None:
-                    self.left.setdefault((name, kind, body[:8]), set()).add(given.body)
+                    self.left.setdefault((name, kind, content_of(body)[:8]), set()).add(given.body)
                 return given
 
             got = honest() if self.trouble is None else self.trouble(kind, name, honest)
             if got is not None:
-                answers[name] = got
+                answers[name] = resigned(self.silos[name], kind, body, got)
         return answers
 
 
@@ -119,7 +120,7 @@ def silos(
 
 def coordinator(folder: Path, carrier: object) -> Coordinator:
     config = read(folder / "experiment.toml")
-    return Coordinator(config, NAMES, folder / "server", carrier, Patience(1, 1, 1))  # type: ignore[arg-type]
+    return Coordinator(config, NAMES, folder / "server", carrier, key_of(folder, "server"), Patience(1, 1, 1))  # type: ignore[arg-type]
 
 
 def finish(made: Coordinator) -> torch.Tensor:

@@ -25,11 +25,12 @@ from modicum.deploy.silo import taking_part
 from modicum.deploy.silo.silo import Silo
 from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.wire import SECURE, Answer, Kind, ask
-from modicum.federation import rounds
+from modicum.federation import checkpoints
 from modicum.federation.server import OpenedOnce
 from modicum.privacy.ledger import Ledger
 from modicum.secure_aggregation import MemoryStore, SqliteStore
 from tests.deploy.secure.helpers import NAMES, coordinator, finish
+from tests.deploy.silo.helpers import Carries, content_of
 
 VICTIM = "client-01"
 SERVER = "server"
@@ -99,7 +100,7 @@ class Asked:
     round: int = -1
 
     def note(self, kind: int, body: bytes) -> None:
-        self.kind, self.round = kind, int.from_bytes(body[:8], "little") if kind in SECURE else -1
+        self.kind, self.round = kind, int.from_bytes(content_of(body)[:8], "little") if kind in SECURE else -1
 
 
 def arm_silo(point: Point, now: Asked) -> None:
@@ -124,7 +125,7 @@ def _name(point: Point) -> str:
     return point.step.name
 
 
-class Socketed:
+class Socketed(Carries):
     """Asks silo processes over their sockets; one that died is asked again when it is back."""
 
     def __init__(self, paths: Mapping[str, Path]) -> None:
@@ -151,9 +152,9 @@ def arm_server(point: Point) -> None:
         case "opened":
             around(OpenedOnce, "open", point, lambda _, r, *__: r == point.round)
         case "line":
-            around(rounds.MetricsFile, "append", point, lambda _, record: record.round == point.round)
+            around(checkpoints.MetricsFile, "append", point, lambda _, record: record.round == point.round)
         case "checkpoint":
-            around(rounds, "save_state", point, lambda _, state: state["round"] == point.round + 1)
+            around(checkpoints, "save_state", point, lambda _, state: state["round"] == point.round + 1)
 
 
 def forked(work: Callable[[], None], log: Path) -> int:

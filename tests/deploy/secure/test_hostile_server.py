@@ -22,7 +22,7 @@ from modicum.deploy.silo.wire import SECURE, Answer, Code, Kind, step_body
 from modicum.secure_aggregation import wire
 from modicum.secure_aggregation.client import Client
 from tests.deploy.secure.helpers import NAMES, TEXT, Direct, coordinator, silos
-from tests.deploy.silo.helpers import charged_rounds
+from tests.deploy.silo.helpers import ask_silo, charged_rounds
 
 CURIOUS = TEXT.replace('"protocol"', '"honest-but-curious"')
 
@@ -46,8 +46,10 @@ class Server:
 
     def ask(self, kind: Kind, requests: dict[str, bytes], round: int = 0) -> dict[str, Answer]:
         found = {
-            name: self.silos[name].answer(
-                kind, step_body(round, request, self.proposal(name, round) if kind is Kind.MASKED else b"")
+            name: ask_silo(
+                self.silos[name],
+                kind,
+                step_body(round, request, self.proposal(name, round) if kind is Kind.MASKED else b""),
             )
             for name, request in requests.items()
         }
@@ -236,10 +238,10 @@ def test_tampered_shares_cost_nothing(server: Server, tmp_path: Path, monkeypatc
 def test_a_summand_does_not_leave_in_the_clear(server: Server) -> None:
     """A plain proposal is refused. The twin has forgotten that it stands behind secure aggregation."""
     silo = server.silos["client-00"]
-    assert silo.answer(Kind.ROUND, server.proposal("client-00", 0)).refused is Code.WEAKER_VIEW
+    assert ask_silo(silo, Kind.ROUND, server.proposal("client-00", 0)).refused is Code.WEAKER_VIEW
     assert silo.taking_part is not None
     silo.taking_part.secure, kept = None, silo.taking_part.secure
-    assert isinstance(decode(silo.answer(Kind.ROUND, server.proposal("client-00", 0)).body), Summand)
+    assert isinstance(decode(ask_silo(silo, Kind.ROUND, server.proposal("client-00", 0)).body), Summand)
     silo.taking_part.secure = kept
 
 
@@ -248,13 +250,13 @@ def test_other_terms_than_those_that_were_joined(server: Server, monkeypatch: py
     join = server.made.join
     other = replace(join, multipliers={n: 2 * z for n, z in join.multipliers.items()})
     silo = server.silos["client-00"]
-    assert silo.answer(Kind.JOIN, other.encode()).refused is Code.FACTS_DIFFER
+    assert ask_silo(silo, Kind.JOIN, other.encode()).refused is Code.FACTS_DIFFER
     monkeypatch.setattr(server.made, "secure", replace(server.secure, join=other))
-    keys = {n: server.silos[n].answer(Kind.KEYS, step_body(0)).body for n in NAMES}
+    keys = {n: ask_silo(server.silos[n], Kind.KEYS, step_body(0)).body for n in NAMES}
     with pytest.raises(protocol.VoidError):
         protocol.gather_keys(server.terms, 0, keys.values())
     request = wire.request(server.terms, 0, protocol.Step.SHARES, b"".join(keys.values()))
-    assert silo.answer(Kind.SHARES, step_body(0, request)).refused is Code.OUT_OF_STEP
+    assert ask_silo(silo, Kind.SHARES, step_body(0, request)).refused is Code.OUT_OF_STEP
     for each in (server.secure, *(silo.taking_part.secure.terms for silo in server.silos.values())):  # type: ignore[union-attr]
         each.__dict__["_context"] = ""
     assert server.keys(1).members == (0, 1, 2, 3)
@@ -282,15 +284,15 @@ def test_an_invitation_that_is_not_what_was_agreed(
         value = json.loads(made.join.encode())
         wrong(value)
         silo = held["client-00"]
-        assert silo.answer(Kind.JOIN, json.dumps(value).encode()).refused is code
+        assert ask_silo(silo, Kind.JOIN, json.dumps(value).encode()).refused is code
         if change == "budget":
             with monkeypatch.context() as broken:
                 broken.setattr(Silo, "_check_secure", lambda *_: None)
                 broken.setattr(Agreement, "same_noise", lambda *_: True)
                 broken.setattr(Terms, "as_agreed", lambda *_: True)
-                assert silo.answer(Kind.JOIN, json.dumps(value).encode()).refused is None
+                assert ask_silo(silo, Kind.JOIN, json.dumps(value).encode()).refused is None
         else:
-            assert silo.answer(Kind.JOIN, made.join.encode()).refused is None
+            assert ask_silo(silo, Kind.JOIN, made.join.encode()).refused is None
 
 
 def test_every_step_is_refused_out_of_turn(server: Server) -> None:
@@ -298,11 +300,11 @@ def test_every_step_is_refused_out_of_turn(server: Server) -> None:
     silo = server.silos["client-00"]
     for kind in SECURE[1:]:
         proposal = server.proposal("client-00", 0) if kind is Kind.MASKED else b""
-        assert silo.answer(kind, step_body(0, b"garbage", proposal)).refused is Code.OUT_OF_STEP
-        assert silo.answer(kind, b"short").refused is Code.MALFORMED
-    assert silo.answer(Kind.KEYS, step_body(2)).refused is Code.TOO_MANY_ROUNDS
-    assert silo.answer(Kind.KEYS, step_body(0, b"x")).refused is Code.MALFORMED
-    assert silo.answer(Kind.KEYS, step_body(0, b"", b"x")).refused is Code.MALFORMED
+        assert ask_silo(silo, kind, step_body(0, b"garbage", proposal)).refused is Code.OUT_OF_STEP
+        assert ask_silo(silo, kind, b"short").refused is Code.MALFORMED
+    assert ask_silo(silo, Kind.KEYS, step_body(2)).refused is Code.TOO_MANY_ROUNDS
+    assert ask_silo(silo, Kind.KEYS, step_body(0, b"x")).refused is Code.MALFORMED
+    assert ask_silo(silo, Kind.KEYS, step_body(0, b"", b"x")).refused is Code.MALFORMED
     other = server.proposal("client-00", 1)
-    assert silo.answer(Kind.MASKED, step_body(0, b"x", other)).refused is Code.MALFORMED
+    assert ask_silo(silo, Kind.MASKED, step_body(0, b"x", other)).refused is Code.MALFORMED
     assert silo.limit(Kind.SHARES) == silo.limit(Kind.REVEAL) == 1 << 20

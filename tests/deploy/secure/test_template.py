@@ -30,10 +30,14 @@ def test_a_project_behind_secure_aggregation(tmp_path: Path, capsys: pytest.Capt
     for path in files.values():
         assert run(app, ["silo", "check", str(path)]) == 0
         assert path.with_suffix(".key").stat().st_mode & 0o077 == 0
-    assert "Keys of secure aggregation" in (folder / "README.md").read_text()
+    assert "## Keys" in (folder / "README.md").read_text()
     silos = {name: Silo(read_spec(path)) for name, path in files.items()}
     carrier = Direct(silos)
-    finish(Coordinator(read(file), NAMES, folder / "server", carrier, Patience(1, 1, 1)))
+    finish(
+        Coordinator(
+            read(file), NAMES, folder / "server", carrier, folder / "keys" / "server.sign", Patience(1, 1, 1)
+        )
+    )
     for silo in silos.values():
         silo.close()
     assert any(kind is Kind.CONSENT for _, kind, _ in carrier.left)

@@ -13,8 +13,8 @@ import pytest
 from modicum.core.messages import Broadcast
 from modicum.deploy.silo.taking_part import TakingPart
 from modicum.federation.clients import Clients
-from modicum.privacy.journal import Journal
-from modicum.privacy.lattice import Integers
+from modicum.privacy.ledger.journal import Journal
+from modicum.privacy.noise.lattice import Integers
 from tests.deploy.secure.helpers import Direct, coordinator, silos
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,10 +19,13 @@ import torch
 
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Noised, decode, encode
+from modicum.deploy.flower.signed import Take
+from modicum.deploy.silo.envelope import seal, sign_answer
+from modicum.deploy.silo.signing import make_signing_key, public_text, read_signing_key
 from modicum.deploy.silo.silo import Silo, own_experiment
 from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.terms import Join, Terms, digest
-from modicum.deploy.silo.wire import Answer, Kind, ask
+from modicum.deploy.silo.wire import SIGNATURE, Answer, Kind, ask
 from modicum.federation.experiment import prepare
 from modicum.federation.setup import adapts
 from modicum.privacy.ledger import Ledger
@@ -59,6 +63,24 @@ budget = {budget}
 """
 
 
+def key_of(folder: Path, name: str) -> Path:
+    """The key of a silo, or of the server."""
+    return make_signing_key(folder / "keys" / name)
+
+
+def with_keys(folder: Path, text: str) -> str:
+    """An experiment file with everybody's public key in it."""
+    line = f'server = "{public_text(key_of(folder, "server"))}"'
+    text = text.replace("[run]\n", f"[run]\n{line}\n", 1) if "[run]\n" in text else f"{text}\n[run]\n{line}\n"
+
+    def keyed(found: re.Match[str]) -> str:
+        name, terms = found["name"], found["terms"]
+        own = "" if "key = " in terms else f', key = "{public_text(key_of(folder, name))}"'
+        return f"{name} = {{ {terms}{own} }}"
+
+    return re.sub(r"^(?P<name>[\w-]+) = \{ (?P<terms>records = [^}]*?) \}", keyed, text, flags=re.MULTILINE)
+
+
 def write_silo(
     folder: Path,
     name: str = "client-00",
@@ -71,7 +93,9 @@ def write_silo(
     data: str = "",
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "experiment.toml").write_text(experiment)
+    (folder / "experiment.toml").write_text(with_keys(folder, experiment))
+    if "key = " not in silo:
+        silo += f'\nkey = "{key_of(folder, name)}"'
     path = folder / f"{name}.toml"
     text = SILO.format(name=name, simulation=str(simulation).lower(), silo=silo, budget=budget, grant=grant)
     path.write_text(text + data)
@@ -135,6 +159,35 @@ def stop(process: subprocess.Popen[bytes], signum: int = signal.SIGTERM) -> None
     process.wait(timeout=30)
 
 
+class Carries:
+    """A carrier of tests: `ask` gives what comes back in each silo's name."""
+
+    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:
+        raise NotImplementedError
+
+    def carry(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float, take: Take) -> None:
+        for name, given in self.ask(kind, bodies, seconds).items():
+            take(name, given)
+
+
+def ask_silo(silo: Silo, kind: Kind, body: bytes) -> Answer:
+    """What the server asks, whose key lies beside the silo's."""
+    run = silo.taking_part.join.run if silo.taking_part else ""
+    key = read_signing_key(silo.spec.key.with_name("server"))
+    return silo.answer(kind, seal(key, kind, silo.spec.name, run, body))
+
+
+def content_of(sealed: bytes) -> bytes:
+    """What a signed request holds."""
+    start = SIGNATURE + 2
+    return sealed[start + int.from_bytes(sealed[SIGNATURE:start], "little") :]
+
+
+def resigned(silo: Silo, kind: Kind, body: bytes, answer: Answer) -> Answer:
+    """A silo that lies signs its lies."""
+    return sign_answer(read_signing_key(silo.spec.key), kind, body, answer)
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[Server]:
     """A silo in this process: the same checks without the wait for another interpreter."""
@@ -160,6 +213,13 @@ class Server:
         return self.path.with_suffix(".sock")
 
     def ask(self, kind: Kind, body: bytes = b"") -> Answer:
+        return self.deliver(kind, self.sealed(kind, body))
+
+    def sealed(self, kind: Kind, body: bytes) -> bytes:
+        key = read_signing_key(key_of(self.path.parent, "server"))
+        return seal(key, kind, self.path.stem, "" if kind is Kind.HELLO else self.run, body)
+
+    def deliver(self, kind: Kind, body: bytes) -> Answer:
         if self.silo is not None:
             return self.silo.answer(kind, body)
         return ask(self.socket, kind, body, timeout=60)
@@ -180,7 +240,9 @@ class Server:
         )
         plan = terms.plans((own,), own_data, prepare(own_data, terms.method))[0][own.name]
         multipliers = dict.fromkeys(self.names, 1.0) | {own.name: terms.multiplier(plan)}
-        join = Join(self.run, digest(spec.experiment), terms.spec.to_dict(), facts, multipliers, adapts(plan))
+        tickets = dict.fromkeys(self.names, "") | {own.name: card["ticket"]}
+        told = (terms.spec.to_dict(), facts, multipliers, adapts(plan), tickets)
+        join = Join(self.run, digest(spec.experiment), *told)
         return replace(join, **changes)
 
     def join(self, **changes: Any) -> Answer:

@@ -17,7 +17,7 @@ from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.terms import digest
 from modicum.errors import UserError
 from modicum.public.geometry import Public, fit_geometry
-from tests.deploy.silo.helpers import EXPERIMENT, own_records, write_silo
+from tests.deploy.silo.helpers import EXPERIMENT, own_records, with_keys, write_silo
 
 
 def some_geometry(seed: int = 0) -> Geometry:
@@ -49,7 +49,7 @@ def agree_on_content(folder: Path) -> None:
         (folder / part).mkdir()
         (folder / part / "g.npz").write_bytes(some_geometry().to_bytes())
     text = EXPERIMENT.replace("[method]", 'features = "g.npz"\n\n[method]')
-    (folder / "server" / "experiment.toml").write_text(text)
+    (folder / "server" / "experiment.toml").write_text(with_keys(folder / "silo", text))
     path = silo_on(folder / "silo", "g.npz")
 
     def agreed() -> bool:

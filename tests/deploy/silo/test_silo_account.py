@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from modicum.deploy.silo.silo import JOINED, Silo
 from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.wire import Code
 from modicum.errors import UserError
-from modicum.privacy.dataset_account import DatasetAccount
+from modicum.privacy.lifetime.account import DatasetAccount
 from modicum.privacy.verify import verify
 from tests.deploy.silo.helpers import EXPERIMENT, Server, charged_rounds, opened, write_silo
 
@@ -132,6 +133,7 @@ def test_a_crash_on_joining_draws_once(tmp_path: Path, where: str, monkeypatch: 
 
     path = ward(tmp_path, "a")
     with opened(path) as server, monkeypatch.context() as broken:
+        server.card()  # its folder has a ticket
         broken.setattr(silo_module, where, crash)
         with pytest.raises(Stopped):
             take_part(server, "run-a")
@@ -228,6 +230,7 @@ def test_the_same_run_in_a_second_folder_is_refused(tmp_path: Path) -> None:
     """A server that invites to a known run again gets no second ledger for one draw."""
     with opened(ward(tmp_path, "a")) as server:
         assert take_part(server, "run-a", rounds=1) is None
+    copytree(tmp_path / "a" / "keys", tmp_path / "b" / "keys")
     with pytest.raises(UserError, match="is missing, and the account remembers"):
         take_part_or_raise(ward(tmp_path, "b"), "run-a")
 

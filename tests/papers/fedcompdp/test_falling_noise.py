@@ -11,10 +11,10 @@ from modicum.mechanisms import integers
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import DpAcdn
 from modicum.papers.fedcompdp.falling_noise import FallingNoise
+from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.accounting.choose import epsilon
-from modicum.privacy.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
-from modicum.privacy.stock import Stock
+from modicum.privacy.noise.stock import Stock
 from modicum.privacy.views import Variant
 from tests.rows import ROUNDS, simulate
 

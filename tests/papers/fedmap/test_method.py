@@ -25,7 +25,7 @@ from modicum.papers.fedmap.raw_metanet import figures, privacy_loss
 from modicum.papers.fedmap.synthetic import RAW, pretrained, trainable
 from modicum.privacy.accounting.rdp import epsilon as rdp_epsilon
 from modicum.privacy.certificate import Certificate
-from modicum.privacy.stock import Stock
+from modicum.privacy.noise.stock import Stock
 from modicum.training.plain import Supervised
 from tests.rows import simulate
 from tests.test_non_interference import interferes

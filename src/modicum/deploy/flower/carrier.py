@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from modicum.deploy.flower import parcel
+from modicum.deploy.flower.signed import Take
 from modicum.deploy.silo.wire import TRANSIENT, Answer, Kind
 
 LOG = logging.getLogger("modicum.flower")
@@ -26,16 +27,16 @@ class GridCarrier:
         self.grid, self.keys = grid, dict(keys)
         self._failing_since: float | None = None
 
-    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:
+    def carry(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float, take: Take) -> None:
         begun = time.monotonic()
         end = begun + seconds
-        answers: dict[str, Answer] = {}
+        answered: set[str] = set()
         outstanding: dict[str, str] = {}  # message → silo; of several copies the first answer counts
         due = dict.fromkeys(bodies, 0.0)
         patience = RESEND + EACH * len(bodies)
-        while len(answers) < len(bodies) and time.monotonic() < end:
+        while len(answered) < len(bodies) and time.monotonic() < end:
             now = time.monotonic()
-            wanted = [n for n in bodies if n not in answers and due[n] <= now]
+            wanted = [n for n in bodies if n not in answered and due[n] <= now]
             if wanted:
                 sent: dict[str, str] = {}
                 asked = {n: bodies[n] for n in wanted}
@@ -46,14 +47,13 @@ class GridCarrier:
             if outstanding:
                 self._try(self._receive, outstanding, received)
             for name, given in received:
-                if given.refused in TRANSIENT:
+                if take(name, replace(given, seconds=time.monotonic() - begun)):
+                    answered.add(name)
+                else:
                     due[name] = time.monotonic() + AGAIN
-                elif name not in answers:
-                    answers[name] = replace(given, seconds=time.monotonic() - begun)
             time.sleep(POLL)
-        for name in bodies.keys() - answers.keys():
+        for name in bodies.keys() - answered:
             LOG.warning("no answer from %s within %g s", name, seconds)
-        return answers
 
     def _try(self, step: Callable[..., None], *arguments: Any) -> None:
         """A busy SuperLink fails now and then (its database is locked, a connection is cut): that is no end."""

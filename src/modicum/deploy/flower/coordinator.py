@@ -15,31 +15,35 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from modicum.compute.loop import LoopBackend
-from modicum.config import Config, experiment_over, federation, to_toml
+from modicum.config import Config, experiment_over, federation, task_in, to_toml
 from modicum.core.needs import check_data
+from modicum.core.records import fields_from_json, leaves
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.data.geometry import load_geometry
 from modicum.deploy.flower.card import Card, Kinds
 from modicum.deploy.flower.secure_silos import SecureSilos
-from modicum.deploy.flower.silos import Courier, Silos
+from modicum.deploy.flower.signed import Carrier, SignedCourier
+from modicum.deploy.flower.silos import Silos
 from modicum.deploy.silo.secure import SecureTerms, check_terms
 from modicum.deploy.silo.terms import Join, Terms, check_agreed, deployed, digest
 from modicum.deploy.silo.wire import ADVICE, Answer, Code, Kind
 from modicum.errors import UserError, counted
+from modicum.federation.checkpoints import Folder
+from modicum.federation.evaluation import Evaluation
 from modicum.federation.experiment import Experiment, Federation, compression_line, offer_of, prepare
 from modicum.federation.foreign import foreign_parts
+from modicum.federation.learning import stand_in_records
 from modicum.federation.records import RoundRecord, read_records
-from modicum.federation.rounds import Evaluation, Folder, Rounds
+from modicum.federation.rounds import Rounds
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import make_kit, make_server
 from modicum.federation.transcript_file import transcript_in
 from modicum.privacy.certificate import Certificate
 from modicum.public.features import is_file
-from modicum.report.summary import Summary, groups, last, traffic, void
+from modicum.report.summary import Summary, groups, last, learned, traffic, void
 from modicum.report.write import write_report
 
 LOG = logging.getLogger("modicum.server")
@@ -63,7 +67,8 @@ class Coordinator:
         config: Config,
         names: Sequence[str],
         folder: Path,
-        courier: Courier,
+        carrier: Carrier,
+        key: Path,
         patience: Patience | None = None,
     ) -> None:
         if config.run.audit is not None:
@@ -72,17 +77,20 @@ class Coordinator:
                 "audit a simulation of the same experiment"
             )
         config = deployed(config)
-        self.config, self.courier, self.patience = config, courier, patience or Patience()
+        self.config, self.patience = config, patience or Patience()
+        self.courier = SignedCourier(carrier, key, config)
         self.files = RunFolder(folder)
         self.files.make(fresh=False)
         self.transcript = transcript_in(self.files, config.run.transcript)
         self.names = tuple(sorted(names))
         self.terms = Terms(config, self.names)
         self._continuing = self.files.ledger.exists()  # everybody had joined before it was made
-        kind = self._kind(self._cards())
+        cards = self._cards()
+        kind = self._kind(cards)
         self.simulation = kind[2]
         self._derive(kind)
-        self.join = self._invitation()
+        self.join = self._invitation({name: card.ticket for name, card in cards.items()})
+        self.courier.run = self.join.run
         self._model()
         self._invite()
         foreign = foreign_parts(config.method, self.terms.method)
@@ -133,7 +141,7 @@ class Coordinator:
         path = self.files.path / KINDS
         if path.exists():
             shape, classes, simulation = json.loads(path.read_bytes())
-            return tuple(shape), classes, simulation
+            return json.dumps(shape, sort_keys=True), classes, simulation
         usual = Counter(card.kind for card in cards.values()).most_common(1)[0][0]
         odd = [name for name, card in cards.items() if card.kind != usual]
         if odd:
@@ -142,12 +150,12 @@ class Coordinator:
                 f"{_some(odd)}: make them alike"
             )
         self._check_needs(usual)
-        self.files.write(path, json.dumps(usual).encode())
+        self.files.write(path, json.dumps([json.loads(usual[0]), *usual[1:]]).encode())
         return usual
 
     def _check_needs(self, kind: Kinds) -> None:
         """Before anything is written or asked for: public data are the server's, validation records agreed on."""
-        offer = offer_of(_without_data(self.config, self.terms, kind).federation.data)
+        offer = offer_of(_without_data(self.config, self.terms, kind).federation.data, task_in(self.config))
         held_out = all(facts.validation > 0 for facts in self.terms.agreed())
         check_data(self.terms.method, replace(offer, validation=held_out))
 
@@ -161,12 +169,12 @@ class Coordinator:
         check_agreed(replace(card.facts, participations=agreed.participations), agreed)
         return card
 
-    def _invitation(self) -> Join:
+    def _invitation(self, tickets: Mapping[str, str]) -> Join:
         """Made once; a restarted server repeats it word for word."""
         path = self.files.path / INVITATION
         if path.exists():
             return self._kept(Join.decode(path.read_bytes()))
-        join = self.terms.invitation(secrets.token_hex(8), self.plans)
+        join = self.terms.invitation(secrets.token_hex(8), self.plans, tickets)
         self.files.write(path, join.encode())
         return join
 
@@ -211,7 +219,7 @@ class Coordinator:
 
     def step(self) -> RoundRecord:
         """One round."""
-        return self._rounds.step()
+        return self._rounds.play()
 
     @property
     def model(self) -> Tensor:
@@ -229,7 +237,7 @@ class Coordinator:
         certificate = Certificate.from_ledger(self.ledger)
         certificate.write(self.files.certificate)
         self._report(certificate)
-        self.courier.ask(Kind.FINISH, dict.fromkeys(self.names, self.join.run.encode()), self.patience.continuing)
+        self.courier.ask(Kind.FINISH, dict.fromkeys(self.names, b""), self.patience.continuing)
 
     def _report(self, certificate: Certificate) -> None:
         """Page and picture, of what the server knows: no client's accuracy, and its own only in simulation."""
@@ -250,6 +258,7 @@ class Coordinator:
             rounds_planned=self.rounds_planned,
             accuracy=simulated.get("test_accuracy"),
             macro_f1=simulated.get("test_macro_f1"),
+            **learned(task_in(self.config), simulated),
             loss=simulated.get("test_loss"),
             public=last(record.public for record in records),
             released=last(record.released for record in records),
@@ -293,12 +302,13 @@ class NoiseAtSilos:
 
 def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:
     """The experiment over stand-in records of the right shape. In simulation, proxy and test records are real."""
-    shape, classes, simulation = kind
+    said, classes, simulation = kind
+    inputs = fields_from_json(json.loads(said))
     if config.run.hot_start and not simulation:
         raise UserError(
             "a deployed server has no public records to begin with: set hot_start = 0, or try it with simulation"
         )
-    records = Arrays(np.zeros((2, *shape), dtype=np.float32), np.array([0, 1]))
+    records = stand_in_records(task_in(config), inputs)
     nothing = Arrays.empty(records)
     stand_in = ClientData("stand-in", records, nothing, nothing)
     test, proxy, proxy_validation, proxy_classes = nothing, nothing, nothing, 0
@@ -316,6 +326,7 @@ def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:
         proxy_validation,
         proxy_classes,
         geometry=load_geometry(name) if name is not None and is_file(name) else None,
+        values={name: field.values for name, field in leaves(inputs) if field.values is not None},
     )
     return replace(experiment_over(config, Federation(data, (1.0,))), bounds=terms.bounds)
 

@@ -45,13 +45,16 @@ def read_request(content: Any) -> tuple[Kind, bytes]:
 
 def answer(given: Answer) -> Any:
     """What a node sends back: a body, or the code of a refusal."""
-    return _content({"refused": str(given.refused or "")}, given.body)
+    return _content({"refused": str(given.refused or ""), "signature": given.signature}, given.body)
 
 
 def read_answer(content: Any) -> Answer:
     """What a node sent. Anything else than an answer counts as none: a node's app is not trusted."""
     try:
         refused = str(content["about"]["refused"])
-        return Answer(refused=Code(refused)) if refused else Answer(_body(content))
+        signature = bytes(content["about"]["signature"])
+        if refused:
+            return Answer(refused=Code(refused), signature=signature)
+        return Answer(_body(content), signature=signature)
     except Exception:
         return Answer(refused=Code.UNAVAILABLE)

@@ -11,6 +11,7 @@ from modicum.errors import UserError
 
 PUBLISHER, NAME, VERSION = "modicum", "modicum-run", "1.0.0"
 FLWR = "1.41.0"
+SERVER_KEY = "server.sign"  # among the keys: signs what the server asks of silos
 CONTROL = "127.0.0.1:8001"  # where operators and running servers reach the SuperLink
 STATUS = "status.json"  # in the run folder: how the server is doing
 LOG_FILE = "server.log"  # in the run folder: what it said on the way
@@ -45,6 +46,7 @@ def settings(
     experiment: Path,
     folder: Path,
     silos: Path,
+    key: Path,
     *,
     joining: float = 300,
     round: float = 3600,
@@ -55,6 +57,7 @@ def settings(
         "experiment": str(experiment.absolute()),
         "folder": str(folder.absolute()),
         "silos": str(silos.absolute()),
+        "key": str(key.absolute()),
         "joining": float(joining),
         "round": float(round),
         "control": control,

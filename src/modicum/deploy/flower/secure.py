@@ -19,7 +19,7 @@ from modicum import secure_aggregation as protocol
 from modicum.core.store import write_durably
 from modicum.deploy.silo.secure import SecureTerms
 from modicum.deploy.silo.wire import TRANSIENT, Answer, Kind, step_body
-from modicum.privacy.lattice import Integers
+from modicum.privacy.noise.lattice import Integers
 
 LOG = logging.getLogger("modicum.server")
 Ask = Callable[[Kind, Mapping[str, bytes]], dict[str, Answer]]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from modicum.core.messages import Opened, encode
+from modicum.core.messages import Anything, Message, Opened, encode
+from modicum.core.round_state import Collector, RoundState
 from modicum.deploy.flower.secure import SecureRound, Sum, forget_before, survivors
-from modicum.deploy.flower.silos import OWN_FAULT, Silos
+from modicum.deploy.flower.silos import Silos
 from modicum.deploy.silo.secure import SecureTerms
 from modicum.deploy.silo.wire import Answer, Kind
-from modicum.federation.rounds import Exchange
-from modicum.federation.secure_sums import IMPOSSIBLE
-from modicum.federation.server import Asked, Proposal
-from modicum.federation.transcript import note_opened, note_received, note_sent
+from modicum.errors import UserError
+from modicum.federation.secure_sums import IMPOSSIBLE, open_integers
+from modicum.federation.transcript import note_received, note_sent
 
 QUICK = 60.0  # seconds for steps without a computation, and
 EACH = 6.0  # so many more for each silo: they may share a machine
@@ -29,44 +28,57 @@ class SecureSilos(Silos):
         super().__init__(*arguments, **named)
         self.secure, self.folder = secure, folder
         self._silent: set[str] = set()
+        self._found = Sum()
 
     def acknowledge(self, round: int) -> None:
         forget_before(self.folder, round)
 
-    def exchange(self, proposal: Proposal) -> Exchange:
-        """Note what is asked, play the protocol, and open its sum once."""
-        begun, events = time.monotonic(), self._note_asked(proposal)
-        self.bytes_up, self.bytes_down, self.waited = {}, {}, {}
-        found, asked = Sum(), Asked(events, {})
+    def collect(self, state: RoundState) -> Collector:  # noqa: ARG002
+        """Nothing comes one by one."""
+        return Nothing()
+
+    def reserve(self, state: RoundState) -> list[RoundState]:
+        """Note what is asked. Where the round's sum was opened before a crash, nobody is asked again."""
+        self._found = Sum()
+        stacks = super().reserve(state)
+        return stacks if self._once.stored(state.round) is None else []
+
+    def compute(self, stacks: Sequence[RoundState]) -> Iterator[tuple[RoundState, Sum]]:  # type: ignore[override]
+        """Play the protocol."""
+        for state in stacks:
+            bodies = {b.client: encode(b) for b in state.broadcasts if b.client in state.events}
+            note_sent(self.transcript, state.round, bodies)
+            yield state, SecureRound(self.secure, self.folder, state.round, self._ask, bodies).play()
+
+    def settle(  # type: ignore[override]
+        self,
+        state: RoundState,
+        stack: RoundState,  # noqa: ARG002
+        results: Sum,
+    ) -> dict[str, Anything | None]:
+        """Note who took part; of messages there is their sum alone."""
+        self._found = results
+        note_received(self.transcript, state.round, results.masked, results.refused, summed=False)
+        state.refused, state.impossible, state.void = results.refused, results.impossible, results.void
+        return {}
+
+    def open(self, state: RoundState, collected: Collector) -> Opened | None:  # noqa: ARG002
+        found, method = self._found, self.server.method
 
         def opening() -> Opened | None:
-            nonlocal found
-            bodies = {b.client: encode(b) for b in proposal.broadcasts if b.client in events}
-            note_sent(self.transcript, proposal.round, bodies)
-            found = SecureRound(self.secure, self.folder, proposal.round, self._ask, bodies).play()
-            note_received(self.transcript, proposal.round, found.masked, found.refused, summed=False)
             if found.total is None:
                 return None
-            return self.server.open_sum(proposal, found.total, found.survivors, asked)
+            return open_integers(method, found.total, found.survivors, state)
 
-        opened = self._once.open(proposal.round, self.server.state.model.device, opening)
-        note_opened(self.transcript, proposal.round, opened)
-        self.transcript.flush()
+        opened = self._once.open(state.round, state.model.device, opening)
+        there = found.survivors
         if opened is not None and found.total is None:  # it was opened before a crash
-            found.survivors = survivors(self.secure, self.folder, proposal.round)
+            there = survivors(self.secure, self.folder, state.round)
         if found.total is not None and opened is None:
-            found.void = IMPOSSIBLE
-        retired = {n: c for n, c in found.refused.items() if c not in OWN_FAULT}
-        return Exchange(
-            opened,
-            len(found.survivors),
-            found.refused,
-            retired,
-            found.impossible,
-            void=found.void,
-            traffic=self.traffic(begun),
-            parties=self.parties(),
-        )
+            state.void = IMPOSSIBLE
+        state.answered = len(there)
+        self._over(state, opened)
+        return opened
 
     def _ask(self, kind: Kind, bodies: Mapping[str, bytes]) -> dict[str, Answer]:
         """One step. A silo that is gone costs one long wait, not one in every round."""
@@ -85,3 +97,13 @@ class SecureSilos(Silos):
             if waited is not None:
                 self.waited[name] = self.waited.get(name, 0.0) + waited
         return answers
+
+
+class Nothing:
+    """Collects nothing: a sum is all that there is."""
+
+    def add(self, message: Message) -> None:
+        raise UserError(f"behind secure aggregation nobody sees the message of {message.client!r}")
+
+    def open(self) -> None:
+        """Nothing."""

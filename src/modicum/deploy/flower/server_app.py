@@ -38,7 +38,8 @@ def run(grid: Any, settings: dict[str, str]) -> None:
             keys = read_public_keys(Path(settings["silos"]))
             patience = Patience(joining=float(settings["joining"]), round=float(settings["round"]))
             carrier = GridCarrier(grid, keys)
-            coordinator = Coordinator(read(settings["experiment"]), list(keys), folder, carrier, patience)
+            config, key = read(settings["experiment"]), _key(settings)
+            coordinator = Coordinator(config, list(keys), folder, carrier, key, patience)
             try:
                 for record in coordinator.rounds():
                     LOG.info("round %d: %s answered", record.round + 1, record.answered)
@@ -55,6 +56,15 @@ def run(grid: Any, settings: dict[str, str]) -> None:
             raise
         LOG.info("finished")
         status("finished")
+
+
+def _key(settings: dict[str, str]) -> Path:
+    if "key" not in settings:
+        raise UserError(
+            "the project does not say where the server's own key is: make it with `modicum flower keys make` and "
+            'write key = "/path/to/keys/server.sign" under [tool.flwr.app.config] in its pyproject.toml'
+        )
+    return Path(settings["key"])
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -11,14 +11,14 @@ from typing import Protocol
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Anything, Broadcast, Expected, Noised, Opened, Sealed, Share, decode, encode
 from modicum.core.parts import ClientKit
+from modicum.core.round_state import Collector, RoundState
 from modicum.deploy.silo.wire import TRANSIENT, Answer, Code, Kind
 from modicum.errors import UserError
-from modicum.federation.rounds import Exchange
-from modicum.federation.server import Asked, OpenedOnce, Proposal, Server
+from modicum.federation.server import OpenedOnce, Server
 from modicum.federation.transcript import Forget, Transcript, note_opened, note_received, note_sent
-from modicum.privacy.budgets import Refused
 from modicum.privacy.events import Release
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.ledger.budgets import Refused
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.views import Shows
 
@@ -56,52 +56,56 @@ class Silos:
         self.bytes_up: dict[str, int] = {}
         self.bytes_down: dict[str, int] = {}
         self.waited: dict[str, float] = {}
+        self._begun = 0.0
 
     def acknowledge(self, round: int) -> None:
         """A silo forgets a message when it is asked for a later one."""
 
-    def reserved(self) -> float:
-        return self.ledger.share_reserved()
+    def collect(self, state: RoundState) -> Collector:
+        return self.server.method.mechanism.collect(state)
 
-    def left(self) -> dict[str, float]:
-        return self.ledger.left()
+    def reserve(self, state: RoundState) -> list[RoundState]:
+        """Note what is asked in the server's own ledger; silos charge it in theirs."""
+        self._begun, state.events = time.monotonic(), self._note_asked(state)
+        self.bytes_up, self.bytes_down, self.waited = {}, {}, {}
+        return [state]
 
-    def stock(self) -> dict[str, tuple[float, ...]]:
-        return self.ledger.stock()
+    def compute(self, stacks: Sequence[RoundState]) -> Iterator[tuple[RoundState, dict[str, Answer]]]:
+        """Ask all silos at once, and wait for their answers."""
+        for state in stacks:
+            bodies = {b.client: encode(b) for b in state.broadcasts}
+            note_sent(self.transcript, state.round, bodies)
+            self.bytes_down = {n: len(body) for n, body in bodies.items()}
+            yield state, self.courier.ask(Kind.ROUND, bodies, self.seconds)
 
-    def exchange(self, proposal: Proposal) -> Exchange:
-        """Note what is asked, wait for answers, and open what is possible of them."""
-        begun, events = time.monotonic(), self._note_asked(proposal)
-        bodies = {b.client: encode(b) for b in proposal.broadcasts}
-        note_sent(self.transcript, proposal.round, bodies)
-        answers = self.courier.ask(Kind.ROUND, bodies, self.seconds)
-        blobs = {n: answers[n].body for n in events if n in answers and answers[n].refused is None}
-        refused = {n: str(c) for n, a in answers.items() if (c := a.refused) is not None and c not in TRANSIENT}
+    def settle(
+        self,
+        state: RoundState,
+        stack: RoundState,  # noqa: ARG002
+        results: Mapping[str, Answer],
+    ) -> dict[str, Anything | None]:
+        """Messages, which silos settled before they sent them; whatever else comes is noted."""
+        blobs = {n: results[n].body for n in state.events if n in results and results[n].refused is None}
+        state.refused = {
+            n: str(c) for n, a in results.items() if (c := a.refused) is not None and c not in TRANSIENT
+        }
         summed = self.server.method.mechanism.spec.view.shows is Shows.SUM
-        note_received(self.transcript, proposal.round, blobs, refused, summed=summed)
-        self.bytes_down = {n: len(body) for n, body in bodies.items()}
+        note_received(self.transcript, state.round, blobs, state.refused, summed=summed)
         self.bytes_up = {n: len(blob) for n, blob in blobs.items()}
-        self.waited = {n: a.seconds for n, a in answers.items() if a.seconds is not None}
-        sent = [b for b in proposal.broadcasts if b.client in blobs]
-        asked = Asked({b.client: events[b.client] for b in sent}, {b.client: self._expected(b) for b in sent})
-        messages = tuple(self.server.read(proposal, self._decoded(blobs), asked))
+        self.waited = {n: a.seconds for n, a in results.items() if a.seconds is not None}
+        state.expected = {b.client: self._expected(b) for b in state.broadcasts if b.client in blobs}
+        return self._decoded(blobs)
 
-        def opening() -> Opened | None:
-            return self.server.open(proposal, messages, asked) if blobs else None
+    def open(self, state: RoundState, collected: Collector) -> Opened | None:
+        opened = self._once.open(state.round, state.model.device, collected.open)
+        self._over(state, opened)
+        return opened
 
-        opened = self._once.open(proposal.round, self.server.state.model.device, opening)
-        note_opened(self.transcript, proposal.round, opened)
+    def _over(self, state: RoundState, opened: Opened | None) -> None:
+        note_opened(self.transcript, state.round, opened)
         self.transcript.flush()
-        retired = {n: c for n, c in refused.items() if c not in OWN_FAULT}
-        return Exchange(
-            opened,
-            asked.answered,
-            refused,
-            retired,
-            asked.impossible,
-            traffic=self.traffic(begun),
-            parties=self.parties(),
-        )
+        state.retired = {n: c for n, c in state.refused.items() if c not in OWN_FAULT}
+        state.traffic, state.parties = self.traffic(self._begun), self.parties()
 
     def traffic(self, begun: float) -> dict[str, float]:
         """Seconds since, and the most bytes that one silo was sent and sent itself in this round."""
@@ -117,24 +121,24 @@ class Silos:
                 found[name]["seconds"] = self.waited[name]
         return found
 
-    def _decoded(self, blobs: Mapping[str, bytes]) -> list[tuple[str, Anything | None]]:
+    def _decoded(self, blobs: Mapping[str, bytes]) -> dict[str, Anything | None]:
         """In the order of names. None where bytes are no message."""
-        device, found = self.server.state.model.device, list[tuple[str, Anything | None]]()
+        device, found = self.server.state.model.device, dict[str, Anything | None]()
         for name in sorted(blobs):
             try:
                 message = decode(blobs[name])
             except UserError:
-                found.append((name, None))
+                found[name] = None
                 continue
             if isinstance(message, Noised | Sealed | Share):
                 message = replace(message, update=message.update.to(device))
-            found.append((name, message))
+            found[name] = message
         return found
 
-    def _note_asked(self, proposal: Proposal) -> dict[str, tuple[Release, ...]]:
+    def _note_asked(self, state: RoundState) -> dict[str, tuple[Release, ...]]:
         """The server's own ledger: whatever was asked may have been released, whether it arrived or not."""
         events = {}
-        for b in proposal.broadcasts:
+        for b in state.broadcasts:
             try:
                 events[b.client] = self.server.method.mechanism.events(*self._agreed(b))
             except UserError:

@@ -10,7 +10,7 @@ import numpy as np
 
 from modicum.data import federate, load
 from modicum.deploy.flower import gate, keys, register
-from modicum.deploy.flower.project import FLWR, settings, write_project
+from modicum.deploy.flower.project import FLWR, SERVER_KEY, settings, write_project
 from modicum.deploy.silo.signing import make_signing_key, public_text
 from modicum.errors import UserError
 
@@ -29,6 +29,7 @@ name = "logistic"
 
 [run]
 rounds = 10
+server = "{server}"
 {run}
 [run.silos]                 # what was agreed: a silo that has other records or grants another ε does not join
 {silos}
@@ -41,7 +42,8 @@ name = "{name}"
 experiment = "../experiment.toml"
 folder = "state-{name}"
 socket = "{name}.sock"
-{key}
+key = "{name}.key"          # signs what it says; never leaves this machine
+
 [grant]
 budget = 2.0                # ε of everything that leaves in this run
 delta = 1e-5
@@ -64,16 +66,16 @@ colluding = 1               # silos that may help the server
 dropouts = {dropouts}                # silos that may be lost in a round: of more than colluding + 2 · dropouts"""
 SECURE_RUN = """secure_aggregation = "protocol"
 """
-SECURE_KEY = """key = "{name}.key"          # signs what it says in secure aggregation; never leaves this machine
-"""
 SECURE_VIEW = """view = "secure-aggregation"
 """
-SECURE_README = """
-## Keys of secure aggregation
+KEYS = """
+## Keys
 
-`silos/NAME.key` was made here so that the project runs at once. For real records it is not copied: each silo makes
-its own with `modicum silo key silos/NAME.key`, and the line that this prints replaces the key in everybody's
-`experiment.toml`. Compare that file by another way than the server: whoever writes the keys says who is counted.
+Server and silos sign all that they say to one another: the server with `keys/server.sign`, a silo with
+`silos/NAME.key`. These were made here so that the project runs at once. For real records they are not copied: each
+silo makes its own with `modicum silo key silos/NAME.key`, and the line that this prints replaces the key in
+everybody's `experiment.toml`. Compare that file by another way than the server: whoever writes the keys says who
+is counted.
 """
 
 README = """# A deployment of {count} silos
@@ -119,26 +121,25 @@ def write_template(folder: Path, names: Sequence[str], host: str, port: int, *, 
     (folder / "silos").mkdir(parents=True, exist_ok=True)
     (folder / "flower").mkdir(exist_ok=True)
     for name in names:
-        own = {"key": SECURE_KEY.format(name=name), "view": SECURE_VIEW} if secure else {"key": "", "view": ""}
-        (folder / "silos" / f"{name}.toml").write_text(SILO.format(name=name, **own), encoding="utf-8")
-    experiment = _experiment(folder / "silos", names, secure=secure)
+        text = SILO.format(name=name, view=SECURE_VIEW if secure else "")
+        (folder / "silos" / f"{name}.toml").write_text(text, encoding="utf-8")
+    server = make_signing_key(at / SERVER_KEY)
+    experiment = _experiment(folder / "silos", names, public_text(server), secure=secure)
     (folder / "experiment.toml").write_text(experiment, encoding="utf-8")
-    control = f"127.0.0.1:{port + 1}"
-    chosen = settings(folder / "experiment.toml", folder / "server", at / "silos.toml", control=control)
-    write_project(folder / "app", chosen)
-    readme = _readme(names, host, port) + (SECURE_README if secure else "")
-    (folder / "README.md").write_text(readme, encoding="utf-8")
+    files = (folder / "experiment.toml", folder / "server", at / "silos.toml", server)
+    write_project(folder / "app", settings(*files, control=f"127.0.0.1:{port + 1}"))
+    (folder / "README.md").write_text(_readme(names, host, port) + KEYS, encoding="utf-8")
 
 
-def _experiment(folder: Path, names: Sequence[str], *, secure: bool) -> str:
-    """What all agree on; with `secure` also the public half of each silo's own key, which is made here."""
+def _experiment(folder: Path, names: Sequence[str], server: str, *, secure: bool) -> str:
+    """What all agree on, with the public half of each silo's own key, which is made here."""
     lines = []
     for name, size in _write_records(folder, names).items():
-        key = f', key = "{public_text(make_signing_key(folder / f"{name}.key"))}"' if secure else ""
-        lines.append(f"{json.dumps(name)} = {{ records = {size}, budget = 2.0{key} }}")
+        key = public_text(make_signing_key(folder / f"{name}.key"))
+        lines.append(f'{json.dumps(name)} = {{ records = {size}, budget = 2.0, key = "{key}" }}')
     method = SECURE_METHOD.format(dropouts=int(len(names) > 3)) if secure else "batch = 64"
     run = SECURE_RUN if secure else ""
-    return EXPERIMENT.format(clients=len(names), silos="\n".join(lines), method=method, run=run)
+    return EXPERIMENT.format(clients=len(names), silos="\n".join(lines), method=method, run=run, server=server)
 
 
 def _write_records(folder: Path, names: Sequence[str]) -> dict[str, int]:

@@ -20,7 +20,7 @@ from modicum.config.write import toml_value
 from modicum.deploy.flower import gate, keys, link, register
 from modicum.deploy.flower.crew import Crew
 from modicum.deploy.flower.follow import BEGIN, OnRound, new_rounds, status_of
-from modicum.deploy.flower.project import STATUS, settings, write_project
+from modicum.deploy.flower.project import SERVER_KEY, STATUS, settings, write_project
 from modicum.deploy.silo.signing import make_signing_key, public_text
 from modicum.deploy.silo.terms import Terms, deployed
 from modicum.deploy.silo.wire import Kind, UnreachableError, ask
@@ -59,9 +59,14 @@ class Layout:
         """What the SuperLink keeps."""
         return self.root / "flower" / "link.db"
 
+    @property
+    def server_key(self) -> Path:
+        """The key with which the server signs what it asks."""
+        return self.keys / SERVER_KEY
+
     def signing(self, name: str) -> Path:
-        """The key with which a silo signs in secure aggregation."""
-        return self.keys / f"{name}.sign"
+        """The key with which a silo signs what it says."""
+        return self.root / "silos" / f"{name}.key"
 
     def silo(self, name: str) -> Path:
         """A silo's settings."""
@@ -89,7 +94,8 @@ class Deployment:
         self.config, self.simulation = config, config.run.simulation
         made = federation(config)
         self.budgets = dict(zip(made.data.names, made.budgets, strict=True))
-        self.config = config = replace(config, run=replace(config.run, silos=self._agreed(made)))
+        server = public_text(make_signing_key(self.at.server_key))
+        self.config = config = replace(config, run=replace(config.run, server=server, silos=self._agreed(made)))
         self.terms = Terms(config, tuple(sorted(self.budgets)))
         self.spec = self.terms.spec
         self.ports = _ports(port)
@@ -108,8 +114,6 @@ class Deployment:
             client.name: SiloTerms(records=len(client.train), budget=budget, validation=len(client.validation))
             for client, budget in zip(made.data.clients, made.budgets, strict=True)
         }
-        if not Terms(self.config, tuple(sorted(agreed))).secure:
-            return agreed
         return {n: replace(a, key=public_text(make_signing_key(self.at.signing(n)))) for n, a in agreed.items()}
 
     def _write(self, wait: float) -> None:
@@ -124,8 +128,8 @@ class Deployment:
         gate.make_token(at.keys)
         for name, budget in self.budgets.items():
             at.silo(name).write_text(self._silo_file(name, budget), encoding="utf-8")
-        register_file = at.keys / "silos.toml"
-        chosen = settings(at.experiment, at.server, register_file, round=wait, control=self.control)
+        files = (at.experiment, at.server, at.keys / "silos.toml", at.server_key)
+        chosen = settings(*files, round=wait, control=self.control)
         self.project = write_project(at.root / "app", chosen)
 
     def socket(self, name: str) -> Path:
@@ -140,9 +144,8 @@ class Deployment:
             "folder": str(self.at.state(name)),
             "socket": str(self.socket(name)),
             "simulation": self.simulation,
+            "key": str(self.at.signing(name)),
         }
-        if self.terms.secure:
-            silo["key"] = str(self.at.signing(name))
         grant = {
             "budget": budget,
             "delta": s.delta,

@@ -18,14 +18,14 @@ from modicum.deploy.silo.spec import SiloSpec
 from modicum.deploy.silo.terms import Join
 from modicum.errors import UserError
 from modicum.federation.run_folder import RunFolder
-from modicum.privacy.account_files import exists
 from modicum.privacy.accounting.rdp import ORDERS
-from modicum.privacy.dataset_account import DatasetAccount
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.lifetime import SIMULATED, DrawRefused, Filter, Lifetime, order_for, samples
+from modicum.privacy.lifetime.account import DatasetAccount
+from modicum.privacy.lifetime.files import exists
+from modicum.privacy.lifetime.spending import Digests, Identity, by_contents, by_id, whole_client
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import Adjacency, Unit
-from modicum.privacy.spending import Digests, Identity, by_contents, by_id, whole_client
 
 RECEIPT = "account.json"  # in the run's folder: which account was drawn on, and where
 BLOCK = 1 << 14  # records whose bytes are laid out at a time
@@ -103,7 +103,7 @@ class Kept:
         if self._account is None:
             self._account = self._begin(plan)
         account = self._account
-        agreement = hashlib.sha256(join.encode()).hexdigest()
+        agreement = hashlib.sha256(join.terms()).hexdigest()
         done = account.draw(join.run, agreement, plan, self._table(account))
         account.check_ledger(join.run, RunFolder(self.spec.folder).ledger)
         receipt = {"account": account.id, "run": join.run, "entry": done.number, "hash": done.hash}

@@ -18,8 +18,8 @@ from modicum.deploy.silo.terms import Terms
 from modicum.deploy.silo.wire import Code
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.events import Origin, Release
+from modicum.privacy.ledger.token import Token
 from modicum.privacy.plan import PrivacyPlan
-from modicum.privacy.token import Token
 
 LOG = logging.getLogger("modicum.silo")
 

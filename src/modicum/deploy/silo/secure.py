@@ -22,8 +22,8 @@ from modicum.deploy.silo.wire import Code, Kind, Refuse
 from modicum.errors import UserError
 from modicum.federation.protocol_parties import protocol_terms
 from modicum.federation.secure_sums import modulus
-from modicum.privacy.integer_terms import IntegerTerms
-from modicum.privacy.lattice import Integers
+from modicum.privacy.noise.integer_terms import IntegerTerms
+from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.views import SecureAggregation
 
 LOG = logging.getLogger("modicum.silo")
@@ -99,7 +99,6 @@ class SecureSilo:
     """Answers the steps of secure aggregation, in rounds that go forward. Refuses by `Refuse`."""
 
     def __init__(self, terms: SecureTerms, spec: SiloSpec, charged: set[int]) -> None:
-        assert spec.key is not None  # the spec was checked
         self.terms, self.name, self._key = terms, spec.name, read_signing_key(spec.key)
         path, own = spec.folder / STORE, terms.keys[spec.name]
         if charged and not path.exists():

@@ -25,6 +25,7 @@ from modicum.deploy.silo.spec import SiloSpec
 from modicum.deploy.silo.wire import (
     HEADER,
     MAGIC,
+    SIGNATURE,
     VERSION,
     Answer,
     Code,
@@ -141,7 +142,8 @@ class Desk:
 
 def _send(link: socket.socket, answer: Answer) -> None:
     done = answer.refused is None
-    body = answer.body if answer.refused is None else answer.refused.encode()
+    said = answer.body if answer.refused is None else answer.refused.encode()
+    body = answer.signature.ljust(SIGNATURE, b"\0") + said
     link.sendall(HEADER.pack(MAGIC, VERSION, Status.DONE if done else Status.REFUSED, len(body)) + body)
 
 

@@ -1,7 +1,7 @@
-"""A silo's own Ed25519 key, which signs what it says in secure aggregation.
+"""Ed25519 keys of server and silos, which sign all that they say to one another.
 
-Not the key of its Flower node, which talks to the network and can read that one. The
-public half stands in the agreed experiment file, so no server chooses who counts as a silo.
+Not the key of a silo's Flower node, which talks to the network and can read that one. The public halves stand in
+the agreed experiment file, so no server chooses who counts as a silo.
 """
 
 from __future__ import annotations
@@ -55,20 +55,50 @@ def public_text(path: Path) -> str:
 
 def read_public(name: str, text: str) -> bytes:
     """32 bytes of the public key that a silo was agreed to have."""
+    raw = _raw(text)
+    if raw is None:
+        raise UserError(
+            f"a deployment needs the key of silo {name!r}: run `modicum silo key FILE` there and write what it "
+            f'prints into everybody\'s experiment file, {name} = {{ …, key = "ssh-ed25519 …" }}'
+        )
+    return raw
+
+
+def read_server(text: str) -> bytes:
+    """32 bytes of the public key that the server was agreed to have."""
+    raw = _raw(text)
+    if raw is None:
+        raise UserError(
+            "the experiment file does not say whose requests silos take: run `modicum flower keys make` on the "
+            'server and write what it prints into everybody\'s file, server = "ssh-ed25519 …" under [run]'
+        )
+    return raw
+
+
+def _raw(text: str) -> bytes | None:
     serialization = _serialization()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
         key = serialization.load_ssh_public_key(text.encode())
     except (ValueError, TypeError, AttributeError):
-        key = None
+        return None
     if not isinstance(key, Ed25519PublicKey):
-        raise UserError(
-            f"secure aggregation needs the key of silo {name!r}: run `modicum silo key FILE` there and write what "
-            f'it prints into everybody\'s experiment file, {name} = {{ …, key = "ssh-ed25519 …" }}'
-        )
+        return None
     raw: bytes = key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     return raw
+
+
+def verifies(public: bytes, signature: bytes, message: bytes) -> bool:
+    """Whether the owner of a public key (32 bytes) signed this message."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def raw_public(key: Ed25519PrivateKey) -> bytes:

@@ -7,20 +7,25 @@ from __future__ import annotations
 import json
 import logging
 import math
+import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from modicum.config import Config, experiment_over, federation
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, decode
 from modicum.core.needs import Offer, check_data
 from modicum.core.parts import Method
+from modicum.core.records import fields_to_json
 from modicum.core.store import write_durably
 from modicum.data.arrays import Arrays, FederatedData, Peek
 from modicum.deploy.silo.account import account_of
+from modicum.deploy.silo.envelope import sign_answer, unseal
 from modicum.deploy.silo.grant import too_much, within
-from modicum.deploy.silo.signing import raw_public, read_signing_key
+from modicum.deploy.silo.signing import raw_public, read_public, read_server, read_signing_key
 from modicum.deploy.silo.spec import FIRST, SiloSpec
 from modicum.deploy.silo.taking_part import Agreement, TakingPart, agree
 from modicum.deploy.silo.terms import Join, Terms, check_agreed, digest
@@ -35,8 +40,11 @@ from modicum.privacy.lifetime import DrawRefused
 from modicum.privacy.noise import CryptoNoise, NoiseSource, SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 LOG = logging.getLogger("modicum.silo")
-JOINED = "joined.json"
+JOINED, TICKET = "joined.json", "ticket"
 MARGIN = 1.5  # a proposal is at most this much larger than the model it carries
 
 
@@ -47,6 +55,7 @@ class Silo:
         self.spec = spec
         self.files = RunFolder(spec.folder)
         self.files.make(fresh=False)
+        self._key, self._server = own_keys(spec)
         self.experiment = own_experiment(spec)
         self._refuse_methods_without_privacy()
         self.noise: NoiseSource = SimulatedNoise(spec.experiment.run.seed) if spec.simulation else CryptoNoise()
@@ -55,7 +64,7 @@ class Silo:
         self._prepared: Prepared | None = None
         saved = spec.folder / JOINED
         if saved.exists():
-            self._begin(Join.decode(saved.read_bytes()))
+            self._begin(_joined(saved))
         elif self.files.ledger.exists():
             raise UserError(f"{spec.folder} has lost {JOINED}: put it back to continue that run")
 
@@ -98,7 +107,10 @@ class Silo:
         return SMALL
 
     def answer(self, kind: int, body: bytes) -> Answer:
-        """The answer to one request. No exception, and no text of one, ever gets out of here."""
+        """The signed answer to one request. No exception, and no text of one, ever gets out of here."""
+        return sign_answer(self._key, kind, body, self._answer(kind, body))
+
+    def _answer(self, kind: int, body: bytes) -> Answer:
         handlers: dict[int, Callable[[bytes], bytes]] = {
             Kind.HELLO: self._hello,
             Kind.JOIN: self._join,
@@ -109,7 +121,7 @@ class Silo:
         try:
             if kind not in handlers:
                 raise Refuse(Code.MALFORMED)
-            return Answer(handlers[kind](body))
+            return Answer(handlers[kind](self._opened(kind, body)))
         except Refuse as refusal:
             LOG.warning("refused a request (%s): %s", kind, refusal.code)
             return Answer(refused=refusal.code)
@@ -117,26 +129,47 @@ class Silo:
             LOG.exception("a request could not be served")
             return Answer(refused=Code.UNAVAILABLE)
 
+    def _opened(self, kind: int, body: bytes) -> bytes:
+        """What the agreed server asks of this silo, in the run that it takes part in. Anybody may say HELLO."""
+        if kind == Kind.HELLO:
+            return b""
+        run, content = unseal(self._server, kind, self.spec.name, body)
+        if kind != Kind.JOIN:
+            if self.taking_part is None:
+                raise Refuse(Code.NOT_JOINED)
+            if run != self.taking_part.join.run:
+                raise Refuse(Code.UNKNOWN_RUN)
+        return content
+
+    @property
+    def ticket(self) -> str:
+        """A fresh name of this folder: whoever was invited under another one is not meant."""
+        if self.taking_part is not None:
+            return self.taking_part.join.tickets[self.spec.name]
+        path = self.spec.folder / TICKET
+        if not path.exists():
+            write_durably(path, secrets.token_hex(16).encode())
+        return path.read_text(encoding="ascii")
+
     @property
     def facts(self) -> ClientFacts:
         """What everyone may know of this silo; participations follow from the schedule."""
         own = self.experiment.federation.data.clients[0]
         return ClientFacts(self.spec.name, len(own.train), self.spec.grant.budget, 1, len(own.validation))
 
-    def _hello(self, body: bytes) -> bytes:
-        if body:
-            raise Refuse(Code.MALFORMED)
+    def _hello(self, _: bytes) -> bytes:
         facts, data = self.facts, self.experiment.federation.data
         card = {
             "name": facts.name,
             "records": facts.records,
             "validation": facts.validation,
             "budget": None if math.isinf(facts.budget) else facts.budget,
-            "shape": list(data.input_shape),
+            "shape": fields_to_json(data.inputs),
             "classes": data.classes,
             "simulation": self.spec.simulation,
             "digest": digest(self.spec.experiment),
             "run": self.taking_part.join.run if self.taking_part else None,
+            "ticket": self.ticket,
         }
         return json.dumps(card, sort_keys=True).encode()
 
@@ -154,7 +187,10 @@ class Silo:
         else:
             if self.spec.run not in (FIRST, join.run):
                 raise Refuse(Code.UNKNOWN_RUN)
-            self._draw(join, self._check_terms(join))
+            plan = self._check_terms(join)
+            if join.tickets.get(self.spec.name) != self.ticket:
+                raise Refuse(Code.REPLAYED)
+            self._draw(join, plan)
             self.spec.folder.mkdir(parents=True, exist_ok=True)
             write_durably(self.spec.folder / JOINED, join.encode())
             self._begin(join)
@@ -232,7 +268,7 @@ class Silo:
         check_agreed(replace(self.facts, participations=own.participations), own)
         plans, _ = terms.plans(agreed, self.experiment, self.prepared(terms.method))
         try:
-            plan = self._check_terms(terms.invitation("beforehand", plans))
+            plan = self._check_terms(terms.invitation("beforehand", plans, {}))
         except Refuse as refusal:
             why = ADVICE.get(refusal.code, "the log above says more")
             raise UserError(f"the run would be refused, {refusal.code}: {why}") from None
@@ -254,11 +290,6 @@ class Silo:
             if terms.agreed() != agreement.join.facts:
                 raise UserError("the server says other things of the silos than the experiment file")
             secure = agreement.secure()
-            own = read_signing_key(self.spec.key) if self.spec.key else None
-            if own is None or raw_public(own) != secure.keys[self.spec.name]:
-                raise UserError(
-                    f"the key in {self.spec.key} is not the one that was agreed for {self.spec.name!r}"
-                )
             check_terms(secure)
         except UserError as odd:
             LOG.warning("secure aggregation: %s", odd)
@@ -269,14 +300,12 @@ class Silo:
         LOG.info("taking part in run %s as %s", join.run, self.spec.name)
 
     def _round(self, body: bytes) -> bytes:
-        if self.taking_part is None:
-            raise Refuse(Code.NOT_JOINED)
+        assert self.taking_part is not None
         return self.taking_part.answer(_proposal(body))
 
     def _step(self, kind: Kind, body: bytes) -> bytes:
         """One step of secure aggregation; the proposal comes with that in which the input leaves."""
-        if self.taking_part is None:
-            raise Refuse(Code.NOT_JOINED)
+        assert self.taking_part is not None
         round, request, proposal = read_step(body)
         if (kind is Kind.MASKED) != bool(proposal):
             raise Refuse(Code.MALFORMED)
@@ -284,10 +313,9 @@ class Silo:
         return self.taking_part.step(kind, round, request, broadcast)
 
     def _finish(self, body: bytes) -> bytes:
-        if self.taking_part is None:
-            raise Refuse(Code.NOT_JOINED)
-        if body != self.taking_part.join.run.encode():
-            raise Refuse(Code.UNKNOWN_RUN)
+        assert self.taking_part is not None
+        if body:
+            raise Refuse(Code.MALFORMED)
         self.taking_part.finish()
         self.write_certificate()
         return b""
@@ -309,6 +337,26 @@ def _proposal(body: bytes) -> Broadcast:
     return broadcast
 
 
+def own_keys(spec: SiloSpec) -> tuple[Ed25519PrivateKey, bytes]:
+    """(its own key, the server's public one), as agreed in its copy of the experiment file."""
+    key, agreed = read_signing_key(spec.key), spec.experiment.run.silos.get(spec.name)
+    if agreed is not None and read_public(spec.name, agreed.key) != raw_public(key):
+        raise UserError(
+            f"the key in {spec.key} is not the one that was agreed for {spec.name!r}: correct key under "
+            "[run.silos] in everybody's experiment file, or put the right key back"
+        )
+    return key, read_server(spec.experiment.run.server)
+
+
+def _joined(path: Path) -> Join:
+    try:
+        return Join.decode(path.read_bytes())
+    except (ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{path} is damaged, or another version of Modicum joined that run: finish it with that version"
+        ) from None
+
+
 def own_experiment(spec: SiloSpec) -> Experiment:
     """The agreed experiment over this silo's records alone, checked before anything is joined."""
     config = spec.experiment
@@ -326,8 +374,9 @@ def own_experiment(spec: SiloSpec) -> Experiment:
     if spec.name not in data.names:
         shown = ", ".join(data.names[:5]) + (", …" if len(data.names) > 5 else "")
         raise UserError(f"there are no records of {spec.name!r} in {data.dataset}: it has {shown}")
-    if not spec.simulation and Peek.CLASSES in data.peeks:
-        raise UserError(str(Peek.CLASSES))
+    for peek in (Peek.CLASSES, Peek.VALUES):
+        if not spec.simulation and peek in data.peeks:
+            raise UserError(str(peek))
     own = data.clients[data.names.index(spec.name)]
     nothing = Arrays.empty(own.train)
     alone = FederatedData(
@@ -339,6 +388,7 @@ def own_experiment(spec: SiloSpec) -> Experiment:
         proxy_validation=nothing,
         proxy_classes=0,
         geometry=data.geometry,
+        values=data.values,
     )
     if config.run.hot_start and not spec.own_data:  # for trying things out: the experiment's own public records
         alone = replace(

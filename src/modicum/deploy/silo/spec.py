@@ -30,7 +30,9 @@ class SiloConfig:
     folder: str = setting("state", "ledger, stored messages, own model, certificate; nobody else may read it")
     socket: str = setting("silo.sock", "where the node's app reaches this process")
     run: str = setting(FIRST, "the run to take part in; first: whichever asks first, and only that one")
-    key: str | None = setting(None, "its own key for secure aggregation, made by `modicum silo key`")
+    key: str | None = setting(
+        None, "its own key, which signs what it says (default: NAME.key; made by `modicum silo key`)"
+    )
     simulation: bool = setting(False, "seeded noise that protects nobody, for trying things out")
     timeout: float = setting(30.0, "seconds to wait for a request to arrive in full")
 
@@ -92,7 +94,7 @@ class SiloSpec:
     folder: Path
     socket: Path
     run: str
-    key: Path | None  # signs in secure aggregation
+    key: Path  # signs all that it says
     simulation: bool
     timeout: float
     grant: Grant
@@ -111,13 +113,6 @@ def read_spec(path: str | os.PathLike[str]) -> SiloSpec:
     silo: SiloConfig = _required(source, SiloConfig, "silo", "name")
     grant: Grant = _required(source, Grant, "grant", "budget")
     account: AccountConfig = read_table(source, AccountConfig, "account", source.tables.get("account", {}))
-    if grant.view == "secure-aggregation" and silo.key is None:
-        raise source.error(
-            'secure aggregation needs this silo\'s own key: run `modicum silo key FILE` and write key = "FILE" '
-            "under [silo]",
-            "grant",
-            "view",
-        )
     experiment = deployed(read(here / Path(silo.experiment).expanduser()))
     if "data" in source.tables:
         experiment = replace(experiment, data=_data(source, here, experiment.data))
@@ -135,7 +130,7 @@ def read_spec(path: str | os.PathLike[str]) -> SiloSpec:
         folder=folder,
         socket=socket,
         run=silo.run,
-        key=None if silo.key is None else here / Path(silo.key).expanduser(),
+        key=here / Path(silo.key or f"{silo.name}.key").expanduser(),
         simulation=silo.simulation,
         timeout=silo.timeout,
         grant=grant,

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -16,24 +16,27 @@ from modicum.core.clips import Clip
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Message, Summand, encode, finite
-from modicum.core.parts import Backend, Batch, ClientKit, Losses
+from modicum.core.parts import Backend, Batch, ClientKit, Losses, Method
+from modicum.deploy.silo.account import Account
 from modicum.deploy.silo.grant import GrantWatch, objection, too_much, within
+from modicum.deploy.silo.spec import SiloSpec
 from modicum.deploy.silo.terms import Join, Terms
 from modicum.deploy.silo.wire import Code, Kind, Refuse
 from modicum.errors import UserError, counted
 from modicum.federation.clients import Answer as Answered
 from modicum.federation.clients import Client, Clients
-from modicum.federation.experiment import Prepared
+from modicum.federation.experiment import Experiment, Prepared
 from modicum.federation.foreign import foreign_parts
+from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import first_state, make_kit
 from modicum.privacy.accounting.choose import shown
-from modicum.privacy.budgets import Reason, Refusal
-from modicum.privacy.lattice import Integers
+from modicum.privacy.ledger.budgets import Reason, Refusal
+from modicum.privacy.noise import NoiseSource
+from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import PrivacyPlan
 
 if TYPE_CHECKING:  # what secure aggregation needs is an extra of its own
     from modicum.deploy.silo.secure import SecureSilo, SecureTerms
-    from modicum.deploy.silo.silo import Silo
 
 LOG = logging.getLogger("modicum.silo")
 
@@ -84,7 +87,34 @@ class Agreement:
         return SecureTerms(self.join, self.terms, self.integers)
 
 
-def agree(silo: Silo, join: Join, terms: Terms) -> Agreement:
+class Holder(Protocol):
+    """What a silo has that taking part in a run needs."""
+
+    @property
+    def spec(self) -> SiloSpec:
+        """Who it is and what it grants."""
+
+    @property
+    def files(self) -> RunFolder:
+        """Its own folder."""
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment over its own records."""
+
+    @property
+    def noise(self) -> NoiseSource:
+        """Where its noise comes from."""
+
+    @property
+    def account(self) -> Account:
+        """What its records have spent, and may."""
+
+    def prepared(self, method: Method) -> Prepared:
+        """Its records as tensors, and the model."""
+
+
+def agree(silo: Holder, join: Join, terms: Terms) -> Agreement:
     """What follows from an invitation and the silo's own copy of the experiment."""
     name, data = silo.spec.name, silo.prepared(terms.method)
     known = join.facts if terms.secure else (join.facts[join.names.index(name)],)
@@ -95,7 +125,7 @@ def agree(silo: Silo, join: Join, terms: Terms) -> Agreement:
 class TakingPart:
     """A silo inside one run: its ledger, its plan and the client side that every engine shares."""
 
-    def __init__(self, silo: Silo, join: Join) -> None:
+    def __init__(self, silo: Holder, join: Join) -> None:
         self.join, self.grant, self.name = join, silo.spec.grant, silo.spec.name
         self.terms = Terms(silo.spec.experiment, join.names)
         facts = join.facts[join.names.index(self.name)]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from modicum.config import Config
+from modicum.config import Config, task_in
+from modicum.config.schema import TaskConfig
 from modicum.core.facts import ClientFacts, Metric
 from modicum.core.integers import Agreed
 from modicum.core.parts import Method, OnLattice
@@ -22,6 +23,7 @@ from modicum.data.geometry import load_geometry
 from modicum.errors import UserError, counted
 from modicum.federation.cohort import Cohorts, public_cohorts, rounds_of
 from modicum.federation.experiment import VARIANTS, Experiment, Prepared, with_integers
+from modicum.federation.learning import with_task
 from modicum.federation.setup import adapts, put_on_lattice
 from modicum.mechanisms.common import metric_plans, training_multiplier
 from modicum.privacy.plan import PrivacyPlan
@@ -44,9 +46,10 @@ def digest(config: Config) -> str:
     """Names method, model, features, schedule and agreed silos. Data and folders are each party's own business."""
     run = config.run
     schedule = (run.rounds, run.per_round, run.max_participations, run.metrics)
-    agreed = (run.bounds, sorted(run.silos.items()), run.secure_aggregation, config.privacy.noise)
+    agreed = (run.bounds, run.server, sorted(run.silos.items()), run.secure_aggregation, config.privacy.noise)
     model = (config.model.name, sorted(config.model.options.items()), _features(config.data.features))
-    text = repr((config.method_name, config.method, model, schedule, agreed))
+    task = () if config.task == TaskConfig() else (config.task.name, sorted(config.task.options.items()))
+    text = repr((config.method_name, config.method, model, schedule, agreed, *task))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -78,7 +81,7 @@ class Terms:
     @cached_property
     def method(self) -> Method:
         """The agreed method; one whose server would have to be trusted is refused."""
-        method: Method = self.config.method.build(self.setting)
+        method: Method = with_task(self.config.method.build(self.setting), task_in(self.config))
         if self.integers(method):
             method = with_integers(method, VARIANTS[self.config.run.secure_aggregation])
         method.mechanism.spec.refuse_true_sizes()
@@ -163,7 +166,7 @@ class Terms:
         """The noise multiplier of a plan's training releases."""
         return training_multiplier(plan, self.method.mechanism.purpose)
 
-    def invitation(self, run: str, plans: Mapping[str, PrivacyPlan]) -> Join:
+    def invitation(self, run: str, plans: Mapping[str, PrivacyPlan], tickets: Mapping[str, str]) -> Join:
         """What an honest server asks of every silo, given everybody's plans."""
         return Join(
             run=run,
@@ -172,6 +175,7 @@ class Terms:
             facts=self.agreed(),
             multipliers={name: self.multiplier(plan) for name, plan in plans.items()},
             adaptive=any(adapts(plan) for plan in plans.values()),
+            tickets=dict(tickets),
         )
 
 
@@ -206,6 +210,7 @@ class Join:
     facts: tuple[ClientFacts, ...]
     multipliers: dict[str, float]
     adaptive: bool
+    tickets: dict[str, str]  # of each silo's folder: an invitation to an earlier one is refused
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -214,7 +219,14 @@ class Join:
 
     def encode(self) -> bytes:
         """The bytes of an invitation."""
-        value = {
+        return _json({**self._terms(), "tickets": self.tickets})
+
+    def terms(self) -> bytes:
+        """What is agreed on, apart from to whose folders the invitation went."""
+        return _json(self._terms())
+
+    def _terms(self) -> dict[str, Any]:
+        return {
             "run": self.run,
             "digest": self.digest,
             "spec": self.spec,
@@ -222,7 +234,6 @@ class Join:
             "multipliers": self.multipliers,
             "adaptive": self.adaptive,
         }
-        return json.dumps(value, sort_keys=True, allow_nan=False).encode()
 
     @classmethod
     def decode(cls, body: bytes) -> Join:
@@ -240,7 +251,12 @@ class Join:
         if not isinstance(d["spec"].get("view", {}), dict):
             raise ValueError("a view is a table")
         multipliers = {str(k): _finite(v) for k, v in d["multipliers"].items()}
-        return cls(d["run"], str(d["digest"]), d["spec"], facts, multipliers, d["adaptive"])
+        tickets = {str(name): str(ticket) for name, ticket in d["tickets"].items()}
+        return cls(d["run"], str(d["digest"]), d["spec"], facts, multipliers, d["adaptive"], tickets)
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, allow_nan=False).encode()
 
 
 def facts_to_list(facts: ClientFacts) -> list[Any]:

@@ -19,10 +19,11 @@ from typing import Any
 from modicum.errors import UserError
 
 MAGIC = b"MODI"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<4sBBQ")  # magic, version, kind or status, length of what follows
 STEP = struct.Struct("<QQ")  # round, length of the protocol's request
 SMALL = 1 << 20  # bytes: everything but a model fits into this
+SIGNATURE = 64  # bytes before an answer's body: the silo's, or zeros where it could not sign
 PATH_LIMIT = 100  # bytes of a socket's path: the kernel takes 107
 
 
@@ -56,6 +57,7 @@ class Code(StrEnum):
     MALFORMED = "malformed"  # bytes that are no request of this version
     TOO_LARGE = "too-large"  # it claims to be longer than any proposal for this model
     NOT_JOINED = "not-joined"  # a proposal before the run was joined
+    UNKNOWN_SERVER = "unknown-server"  # not signed by the server that was agreed on
     UNKNOWN_RUN = "unknown-run"
     UNKNOWN_CLIENT = "unknown-client"
     EXPERIMENT_DIFFERS = "experiment-differs"  # method, model or schedule are not those of the silo's own copy
@@ -67,7 +69,7 @@ class Code(StrEnum):
     BOUND_OUT_OF_RANGE = "bound-out-of-range"
     BAD_MODEL = "bad-model"  # another shape or precision, or values that are not finite
     OUT_OF_ORDER = "out-of-order"
-    REPLAYED = "replayed"  # sent, acknowledged and no longer kept
+    REPLAYED = "replayed"  # sent, acknowledged and no longer kept; an invitation to an earlier folder
     BUDGET = "budget"  # the ledger has nothing left for it
     NOT_PLANNED = "not-planned"  # the ledger knows no such release
     OUT_OF_STEP = "out-of-step"  # not what an honest server sends at this point of a secure aggregation
@@ -75,6 +77,8 @@ class Code(StrEnum):
 
 
 ADVICE = {
+    Code.UNKNOWN_SERVER: "its experiment file names another server's key: give all the same file",
+    Code.REPLAYED: "it has a new folder since it was invited: begin again in a new folder of the server's",
     Code.UNKNOWN_RUN: "it belongs to another run; a new run needs a new folder, and draws on its account",
     Code.EXPERIMENT_DIFFERS: "give all the same experiment file, and restart the silos to agree to it",
     Code.BUDGET: "its budget, or what its account has left over all runs, is too small for this run",
@@ -98,6 +102,7 @@ class Answer:
     refused: Code | None = None
     # Until it came, by the clock of who asked; None where nobody measured. No part of what was answered.
     seconds: float | None = field(default=None, compare=False)
+    signature: bytes = field(default=b"", compare=False, repr=False)
 
     def json(self) -> dict[str, Any]:
         """The body as an object."""
@@ -151,11 +156,12 @@ def read_step(body: bytes) -> tuple[int, bytes, bytes]:
 
 
 def answer_from(status: int, body: bytes) -> Answer:
-    """The answer of a status and a body; an unknown code reads as unavailable."""
+    """The answer of a status, and of a signature and a body; an unknown code reads as unavailable."""
+    signature, body = body[:SIGNATURE], body[SIGNATURE:]
     if status == Status.DONE:
-        return Answer(body)
+        return Answer(body, signature=signature)
     try:
-        return Answer(refused=Code(body.decode()))
+        return Answer(refused=Code(body.decode()), signature=signature)
     except ValueError:
         return Answer(refused=Code.UNAVAILABLE)
 

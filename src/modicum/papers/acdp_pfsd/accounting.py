@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from modicum.privacy.accounting import rdp
-from modicum.privacy.accounting.checks import positive, steps
 from modicum.privacy.accounting.claims import Paper, PaperRow, true_epsilon
+from modicum.privacy.checks import positive, steps
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
 
 ACDP_PFSD_ORDERS: tuple[float, ...] = (*(1 + k / 10 for k in range(1, 100)), *(float(a) for a in range(12, 64)))

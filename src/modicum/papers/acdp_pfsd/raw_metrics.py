@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,9 +11,10 @@ from torch import Tensor, tensor
 from torch.nn.functional import cross_entropy
 
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, Opened
+from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised
 from modicum.core.needs import Need
-from modicum.core.parts import PERSONALISED, ClientKit, Job, Opening, State
+from modicum.core.parts import PERSONALISED, ClientKit, Job, State
+from modicum.core.round_state import Collector, RoundState
 from modicum.mechanisms.client_level import UPDATE, ClientLevel
 from modicum.mechanisms.possible import around
 from modicum.privacy.events import Block, NoSampling, Release
@@ -38,6 +39,7 @@ class RawMetrics:
     tested: Literal["noised", "personalised"] = "noised"  # Alg. 2, lines 19–20 say noised, the text personalised
 
     purpose = UPDATE
+    needs = (Need.CLASSES,)
     individuals = True
     cohort_rate = None
 
@@ -98,5 +100,5 @@ class RawMetrics:
         loss = cross_entropy(outputs.double(), y).nan_to_num(nan=WORST, posinf=WORST).item()
         return tensor([accuracy, min(loss, WORST)], dtype=outputs.dtype)
 
-    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
-        return self.inner.open(messages, context)
+    def collect(self, state: RoundState) -> Collector:
+        return self.inner.collect(state)

@@ -12,8 +12,8 @@ from modicum.core.messages import Broadcast, Decision
 from modicum.errors import UserError
 from modicum.mechanisms.as_published import SLACK
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal
+from modicum.privacy.accounting.calibration import calibrate_kinds
 from modicum.privacy.accounting.choose import epsilon
-from modicum.privacy.calibration import calibrate_kinds
 from modicum.privacy.events import Origin, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from modicum.errors import UserError
 from modicum.privacy.accounting import rdp
-from modicum.privacy.accounting.checks import positive, probability, rate
 from modicum.privacy.accounting.claims import Paper, PaperRow, record_spec, true_epsilon
 from modicum.privacy.accounting.classic import classic_conversion
+from modicum.privacy.checks import positive, probability, rate
 from modicum.privacy.spec import Adjacency
 
 FEDMAP_ORDERS: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)

@@ -16,8 +16,8 @@ from modicum.papers.fedmap.synthetic import RAW, pretrained, trainable
 from modicum.parts.groups import Promise, RecordSteps, ServerStep
 from modicum.parts.options import one_of, option
 from modicum.policies import AdaptiveQuantile, Fixed
+from modicum.privacy.noise.stock import Stock
 from modicum.privacy.spec import Adjacency
-from modicum.privacy.stock import Stock
 from modicum.training.plain import Supervised
 
 if TYPE_CHECKING:

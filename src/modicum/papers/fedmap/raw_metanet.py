@@ -8,7 +8,7 @@ trains. Where the paper is silent the choices are fields here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +18,11 @@ from torch.nn.functional import softplus
 
 from modicum.core.clips import Flat
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, Opened
+from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts
 from modicum.core.needs import Need
 from modicum.core.optimisers import Adam, Optimiser
-from modicum.core.parts import ClientKit, Job, Opening, State
+from modicum.core.parts import ClientKit, Job, State
+from modicum.core.round_state import Collector, RoundState
 from modicum.mechanisms import common
 from modicum.mechanisms.possible import around
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal
@@ -56,6 +57,7 @@ class RawMetaNet:
     clip: float = 1.0  # scale of C, and of σ over the batch: the paper gives none
 
     purpose = GRADIENT
+    needs = (Need.CLASSES,)
     individuals = True
     cohort_rate = None
     offers: tuple[Need, ...] = ()
@@ -147,8 +149,8 @@ class RawMetaNet:
             noise_origin=Origin.RELEASED,
         )
 
-    def open(self, messages: Iterable[Message], context: Opening) -> Opened | None:
-        return common.opened(messages, context)
+    def collect(self, state: RoundState) -> Collector:
+        return common.Individually(state)
 
 
 def figures(total: Tensor, norms: Tensor, drift: Tensor) -> list[float]:

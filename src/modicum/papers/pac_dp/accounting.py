@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from modicum.errors import UserError
-from modicum.privacy.accounting.checks import positive, probability, steps
 from modicum.privacy.accounting.claims import Paper, PaperRow, record_spec, true_epsilon
 from modicum.privacy.accounting.classic import classic_conversion
+from modicum.privacy.checks import positive, probability, steps
 from modicum.privacy.spec import Adjacency
 
 PAC_DP_ORDERS: tuple[float, ...] = tuple(float(a) for a in range(2, 65))

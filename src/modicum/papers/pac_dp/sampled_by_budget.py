@@ -13,7 +13,7 @@ from modicum.core.facts import ClientFacts
 from modicum.errors import UserError
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.privacy.accounting import rdp
-from modicum.privacy.calibration import calibrate_noise, largest_rate
+from modicum.privacy.accounting.calibration import calibrate_noise, largest_rate
 from modicum.privacy.events import NoSampling, Poisson, Sampler
 from modicum.privacy.spec import LARGEST_BUDGET, PrivacySpec
 from modicum.privacy.views import KnownTo

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from modicum.errors import UserError
-from modicum.privacy.accounting import gdp
+from modicum.privacy.accounting import gdp, sampler_charge
 from modicum.privacy.accounting.gaussians import Gaussians, normal_form
 from modicum.privacy.events import NoSampling, Poisson, Release, Sampler, Shuffled
 from modicum.privacy.plan import PlannedRelease
@@ -87,8 +87,6 @@ def _with_draws(
     """(ε, accountant) where integer noise pays for its sampler out of δ (R12)."""
     if all(r.integers is None for r in releases):
         return epsilon_of(groups, spec.delta, spec.adjacency)
-    from modicum.privacy import sampler_charge
-
     value, accountant = epsilon_of(groups, sampler_charge.exact_delta(releases, spec.delta), spec.adjacency)
     sampler_charge.refuse_uncertain(releases, value, spec.delta)
     return value, SKELLAM if all(r.integers is not None for r in releases) else f"{accountant}+{SKELLAM}"

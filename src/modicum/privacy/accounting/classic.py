@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from modicum.privacy.accounting.checks import positive, probability
+from modicum.privacy.checks import positive, probability
 
 
 def classic_noise(epsilon: float, delta: float) -> float:

@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr
 
 from modicum.errors import UserError
-from modicum.privacy.accounting.checks import positive, probability
+from modicum.privacy.checks import positive, probability
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 _ROUNDING = 1e-12  # relative room for the root finder, always given to the safe side

@@ -36,9 +36,9 @@ from scipy.signal import lfilter
 from scipy.special import ndtr
 
 from modicum.errors import UserError
-from modicum.privacy.accounting.checks import probability
 from modicum.privacy.accounting.gaussians import Gaussians
 from modicum.privacy.accounting.pairs import Direction, Pair, directions
+from modicum.privacy.checks import probability
 from modicum.privacy.spec import Adjacency
 
 FloatArray = NDArray[np.float64]

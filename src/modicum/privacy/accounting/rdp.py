@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
 
 from modicum.errors import UserError
-from modicum.privacy.accounting.checks import positive, probability, rate, steps
+from modicum.privacy.checks import positive, probability, rate, steps
 
 FloatArray = NDArray[np.float64]
 

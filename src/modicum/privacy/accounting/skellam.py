@@ -44,8 +44,8 @@ from collections.abc import Iterable
 
 from modicum.errors import UserError
 from modicum.privacy.accounting import gdp
-from modicum.privacy.accounting.checks import positive, probability, steps
 from modicum.privacy.accounting.rdp import ORDERS, epsilon_from_rdp
+from modicum.privacy.checks import positive, probability, steps
 
 SMALLEST_VARIANCE = 4.0  # lattice steps squared, of the honest noise: the theorem's premise
 WHOLE_ORDERS: tuple[int, ...] = tuple(int(a) for a in ORDERS if a == int(a))

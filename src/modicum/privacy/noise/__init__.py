@@ -1,0 +1,16 @@
+"""Noise: where it comes from (`source`), how much of it there is, and integers in place of floats.
+
+`stock` holds planned kinds of noise; `lattice`, `skellam` and `integer_terms` are noise behind a sum of integers.
+"""
+
+from modicum.privacy.noise.source import (
+    BoolArray,
+    CryptoNoise,
+    DType,
+    FloatArray,
+    NoiseKey,
+    NoiseSource,
+    SimulatedNoise,
+)
+
+__all__ = ["BoolArray", "CryptoNoise", "DType", "FloatArray", "NoiseKey", "NoiseSource", "SimulatedNoise"]
