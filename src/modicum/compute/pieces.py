@@ -18,6 +18,7 @@ from modicum.compute.sums import (
     as_released,
     factor_charge,
     in_range,
+    keep_rows_,
     only_rows,
     square_lengths,
     square_norms,
@@ -76,7 +77,7 @@ class Dense:
         return Dense(self.gradients[some])
 
     def only(self, finite: Tensor) -> Dense:
-        return Dense(only_rows(self.gradients, finite))
+        return Dense(keep_rows_(self.gradients, finite))
 
     def dense(self) -> Tensor:
         return self.gradients
@@ -99,7 +100,7 @@ class Sliced:
 
     def only(self, finite: Tensor) -> Sliced:
         parts = zip(self.slices, torch.split(finite, len(self.slices[0])), strict=True)
-        return Sliced(tuple(only_rows(part, fine) for part, fine in parts))
+        return Sliced(tuple(keep_rows_(part, fine) for part, fine in parts))
 
     def dense(self) -> Tensor:
         return torch.cat(self.slices)
@@ -179,6 +180,9 @@ class RowBias(Dense):
 
     def measure(self) -> tuple[Tensor, Kept]:
         return self.weight.lengths[1], self
+
+    def only(self, finite: Tensor) -> Dense:
+        return Dense(only_rows(self.gradients, finite))  # the weight reads them too
 
 
 class EmbeddingWeight:

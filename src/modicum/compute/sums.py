@@ -48,6 +48,9 @@ JOINT = 2 * MANY * MANY * 2.0**-53 / 2.0**-12
 """Sums over T places of m of B examples in float64 are off by 2·B·m·T·2⁻⁵³·max w_i s_i in two worlds together.
 With κ·s_i charged to norms, w_i s_i ≤ C/κ; B·m ≤ MANY² and κ = T·(this) make that 2⁻¹² of C."""
 
+WHOLE = {torch.float32: torch.int32, torch.float64: torch.int64}
+"""Whole numbers of the same size."""
+
 TILE, GPU_TILE = 1 << 21, 1 << 26
 """Numbers that a slice of products, or of rows in float64, takes at most: in the cache, or beside activations."""
 
@@ -155,6 +158,15 @@ def only_rows(numbers: Tensor, finite: Tensor) -> Tensor:
     """(B, …) numbers with zeros in place of the examples that are not finite, whatever these hold. Always, so that
     no way of computing hangs on a record."""
     return torch.where(finite.view(-1, *(1,) * (numbers.dim() - 1)), numbers, 0)
+
+
+def keep_rows_(numbers: Tensor, finite: Tensor) -> Tensor:
+    """The same in place, for numbers that nobody else reads: half the bytes, and no fresh memory."""
+    if not numbers.is_contiguous() or numbers.dtype not in WHOLE:
+        return only_rows(numbers, finite)
+    mask = -finite.to(WHOLE[numbers.dtype])  # all bits or none
+    numbers.view(mask.dtype).bitwise_and_(mask.view(-1, *(1,) * (numbers.dim() - 1)))
+    return numbers
 
 
 def weighted_rows(weights: Tensor, blocks: Iterable[Tensor]) -> Tensor:
