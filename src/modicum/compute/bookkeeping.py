@@ -72,6 +72,15 @@ class _Tap(torch.autograd.Function):
         return gradient if ctx.needs_input_grad[0] else None, None, None, None
 
 
+class _Aside(_Tap):
+    """The same beside the output, for modules that may need it as it was in their own backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, _anchor: Tensor, recorder: PassRecorder, call: Call) -> Tensor:
+        ctx.recorder, ctx.call = recorder, call
+        return output.view_as(output)
+
+
 class PassRecorder:
     """The calls of one forward pass over a batch, and what the backward pass found."""
 
@@ -133,7 +142,7 @@ class PassRecorder:
             raise CannotKeepBooksError(f"a {type(layer).__name__} whose output is no tensor")
         inputs = Inputs.of(layer, args, keywords)
         call = self._noted(Call(layer, inputs, inputs._version))
-        tapped: Tensor = _Tap.apply(shown, self.anchor, self, call)  # type: ignore[no-untyped-call]
+        tapped: Tensor = _Aside.apply(shown, self.anchor, self, call)  # type: ignore[no-untyped-call]
         return (tapped, *output[1:]) if isinstance(output, tuple) else tapped
 
     def _record(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -211,7 +220,10 @@ class PassRecorder:
         if isinstance(call.input, Tensor):
             return pieces(call.layer, call.input, gradient)
         assert call.input is not None
-        by_name = any_module.gradients(call.layer, self.owned[call.layer], call.input, gradient)
+        try:
+            by_name = any_module.gradients(call.layer, self.owned[call.layer], call.input, gradient)
+        except Exception as failed:  # a module may do anything, and not everything can be done for each example
+            raise CannotKeepBooksError(f"a {type(call.layer).__name__} that has no rule") from failed
         return {local: Dense(found) for local, found in by_name.items()}
 
     def measure_shared(self) -> None:
