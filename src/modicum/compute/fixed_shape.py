@@ -51,6 +51,7 @@ class Stack:
 
     @classmethod
     def of(cls, batches: PooledBatches, like: Tensor) -> Stack:
+        """Of all clients, each filled up with rows of its own; weights in the precision of `like`."""
         joined, sizes = batches.pool.joined, batches.sizes
         size = rounded(sizes)
         device = joined.x.device
