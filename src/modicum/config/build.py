@@ -84,6 +84,7 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
         evaluate_every=run.evaluate_every,
         device=run.device,
         compile=run.compile,
+        workers=run.workers,
         model_options=dict(config.model.options),
         task=task_in(config),
     )

@@ -15,7 +15,12 @@ from modicum.methods import registered_name
 if TYPE_CHECKING:
     from modicum.federation.experiment import Experiment
 
-NOT_COMPARED = {("data", "dir"), ("run", "device"), ("run", "compile")}  # where and how, not what
+NOT_COMPARED = {
+    ("data", "dir"),
+    ("run", "device"),
+    ("run", "compile"),
+    ("run", "workers"),
+}  # where and how, not what
 ELSEWHERE = ("delta", "adjacency")  # a method's own fields that are written under [privacy]
 
 
@@ -52,6 +57,7 @@ def describe_experiment(
             "evaluate_every": e.evaluate_every,
             "device": e.device,
             "compile": e.compile,
+            "workers": e.workers,
             "simulation": simulation,
             "transcript": transcript,
             "audit": audit,

@@ -131,6 +131,7 @@ class Experiment:
     evaluate_every: int = 1
     device: str = "cpu"
     compile: bool = False  # clipped sums, on the first batch of each size
+    workers: int | None = None  # processes that compute clients, a thread each; None: this one
     model_options: dict[str, float | str] = field(default_factory=dict)
     task: Task = CLASSIFICATION
 
@@ -139,6 +140,8 @@ class Experiment:
             raise UserError(
                 f"rounds and evaluate_every must be at least 1, got {self.rounds} and {self.evaluate_every}"
             )
+        if self.workers is not None and self.workers < 1:
+            raise UserError(f"the number of workers must be at least 1, got {self.workers}")
         if not 0 <= self.average < 1:
             raise UserError(f"the average over rounds forgets with a factor from 0 up to 1, got {self.average}")
         if self.secure_aggregation not in VARIANTS:
