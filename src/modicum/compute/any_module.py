@@ -26,6 +26,7 @@ class Inputs:
 
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Inputs:
+        """As they are now: a module may be called again with other parameters."""
         leaves, tree = tree_flatten((args, keywords))
         state = {name: t.detach() for name, t in (*module.named_parameters(), *module.named_buffers())}
         return cls(tuple(leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves), tree, state)

@@ -26,6 +26,7 @@ from modicum.compute.problem import (
     sum_dtype,
 )
 from modicum.compute.rounding import product_rounding
+from modicum.compute.sums import rows_counted
 from modicum.core.clips import Clip
 
 LARGE = 1 << 28
@@ -76,7 +77,8 @@ class Problem:
     def key(self) -> Hashable:
         """All that the function below depends on besides its inputs and their shapes."""
         frozen = tuple(p.data_ptr() for p in self.parts.parameters if not self._moves(p))
-        return self.loss, self.clip.kind, tuple(self.trained), modes(self.model), str(self.batch[1]), frozen
+        surroundings = rows_counted(self.examples), frozen
+        return self.loss, self.clip.kind, tuple(self.trained), modes(self.model), str(self.batch[1]), surroundings
 
     @property
     def device(self) -> torch.device:

@@ -228,6 +228,8 @@ class EmbeddingRows:
         """The weighted sum in float64."""
         total = self.shares.new_zeros(self.size, self.shares.shape[2])
         weighted = self.shares * weights.double()[:, None, None]
+        if weighted.is_cuda:  # sorts first; additions in whatever order threads come would not repeat themselves
+            return total.index_put_((self.indices.flatten(),), weighted.flatten(0, 1), accumulate=True)
         return total.index_add_(0, self.indices.flatten(), weighted.flatten(0, 1))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:

@@ -70,6 +70,11 @@ class PrivacyConfig:
         "integer: on a lattice, for whole batches (default: where masks need it, and deployed where it can be); "
         "correlated: over rounds, for clients behind a trusted server",
     )
+    fixed_shapes: Literal["auto", "lanes", "capacity"] | None = setting(
+        None,
+        "passes of one shape over secret Poisson batches: lanes, a capacity, or auto, the cheaper "
+        "(default: none in a simulation, deployed auto)",
+    )
     bands: int | None = setting(
         None, "of correlated noise, up to the rounds between two turns of a client (default: as many)"
     )
