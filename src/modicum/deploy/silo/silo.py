@@ -37,6 +37,7 @@ from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import adapts
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.certificate import Certificate
+from modicum.privacy.events import Poisson
 from modicum.privacy.lifetime import DrawRefused
 from modicum.privacy.noise import CryptoNoise, NoiseSource, SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
@@ -88,6 +89,11 @@ class Silo:
         if self._prepared is None:
             self._prepared = prepare(self.experiment, method)
         return self._prepared
+
+    def terms(self, names: tuple[str, ...]) -> Terms:
+        """The agreed experiment for these silos and the model that it trains."""
+        terms = Terms(self.spec.experiment, names)
+        return terms.for_model(self.prepared(terms.method))
 
     @property
     def _offer(self) -> Offer:
@@ -220,9 +226,8 @@ class Silo:
                 ADVICE[Code.EXPERIMENT_DIFFERS],
             )
             raise Refuse(Code.EXPERIMENT_DIFFERS)
-        terms = Terms(self.spec.experiment, join.names)
         try:
-            spec = terms.spec
+            spec = Terms(self.spec.experiment, join.names).spec
         except UserError:
             raise Refuse(Code.WEAKER_VIEW) from None
         views = {spec.view.to_dict()["kind"], join.spec.get("view", {}).get("kind")}
@@ -231,6 +236,7 @@ class Silo:
         agreed = (str(spec.unit), str(spec.adjacency)) == (grant.unit, grant.adjacency)
         if join.spec != spec.to_dict() or not agreed or spec.delta > grant.delta:
             raise Refuse(Code.SPEC_DIFFERS)
+        terms = self.terms(join.names)
         said = join.facts[join.names.index(own.name)]
         own = replace(own, participations=terms.participations(own.name))
         if said != own or not terms.as_agreed(join.facts):
@@ -260,7 +266,7 @@ class Silo:
     def check_beforehand(self) -> str:
         """Asks itself what the run will ask, as far as the experiment file tells; raises what would be refused."""
         config = self.spec.experiment
-        terms = Terms(config, tuple(sorted(config.run.silos)) or (self.spec.name,))
+        terms = self.terms(tuple(sorted(config.run.silos)) or (self.spec.name,))
         if not config.run.silos:
             terms.plan(self.facts)
             return "the experiment names no silos under [run.silos]: only this one's own plan could be checked"
@@ -279,7 +285,7 @@ class Silo:
         multiplier, rounds = terms.multiplier(plan), own.participations
         return (
             f"would join: {counted(rounds, 'round')}, noise multiplier {multiplier:.4g}, "
-            f"ε = {shown(plan.budget)} of {self.spec.grant.budget:g}"
+            f"ε = {shown(plan.budget)} of {self.spec.grant.budget:g}{_batches(plan)}"
         )
 
     def _check_secure(self, agreement: Agreement) -> None:
@@ -332,6 +338,13 @@ class Silo:
         assert self.taking_part is not None
         ledger = self.taking_part.ledger
         Certificate.from_ledger(ledger, self.account.statement(ledger.run_id)).write(self.files.certificate)
+
+
+def _batches(plan: PrivacyPlan) -> str:
+    """How drawn records are computed, where a plan says so."""
+    samplers = dict.fromkeys(r.sampler for r in plan.releases)
+    said = [s.shape.sentence() for s in samplers if isinstance(s, Poisson) and s.shape is not None]
+    return f"; Poisson batches {said[0]}" if said else ""
 
 
 def _proposal(body: bytes) -> Broadcast:

@@ -27,6 +27,7 @@ from modicum.federation.experiment import VARIANTS, Experiment, Prepared, with_i
 from modicum.federation.learning import with_task
 from modicum.federation.setup import adapts, put_on_lattice
 from modicum.mechanisms.common import metric_plans, training_multiplier
+from modicum.mechanisms.fixed_shapes import FixedShapes, shapes_for, with_fixed_shapes
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import SecureAggregation, Shows, Variant
@@ -39,6 +40,10 @@ BOUNDS = (1e-3, 1e3)
 
 def deployed(config: Config) -> Config:
     """The experiment as a deployment takes it: its noise is real unless the file says `simulation = true`."""
+    if config.run.workers is not None:
+        raise UserError(
+            "workers are for simulations: in a deployment each silo computes for itself, leave them out"
+        )
     said = config.source.tables.get("run", {}).get("simulation") is True
     return replace(config, run=replace(config.run, simulation=said))
 
@@ -47,7 +52,8 @@ def digest(config: Config) -> str:
     """Names method, model, features, schedule and agreed silos. Data and folders are each party's own business."""
     run = config.run
     schedule = (run.rounds, run.per_round, run.max_participations, run.metrics)
-    agreed = (run.bounds, run.server, sorted(run.silos.items()), run.secure_aggregation, config.privacy.noise)
+    privacy = (config.privacy.noise, *filter(None, [config.privacy.fixed_shapes]))
+    agreed = (run.bounds, run.server, sorted(run.silos.items()), run.secure_aggregation, *privacy)
     model = (config.model.name, sorted(config.model.options.items()), _features(config.data.features))
     task = () if config.task == TaskConfig() else (config.task.name, sorted(config.task.options.items()))
     text = repr((config.method_name, config.method, model, schedule, agreed, *task))
@@ -65,6 +71,7 @@ class Terms:
 
     config: Config
     names: tuple[str, ...]
+    shapes: FixedShapes | None = None  # what passes over drawn records are chosen from, once the model is known
 
     def __post_init__(self) -> None:
         if any(isinstance(value, str) for value in self.config.model.options.values()):
@@ -72,6 +79,11 @@ class Terms:
                 f"{self.config.model.name} is made of files, which no invitation carries: in a deployment each "
                 "silo has its own data.backbone and features, and the head is trained"
             )
+
+    def for_model(self, data: Prepared) -> Terms:
+        """With passes of one shape over drawn records: a server that chooses the model may be hostile (R16)."""
+        kind = self.config.privacy.fixed_shapes or "auto"
+        return replace(self, shapes=shapes_for(kind, data.model, data.records[0].x))
 
     @property
     def setting(self) -> Setting:
@@ -82,7 +94,8 @@ class Terms:
     @cached_property
     def method(self) -> Method:
         """The agreed method; one whose server would have to be trusted is refused."""
-        method: Method = with_task(self.config.method.build(self.setting), task_in(self.config))
+        built = with_task(self.config.method.build(self.setting), task_in(self.config))
+        method: Method = with_fixed_shapes(built, self.shapes)
         if self.integers(method):
             method = with_integers(method, VARIANTS[self.config.run.secure_aggregation])
         method.mechanism.spec.refuse_true_sizes()
