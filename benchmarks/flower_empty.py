@@ -3,9 +3,9 @@
     python benchmarks/flower_empty.py --silos 3 --rounds 6 --bytes 153640 --exchanges 1
 
 SuperLink with TLS, node authentication and a database, nodes that start a process for each message; the server
-sends so many bytes to each node, which sends as many back. Five exchanges are a round of secure aggregation. Prints
-one JSON object. Nothing of Modicum's runs here but the making of keys. Only loopback is used, and the SuperLink takes
-runs from anybody on it: not for a machine with other users.
+sends so many bytes to each node, which sends as many back. Five exchanges are a round of secure aggregation.
+Prints one JSON object. Nothing of Modicum's runs here but the making of keys. Only loopback is used, and this
+SuperLink takes runs from anybody on it: not for a machine with other users.
 """
 
 from __future__ import annotations
