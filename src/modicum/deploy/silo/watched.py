@@ -29,6 +29,7 @@ class JsonLines(logging.Formatter):
     """One object a line: time in UTC, level, logger, text."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """The object of one line."""
         about = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
