@@ -37,10 +37,11 @@ from modicum.core.sockets import Transform
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, noise_norm, spread
-from modicum.privacy.accounting.calibration import calibrate_noise, largest_steps
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
+from modicum.privacy.noise.choose import schedule_for
 from modicum.privacy.noise.lattice import Integers
-from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
+from modicum.privacy.noise.schedule import Schedule, TrainingReleases
+from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Adjacency, KnownTo, ServerSeesMessages, Shows, Unit, Variant, View
 from modicum.training.local_steps import LocalSteps, train_locally
@@ -66,12 +67,17 @@ class ClientLevel:
     offers = (Need.SIGNALS,)
 
     def __post_init__(self) -> None:
-        common.check_noise(self.noise_multiplier)
+        _ = self.schedule  # refuses what cannot be
         if self.rate is not None and KnownTo.SERVER not in self.view.hides:
             raise UnsoundError(
                 "a random cohort amplifies only where a trusted server keeps it secret (R5): use the view "
                 "trusted-server, or a public balanced schedule"
             )
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """How much noise each release carries."""
+        return schedule_for(self.noise_multiplier, integers=self.integers)
 
     @cached_property
     def spec(self) -> PrivacySpec:
@@ -91,17 +97,18 @@ class ClientLevel:
         return NoSampling() if self.rate is None else Poisson(self.rate, KnownTo.SERVER)
 
     def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
-        spec, count = self.spec, facts.participations
-        if math.isinf(facts.budget):
-            return PrivacyPlan(client=facts.name, spec=spec, budget=math.inf, guard=Guard.NONE)
-        exact = integers.priced(spec, integers=self.integers)
-        if self.noise_multiplier is None:
-            z = calibrate_noise(exact, facts.budget, self.sampler, count, also=metrics)
-        else:
-            z = spec.own(self.noise_multiplier)
-            count = min(count, largest_steps(exact, facts.budget, self.sampler, z, also=metrics))
-        releases = (PlannedRelease(UPDATE, z, self.sampler, count), *metrics)
-        return PrivacyPlan(client=facts.name, spec=spec, budget=facts.budget, releases=releases)
+        return self.schedule.agree(self._releases_of(facts), metrics)
+
+    def _releases_of(self, facts: ClientFacts) -> TrainingReleases:
+        return TrainingReleases(
+            client=facts.name,
+            budget=facts.budget,
+            spec=self.spec,
+            purpose=UPDATE,
+            sampler=self.sampler,
+            steps=facts.participations,
+            participations=facts.participations,
+        )
 
     def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
         """In a sum, bounds go in inverse proportion to the multipliers: z_i·C_i is one noise for all.
@@ -132,11 +139,11 @@ class ClientLevel:
 
     def _event(self, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast) -> Release:
         decision = broadcast.decision
-        on_lattice = integers.planned(plan, UPDATE)
+        on_lattice = plan.integers(UPDATE)
         # On a lattice the noise is fixed in the agreed terms: whatever a server says of it changes nothing (R13).
         chosen = decision.noise_multiplier if on_lattice is None else None
         shared = decision.signal_multiplier if on_lattice is None else None
-        planned = common.training_multiplier(plan, UPDATE)
+        planned = plan.multiplier(UPDATE)
         z = planned if chosen is None else self.spec.own(chosen)
         return Release(
             client=broadcast.client,

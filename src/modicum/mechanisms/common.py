@@ -56,11 +56,6 @@ def contributions(norms: Tensor, bound: float, signals: Sequence[Signal]) -> dic
     return {s.name: values[s.name]().sum().reshape(1) for s in signals}
 
 
-def training_multiplier(plan: PrivacyPlan, purpose: str) -> float:
-    """The frozen noise multiplier of a plan's releases of this purpose (0 where no privacy is claimed)."""
-    return next((r.noise_multiplier for r in plan.releases if r.purpose == purpose), 0.0)
-
-
 def start(job: Job, kit: ClientKit) -> Tensor:
     """The client's local model before training: shared parameters from the server, personal ones of its own."""
     model = job.broadcast.model
@@ -225,14 +220,3 @@ def released_metrics(job: Job, kit: ClientKit, spec: PrivacySpec) -> dict[str, f
         noised = job.door.release(event, 0, {block: metric_value(job, kit, spec.unit, block)})[block].item()
         rates[block.removeprefix("metric:")] = metric_rate(noised, spec.unit, job.facts.validation)
     return rates
-
-
-SMALLEST_NOISE, LARGEST_NOISE = 1e-100, 1e100  # multipliers whose squares accountants can add up
-
-
-def check_noise(multiplier: float | None) -> None:
-    """Noise that somebody sets, if anybody does, is positive and of a size that can be computed with."""
-    if multiplier is not None and not SMALLEST_NOISE <= multiplier <= LARGEST_NOISE:
-        raise UserError(
-            f"the noise multiplier lies between {SMALLEST_NOISE:g} and {LARGEST_NOISE:g}, got {multiplier:g}"
-        )

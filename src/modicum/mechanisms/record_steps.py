@@ -6,6 +6,7 @@ Private values live in a `Stepper` and leave by the door alone. The mechanism sa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -14,11 +15,23 @@ from torch import Tensor
 from modicum.core.door import ReleaseRequest, release_together
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Decision, Message, Noised, NoiseFacts
-from modicum.core.parts import Batch, ClientKit, Job, Observation, Place, Scope, State
+from modicum.core.parts import Batch, ClientKit, Job, Observation, Place, Scope, Signal, State
 from modicum.core.sockets import Climbs
 from modicum.mechanisms import common
 from modicum.privacy.events import Release
+from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one client is asked to release, by a decision that may be its own."""
+
+    facts: ClientFacts
+    plan: PrivacyPlan
+    round: int
+    participation: int
+    decision: Decision
 
 
 class Steps(Protocol):
@@ -38,7 +51,7 @@ class Steps(Protocol):
     def steps_in(self, facts: ClientFacts, participation: int) -> int:
         """Local steps of one participation."""
 
-    def step_event(self, job: Job, kit: ClientKit, decision: Decision, step: int, count: int) -> Release:
+    def release(self, asked: Asked, signals: Sequence[Signal], step: int, count: int) -> Release:
         """What so many steps from this one on release."""
 
     def unit_of(self, bound: float) -> float:
@@ -73,7 +86,9 @@ class Stepper:
         return self.kit.policy.scope is Scope.STEP and self.kit.policy.place is Place.CLIENT
 
     def _event(self, step: int, count: int) -> Release:
-        return self.mechanism.step_event(self.job, self.kit, self.decision, step, count)
+        job = self.job
+        asked = Asked(job.facts, job.plan, job.broadcast.round, job.participation, self.decision)
+        return self.mechanism.release(asked, self.kit.policy.signals, step, count)
 
     def decide(self, step: int, model: Tensor) -> None:
         """Settle this step's bound and noise, and have it reserved before any record is looked at.
