@@ -34,7 +34,7 @@ from modicum.federation.learning import inputs_of, width_of
 from modicum.federation.model_file import as_inputs, described_inputs, frozen_digest, restored
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
-from modicum.federation.settings import Cohorts, Engine, Server, Watching, regrouped
+from modicum.federation.settings import Cohorts, Engine, Noise, Server, Watching, regrouped
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import Transcript
 from modicum.federation.transcript_file import FileTranscript, transcript_in
@@ -158,6 +158,7 @@ def train(
     resume: bool = False,
     cohorts: Cohorts = Cohorts(),
     server: Server = Server(),
+    noise: Noise = Noise(),
     engine: Engine = Engine(),
     watching: Watching = Watching(),
     **old: Any,
@@ -180,6 +181,7 @@ def train(
         folder: where to write [default: a new folder under ./runs].
         resume: continues a run of the same experiment that was interrupted.
         cohorts: who takes part.
+        noise: how noise is drawn: of floats, on a lattice, or correlated over rounds.
         server: hot start, averages, limits of bounds, how often to evaluate.
         engine: device and compilation.
         watching: trackers, transcript, audit.
@@ -206,6 +208,9 @@ def train(
         hot_start=server.hot_start,
         average=server.average,
         bounds=server.bounds,
+        noise=noise.kind,
+        bands=noise.bands,
+        factor=noise.factor,
         evaluate_every=server.evaluate_every,
         device=engine.device,
         compile=engine.compile,

@@ -31,16 +31,18 @@ from modicum.core.messages import (
     Share,
 )
 from modicum.core.needs import Need
-from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, State
+from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Signal, State
 from modicum.core.round_state import Collector, RoundState
 from modicum.core.sockets import Transform
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, noise_norm, spread
+from modicum.privacy.correlated import Correlated
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.noise.choose import schedule_for
+from modicum.privacy.noise.correlated import CorrelatedNoise
 from modicum.privacy.noise.lattice import Integers
-from modicum.privacy.noise.schedule import Schedule, TrainingReleases
+from modicum.privacy.noise.schedule import Moment, Schedule, TrainingReleases
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Adjacency, KnownTo, ServerSeesMessages, Shows, Unit, Variant, View
@@ -62,6 +64,7 @@ class ClientLevel:
     rate: float | None = None  # of the trusted server's secret Poisson cohort
     transform: Transform | None = None  # of each client's update, before it is clipped, in every view
     integers: bool = False  # noise is drawn on a lattice: what masks need, and exact (R12)
+    correlated: Correlated | None = None  # over rounds (R19); None: fresh noise in each of them
 
     purpose = UPDATE
     offers = (Need.SIGNALS,)
@@ -73,10 +76,27 @@ class ClientLevel:
                 "a random cohort amplifies only where a trusted server keeps it secret (R5): use the view "
                 "trusted-server, or a public balanced schedule"
             )
+        if self.correlated is not None:
+            self._refuse_correlated()
+
+    def _refuse_correlated(self) -> None:
+        """One party must add the noise of successive releases, and separation must be public (R19)."""
+        if self.view.senders_add_noise:
+            raise UnsoundError(
+                "correlated noise takes back in later rounds what one party added in earlier ones, and here each "
+                "client adds its own (R19): use the view trusted-server, or independent noise"
+            )
+        if self.rate is not None:
+            raise UnsoundError(
+                "correlated noise rests on rounds that keep a distance, and secret coins keep none (R19): leave "
+                "rate out"
+            )
 
     @cached_property
     def schedule(self) -> Schedule:
         """How much noise each release carries."""
+        if self.correlated is not None:
+            return CorrelatedNoise(self.correlated, self.noise_multiplier)
         return schedule_for(self.noise_multiplier, integers=self.integers)
 
     @cached_property
@@ -125,35 +145,29 @@ class ClientLevel:
         }
 
     def events(
-        self,
-        facts: ClientFacts,  # noqa: ARG002
-        plan: PrivacyPlan,
-        kit: ClientKit,
-        broadcast: Broadcast,
-        participation: int,  # noqa: ARG002
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> tuple[Release, ...]:
-        return (
-            self._event(plan, kit, broadcast),
-            *common.metric_events(self.spec, broadcast, kit.metrics, plan),
-        )
+        asked = common.Asked(facts, plan, broadcast.round, participation, broadcast.decision)
+        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
+        return (self._event(asked, kit.policy.signals), *metrics)
 
-    def _event(self, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast) -> Release:
-        decision = broadcast.decision
-        on_lattice = plan.integers(UPDATE)
+    def _event(self, asked: common.Asked, signals: Sequence[Signal]) -> Release:
+        decision, plan = asked.decision, asked.plan
+        now = Moment(asked.round, asked.participation, decision.noise_multiplier, decision.kind)
+        z, origin = self.schedule.noise(self._releases_of(asked.facts), plan, now)
+        on_lattice, terms = plan.integers(UPDATE), plan.correlation(UPDATE)
         # On a lattice the noise is fixed in the agreed terms: whatever a server says of it changes nothing (R13).
-        chosen = decision.noise_multiplier if on_lattice is None else None
         shared = decision.signal_multiplier if on_lattice is None else None
-        planned = plan.multiplier(UPDATE)
-        z = planned if chosen is None else self.spec.own(chosen)
         return Release(
-            client=broadcast.client,
-            round=broadcast.round,
+            client=asked.facts.name,
+            round=asked.round,
             spec=self.spec,
-            blocks=common.query(UPDATE, decision.bound, z, kit.policy.signals, shared),
+            blocks=common.query(UPDATE, decision.bound, z, signals, shared),
             sampler=self.sampler,
             bound_origin=Origin.RELEASED,
-            noise_origin=Origin.PRESET if chosen is None else Origin.RELEASED,
+            noise_origin=origin,
             integers=on_lattice,
+            correlated=None if terms is None else terms.rows,
         )
 
     def expected(
@@ -209,7 +223,7 @@ class ClientLevel:
         return [
             ReleaseRequest(
                 job.door,
-                self._event(job.plan, kit, job.broadcast),
+                self._event(common.Asked.of(job), kit.policy.signals),
                 0,
                 {UPDATE: update, **common.contributions(norm.reshape(1), bound, kit.policy.signals)},
             )
@@ -235,15 +249,19 @@ class ClientLevel:
     def on_integers(self, variant: Variant) -> ClientLevel:
         return replace(self, integers=True, view=integers.behind(self.view, variant))
 
+    def correlate(self, noise: Correlated) -> ClientLevel:
+        """The same with noise that is correlated over rounds."""
+        return replace(self, correlated=noise)
+
     def collect(self, state: RoundState) -> Collector:
-        return common.Individually(state) if self.individuals else Sum(self.view, state)
+        return common.Individually(state) if self.individuals else Sum(self.view, state, self.correlated)
 
 
 class Sum:
     """Adds up shares, or a trusted server's sealed messages, one after another; absentees count as zero (R7)."""
 
-    def __init__(self, view: View, state: RoundState) -> None:
-        self._view, self._state = view, state
+    def __init__(self, view: View, state: RoundState, correlated: Correlated | None = None) -> None:
+        self._view, self._state, self._correlated = view, state, correlated
         self._kind = Share if view.senders_add_noise else Sealed
         self._stds = _shared_noise(state.events)
         self._total, self._count = torch.zeros_like(state.model), 0
@@ -269,6 +287,9 @@ class Sum:
             if state.door is None:
                 raise UserError("a trusted server needs its own door to add the noise")
             sums = state.door.release_sum(state.events, state.round, sums)
+        if self._correlated is not None:
+            spread = self._correlated.spread(state.round)
+            stds = {n: std if n.startswith("metric:") else std * spread for n, std in stds.items()}
         return _released_sum(state, sums, stds)
 
 

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from modicum.core.door import ReleaseRequest
 from modicum.core.facts import ClientFacts, Metric
-from modicum.core.messages import Broadcast, Message, Noised, Opened, Range, Released, ReleasedSum, mean_metrics
+from modicum.core.messages import (
+    Broadcast,
+    Decision,
+    Message,
+    Noised,
+    Opened,
+    Range,
+    Released,
+    ReleasedSum,
+    mean_metrics,
+)
 from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Signal, SignalName
 from modicum.core.round_state import RoundState
 from modicum.core.sockets import Transform
@@ -19,6 +30,25 @@ from modicum.mechanisms.possible import around, spread
 from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, Unit
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one client is asked to release, by a decision that may be its own."""
+
+    facts: ClientFacts
+    plan: PrivacyPlan
+    round: int
+    participation: int
+    decision: Decision
+
+    @classmethod
+    def of(cls, job: Job, decision: Decision | None = None) -> Asked:
+        """What a job is asked, by the server's decision or another."""
+        told = job.broadcast
+        return cls(
+            job.facts, job.plan, told.round, job.participation, told.decision if decision is None else decision
+        )
 
 
 def query(

@@ -25,7 +25,7 @@ from modicum.core.stack import Pool
 from modicum.errors import UserError, counted
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, most_drawn, noise_norm, rounded_away, spread
-from modicum.mechanisms.record_steps import Asked, Stepper, release, uphill
+from modicum.mechanisms.record_steps import Stepper, release, uphill
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.noise.choose import schedule_for
 from modicum.privacy.noise.schedule import Moment, Noise, Schedule, TrainingReleases
@@ -159,10 +159,10 @@ class RecordLocal:
         metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
         if kit.policy.scope is Scope.STEP:
             return metrics  # each step is reserved by itself, once its noise is known
-        asked = Asked(facts, plan, broadcast.round, participation, broadcast.decision)
+        asked = common.Asked(facts, plan, broadcast.round, participation, broadcast.decision)
         return (self.release(asked, kit.policy.signals, 0, self.steps_in(facts, participation)), *metrics)
 
-    def release(self, asked: Asked, signals: Sequence[Signal], step: int, count: int) -> Release:
+    def release(self, asked: common.Asked, signals: Sequence[Signal], step: int, count: int) -> Release:
         """What a client releases in so many steps from this one on."""
         z, origin = self._noise(asked)
         return Release(
@@ -178,7 +178,7 @@ class RecordLocal:
             integers=asked.plan.integers(GRADIENT),
         )
 
-    def _noise(self, asked: Asked) -> Noise:
+    def _noise(self, asked: common.Asked) -> Noise:
         now = Moment(asked.round, asked.participation, asked.decision.noise_multiplier, asked.decision.kind)
         return self.schedule.noise(self.releases_of(asked.facts), asked.plan, now)
 
@@ -202,7 +202,7 @@ class RecordLocal:
         Nor is it known how far a pull of the training reaches: facts leave it out.
         """
         count = self.steps_in(facts, participation)
-        asked = Asked(facts, plan, broadcast.round, participation, broadcast.decision)
+        asked = common.Asked(facts, plan, broadcast.round, participation, broadcast.decision)
         event = self.release(asked, kit.policy.signals, 0, count)
         metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
         known = self.facts_of(event, facts, count, kit.training.optimiser.gains(count))

@@ -6,7 +6,6 @@ Private values live in a `Stepper` and leave by the door alone. The mechanism sa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -14,24 +13,12 @@ from torch import Tensor
 
 from modicum.core.door import ReleaseRequest, release_together
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Decision, Message, Noised, NoiseFacts
+from modicum.core.messages import Message, Noised, NoiseFacts
 from modicum.core.parts import Batch, ClientKit, Job, Observation, Place, Scope, Signal, State
 from modicum.core.sockets import Climbs
 from modicum.mechanisms import common
 from modicum.privacy.events import Release
-from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What one client is asked to release, by a decision that may be its own."""
-
-    facts: ClientFacts
-    plan: PrivacyPlan
-    round: int
-    participation: int
-    decision: Decision
 
 
 class Steps(Protocol):
@@ -51,7 +38,7 @@ class Steps(Protocol):
     def steps_in(self, facts: ClientFacts, participation: int) -> int:
         """Local steps of one participation."""
 
-    def release(self, asked: Asked, signals: Sequence[Signal], step: int, count: int) -> Release:
+    def release(self, asked: common.Asked, signals: Sequence[Signal], step: int, count: int) -> Release:
         """What so many steps from this one on release."""
 
     def unit_of(self, bound: float) -> float:
@@ -86,8 +73,7 @@ class Stepper:
         return self.kit.policy.scope is Scope.STEP and self.kit.policy.place is Place.CLIENT
 
     def _event(self, step: int, count: int) -> Release:
-        job = self.job
-        asked = Asked(job.facts, job.plan, job.broadcast.round, job.participation, self.decision)
+        asked = common.Asked.of(self.job, self.decision)
         return self.mechanism.release(asked, self.kit.policy.signals, step, count)
 
     def decide(self, step: int, model: Tensor) -> None:
