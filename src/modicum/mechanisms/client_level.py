@@ -95,9 +95,8 @@ class ClientLevel:
     @cached_property
     def schedule(self) -> Schedule:
         """How much noise each release carries."""
-        if self.correlated is not None:
-            return CorrelatedNoise(self.correlated, self.noise_multiplier)
-        return schedule_for(self.noise_multiplier, integers=self.integers)
+        fixed = schedule_for(self.noise_multiplier, integers=self.integers)
+        return fixed if self.correlated is None else CorrelatedNoise(self.correlated, self.noise_multiplier)
 
     @cached_property
     def spec(self) -> PrivacySpec:

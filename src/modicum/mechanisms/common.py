@@ -45,10 +45,8 @@ class Asked:
     @classmethod
     def of(cls, job: Job, decision: Decision | None = None) -> Asked:
         """What a job is asked, by the server's decision or another."""
-        told = job.broadcast
-        return cls(
-            job.facts, job.plan, told.round, job.participation, told.decision if decision is None else decision
-        )
+        chosen = job.broadcast.decision if decision is None else decision
+        return cls(job.facts, job.plan, job.broadcast.round, job.participation, chosen)
 
 
 def query(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from modicum.privacy.correlated import Correlated
 from modicum.privacy.events import Origin
 from modicum.privacy.noise.fixed import Fixed
-from modicum.privacy.noise.schedule import Moment, Noise, Schedule, TrainingReleases
+from modicum.privacy.noise.schedule import Moment, Noise, Schedule, TrainingReleases, chosen
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 
 
@@ -25,5 +25,6 @@ class CorrelatedNoise(Schedule):
         return replace(plan, releases=(replace(first, correlated=terms), *others))
 
     def noise(self, of: TrainingReleases, plan: PrivacyPlan, now: Moment) -> Noise:
-        del now
+        if plan.correlation(of.purpose) is None:  # no privacy is claimed
+            return chosen(of, plan, now)
         return plan.multiplier(of.purpose), Origin.PRESET
