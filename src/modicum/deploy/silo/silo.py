@@ -14,7 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from modicum.compute.switches import refuse_switches, repeatable
 from modicum.config import Config, experiment_over, federation
+from modicum.core.device import device_named
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, decode
 from modicum.core.needs import Offer, check_data
@@ -54,7 +58,7 @@ class Silo:
     """Answers requests. Its folder holds all that it must remember; opening it again continues."""
 
     def __init__(self, spec: SiloSpec) -> None:
-        self.spec = spec
+        self.spec, self.threads = spec, spec.threads or torch.get_num_threads()
         self.files = RunFolder(spec.folder)
         self.files.make(fresh=False)
         self._key, self._server = own_keys(spec)
@@ -115,7 +119,8 @@ class Silo:
 
     def answer(self, kind: int, body: bytes) -> Answer:
         """The signed answer to one request. No exception, and no text of one, ever gets out of here."""
-        return sign_answer(self._key, kind, body, self._answer(kind, body))
+        with repeatable(torch.device(self.spec.device), self.threads):
+            return sign_answer(self._key, kind, body, self._answer(kind, body))
 
     def _answer(self, kind: int, body: bytes) -> Answer:
         handlers: dict[int, Callable[[bytes], bytes]] = {
@@ -382,14 +387,11 @@ def own_experiment(spec: SiloSpec) -> Experiment:
     config = spec.experiment
     if config.run.compile:
         raise UserError(
-            "compile is for simulations: a compiled sum is used if it agrees with another on the first batch, and "
-            "a hostile server could make that hang on one record: set compile = false in everybody's file"
+            "compile is for simulations: of a compiler's kernels nobody has searched whether one record changes "
+            "another's bits (docs/clipping.md): set compile = false in everybody's file"
         )
-    if config.run.device != "cpu" and spec.grant.unit == "record":
-        raise UserError(
-            f"a silo that hides records computes on its processor, not on {config.run.device}: on a GPU what is "
-            'computed of a record depends on how many others there are (docs/clipping.md): set device = "cpu"'
-        )
+    refuse_switches(device_named(spec.device))
+    config = replace(config, run=replace(config.run, device=spec.device))  # its own file's, whatever was agreed
     data = federation(config, alone=spec.name).data
     if spec.name not in data.names:
         shown = ", ".join(data.names[:5]) + (", …" if len(data.names) > 5 else "")

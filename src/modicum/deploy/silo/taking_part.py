@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from modicum.compute.loop import LoopBackend
+from modicum.compute.switches import refuse_half
 from modicum.core.clips import Clip
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
@@ -138,6 +139,7 @@ class TakingPart:
         if not within(self.plan, self.grant):
             raise UserError(too_much(self.terms, self.plan, self.grant))
         method = self.terms.method
+        refuse_half(data.model.parameters())
         backend = Careful(LoopBackend(data.model))
         self.kit = make_kit(
             silo.experiment, method, data, backend, join.facts, join.multipliers, join.adaptive, agreement.integers
