@@ -31,7 +31,7 @@ from modicum.data.check import refuse_peeks
 from modicum.errors import DAMAGED, MissingExtraError, UserError, counted
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.learning import inputs_of, width_of
-from modicum.federation.model_file import as_inputs, described_inputs, frozen_digest, restored
+from modicum.federation.model_file import as_inputs, described_inputs, frozen_digest, label_names, restored
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.simulation import Simulation
@@ -100,6 +100,11 @@ class Run:
         with torch.no_grad(), in_mode(self.model, training=False):
             answers: Tensor = self.task.answer(self.model(as_inputs(x, self.inputs)))
         return answers
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes in their order, where the data had names; `labels[i]` is class i."""
+        return label_names(self.folder)
 
     @cached_property
     def inputs(self) -> Fields | None:
@@ -422,6 +427,8 @@ def _write_model(run: Simulation, parameters: Mapping[str, Tensor], files: RunFo
     }
     if not data.clients[0].train.plain:
         facts["inputs"] = fields_to_json(inputs_of(data, run.experiment.model))
+    if data.labels:
+        facts["labels"] = list(data.labels)
     if base := frozen_digest(run.data.model):
         facts["base"] = base
     about = {"modicum": json.dumps(facts)}

@@ -206,7 +206,7 @@ def absolute(data: DataConfig, folder: Path) -> DataConfig:
     """Paths relative to `folder` become absolute ones."""
     changed: dict[str, Any] = {
         key: _absolute(value, folder)
-        for key in ("npz", "csv", "dir", "backbone", "features")
+        for key in ("npz", "csv", "parquet", "dir", "backbone", "features")
         if (value := getattr(data, key)) is not None and (key != "features" or value.endswith(".npz"))
     }
     return replace(data, **changed)

@@ -101,6 +101,11 @@ def described_inputs(folder: Path) -> Fields | None:
     return None if said is None else fields_from_json(said)
 
 
+def label_names(folder: Path) -> tuple[str, ...]:
+    """Names of the classes, where the data had some."""
+    return tuple(str(name) for name in _facts(RunFolder(folder)).get("labels", ()))
+
+
 def _named(files: RunFolder) -> nn.Module:
     try:
         return _described(files)
