@@ -251,8 +251,9 @@ def _follow(project: Path, folder: Path, trackers: Sequence[Tracker]) -> None:
 def status(
     project: Path = PROJECT, as_json: bool = typer.Option(False, "--json", help="Machine-readable.")
 ) -> None:
-    """How a started run stands: waiting, running, finished, failed or stopped, and its last round."""
+    """How a started run stands: waiting, running, died, finished, failed or stopped, and its last round."""
     from modicum.deploy.flower.follow import run_folder, status_of
+    from modicum.deploy.flower.server_app import without
     from modicum.federation.records import read_records
     from modicum.federation.run_folder import RunFolder
 
@@ -263,7 +264,7 @@ def status(
         typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
         return
     answered = records[-1].answered if records else None
-    last = "" if answered is None else f"; in the last, {counted(answered, 'silo')} answered"
+    last = "" if answered is None else f"; in the last, {counted(answered, 'silo')} answered{without(records[-1])}"
     said = f": {found['said']}" if found["said"] else ""
     typer.echo(f"{found['state']}{said}\n{counted(len(records), 'round')} done{last}")
     typer.echo(f"folder     {folder}")

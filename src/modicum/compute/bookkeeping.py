@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from modicum.compute import group_norm
-from modicum.compute.even_linear import even_linear, evened, fits, shown_linear
+from modicum.compute.linear import fits, shown_linear
 from modicum.compute.pieces import Dense, Kept, Piece
 from modicum.compute.problem import (
     Loss,
@@ -28,7 +28,6 @@ from modicum.compute.problem import (
     check_losses,
     example_factors,
     nothing,
-    stand_ins,
     sum_dtype,
     without_autocast,
     zero_like,
@@ -110,8 +109,7 @@ class PassRecorder:
                 vars(layer)["forward"] = partial(way, layer)
                 replaced.append(layer)
         try:
-            with evened(self.parts.modules):
-                yield
+            yield
         finally:
             for handle in handles:
                 handle.remove()
@@ -125,7 +123,7 @@ class PassRecorder:
 
     def _multiply(self, layer: nn.Linear, *args: Any, **keywords: Any) -> Tensor:
         if not fits(layer, args):
-            return self._record(layer, args, even_linear(layer, *args, **keywords))
+            return self._record(layer, args, nn.Linear.forward(layer, *args, **keywords))
         return shown_linear(layer, args[0], self.anchor, partial(self.receive, self._called(layer, args)))
 
     def _normalise(self, layer: nn.GroupNorm, *args: Any, **keywords: Any) -> Tensor:
@@ -184,26 +182,17 @@ class PassRecorder:
                 self.squares[name], self.kept[name] = piece.measure()
         call.input = call.gradient = None
 
-    def settle(
-        self, clip: Clip, weights: Tensor | None, *, leave_out: bool
-    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """The weighted sum, the norms, and which examples are finite.
+    def settle(self, clip: Clip, weights: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
+        """The weighted sum, and the norms; an example that is not finite is zero in both.
 
-        `leave_out` asks the device about the latter and sums without the others; if nobody asks and there are
-        others, the sum is worth nothing.
-        """
+        Zeros are put in its place always, without asking whether there is one."""
         names = [name for name in self.trained if name in self.squares]
         if not names:
             none = nothing(self.trained, self.examples)
-            return none.total, none.norms, torch.ones_like(none.norms, dtype=torch.bool)
+            return none.total, none.norms
         factors, norms, finite = self._factors(clip, names, weights)
-        kept, self.kept = self.kept, {}
-        if leave_out and not bool(finite.all()):
-            if not bool(finite.any()):
-                return nothing(self.trained).total, norms, finite
-            index = stand_ins(finite)
-            kept = {name: rows_of.rows(index) for name, rows_of in kept.items()}
-        return self._weighted(kept, names, factors), norms, finite
+        kept, self.kept = {name: kept.only(finite) for name, kept in self.kept.items()}, {}
+        return self._weighted(kept, names, factors), norms
 
     def _factors(self, clip: Clip, names: list[str], weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         squares = torch.stack([self.squares[name] for name in names], dim=1)

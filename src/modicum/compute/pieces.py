@@ -13,11 +13,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from modicum.compute.apart import each_product
 from modicum.compute.sums import (
     as_released,
     factor_charge,
     in_range,
+    only_rows,
     square_lengths,
     square_norms,
     weighted_outer,
@@ -26,8 +26,8 @@ from modicum.compute.sums import (
 )
 
 KEEP, GPU_KEEP = 1 << 19, 1 << 15
-"""Up to this many numbers of an example's gradient are kept for one parameter, if that is fastest: a matter of the
-layer alone, since one record more must not change how the others are measured. GPUs are given larger batches."""
+"""Up to this many numbers of an example's gradient are kept for one parameter, if that is fastest. GPUs are given
+larger batches."""
 
 LARGER = 3
 """Beyond that, they are kept where they take at most so many times the memory of their factors."""
@@ -42,8 +42,11 @@ class Kept(Protocol):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ_i weights_i · gradient_i, in the parameter's shape."""
 
-    def rows(self, index: Tensor) -> Kept:
+    def rows(self, some: slice) -> Kept:
         """The same for some of the examples."""
+
+    def only(self, finite: Tensor) -> Kept:
+        """The same with zeros in place of the other examples, whatever they hold."""
 
 
 class Piece(Protocol):
@@ -68,8 +71,11 @@ class Dense:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return weighted_rows(weights, [self.gradients.flatten(1)]).view(self.gradients.shape[1:])
 
-    def rows(self, index: Tensor) -> Dense:
-        return Dense(self.gradients[index])
+    def rows(self, some: slice) -> Dense:
+        return Dense(self.gradients[some])
+
+    def only(self, finite: Tensor) -> Dense:
+        return Dense(only_rows(self.gradients, finite))
 
     def dense(self) -> Tensor:
         return self.gradients
@@ -87,8 +93,12 @@ class Sliced:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return weighted_rows(weights, [part.flatten(1) for part in self.slices]).view(self.slices[0].shape[1:])
 
-    def rows(self, index: Tensor) -> Dense:
-        return Dense(self.dense()[index])
+    def rows(self, some: slice) -> Dense:
+        return Dense(self.dense()[some])
+
+    def only(self, finite: Tensor) -> Sliced:
+        parts = zip(self.slices, torch.split(finite, len(self.slices[0])), strict=True)
+        return Sliced(tuple(only_rows(part, fine) for part, fine in parts))
 
     def dense(self) -> Tensor:
         return torch.cat(self.slices)
@@ -137,7 +147,7 @@ class LinearWeight:
 
     def measure_factors(self) -> Tensor:
         """Squared norms by the Gram route, for factors that are kept."""
-        by_input, by_output = (each_product(t, t) for t in (self.a.double(), self.g.double()))
+        by_input, by_output = (t @ t.transpose(1, 2) for t in (self.a.double(), self.g.double()))
         added = self.a.shape[2] + self.g.shape[2]
         return gram_square_norms(by_input, by_output, added, self.g.dtype)
 
@@ -148,11 +158,14 @@ class LinearWeight:
         a, g = (t.transpose(1, 2)[:, None] for t in (self.a, self.g))
         return weighted_products(weights, g, lambda some, units: a[some, :, units], a.shape[2], 1)[0]
 
-    def rows(self, index: Tensor) -> LinearWeight:
-        return LinearWeight(self.inputs[index], self.outputs[index])
+    def rows(self, some: slice) -> LinearWeight:
+        return LinearWeight(self.inputs[some], self.outputs[some])
+
+    def only(self, finite: Tensor) -> LinearWeight:
+        return LinearWeight(only_rows(self.inputs, finite), only_rows(self.outputs, finite))
 
     def dense(self) -> Tensor:
-        return each_product(self.g.transpose(1, 2), self.a.transpose(1, 2))
+        return self.g.transpose(1, 2) @ self.a
 
 
 @dataclass(frozen=True)
@@ -205,8 +218,11 @@ class EmbeddingRows:
         total.index_add_(0, self.indices.flatten(), weighted.flatten(0, 1))
         return as_released(total, len(weights), self.dtype)
 
-    def rows(self, index: Tensor) -> EmbeddingRows:
-        return EmbeddingRows(self.indices[index], self.shares[index], self.size, self.dtype)
+    def rows(self, some: slice) -> EmbeddingRows:
+        return EmbeddingRows(self.indices[some], self.shares[some], self.size, self.dtype)
+
+    def only(self, finite: Tensor) -> EmbeddingRows:
+        return EmbeddingRows(self.indices, only_rows(self.shares, finite), self.size, self.dtype)
 
 
 def too_large(gradient: int, factors: int, *, on_gpu: bool) -> bool:

@@ -37,11 +37,11 @@ def known(layer: nn.Module, parameter: str) -> bool:
 
 
 def _linear(layer: Any, a: Tensor, g: Tensor) -> Pieces:
-    weight = LinearWeight(a, g if g.dim() > 2 else g.contiguous())
+    weight = LinearWeight(a, g)
     if layer.bias is None:
         return {"weight": weight}
     one = weight.one_place
-    bias = Dense(_by_record(weight.g).sum(1)) if one is None else RowBias(one[1], weight)
+    bias = Dense(weight.g.sum(1)) if one is None else RowBias(one[1], weight)
     return {"weight": weight, "bias": bias}
 
 
@@ -50,7 +50,7 @@ def _conv2d(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     geometry = Geometry(layer.kernel_size, layer.stride, padding, layer.dilation, layer.groups)
     found: Pieces = {"weight": ConvWeight(a, g, geometry, layer.weight.shape)}
     if layer.bias is not None:
-        found["bias"] = Dense(_by_record(g).sum((2, 3), dtype=sum_dtype(g)))
+        found["bias"] = Dense(g.sum((2, 3), dtype=sum_dtype(g)))
     return found
 
 
@@ -63,7 +63,7 @@ def _conv1d(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     flat = ConvWeight(a[:, :, None], g[:, :, None], geometry, torch.Size((out, channels, 1, width)))
     found: Pieces = {"weight": _Conv1dWeight(flat, layer.weight.shape)}
     if layer.bias is not None:
-        found["bias"] = Dense(_by_record(g).sum(2, dtype=sum_dtype(g)))
+        found["bias"] = Dense(g.sum(2, dtype=sum_dtype(g)))
     return found
 
 
@@ -77,8 +77,11 @@ class _Reshaped:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.kept.weighted_sum(weights).view(self.shape)
 
-    def rows(self, index: Tensor) -> _Reshaped:
-        return _Reshaped(self.kept.rows(index), self.shape)
+    def rows(self, some: slice) -> _Reshaped:
+        return _Reshaped(self.kept.rows(some), self.shape)
+
+    def only(self, finite: Tensor) -> _Reshaped:
+        return _Reshaped(self.kept.only(finite), self.shape)
 
 
 @dataclass(frozen=True)
@@ -103,12 +106,6 @@ def _explicit_padding(layer: Any, a: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return a, (0,) * len(layer.kernel_size)
 
 
-def _by_record(g: Tensor) -> Tensor:
-    """One record's numbers after the other's: where one number stands for many places, or places come before
-    records, torch adds up columns of all records together, and the last of them in another order."""
-    return g if g.stride(0) == g[0].numel() else g.contiguous()
-
-
 def _embedding(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     return {"weight": EmbeddingWeight(a, g, layer.num_embeddings, layer.padding_idx)}
 
@@ -123,15 +120,15 @@ def _layer_norm(layer: Any, a: Tensor, g: Tensor) -> Pieces:
 
 
 def _over_places(g: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return _by_record(g.reshape(g.shape[0], -1, math.prod(shape))).sum(1).view(-1, *shape)
+    return g.reshape(g.shape[0], -1, math.prod(shape)).sum(1).view(-1, *shape)
 
 
 def _group_norm(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     standard = functional.group_norm(a, layer.num_groups, eps=layer.eps)
     shape = (*a.shape[:2], -1)
     return {
-        "weight": Dense(_by_record(standard.mul_(g).reshape(shape)).sum(2)),
-        "bias": Dense(_by_record(g.reshape(shape)).sum(2)),
+        "weight": Dense(standard.mul_(g).reshape(shape).sum(2)),
+        "bias": Dense(g.reshape(shape).sum(2)),
     }
 
 

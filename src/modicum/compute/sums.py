@@ -15,12 +15,16 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from modicum.compute.apart import ALIGNED, apart
-from modicum.compute.problem import FEW, FEWEST
 from modicum.compute.rounding import exact_product, full_precision
 
 SHARE = 1e-3 - 2.0**-16 - 2.0**-18
 """Of the bound: what rounding while adding up may move a sum by. Norms may be off by 2⁻¹⁶; a little is left."""
+
+ALIGNED = 16
+"""Numbers that fill a line of the cache."""
+
+FEW, TOGETHER = 4, 16
+"""What runs are multiples of, and examples whose products are formed at a time."""
 
 BLOCK = 256
 """Squares that are added up in float32; sums of these in float64."""
@@ -142,6 +146,12 @@ def in_range(squares: Tensor, dtype: torch.dtype) -> Tensor:
     return squares.masked_fill(squares > torch.finfo(dtype).max, torch.inf)
 
 
+def only_rows(numbers: Tensor, finite: Tensor) -> Tensor:
+    """(B, …) numbers with zeros in place of the examples that are not finite, whatever these hold. Always, so that
+    no way of computing hangs on a record."""
+    return torch.where(finite.view(-1, *(1,) * (numbers.dim() - 1)), numbers, 0)
+
+
 def weighted_rows(weights: Tensor, blocks: Iterable[Tensor]) -> Tensor:
     """Σ_i weights_i · rows_i for (…, n) rows that come in blocks of consecutive examples, (…, b, n) each.
 
@@ -245,13 +255,13 @@ def weighted_products(weights: Tensor, g: Tensor, inputs: Inputs, units: int, ta
 
 
 def _in_blocks(weights: Tensor, g: Tensor, inputs: Callable[[slice], Tensor]) -> Tensor:
-    """Blocks of `FEWEST` examples: what is formed of one does not depend on how many others there are."""
+    """Blocks of `TOGETHER` examples, whose products stay in the cache."""
     batch, dtype = len(weights), g.dtype
-    kind = dtype if adds_up(batch, FEWEST, dtype) else torch.float64
-    wide = kind != dtype and longest_run(batch, dtype) < FEWEST
+    kind = dtype if adds_up(batch, TOGETHER, dtype) else torch.float64
+    wide = kind != dtype and longest_run(batch, dtype) < TOGETHER
     total: Tensor | None = None
-    for start in range(0, max(1, batch), FEWEST):
-        some = slice(start, start + FEWEST)
+    for start in range(0, max(1, batch), TOGETHER):
+        some = slice(start, start + TOGETHER)
         part = block_of_products(weights[some], g[some], inputs(some), wide)
         total = part.to(kind) if total is None else total.add_(part)
     assert total is not None
@@ -267,12 +277,12 @@ def block_of_products(weights: Tensor, g: Tensor, a: Tensor, wide: bool) -> Tens
         found: Tensor = block_let_be(weights, g, a, wide)
         return found
     outs, columns, places = g.shape[2], a.shape[2], g.shape[3]
-    g, a = apart(g.contiguous()), apart(a.contiguous())
+    g, a = g.contiguous(), a.contiguous()
     if wide or outs * columns * places < WORTH_A_CALL:
         return _formed_first(weights, g, a, wide)
     with full_precision(g.device):
         if joins_last(outs, columns, places, g.dtype, torch.get_num_threads()):
-            return _onto_one_total(apart(g * weights[:, None, None, None]), a)
+            return _onto_one_total(g * weights[:, None, None, None], a)
     return _formed_first(weights, g, a, wide)
 
 
@@ -323,22 +333,22 @@ def joins_last(
     meet each other first, in whatever order. If some of them meet the total before, 1 is lost in it.
     """
     large = torch.finfo(dtype).eps ** -2
-    g = torch.full((FEWEST, outs, places), -large, dtype=dtype)
+    g = torch.full((TOGETHER, outs, places), -large, dtype=dtype)
     g[..., 0] = (places - 1) * large
     g[0], g[0, ..., 0] = 0.0, 1.0  # makes a total of 1 everywhere
-    ones = torch.ones(FEWEST, columns, places, dtype=dtype)
+    ones = torch.ones(TOGETHER, columns, places, dtype=dtype)
     if by_rows:  # a place's numbers side by side, as those of an example are in a run
         left, right = (t.transpose(1, 2).contiguous() for t in (g, ones))
         total = _onto(torch.zeros(outs, columns, dtype=dtype), left.transpose(1, 2).unbind(), right.unbind())
     else:
-        total = _onto_one_total(apart(g)[:, None], apart(ones)[:, None])
+        total = _onto_one_total(g[:, None], ones[:, None])
     return bool((total == 1).all())
 
 
 def _formed_first(weights: Tensor, g: Tensor, a: Tensor, wide: bool) -> Tensor:
     """Products that are written and then added, as many columns at a time as stay in the cache."""
     kind = torch.float64 if wide else g.dtype
-    step = max(UNITS, min(COLUMNS, TILE // (FEWEST * g.shape[1] * g.shape[2])))
+    step = max(UNITS, min(COLUMNS, TILE // (TOGETHER * g.shape[1] * g.shape[2])))
     parts = []
     for some in torch.split(a, step, dim=2):
         each = exact_product(g.flatten(0, 1), some.flatten(0, 1).transpose(1, 2))
@@ -362,8 +372,5 @@ def _joined(factor: Tensor) -> Tensor:
 
 def factor_charge(places: int, dtype: torch.dtype, *, joint: bool) -> float:
     """What `weighted_products` may be off by, in units of Σ_t ‖a_t‖‖δ_t‖: T·2u for a product in the model's own
-    precision, and what keeps a joint product of all examples, as on a GPU, within its share of the bound.
-
-    Not a matter of how many examples there are: one more would change everybody's norm.
-    """
+    precision, and what keeps a joint product of all examples, as on a GPU, within its share of the bound."""
     return places * (torch.finfo(dtype).eps + (JOINT if joint else 0.0))

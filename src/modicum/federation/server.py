@@ -169,7 +169,7 @@ class Server:
             found = self._read(answer, name, state)
             if isinstance(found, str):
                 state.impossible[name] = found
-                LOG.warning("round %d: %s counts as absent: %s", state.round, name, found)
+                LOG.warning("round %d: %s counts as absent: %s", state.round + 1, name, found)
             else:
                 possible.append(found)
         state.answered += len(possible)
@@ -212,7 +212,7 @@ class Server:
                 state.model, state.aggregation = model, aggregation
                 self._remember()
             else:
-                LOG.warning("round %d: its model would not be finite, so the last one stays", state.round)
+                LOG.warning("round %d: its model would not be finite, so the last one stays", state.round + 1)
         state.retired = {**state.retired, **retired}
         state.round += 1
         return moved

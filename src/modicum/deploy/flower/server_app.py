@@ -8,10 +8,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from modicum.deploy.flower.project import LOG_FILE, STATUS
 from modicum.errors import UserError
+
+if TYPE_CHECKING:
+    from modicum.federation.records import RoundRecord
 
 LOG = logging.getLogger("modicum.flower")
 
@@ -37,12 +40,12 @@ def run(grid: Any, settings: dict[str, str]) -> None:
         try:
             keys = read_public_keys(Path(settings["silos"]))
             patience = Patience(joining=float(settings["joining"]), round=float(settings["round"]))
-            carrier = GridCarrier(grid, keys)
+            carrier = GridCarrier(grid, keys, lambda said: status("running", said))
             config, key = read(settings["experiment"]), _key(settings)
             coordinator = Coordinator(config, list(keys), folder, carrier, key, patience)
             try:
                 for record in coordinator.rounds():
-                    LOG.info("round %d: %s answered", record.round + 1, record.answered)
+                    LOG.info("round %d: %s answered%s", record.round + 1, record.answered, without(record))
                 coordinator.finish()
             finally:
                 coordinator.close()
@@ -56,6 +59,12 @@ def run(grid: Any, settings: dict[str, str]) -> None:
             raise
         LOG.info("finished")
         status("finished")
+
+
+def without(record: RoundRecord) -> str:
+    """Who was asked in a round and did not answer in time, for the end of a sentence."""
+    missing = [name for name, party in record.parties.items() if "seconds" not in party]
+    return f"; no answer from {', '.join(missing)}" if missing else ""
 
 
 def _key(settings: dict[str, str]) -> Path:

@@ -68,7 +68,8 @@ class GrantWatch:
                 chosen = block.noise_multiplier if release.noise_origin is Origin.RELEASED else None
                 self.refused = self.refused or objection(self.grant, block.bound, chosen)
         if self.refused is not None:
-            LOG.warning("round %d, step %d is outside of the grant: %s", release.round, release.step, self.refused)
+            where = release.round + 1, release.step + 1
+            LOG.warning("round %d, step %d is outside of the grant: %s", *where, self.refused)
         return self.refused is None
 
 

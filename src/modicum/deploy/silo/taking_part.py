@@ -203,10 +203,11 @@ class TakingPart:
         try:
             answer = self._ask(b, self.kit)
         except Exception:  # what failed may depend on the records, so the message must not
-            LOG.exception("round %d cannot be computed: zero plus noise is sent, and charged", b.round)
+            LOG.exception("round %d cannot be computed: zero plus noise is sent, and charged", b.round + 1)
             answer = self._ask(b, replace(self.kit, backend=Zero(self.kit.backend.layout)))
         if isinstance(answer, Refusal):
-            LOG.warning("round %d is refused: %s", b.round, self.watch.refused or answer.detail or answer.reason)
+            why = self.watch.refused or answer.detail or answer.reason
+            LOG.warning("round %d is refused: %s", b.round + 1, why)
             raise Refuse(self.watch.refused or FROM_LEDGER.get(answer.reason, Code.NOT_PLANNED))
         self.account.remember(self.ledger)
         self._tell(b, charged)
