@@ -88,7 +88,10 @@ class PrivacyConfig:
 class ModelConfig:
     """A model by name; the other keys of the table are its options."""
 
-    name: str = setting("logistic", "logistic, mlp, cnn-small, lenet, cnn8, resnet18, resnet34, …")
+    name: str = setting(
+        "logistic",
+        "logistic, mlp, cnn-small, lenet, cnn8, resnet18, resnet34, …, or your own: package.module:factory",
+    )
     options: dict[str, float | str] = setting(dict, "of the model, e.g. hidden: numbers, or names of .npz files")  # noqa: RUF009
 
 

@@ -32,9 +32,8 @@ def test_cut_to_whole_numbers_they_would_be_one() -> None:
     """The negative control: labels taken as classes make two people of one age group the same."""
     y = np.array([0.25, 0.75])
     blunt = by_contents(KEY, [(X, y.astype(np.int64))])
-    assert blunt[0] == blunt[1]
-    sharp = by_contents(KEY, [as_table(Arrays(X, y))])
-    assert sharp[0] != sharp[1]
+    assert len(blunt) == 1
+    assert len(by_contents(KEY, [as_table(Arrays(X, y))])) == 2
 
 
 def test_plain_records_are_known_as_before() -> None:
