@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from modicum.errors import PrivacyWarning, UnsoundError, UserError
     from modicum.federation.experiment import Federation
     from modicum.federation.interference import Checked, check
-    from modicum.federation.settings import Cohorts, Engine, Server, Watching
+    from modicum.federation.settings import Cohorts, Engine, Noise, Server, Watching
     from modicum.federation.transcript_file import load_transcript
     from modicum.privacy.certificate import Certificate
     from modicum.privacy.verify import verify
@@ -53,7 +53,7 @@ _WHERE = {
     **dict.fromkeys(_DATA, "modicum.data"),
     **dict.fromkeys(("PrivacyWarning", "UnsoundError", "UserError"), "modicum.errors"),
     **dict.fromkeys(("MLflow", "TensorBoard", "Tracker"), "modicum.report.track"),
-    **dict.fromkeys(("Cohorts", "Engine", "Server", "Watching"), "modicum.federation.settings"),
+    **dict.fromkeys(("Cohorts", "Engine", "Noise", "Server", "Watching"), "modicum.federation.settings"),
     "Certificate": "modicum.privacy.certificate",
     "Checked": "modicum.federation.interference",
     "Federation": "modicum.federation.experiment",
@@ -83,6 +83,7 @@ __all__ = [
     "MLflow",
     "Metric",
     "Natural",
+    "Noise",
     "PrivacyWarning",
     "Run",
     "Server",

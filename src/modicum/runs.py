@@ -41,7 +41,7 @@ from modicum.federation.model_file import (
 )
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
-from modicum.federation.settings import Cohorts, Engine, Server, Watching, regrouped
+from modicum.federation.settings import Cohorts, Engine, Noise, Server, Watching, regrouped
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import Transcript
 from modicum.federation.transcript_file import FileTranscript, transcript_in
@@ -186,6 +186,7 @@ def train(
     resume: bool = False,
     cohorts: Cohorts = Cohorts(),
     server: Server = Server(),
+    noise: Noise = Noise(),
     engine: Engine = Engine(),
     watching: Watching = Watching(),
     **old: Any,
@@ -208,6 +209,7 @@ def train(
         folder: where to write [default: a new folder under ./runs].
         resume: continues a run of the same experiment that was interrupted.
         cohorts: who takes part.
+        noise: how noise is drawn: of floats, on a lattice, or correlated over rounds.
         server: hot start, averages, limits of bounds, how often to evaluate.
         engine: device and compilation.
         watching: trackers, transcript, audit.
@@ -234,6 +236,9 @@ def train(
         hot_start=server.hot_start,
         average=server.average,
         bounds=server.bounds,
+        noise=noise.kind,
+        bands=noise.bands,
+        factor=noise.factor,
         evaluate_every=server.evaluate_every,
         device=engine.device,
         compile=engine.compile,

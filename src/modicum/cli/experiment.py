@@ -77,12 +77,17 @@ def run(
 def _explained(config: Config) -> list[str]:
     """Decisions from public facts; nothing is released or written."""
     from modicum.config import experiment
+    from modicum.federation.correlate import gain_lines
     from modicum.federation.setup import decided, set_up
     from modicum.privacy.noise import SimulatedNoise
 
     made = set_up(experiment(config), SimulatedNoise(config.run.seed))
     geometry = made.experiment.federation.data.geometry
-    said = decided(made.method, made.kit) or (f"{config.method_name} takes its settings as they are written.",)
+    own = [
+        *decided(made.method, made.kit),
+        *gain_lines(made.method, made.experiment.setting, made.experiment.max_participations),
+    ]
+    said = own or (f"{config.method_name} takes its settings as they are written.",)
     return [*((geometry.line,) if geometry else ()), *said]
 
 

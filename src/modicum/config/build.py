@@ -78,6 +78,8 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
         average=run.average,
         bounds=run.bounds,
         noise=config.privacy.noise,
+        bands=config.privacy.bands,
+        factor=config.privacy.factor,
         secure_aggregation=run.secure_aggregation,
         evaluate_every=run.evaluate_every,
         device=run.device,

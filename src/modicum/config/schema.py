@@ -78,10 +78,23 @@ class PrivacyConfig:
     )
     delta: float | None = setting(None, "δ of every guarantee (default: the method's)")
     adjacency: str | None = setting(None, "zero-out or replace-one: sizes are public (default: the method's)")
-    noise: Literal["float", "integer"] | None = setting(
+    noise: Literal["float", "integer", "correlated"] | None = setting(
         None,
-        "integer: on a lattice, for whole batches (default: where masks need it, and deployed where it can be)",
+        "integer: on a lattice, for whole batches (default: where masks need it, and deployed where it can be); "
+        "correlated: over rounds, for clients behind a trusted server",
     )
+    bands: int | None = setting(
+        None, "of correlated noise, up to the rounds between two turns of a client (default: as many)"
+    )
+    factor: Literal["banded", "blt"] | None = setting(
+        None, "of correlated noise (default: banded, and blt where that would have more than 64 bands)"
+    )
+
+    def __post_init__(self) -> None:
+        if self.noise != "correlated" and (self.bands is not None or self.factor is not None):
+            raise UserError('bands and factor are those of correlated noise: set noise = "correlated"')
+        if self.bands is not None and self.bands < 1:
+            raise UserError(f"bands must be at least 1, got {self.bands}")
 
 
 @dataclass(frozen=True, kw_only=True)

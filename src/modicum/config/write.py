@@ -34,9 +34,10 @@ def describe_experiment(
     """The same for an experiment put together in Python, whose data no file can name."""
     data, e = experiment.federation.data, experiment
     options = dict(e.model_options)
+    mixed = {"bands": e.bands, "factor": e.factor} if e.noise == "correlated" else {}
     tables: dict[str, dict[str, Any]] = {
         "data": {"name": data.dataset, "clients": len(data.clients), "records": list(data.sizes)},
-        "privacy": {"budgets": list(e.federation.budgets), **_elsewhere(e.method), "noise": e.noise},
+        "privacy": {"budgets": list(e.federation.budgets), **_elsewhere(e.method), "noise": e.noise, **mixed},
         "model": {"name": e.model if isinstance(e.model, str) else type(e.model).__name__, **options},
         "method": {"name": registered_name(e.method)},
         "run": {

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from modicum.core import integers
+from modicum.core.rows import NoiseRows
 from modicum.errors import UserError
+from modicum.privacy.correlated import Correlation
 from modicum.privacy.events import Block, NoSampling, Poisson, Release, Shuffled
 from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import DType, NoiseKey, NoiseSource, SimulatedNoise
@@ -227,10 +229,10 @@ class SumDoor(Protocol):
 
 
 class ReservedSumDoor:
-    """Opens when every client that the sum may depend on has a reservation."""
+    """Opens when every client that the sum may depend on has a reservation; `rows` are of correlated noise."""
 
-    def __init__(self, noise: NoiseSource, tokens: Iterable[Token]) -> None:
-        self._noise = noise
+    def __init__(self, noise: NoiseSource, tokens: Iterable[Token], rows: NoiseRows | None = None) -> None:
+        self._noise, self._rows = noise, rows
         self._tokens = {token.release: token for token in tokens}
 
     def release_sum(
@@ -244,10 +246,22 @@ class ReservedSumDoor:
                 self._tokens[release].use(release)
                 for block in release.blocks:
                     stds[block.name] = max(stds.get(block.name, 0.0), block.noise_std)
+        correlated = correlated_blocks(events, self._rows)
         return {
-            name: add_noise(self._noise, NoiseKey(SERVER, round, 0, f"noise:{name}"), value, stds[name])
+            name: value + stds[name] * self._rows.row(name, round, value)
+            if self._rows is not None and name in correlated
+            else add_noise(self._noise, NoiseKey(SERVER, round, 0, f"noise:{name}"), value, stds[name])
             for name, value in sums.items()
         }
+
+
+def correlated_blocks(events: Mapping[str, tuple[Release, ...]], rows: NoiseRows | None) -> set[str]:
+    """Blocks whose noise is a row of the factor that all of these releases name (R19)."""
+    found = {block.name for es in events.values() for e in es if e.correlated for block in e.blocks}
+    named = {e.correlated.factor for es in events.values() for e in es if e.correlated is not None}
+    if named and (rows is None or named != {rows.digest}):
+        raise UserError("these releases name another factor of correlated noise than the one that is here")
+    return found
 
 
 class DoorWatch(Protocol):
@@ -287,3 +301,12 @@ def _precision(values: Tensor) -> DType:
 
 def _name(release: Release) -> str:
     return "+".join(b.name for b in release.blocks)
+
+
+def rows_of(source: NoiseSource, owner: str, terms: Correlation) -> NoiseRows:
+    """Rows of correlated noise that a source makes for whoever adds it; the same keys give the same rows."""
+
+    def draw(block: str, number: int, like: Tensor) -> Tensor:
+        return noise_like(source, NoiseKey(owner, number, 0, f"row:{block}"), like, 1.0)
+
+    return NoiseRows(terms.factor, terms.digest, draw)

@@ -21,7 +21,9 @@ from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check
 from modicum.errors import UserError
+from modicum.federation.correlate import rotation, with_correlated
 from modicum.federation.learning import check_labels, inputs_of, made_up_rows, width_of, with_task
+from modicum.federation.settings import FactorKind, NoiseKind
 from modicum.mechanisms.class_sums import class_sums
 from modicum.models import build, check_model, fixed_features
 from modicum.models.adapter import adapted
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 
     from modicum.data.partition import Partition
 
-NoiseKind = Literal["float", "integer"]
 AggregationKind = Literal["ideal", "protocol", "honest-but-curious"]
 VARIANTS = {
     "ideal": Variant.IDEAL,
@@ -126,6 +127,8 @@ class Experiment:
     noise: NoiseKind | None = (
         None  # integer: drawn on a lattice; None: what secure_aggregation asks for, else float
     )
+    bands: int | None = None  # of correlated noise; None: as many as the separation of a client's rounds
+    factor: FactorKind | None = None  # of correlated noise; None: banded, and blt where that has too many bands
     secure_aggregation: AggregationKind = "ideal"  # or the protocol itself, in memory
     evaluate_every: int = 1
     device: str = "cpu"
@@ -142,9 +145,13 @@ class Experiment:
             raise UserError(f"the average over rounds forgets with a factor from 0 up to 1, got {self.average}")
         if self.secure_aggregation not in VARIANTS:
             raise UserError(f"unknown secure_aggregation {self.secure_aggregation!r}: use {', '.join(VARIANTS)}")
-        if self.noise not in (None, "float", "integer"):
-            raise UserError(f"unknown noise {self.noise!r}: use float or integer")
-        if self.noise == "float" and self.secure_aggregation != "ideal":
+        if self.noise not in (None, "float", "integer", "correlated"):
+            raise UserError(f"unknown noise {self.noise!r}: use float, integer or correlated")
+        if self.noise != "correlated" and (self.bands is not None or self.factor is not None):
+            raise UserError('bands and factor are those of correlated noise: set noise = "correlated"')
+        if self.factor not in (None, "banded", "blt"):
+            raise UserError(f"unknown factor {self.factor!r}: use banded or blt")
+        if self.noise in ("float", "correlated") and self.secure_aggregation != "ideal":
             raise UserError('masks need integers: leave noise out, or set noise = "integer"')
         data = self.federation.data
         check_labels(self.task, data)
@@ -174,6 +181,9 @@ class Experiment:
 def build_method(experiment: Experiment) -> Method:
     """The experiment's method, whose parts find what they need in its data; nothing is reserved before."""
     method = with_task(experiment.method.build(experiment.setting), experiment.task)
+    if experiment.noise == "correlated":
+        cohorts = rotation(experiment.setting, experiment.seed, experiment.max_participations)
+        method = with_correlated(method, cohorts, experiment.bands, experiment.factor)
     if experiment.integers:
         method = with_integers(method, VARIANTS[experiment.secure_aggregation])
     check_data(method, offer_of(experiment.federation.data, experiment.task))

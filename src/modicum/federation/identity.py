@@ -42,7 +42,9 @@ def _parts(e: Experiment) -> Iterator[bytes]:
     yield re.sub(r" at 0x[0-9a-f]+", "", repr(e.method)).encode()
     settings = (e.setting, e.max_participations, e.metrics, e.seed, e.hot_start, e.average, e.federation.budgets)
     bounds = () if e.bounds is None else (e.bounds,)
-    kind = ("integers", e.secure_aggregation) if e.integers else ()
+    kind: tuple[object, ...] = ("integers", e.secure_aggregation) if e.integers else ()
+    if e.noise == "correlated":
+        kind = ("correlated", e.bands, e.factor)
     yield repr((*settings, *bounds, *kind)).encode()
     if not e.task.plain:
         yield re.sub(r" at 0x[0-9a-f]+", "", repr(e.task)).encode()

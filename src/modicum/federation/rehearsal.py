@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from modicum.core import integers
-from modicum.core.door import SERVER, Door
+from modicum.core.door import SERVER, Door, correlated_blocks
 from modicum.core.memory import keep_pages
 from modicum.core.messages import Opened, ReleasedSum
 from modicum.core.parts import Backend, Batch, Job, State
 from modicum.core.round_state import Collector, RoundState
+from modicum.core.rows import NoiseRows
 from modicum.federation.clients import Clients, Reserve
+from modicum.federation.correlate import rows_for
 from modicum.federation.evaluation import Evaluation
 from modicum.federation.experiment import Experiment, Prepared
 from modicum.federation.in_process import InProcess, Results
@@ -44,6 +46,7 @@ class RehearsedNoise:
     seed: int
     held: list[Token] = field(default_factory=list)
     ask: Reserve | None = None
+    rows: NoiseRows | None = None  # of correlated noise
 
     def opened_by(self, tokens: Sequence[Token], reserve: Reserve) -> Door:
         """The same door for one client and round."""
@@ -90,7 +93,13 @@ class RehearsedNoise:
     ) -> dict[str, Tensor]:
         blocks = [block for es in events.values() for e in es for block in e.blocks]
         stds = {name: max(b.noise_std for b in blocks if b.name == name) for name in sums}
-        return {name: self._noised(value, stds[name], SERVER, round, 0, name) for name, value in sums.items()}
+        correlated = correlated_blocks(events, self.rows)
+        return {
+            name: value + stds[name] * self.rows.row(name, round, value)
+            if self.rows is not None and name in correlated
+            else self._noised(value, stds[name], SERVER, round, 0, name)
+            for name, value in sums.items()
+        }
 
     def _noised(self, value: Tensor, std: float, *key: object) -> Tensor:
         if not std:
@@ -135,7 +144,7 @@ class Rehearsal:
         self.backend: Backend = made.kit.backend
         self.facts = {f.name: f for f in made.facts}
         self.server = made.server("rehearsal")
-        self.door = RehearsedNoise(experiment.seed)
+        self.door = RehearsedNoise(experiment.seed, rows=rows_for(self.method.mechanism, noise))
         ledger = MemoryLedger("rehearsal", self.plans.values())
         self.clients = Clients(
             self.method,

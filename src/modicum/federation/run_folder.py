@@ -83,6 +83,11 @@ class RunFolder:
         return self.path / "opened.safetensors"
 
     @property
+    def noise_key(self) -> Path:
+        """The secret of correlated noise, while the run lasts (R19)."""
+        return self.path / "noise.key"
+
+    @property
     def transcript(self) -> Path:
         """What each party saw, where that is recorded."""
         return self.path / "transcript.bin"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
+
+NoiseKind = Literal["float", "integer", "correlated"]
+FactorKind = Literal["banded", "blt"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +22,22 @@ class Cohorts:
 
     per_round: int | None = None
     max_participations: int | None = None
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How noise is drawn.
+
+    Args:
+        kind: `"correlated"` takes back in later rounds what it added in earlier ones (docs/correlated.md),
+            `"integer"` draws on a lattice [default: floats, and integers where masks need them].
+        bands: of correlated noise [default: as many as rounds between two turns of a client].
+        factor: of correlated noise, `"banded"` or `"blt"` [default: banded, and blt beyond 64 bands].
+    """
+
+    kind: NoiseKind | None = None
+    bands: int | None = None
+    factor: FactorKind | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

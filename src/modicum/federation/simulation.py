@@ -12,6 +12,7 @@ from modicum.core.memory import keep_pages
 from modicum.core.parts import Backend
 from modicum.federation.checkpoints import Folder
 from modicum.federation.clients import Clients
+from modicum.federation.correlate import rows_for
 from modicum.federation.evaluation import Evaluation
 from modicum.federation.experiment import Experiment
 from modicum.federation.foreign import foreign_parts
@@ -26,6 +27,7 @@ from modicum.federation.server import OpenedOnce, TrustedLedger
 from modicum.federation.setup import set_up
 from modicum.federation.transcript import Transcript
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
+from modicum.privacy.noise.keyed import destroy_key
 
 
 class Simulation:
@@ -68,11 +70,15 @@ class Simulation:
             done=self.server.state.round,
         )
         central = not self.method.mechanism.spec.view.senders_add_noise
+        begun, self._key = self.ledger.share_reserved() > 0, files.noise_key
+        rows = (
+            None if self.server.finished else rows_for(self.method.mechanism, self.noise, self._key, begun=begun)
+        )
         self.carrier = InProcess(
             self.server,
             self.clients,
             self.ledger,
-            trusted=TrustedLedger(self.ledger, self.noise, watch, keep) if central else None,
+            trusted=TrustedLedger(self.ledger, self.noise, watch, keep, rows=rows) if central else None,
             once=OpenedOnce(files.opened),
             integers=collect_integers(made, self.ledger.run_id),
             faults=faults,
@@ -95,8 +101,9 @@ class Simulation:
         self.ledger.close()
 
     def rounds(self) -> Iterator[RoundRecord]:
-        """Run what is left, round by round."""
-        return iter(self._rounds)
+        """Run what is left, round by round; noise that nobody needs any more cannot be drawn again afterwards."""
+        yield from self._rounds
+        destroy_key(self._key)
 
     def step(self) -> RoundRecord:
         """One round."""

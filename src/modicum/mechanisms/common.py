@@ -57,8 +57,11 @@ def contributions(norms: Tensor, bound: float, signals: Sequence[Signal]) -> dic
 
 
 def training_multiplier(plan: PrivacyPlan, purpose: str) -> float:
-    """The frozen noise multiplier of a plan's releases of this purpose (0 where no privacy is claimed)."""
-    return next((r.noise_multiplier for r in plan.releases if r.purpose == purpose), 0.0)
+    """The frozen noise multiplier of a plan's releases of this purpose (0 where no privacy is claimed).
+
+    Of correlated noise it is that of a row: what is added, and shared by the clients of a sum.
+    """
+    return next((r.row_multiplier for r in plan.releases if r.purpose == purpose), 0.0)
 
 
 def start(job: Job, kit: ClientKit) -> Tensor:
