@@ -137,6 +137,9 @@ class SiloTerms:
     budget: float = setting(0.0, "ε that it grants (inf for no privacy)")
     validation: int = setting(0, "records that it holds out for declared metrics")
     key: str = setting("", "its public key, as `modicum silo key` prints it")
+    account: Literal["known", "new"] = setting(
+        "known", "new: all agree that it begins a new account, for other records than those of its earlier one"
+    )
 
     def __post_init__(self) -> None:
         if self.records < 1 or self.validation < 0 or not self.budget > 0:

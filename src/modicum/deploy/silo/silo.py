@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from modicum.config import Config, experiment_over, federation
 from modicum.core.facts import ClientFacts
@@ -23,6 +23,7 @@ from modicum.core.records import fields_to_json
 from modicum.core.store import write_durably
 from modicum.data.arrays import Arrays, FederatedData, Peek
 from modicum.deploy.silo.account import account_of
+from modicum.deploy.silo.accounts import check_accounts, remember_accounts
 from modicum.deploy.silo.envelope import sign_answer, unseal
 from modicum.deploy.silo.grant import too_much, within
 from modicum.deploy.silo.signing import raw_public, read_public, read_server, read_signing_key
@@ -170,6 +171,7 @@ class Silo:
             "digest": digest(self.spec.experiment),
             "run": self.taking_part.join.run if self.taking_part else None,
             "ticket": self.ticket,
+            "account": self._statement(),
         }
         return json.dumps(card, sort_keys=True).encode()
 
@@ -190,13 +192,14 @@ class Silo:
             plan = self._check_terms(join)
             if join.tickets.get(self.spec.name) != self.ticket:
                 raise Refuse(Code.REPLAYED)
+            check_accounts(self.spec, self.account, join)
             self._draw(join, plan)
             self.spec.folder.mkdir(parents=True, exist_ok=True)
             write_durably(self.spec.folder / JOINED, join.encode())
             self._begin(join)
         assert self.taking_part is not None
         part = self.taking_part
-        return json.dumps({"multiplier": part.terms.multiplier(part.plan)}).encode()
+        return json.dumps({"multiplier": part.terms.multiplier(part.plan), "account": self._statement()}).encode()
 
     def _draw(self, join: Join, plan: PrivacyPlan) -> None:
         """The whole run's price, from the account of these records, before anything else is written."""
@@ -314,11 +317,15 @@ class Silo:
 
     def _finish(self, body: bytes) -> bytes:
         assert self.taking_part is not None
-        if body:
-            raise Refuse(Code.MALFORMED)
+        remember_accounts(self.spec, self.account, body)
         self.taking_part.finish()
         self.write_certificate()
-        return b""
+        return json.dumps({"account": self._statement()}).encode()
+
+    def _statement(self) -> list[Any] | None:
+        """How far its account has come, signed for whoever is told; None where none is kept."""
+        shown = self.account.shown()
+        return None if shown is None else shown.signed(self._key, self.spec.name).to_list()
 
     def write_certificate(self) -> None:
         """What this silo guarantees to the people behind its records, from its own ledger."""

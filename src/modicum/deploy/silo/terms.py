@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ from modicum.core.integers import Agreed
 from modicum.core.parts import Method, OnLattice
 from modicum.core.setting import Setting
 from modicum.data.geometry import load_geometry
+from modicum.deploy.silo.witness import Statement, read_heard, read_statements
 from modicum.errors import UserError, counted
 from modicum.federation.cohort import Cohorts, public_cohorts, rounds_of
 from modicum.federation.experiment import VARIANTS, Experiment, Prepared, with_integers
@@ -225,6 +226,8 @@ class Join:
     multipliers: dict[str, float]
     adaptive: bool
     tickets: dict[str, str]  # of each silo's folder: an invitation to an earlier one is refused
+    accounts: dict[str, Statement] = field(default_factory=dict)  # as silos state them now
+    heard: dict[str, tuple[Statement, ...]] = field(default_factory=dict)  # as the server remembers them
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -233,7 +236,9 @@ class Join:
 
     def encode(self) -> bytes:
         """The bytes of an invitation."""
-        return _json({**self._terms(), "tickets": self.tickets})
+        accounts = {name: one.to_list() for name, one in self.accounts.items()}
+        heard = {name: [one.to_list() for one in many] for name, many in self.heard.items()}
+        return _json({**self._terms(), "tickets": self.tickets, "accounts": accounts, "heard": heard})
 
     def terms(self) -> bytes:
         """What is agreed on, apart from to whose folders the invitation went."""
@@ -266,7 +271,8 @@ class Join:
             raise ValueError("a view is a table")
         multipliers = {str(k): _finite(v) for k, v in d["multipliers"].items()}
         tickets = {str(name): str(ticket) for name, ticket in d["tickets"].items()}
-        return cls(d["run"], str(d["digest"]), d["spec"], facts, multipliers, d["adaptive"], tickets)
+        told = (tickets, read_statements(d["accounts"]), read_heard(d["heard"]))
+        return cls(d["run"], str(d["digest"]), d["spec"], facts, multipliers, d["adaptive"], *told)
 
 
 def _json(value: dict[str, Any]) -> bytes:
