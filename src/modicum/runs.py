@@ -184,6 +184,7 @@ def train(
     simulation: bool = True,
     folder: str | PathLike[str] | None = None,
     resume: bool = False,
+    workers: int | None = None,
     cohorts: Cohorts = Cohorts(),
     server: Server = Server(),
     noise: Noise = Noise(),
@@ -208,6 +209,7 @@ def train(
             looks at no test record.
         folder: where to write [default: a new folder under ./runs].
         resume: continues a run of the same experiment that was interrupted.
+        workers: processes that compute clients, a thread each: the same bits for any number [default: none].
         cohorts: who takes part.
         noise: how noise is drawn: of floats, on a lattice, or correlated over rounds.
         server: hot start, averages, limits of bounds, how often to evaluate.
@@ -242,6 +244,7 @@ def train(
         evaluate_every=server.evaluate_every,
         device=engine.device,
         compile=engine.compile,
+        workers=workers,
         model_options=dict(model_options or {}),
     )
     if resume and folder is None:

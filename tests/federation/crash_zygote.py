@@ -92,6 +92,7 @@ def experiment(kind: str) -> Experiment:
 def watch_steps(points: Points) -> None:
     for name in ("reserve", "settle_many", "prune_before", "declare"):
         setattr(Ledger, name, points.around(name, getattr(Ledger, name)))
+    Ledger.settle_digests = points.around("settle_many", Ledger.settle_digests)  # type: ignore[method-assign]
     Ledger.create = points.around("create", Ledger.create)  # type: ignore[method-assign]
     records.MetricsFile.append = points.around("metrics", records.MetricsFile.append)  # type: ignore[method-assign]
     checkpoints.save_state = points.around("checkpoint", checkpoints.save_state)  # type: ignore[attr-defined]

@@ -33,6 +33,7 @@ def run(
         [], "--track", help="Also tell tensorboard[:FOLDER] or mlflow[:URI] what is released (repeatable)."
     ),
     transcript: bool = typer.Option(False, "--transcript", help="Short for --set run.transcript=true."),
+    workers: int | None = typer.Option(None, "--workers", help="Short for --set run.workers=N."),
     explain: bool = typer.Option(
         False, "--explain", help="Say what the method decides by itself and why, and stop."
     ),
@@ -44,6 +45,8 @@ def run(
         options = [*options, f"data.dir={json.dumps(str(data_dir.absolute()), ensure_ascii=False)}"]
     if transcript:
         options = [*options, "run.transcript=true"]
+    if workers is not None:
+        options = [*options, f"run.workers={workers}"]
     if out is not None and resume is not None:
         raise UserError("--out begins a new run and --resume continues one: give only one of them")
     if len(files or ()) > 1 and (out is not None or resume is not None or print_config):

@@ -114,6 +114,32 @@ def account(
     typer.echo(json.dumps(found, ensure_ascii=False, indent=2) if as_json else "\n".join(_account_lines(found)))
 
 
+@app.command("withdraw")
+def withdraw(
+    file: Path = FILE,
+    row: int = typer.Option(None, "--row", help="The record's row in the silo's own table, counted from 1."),
+    id: str = typer.Option(None, "--id", help="The person's key in id_column: all of its records."),
+    as_json: bool = typer.Option(False, "--json", help="Machine-readable output."),
+) -> None:
+    """Blank a record from the next round on, also while the silo serves; nothing is planned anew."""
+    from modicum.deploy.silo.silo import own_experiment
+    from modicum.deploy.silo.spec import read_spec
+    from modicum.deploy.silo.withdrawal import what_stays
+    from modicum.deploy.silo.withdrawal import withdraw as note
+
+    spec = read_spec(file)
+    new = note(spec, own_experiment(spec).federation.data.clients[0], row=row, id=id)
+    stays = what_stays(spec)
+    if as_json:
+        typer.echo(json.dumps({"rows": [n.row for n in new], "stays": stays}, ensure_ascii=False, indent=2))
+        return
+    for n in new:
+        typer.echo(f"withdrawn  row {n.row}: blank from the next reservation on; its row, and every count, stay")
+    if not new:
+        typer.echo("withdrawn  before: nothing changed")
+    typer.echo("\n".join(f"stays      {said}" for said in stays))
+
+
 def _account_lines(found: dict[str, Any]) -> Iterator[str]:
     yield found["sentence"]
     if not found["kept"] or not found["opened"]:

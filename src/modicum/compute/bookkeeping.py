@@ -97,9 +97,9 @@ class PassRecorder:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Every owned layer is recorded; some have a pass of their own, unless torch's is to be probed."""
-        own: dict[type[nn.Module], Callable[..., Tensor]] = {}
+        own: dict[type[nn.Module], Callable[..., Tensor]] = {nn.Embedding: self._look_up}
         if not self.only_gradients:
-            own = {nn.GroupNorm: self._normalise, nn.Linear: self._multiply}
+            own |= {nn.GroupNorm: self._normalise, nn.Linear: self._multiply}
         replaced, handles = [], []
         for layer in self.owned:
             way = own.get(type(layer))
@@ -125,6 +125,13 @@ class PassRecorder:
         if not fits(layer, args):
             return self._record(layer, args, nn.Linear.forward(layer, *args, **keywords))
         return shown_linear(layer, args[0], self.anchor, partial(self.receive, self._called(layer, args)))
+
+    def _look_up(self, layer: nn.Embedding, *args: Any, **keywords: Any) -> Tensor:
+        """Places that all examples share, (1, T), become each example's own: the sum over examples would be all
+        that a gradient tells."""
+        if len(args) == 1 and len(args[0]) == 1 < self.examples:
+            args = (args[0].expand(self.examples, *args[0].shape[1:]),)
+        return self._record(layer, args, nn.Embedding.forward(layer, *args, **keywords))
 
     def _normalise(self, layer: nn.GroupNorm, *args: Any, **keywords: Any) -> Tensor:
         if len(args) == 1 and args[0].is_cuda and torch.is_autocast_enabled("cuda"):

@@ -26,6 +26,7 @@ from modicum.compute.problem import (
     sum_dtype,
 )
 from modicum.compute.rounding import product_rounding
+from modicum.compute.sums import rows_counted
 from modicum.core.clips import Clip
 
 LARGE = 1 << 20
@@ -74,7 +75,8 @@ class Problem:
 
     def key(self) -> Hashable:
         """All that the function below depends on besides its inputs and their shapes."""
-        return self.loss, self.clip.kind, tuple(self.trained), modes(self.model), str(self.batch[1])
+        counted = rows_counted(self.examples)
+        return self.loss, self.clip.kind, tuple(self.trained), modes(self.model), str(self.batch[1]), counted
 
     @property
     def device(self) -> torch.device:

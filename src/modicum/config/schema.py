@@ -83,6 +83,11 @@ class PrivacyConfig:
         "integer: on a lattice, for whole batches (default: where masks need it, and deployed where it can be); "
         "correlated: over rounds, for clients behind a trusted server",
     )
+    fixed_shapes: Literal["auto", "lanes", "capacity"] | None = setting(
+        None,
+        "passes of one shape over secret Poisson batches: lanes, a capacity, or auto, the cheaper "
+        "(default: none in a simulation, deployed auto)",
+    )
     bands: int | None = setting(
         None, "of correlated noise, up to the rounds between two turns of a client (default: as many)"
     )
@@ -166,6 +171,9 @@ class RunConfig:
     compile: bool = setting(
         False, "compile clipped sums on the first batch of each size: pays on a GPU, after thousands of steps"
     )
+    workers: int | None = setting(
+        None, "processes that compute clients, a thread each, with the same bits for any number (default: none)"
+    )
     simulation: bool = setting(
         True, "seeded noise that protects nobody; false: cryptographic noise (deployed: unless true is written)"
     )
@@ -186,7 +194,7 @@ class RunConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "evaluate_every", "per_round", "max_participations"):
+        for name in ("rounds", "evaluate_every", "per_round", "max_participations", "workers"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} must be at least 1, got {value}")

@@ -25,6 +25,7 @@ from modicum.federation.correlate import rotation, with_correlated
 from modicum.federation.learning import check_labels, inputs_of, made_up_rows, width_of, with_task
 from modicum.federation.settings import FactorKind, NoiseKind
 from modicum.mechanisms.class_sums import class_sums
+from modicum.mechanisms.fixed_shapes import KINDS, Kind, shapes_for, with_fixed_shapes
 from modicum.models import build, check_model, fixed_features
 from modicum.models.adapter import adapted
 from modicum.models.named import build_named, is_shipped
@@ -127,12 +128,14 @@ class Experiment:
     noise: NoiseKind | None = (
         None  # integer: drawn on a lattice; None: what secure_aggregation asks for, else float
     )
+    fixed_shapes: Kind | None = None  # of passes over Poisson batches, as deployed silos have them (R16)
     bands: int | None = None  # of correlated noise; None: as many as the separation of a client's rounds
     factor: FactorKind | None = None  # of correlated noise; None: banded, and blt where that has too many bands
     secure_aggregation: AggregationKind = "ideal"  # or the protocol itself, in memory
     evaluate_every: int = 1
     device: str = "cpu"
     compile: bool = False  # clipped sums, on the first batch of each size
+    workers: int | None = None  # processes that compute clients, a thread each; None: this one
     model_options: dict[str, float | str] = field(default_factory=dict)
     task: Task = CLASSIFICATION
 
@@ -141,6 +144,8 @@ class Experiment:
             raise UserError(
                 f"rounds and evaluate_every must be at least 1, got {self.rounds} and {self.evaluate_every}"
             )
+        if self.workers is not None and self.workers < 1:
+            raise UserError(f"the number of workers must be at least 1, got {self.workers}")
         if not 0 <= self.average < 1:
             raise UserError(f"the average over rounds forgets with a factor from 0 up to 1, got {self.average}")
         if self.secure_aggregation not in VARIANTS:
@@ -151,6 +156,8 @@ class Experiment:
             raise UserError('bands and factor are those of correlated noise: set noise = "correlated"')
         if self.factor not in (None, "banded", "blt"):
             raise UserError(f"unknown factor {self.factor!r}: use banded or blt")
+        if self.fixed_shapes not in (None, *KINDS):
+            raise UserError(f"unknown fixed_shapes {self.fixed_shapes!r}: use {', '.join(KINDS)}")
         if self.noise in ("float", "correlated") and self.secure_aggregation != "ideal":
             raise UserError('masks need integers: leave noise out, or set noise = "integer"')
         data = self.federation.data
@@ -203,6 +210,11 @@ def with_integers(method: Method, variant: Variant) -> Method:
 
         check_view(view)
     return replace(method, mechanism=mechanism)
+
+
+def in_fixed_shapes(method: Method, kind: Kind | None, data: Prepared) -> Method:
+    """The method whose drawn records are computed in passes of one shape, where that is asked for (R16)."""
+    return method if kind is None else with_fixed_shapes(method, shapes_for(kind, data.model, data.records[0].x))
 
 
 def offer_of(data: FederatedData, task: Task = CLASSIFICATION) -> Offer:

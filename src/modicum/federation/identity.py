@@ -45,7 +45,8 @@ def _parts(e: Experiment) -> Iterator[bytes]:
     kind: tuple[object, ...] = ("integers", e.secure_aggregation) if e.integers else ()
     if e.noise == "correlated":
         kind = ("correlated", e.bands, e.factor)
-    yield repr((*settings, *bounds, *kind)).encode()
+    shapes = () if e.fixed_shapes is None else ("fixed shapes", e.fixed_shapes)
+    yield repr((*settings, *bounds, *kind, *shapes)).encode()
     if not e.task.plain:
         yield re.sub(r" at 0x[0-9a-f]+", "", repr(e.task)).encode()
     yield from _model(e)

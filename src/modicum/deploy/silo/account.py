@@ -280,7 +280,7 @@ def table_of(spec: SiloSpec, own: ClientData, key: bytes) -> Digests:
         case Identity.CLIENT:
             return whole_client()
         case Identity.ID:
-            return by_id(key, _ids(spec))
+            return by_id(key, record_ids(spec))
         case Identity.CONTENTS:
             return by_contents(key, _blocks(own.train, own.validation, own.test))
 
@@ -292,7 +292,8 @@ def _blocks(*parts: Arrays) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArr
             yield as_table(block)
 
 
-def _ids(spec: SiloSpec) -> list[str]:
+def record_ids(spec: SiloSpec) -> list[str]:
+    """Who each of the silo's own records is, in the order of its table; the data name an id_column."""
     data = spec.experiment.data
     assert data.id_column is not None
     if data.partition not in (None, "natural"):

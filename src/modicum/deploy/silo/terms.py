@@ -27,6 +27,7 @@ from modicum.federation.experiment import VARIANTS, Experiment, Prepared, with_i
 from modicum.federation.learning import with_task
 from modicum.federation.setup import adapts, put_on_lattice
 from modicum.mechanisms.common import metric_plans, training_multiplier
+from modicum.mechanisms.fixed_shapes import FixedShapes, shapes_for, with_fixed_shapes
 from modicum.models.named import is_import_path, is_shipped, package_of
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
@@ -41,6 +42,10 @@ BOUNDS = (1e-3, 1e3)
 
 def deployed(config: Config) -> Config:
     """The experiment as a deployment takes it: its noise is real unless the file says `simulation = true`."""
+    if config.run.workers is not None:
+        raise UserError(
+            "workers are for simulations: in a deployment each silo computes for itself, leave them out"
+        )
     said = config.source.tables.get("run", {}).get("simulation") is True
     return replace(config, run=replace(config.run, simulation=said))
 
@@ -49,7 +54,8 @@ def digest(config: Config) -> str:
     """Names method, model, features, schedule and agreed silos. Data and folders are each party's own business."""
     run = config.run
     schedule = (run.rounds, run.per_round, run.max_participations, run.metrics)
-    agreed = (run.bounds, run.server, sorted(run.silos.items()), run.secure_aggregation, config.privacy.noise)
+    privacy = (config.privacy.noise, *filter(None, [config.privacy.fixed_shapes]))
+    agreed = (run.bounds, run.server, sorted(run.silos.items()), run.secure_aggregation, *privacy)
     model = (config.model.name, sorted(config.model.options.items()), _features(config.data.features))
     brought = () if is_shipped(config.model.name) else (package_of(config.model.name),)
     task = (
@@ -72,6 +78,7 @@ class Terms:
 
     config: Config
     names: tuple[str, ...]
+    shapes: FixedShapes | None = None  # what passes over drawn records are chosen from, once the model is known
 
     def __post_init__(self) -> None:
         name = self.config.model.name
@@ -87,6 +94,11 @@ class Terms:
                 "silo has its own data.backbone and features, and the head is trained"
             )
 
+    def for_model(self, data: Prepared) -> Terms:
+        """With passes of one shape over drawn records: a server that chooses the model may be hostile (R16)."""
+        kind = self.config.privacy.fixed_shapes or "auto"
+        return replace(self, shapes=shapes_for(kind, data.model, data.records[0].x))
+
     @property
     def setting(self) -> Setting:
         """Clients, clients a round and rounds, as a method is built for."""
@@ -96,7 +108,8 @@ class Terms:
     @cached_property
     def method(self) -> Method:
         """The agreed method; one whose server would have to be trusted is refused."""
-        method: Method = with_task(self.config.method.build(self.setting), task_in(self.config))
+        built = with_task(self.config.method.build(self.setting), task_in(self.config))
+        method: Method = with_fixed_shapes(built, self.shapes)
         if self.integers(method):
             method = with_integers(method, VARIANTS[self.config.run.secure_aggregation])
         method.mechanism.spec.refuse_true_sizes()
