@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from modicum import methods, models
+    from modicum import methods, models, tasks
     from modicum.comparing import Comparison, compare
     from modicum.core.facts import Metric
     from modicum.data import (
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from modicum.privacy.verify import verify
     from modicum.report.track import MLflow, TensorBoard, Tracker
     from modicum.runs import Run, load, train
+    from modicum.tasks import Task
 
 __version__ = "0.1.0"
 
@@ -53,6 +54,7 @@ _WHERE = {
     "Federation": "modicum.federation.experiment",
     "Metric": "modicum.core.parts",
     "Run": "modicum.runs",
+    "Task": "modicum.tasks",
     "Comparison": "modicum.comparing",
     "check": "modicum.federation.interference",
     "compare": "modicum.comparing",
@@ -62,7 +64,7 @@ _WHERE = {
     "train": "modicum.runs",
     "verify": "modicum.privacy.verify",
 }
-_MODULES = ("methods", "models")
+_MODULES = ("methods", "models", "tasks")
 
 __all__ = [
     "Certificate",
@@ -78,6 +80,7 @@ __all__ = [
     "Run",
     "Shards",
     "SizeSkew",
+    "Task",
     "TensorBoard",
     "Tracker",
     "UnsoundError",
@@ -94,6 +97,7 @@ __all__ = [
     "load_transcript",
     "methods",
     "models",
+    "tasks",
     "train",
     "verify",
 ]

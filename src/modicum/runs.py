@@ -19,16 +19,19 @@ from torch import Tensor, nn
 from modicum.attacks.audits import Found, refuse_real, refuse_unfit
 from modicum.attacks.audits import Settings as AuditSettings
 from modicum.attacks.audits import audit as play_audit
+from modicum.compute.problem import in_mode
 from modicum.config.read import DEFAULT_METHOD
 from modicum.config.write import describe_experiment
 from modicum.core.parts import ModelWrapper, Plain
+from modicum.core.records import Fields, fields_to_json
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import refuse_peeks
 from modicum.errors import DAMAGED, MissingExtraError, UserError, counted
 from modicum.federation.experiment import Experiment, Federation
-from modicum.federation.model_file import as_inputs, restored
+from modicum.federation.learning import inputs_of, width_of
+from modicum.federation.model_file import as_inputs, described_inputs, frozen_digest, restored
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.simulation import Simulation
@@ -38,10 +41,12 @@ from modicum.methods import method_of, settings_of
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.noise import CryptoNoise
 from modicum.report.picture import Curve
-from modicum.report.summary import Spread, Summary, summarise
-from modicum.report.table import frame, percent, spread
+from modicum.report.summary import Spread, Summary, last, summarise
+from modicum.report.table import NAMES, frame, metric, spread
 from modicum.report.track import Tracker, tracking
 from modicum.report.write import curve_of, write_report
+from modicum.tasks import CLASSIFICATION, Task, remembered, task_of
+from modicum.tasks import DEFAULT as DEFAULT_TASK
 
 if TYPE_CHECKING:
     from modicum.core.facts import Metric
@@ -51,7 +56,7 @@ Watch = Callable[[Simulation, RoundRecord], None]
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A finished run. Accuracy is simulated ground truth: in a deployment nobody could compute it."""
+    """A finished run. Metrics on test records are simulated ground truth: deployed, nobody could compute them."""
 
     folder: Path
     summary: Summary
@@ -60,11 +65,23 @@ class Run:
     parameters: Mapping[str, Tensor] = field(repr=False)  # of the final model, by name
     wrapper: ModelWrapper = field(repr=False)  # the method's, which may train other layers than the model's
     own_model: nn.Module | None = field(default=None, repr=False)  # a module that no catalogue has
+    task: Task = field(default=CLASSIFICATION, repr=False)
 
     @property
     def accuracy(self) -> float:
         """Accuracy of the last model on the global test data; nan where there is none."""
         return math.nan if self.summary.accuracy is None else self.summary.accuracy
+
+    @property
+    def score(self) -> float:
+        """The task's main metric of the last model on the global test data; nan where there is none."""
+        return math.nan if self.summary.score is None else self.summary.score
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Every metric of the last model on the global test data, by name."""
+        simulated = last(record.simulated for record in self.records)
+        return {name.removeprefix("test_"): v for name, v in simulated.items() if name.startswith("test_")}
 
     @cached_property
     def model(self) -> nn.Module:
@@ -72,10 +89,22 @@ class Run:
         return restored(self.folder, self.parameters, self.wrapper, self.own_model)
 
     def predict(self, x: Any) -> Tensor:
-        """The most likely class of each record. `x` is what the federation held: images, features or columns."""
-        with torch.no_grad():
-            classes: Tensor = self.model(as_inputs(x)).argmax(dim=-1)
-        return classes
+        """What the task answers for each record: of classes the most likely, of a regression numbers.
+
+        Args:
+            x: Records as the federation held them: images, features, columns, or several arrays by name.
+
+        Returns:
+            One answer a record.
+        """
+        with torch.no_grad(), in_mode(self.model, training=False):
+            answers: Tensor = self.task.answer(self.model(as_inputs(x, self.inputs)))
+        return answers
+
+    @cached_property
+    def inputs(self) -> Fields | None:
+        """What records are made of, as the weights' file says; None where they are plain numbers or images."""
+        return described_inputs(self.folder)
 
     def to_frame(self) -> Any:
         """One line a round, for pandas: bound, answers, reserved share and every metric that the run has."""
@@ -87,7 +116,7 @@ class Run:
         return (
             f"{s.method} on {s.dataset}: {counted(s.clients, 'client')}, {counted(s.rounds, 'round')}, model "
             f"{s.model}\n"
-            f"accuracy   {percent(s.accuracy)} on simulated test data\n"
+            f"{NAMES.get(s.main, s.main):<10} {metric(s.main, s.score)} on simulated test data\n"
             f"ε          {certified} certified per {lines[0].spec.unit}\n"
             f"folder     {self.folder}"
         )
@@ -118,6 +147,7 @@ def train(
     method: MethodSpec | str = DEFAULT_METHOD,
     budgets: Budgets | None = None,
     model: str | nn.Module = "logistic",
+    task: Task | str = DEFAULT_TASK,
     rounds: int = 30,
     seed: int = 0,
     per_round: int | None = None,
@@ -141,6 +171,8 @@ def train(
     """Train, and write a run folder: the one given, or a new one under ./runs.
 
     `federation` holds records and budgets; where it holds records alone (`mo.federate`), give `budgets` too.
+    `task` is what is learned: `"classification"` (where none is given), `"regression"`, `"multi-label"`,
+    `"next-token"`, one with options (`mo.tasks.classification(weights=[1, 13])`), or your own `mo.Task`.
     `method` is a settings object (`mo.methods.DpSgd(lr=4)`) or a name (`"dp-sgd"`: its defaults); where none is
     given it is `auto`, as in a file.
     `simulation=False` draws noise from the operating system's cryptographic generator instead of the seed, and
@@ -156,6 +188,7 @@ def train(
         federation=_with_budgets(federation, budgets, seed),
         method=method,
         model=model,
+        task=task_of(task),
         rounds=rounds,
         per_round=per_round,
         max_participations=max_participations,
@@ -201,10 +234,19 @@ def _with_budgets(federation: Federation | FederatedData, budgets: Budgets | Non
     return Federation(federation, assign_budgets(budgets, len(federation.clients), seed))
 
 
-def load(folder: str | PathLike[str], model: nn.Module | None = None) -> Run:
+def load(folder: str | PathLike[str], model: nn.Module | None = None, task: Task | None = None) -> Run:
     """A finished run from its folder: results, certificate, rounds, and the model with `predict`.
 
-    `model` is the module that was trained, where it was one of your own.
+    Args:
+        folder: Of the run.
+        model: The module that was trained, where it was one of your own; frozen parameters are taken from it.
+        task: What was learned, where it was a task of your own.
+
+    Returns:
+        The run.
+
+    Raises:
+        UserError: Where there is no finished run, or its files do not fit together.
     """
     files = RunFolder(Path(folder))
     for path in (files.config, files.summary, files.certificate, files.metrics, files.model):
@@ -216,12 +258,21 @@ def load(folder: str | PathLike[str], model: nn.Module | None = None) -> Run:
 
     try:
         summary = Summary.from_dict(json.loads(files.summary.read_text(encoding="utf-8")))
-        wrapper = _wrapper(tomllib.loads(files.config.read_text(encoding="utf-8")), summary)
+        tables = tomllib.loads(files.config.read_text(encoding="utf-8"))
+        wrapper = _wrapper(tables, summary)
         parameters = load_file(files.model)
     except (*DAMAGED, OSError, SafetensorError) as error:
         raise UserError(f"the run in {folder} cannot be read back ({error}): take an intact folder") from None
     certificate = Certificate.read(files.certificate)
-    return Run(files.path, summary, certificate, read_records(files.metrics), parameters, wrapper, model)
+    rounds = read_records(files.metrics)
+    return Run(files.path, summary, certificate, rounds, parameters, wrapper, model, task or _task(tables))
+
+
+def _task(tables: Mapping[str, Any]) -> Task:
+    """As config.toml names it; of a task of one's own, whatever the model gives."""
+    written = dict(tables.get("task", {}))
+    name = str(written.pop("name", DEFAULT_TASK))
+    return remembered(name, written)
 
 
 def write_audit(run: Run, found: Found) -> None:
@@ -347,7 +398,8 @@ def _finish(run: Simulation, files: RunFolder, audit: str | None) -> Run:
     write_report(files, summary, certificate, records)
     model = run.experiment.model
     own = model if isinstance(model, nn.Module) else None
-    return Run(files.path, summary, certificate, records, parameters, run.method.wrapper, own)
+    task = run.experiment.task
+    return Run(files.path, summary, certificate, records, parameters, run.method.wrapper, own, task)
 
 
 def _parameters(run: Simulation) -> dict[str, Tensor]:
@@ -365,9 +417,13 @@ def _write_model(run: Simulation, parameters: Mapping[str, Tensor], files: RunFo
     facts = {
         "run": run.ledger.run_id,
         "round": run.server.state.round,
-        "input_shape": list(data.input_shape),
-        "classes": data.classes,
+        "input_shape": list(data.input_shape) if data.clients[0].train.plain else None,
+        "classes": width_of(run.experiment.task, data),
     }
+    if not data.clients[0].train.plain:
+        facts["inputs"] = fields_to_json(inputs_of(data, run.experiment.model))
+    if base := frozen_digest(run.data.model):
+        facts["base"] = base
     about = {"modicum": json.dumps(facts)}
     files.write(files.model, bytes(save({n: v.contiguous() for n, v in parameters.items()}, metadata=about)))
 

@@ -35,9 +35,13 @@ def test_npz_files_keep_their_test_records_apart(tmp_path: Path) -> None:
     assert data.clients[1].train.x.max() == 1
 
 
-def test_bytes_are_kept_as_images_and_doubles_become_single(tmp_path: Path) -> None:
-    _save(tmp_path / "f", "a", x=np.zeros((4, 1, 8, 8), np.uint8), y=np.arange(4))
-    assert from_npz_folder(tmp_path / "f").train.x.dtype == np.uint8
+def test_bytes_are_images_only_where_a_scale_is_asked_for(tmp_path: Path) -> None:
+    _save(tmp_path / "f", "a", x=np.full((4, 1, 8, 8), 51, np.uint8), y=np.arange(4))
+    assert (from_npz_folder(tmp_path / "f").train.scaled() == 51).all()
+    images = from_npz_folder(tmp_path / "f", scale=255).train
+    assert images.x.dtype == np.uint8
+    assert np.allclose(images.scaled(), 0.2)
+    assert np.allclose(from_npz_folder(tmp_path / "f", scale=100).train.scaled(), 0.51)
     _save(tmp_path / "g", "a", x=np.zeros((4, 3)), y=np.arange(4))
     assert from_npz_folder(tmp_path / "g").train.x.dtype == np.float32
 
@@ -51,7 +55,7 @@ def test_bytes_are_kept_as_images_and_doubles_become_single(tmp_path: Path) -> N
         ({"x": np.full((2, 2), np.nan), "y": [0, 1]}, "NaN or Inf"),
         ({"x": np.zeros((2, 3)), "y": [0, 1]}, "shape"),
         ({"x": np.zeros((2, 2)), "y": [0, -1]}, "label -1"),
-        ({"x": np.array(["p", "q"]), "y": [0, 1]}, "could not convert"),
+        ({"x": np.array(["p", "q"]), "y": [0, 1]}, "turn text and dates into numbers"),
         ({"x": np.array([{}, {}], dtype=object), "y": [0, 1]}, "cannot be read"),
     ],
 )
@@ -77,7 +81,6 @@ def test_an_empty_folder_and_a_damaged_file(tmp_path: Path) -> None:
         ("client,x,label\na,1,0\na,,1\n", "row 3, column 'x': the cell is empty"),
         ("client,x,label\na,one,0\n", "'one' is not a number"),
         ("client,x,label\na,1\n", "column 'label'"),
-        ("client,x,label\na,1,0.5\n", "whole numbers"),
         ("client,x,label\na,nan,0\n", "the cell is empty"),
         ("who,x,label\na,1,0\n", "no column 'client'"),
         ("client,label\na,1\n", "one feature column"),

@@ -329,7 +329,7 @@ def test_a_codec_on_messages_without_all_their_noise_is_refused(view: str, tmp_p
 def test_a_deployed_server_without_public_records_refuses_a_hot_start(tmp_path: Path) -> None:
     made = config(tmp_path, DpSgd())
     with pytest.raises(UserError, match="hot_start = 0"):
-        coordinator._without_data(made, Terms(made, NAMES), ((4,), 3, False))
+        coordinator._without_data(made, Terms(made, NAMES), ("[4]", 3, False))
 
 
 def test_training_in_python_has_every_setting_of_the_file(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import torch
 from sklearn.metrics import f1_score
 
 import modicum as mo
-from modicum.federation.evaluation import macro_f1
 from modicum.report.table import table
+from modicum.tasks.metrics import macro_f1_of as macro_f1
 
 
 @pytest.mark.parametrize("classes", [2, 5, 12])

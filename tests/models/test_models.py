@@ -74,7 +74,7 @@ def test_options() -> None:
     ("call", "says"),
     [
         (lambda: build("vgg", (1, 28, 28), 10), "unknown model 'vgg'"),
-        (lambda: build("mlp", (4,), 1), "at least 2 classes"),
+        (lambda: build("mlp", (4,), 0), "at least one output"),
         (lambda: build("mlp", (0,), 2), "positive sizes"),
         (lambda: build("mlp", (4,), 2, depth=3), "has no option 'depth': it takes hidden"),
         (lambda: build("cnn-small", (13,), 2), "takes images"),

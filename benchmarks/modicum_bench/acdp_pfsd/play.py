@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from modicum.core.optimisers import Sgd
 from modicum.data import Arrays, Dataset, FederatedData, Shards, federate, load
 from modicum.data.mapped import federation_behind
-from modicum.federation.evaluation import accuracy_by_client, evaluate, own_model
+from modicum.federation.evaluation import evaluate, own_model, score_by_client
 from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
 from modicum.federation.rehearsal import Rehearsal, Rehearsed
 from modicum.papers.acdp_pfsd.fine_tuning import fine_tune
@@ -163,7 +163,7 @@ def row(cell: Cell, run: Rehearsal, rounds: Sequence[Rehearsed]) -> dict[str, An
 def shared(run: Rehearsal) -> float:
     """The server's model on each client's own test records, whose classes come as often as in training."""
     models = dict.fromkeys(run.states, run.model)
-    return statistics.fmean(accuracy_by_client(run.backend, models, run.data.client_test).values())
+    return statistics.fmean(score_by_client(run.backend, models, run.data.client_test).values())
 
 
 def fine_tuned(runs: Sequence[Rehearsal], choices: Sequence[Choice]) -> list[dict[str, float]]:
@@ -178,7 +178,7 @@ def fine_tuned(runs: Sequence[Rehearsal], choices: Sequence[Choice]) -> list[dic
 
 def _accuracies(run: Rehearsal, models: Mapping[str, Tensor]) -> dict[str, float]:
     return {
-        name: statistics.fmean(accuracy_by_client(run.backend, models, held_out).values())
+        name: statistics.fmean(score_by_client(run.backend, models, held_out).values())
         for name, held_out in (("tuned", run.data.client_test), ("tuned_validation", run.data.validation))
     }
 

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from modicum.data.arrays import FederatedData
-from modicum.federation.evaluation import evaluate, macro_f1
+from modicum.federation.evaluation import evaluate
 from modicum.federation.experiment import Experiment, Federation, Prepared, build_method, prepare
 from modicum.federation.rehearsal import Rehearsal
 from modicum.privacy.accounting.choose import epsilon
 from modicum.public.head import logistic_head
+from modicum.tasks.metrics import macro_f1_of
 from modicum.training.small_bias import SmallBiasHead
 from modicum_bench.fedcompdp.rows import AUTO, LONG, MESSAGES, OURS, Settings, rounds_of, spec
 
@@ -120,4 +121,4 @@ def probe(on: Stage, decay: float = 1e-6, steps: int = 200) -> dict[str, float]:
 
 def _judged(told: torch.Tensor, truth: torch.Tensor, classes: int) -> dict[str, float]:
     right = (told == truth).double().mean().item()
-    return {"accuracy": right, "macro_f1": macro_f1(told, truth, classes)}
+    return {"accuracy": right, "macro_f1": macro_f1_of(told, truth, classes)}

@@ -27,7 +27,8 @@ def pack(
     largest = max(known.values(), key=lambda g: g.size)
 
     def turned(arrays: Arrays) -> np.ndarray:
-        return (arrays.scaled().reshape(len(arrays), -1) - largest.mean) @ largest.matrix
+        found: np.ndarray = (arrays.scaled().reshape(len(arrays), -1) - largest.mean) @ largest.matrix
+        return found
 
     scale = (REACH * turned(source.train).std(0) / STEPS).astype(np.float32)
     parts = {"train": records.train, "test": records.test}

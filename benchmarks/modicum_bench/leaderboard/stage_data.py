@@ -62,7 +62,8 @@ class Bed:
 
 def numbers(arrays: Arrays) -> np.ndarray:
     """Which records these are."""
-    return arrays.x[:, 0].astype(np.int64)
+    found: np.ndarray = arrays.x[:, 0].astype(np.int64)
+    return found
 
 
 def bed(name: str, backbones: Path, device: str, views: int, most: int | None = None) -> Bed:

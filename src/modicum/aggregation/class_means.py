@@ -13,6 +13,7 @@ from torch import Tensor
 
 from modicum.core.facts import FeatureFacts, PublicFacts
 from modicum.core.messages import NoiseFacts, Opened, Released, ReleasedSum
+from modicum.core.needs import Need
 from modicum.core.parts import CLASS_COUNTS, Aggregation, State
 from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
@@ -28,6 +29,8 @@ class ClassMeans:
 
     rounds: int
     after: Aggregation
+
+    needs = (Need.CLASSES, Need.NUMBERS)
 
     @property
     def needs_individuals(self) -> bool:

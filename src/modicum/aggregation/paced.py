@@ -20,6 +20,7 @@ from modicum.aggregation.noise_aware import NoiseAware
 from modicum.aggregation.weighted import Weighted
 from modicum.core.facts import FeatureFacts, PublicFacts, noise_of_sum
 from modicum.core.messages import Opened
+from modicum.core.needs import Need
 from modicum.core.parts import State
 from modicum.core.sockets import PublicEvaluator
 
@@ -47,6 +48,8 @@ class Paced:
     noise: float  # that steps may leave in a logit where nothing of the task is public
     summed: bool = False  # whether only the sum over all clients is seen
     constant: float = 1.0  # the feature that a bias is the weight of
+
+    needs = (Need.CLASSES, Need.NUMBERS)
 
     @property
     def needs_individuals(self) -> bool:

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from modicum.report.curves import main_metric
+from modicum.report.table import metric
+
 if TYPE_CHECKING:
     from modicum.federation.records import RoundRecord
     from modicum.federation.simulation import Simulation
@@ -101,8 +104,9 @@ def _bar_watch(progress: Any, title: str) -> Watch:
             fields = {"total": run.experiment.rounds, "completed": record.round, "accuracy": "", "reserved": "0%"}
             tasks.append(progress.add_task(title, **fields))
         shown: dict[str, Any] = {"reserved": f"{record.reserved:.0%}"}
-        if "test_accuracy" in record.simulated:
-            shown["accuracy"] = f"{record.simulated['test_accuracy']:.1%} (simulated)"
+        main = main_metric([record])
+        if f"test_{main}" in record.simulated:
+            shown["accuracy"] = f"{metric(main, record.simulated[f'test_{main}'])} (simulated)"
         progress.update(tasks[0], completed=record.round + 1, **shown)
 
     return watch

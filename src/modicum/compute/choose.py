@@ -35,12 +35,17 @@ class Choice:
     reason: str
 
 
-def choose(model: nn.Module, device: torch.device | str = "cpu", *, compiled: bool = False) -> Choice:
-    """The fastest engine for this model on this device; or on request one client after another, compiled."""
+def choose(
+    model: nn.Module, device: torch.device | str = "cpu", *, compiled: bool = False, several: bool = False
+) -> Choice:
+    """The fastest engine for this model on this device; or on request one client after another, compiled.
+
+    `several`: records are several tensors, which are not stacked.
+    """
     size, device = Layout.of(model).dimension, torch.device(device)
     if compiled:
         return Choice(LoopBackend(model, Way.COMPILED), 1, "compiled, as was asked for")
-    reason = _needs_loop(model, size, device)
+    reason = "records of several tensors" if several else _needs_loop(model, size, device)
     if reason:
         return Choice(LoopBackend(model), 1, reason)
     at_once = CPU_STACK // size if device.type == "cpu" else min(GPU_ROWS, GPU_STACK // size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +11,12 @@ from torch import Tensor, nn
 from modicum.compute import Clipper, Way
 from modicum.compute.capture import Graphs, filled_up, rounded_up
 from modicum.compute.flat import applies
-from modicum.compute.problem import in_mode, trained_parameters
+from modicum.compute.problem import in_mode, rows, trained_parameters
 from modicum.compute.row_steps import row_step
 from modicum.core.clips import Clip
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch, Losses
+from modicum.core.records import each, first_leaf
 
 EVALUATION_BATCH = 2048
 ALIGNED = 64  # bytes: where torch lets fresh memory begin, and the widest registers of a CPU
@@ -32,9 +34,10 @@ class LoopBackend:
     def _load(self, row: Tensor) -> None:
         self.layout.load(self.model, aligned(row))
 
-    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
-        size = rounded_up(len(x))
-        if not applies(self.way, theta.device.type) or not 0 < size <= EVALUATION_BATCH:
+    def outputs(self, theta: Tensor, x: Any) -> Tensor:
+        size = rounded_up(len(first_leaf(x)))
+        plain = isinstance(x, Tensor) and applies(self.way, theta.device.type)
+        if not plain or not 0 < size <= EVALUATION_BATCH:
             return self._outputs(theta, x)
         frozen = (*(p for p in self.model.parameters() if not p.requires_grad), *self.model.buffers())
         key = tuple(t.data_ptr() for t in frozen)
@@ -44,10 +47,11 @@ class LoopBackend:
     def _replayable(self, theta: Tensor, x: Tensor) -> tuple[Tensor]:
         return (self._outputs(theta, x),)
 
-    def _outputs(self, theta: Tensor, x: Tensor) -> Tensor:
+    def _outputs(self, theta: Tensor, x: Any) -> Tensor:
         self._load(theta)
+        starts = range(0, max(1, len(first_leaf(x))), EVALUATION_BATCH)
         with in_mode(self.model, training=False), torch.no_grad():
-            return torch.cat([self.model(part) for part in torch.split(x, EVALUATION_BATCH)])
+            return torch.cat([self.model(rows(x, slice(i, i + EVALUATION_BATCH))) for i in starts])
 
     def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
         rows = [self._gradient(row, batch, losses) for row, batch in zip(theta, batches, strict=True)]
@@ -57,14 +61,14 @@ class LoopBackend:
         if not len(batch):
             return torch.zeros_like(row)
         self._load(row)
-        loss = losses(self.model(aligned(batch.x)), batch.targets).mean()
+        loss = losses(self.model(each(aligned, batch.x)), batch.targets).mean()
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
 
     def row_step(self, losses: Losses, some: Callable[[], Batch]) -> int:
         """What the number of rows of a clipped sum is a multiple of, for this loss and records like some."""
 
-        def batch() -> tuple[Tensor, Mapping[str, Tensor]]:
+        def batch() -> tuple[Any, Mapping[str, Tensor]]:
             return some().x, dict(some().targets)
 
         return row_step(self._clipped.operations(trained_parameters(self.model, None), losses, batch))
@@ -75,7 +79,7 @@ class LoopBackend:
         sums, norms = [], []
         for row, batch, clip in zip(theta, batches, clips, strict=True):
             self._load(row)
-            clipped = self._clipped(losses, aligned(batch.x), dict(batch.targets), clip)
+            clipped = self._clipped(losses, each(aligned, batch.x), dict(batch.targets), clip)
             sums.append(self.layout.flatten(clipped.total))
             norms.append(clipped.norms)
         return torch.stack(sums), norms

@@ -193,11 +193,13 @@ def modes(model: nn.Module) -> tuple[bool, ...]:
 @contextmanager
 def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     """All of the model in one mode for a while; then every part has its own again."""
-    before = modes(model)
+    before, fast = modes(model), torch.backends.mha.get_fastpath_enabled()
     model.train(training)
+    torch.backends.mha.set_fastpath_enabled(False)  # its shapes follow values, where records have padding
     try:
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         for module, mode in zip(model.modules(), before, strict=True):
             module.training = mode
 

@@ -10,6 +10,7 @@ from modicum.core.setting import Setting
 from modicum.data import Dataset, assign_budgets, federate, from_csv, from_npz_folder, load
 from modicum.data.budgets import Budgets
 from modicum.errors import UserError
+from modicum.tasks import Task, named
 
 if TYPE_CHECKING:
     from modicum.federation.experiment import Experiment, Federation
@@ -82,7 +83,14 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
         device=run.device,
         compile=run.compile,
         model_options=dict(config.model.options),
+        task=task_in(config),
     )
+
+
+def task_in(config: Config) -> Task:
+    """What the file's table [task] says is learned."""
+    with config.source.at("task"):
+        return named(config.task.name, config.task.options)
 
 
 def _features(config: Config) -> str | None:
@@ -116,7 +124,7 @@ def _records(config: Config, alone: str | None = None) -> Dataset:
     if data.name is not None:
         return load(data.name, data.dir)
     if data.npz is not None:
-        return from_npz_folder(data.npz, classes=data.classes)
+        return from_npz_folder(data.npz, classes=data.classes, scale=data.scale)
     assert data.csv is not None  # the schema allows one of the three
     return from_csv(
         data.csv,

@@ -10,13 +10,21 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from modicum.config.schema import Config, DataConfig, MetricConfig, ModelConfig, PrivacyConfig, RunConfig
+from modicum.config.schema import (
+    Config,
+    DataConfig,
+    MetricConfig,
+    ModelConfig,
+    PrivacyConfig,
+    RunConfig,
+    TaskConfig,
+)
 from modicum.config.source import Source, read_source, with_option
 from modicum.data.columns import Column
 from modicum.errors import MissingExtraError
 
 DEFAULT_METHOD = "auto"
-TABLES = ("data", "privacy", "model", "method", "run", "fit", "metanet")  # the last two: `modicum fit-…`
+TABLES = ("data", "task", "privacy", "model", "method", "run", "fit", "metanet")  # the last two: `modicum fit-…`
 
 _READERS: dict[type[Any], Any] = {}  # of tables, by their classes
 
@@ -59,6 +67,7 @@ def check(source: Source, folder: Path = Path()) -> Config:
         method=method,
         run=_run(source),
         source=source,
+        task=_task(source),
     )
 
 
@@ -82,6 +91,13 @@ def _model(source: Source, folder: Path) -> ModelConfig:
         elif isinstance(value, bool) or not isinstance(value, int | float):
             raise source.error(f"the model option {key} must be a number, got {value!r}", "model", key)
     return ModelConfig(name=read_table(source, ModelConfig, "model", named).name, options=table)
+
+
+def _task(source: Source) -> TaskConfig:
+    table = dict(source.tables.get("task", {}))
+    named = {"name": table.pop("name")} if "name" in table else {}
+    _json(source, table, "task")
+    return TaskConfig(name=read_table(source, TaskConfig, "task", named).name, options=table)
 
 
 def _method(source: Source, privacy: PrivacyConfig) -> tuple[str, Any]:
@@ -117,7 +133,9 @@ def read_table(source: Source, cls: type[Any], name: str, table: Mapping[str, An
         from pydantic import ValidationError
     except ImportError:
         raise MissingExtraError("pydantic", None, "reading a configuration file") from None
-    hidden = {"options"} if cls is ModelConfig else {"delta", "adjacency"} if name == "method" else set()
+    hidden = (
+        {"options"} if cls in (ModelConfig, TaskConfig) else {"delta", "adjacency"} if name == "method" else set()
+    )
     _known(source, {k: v for k, v in table.items() if k not in hidden}, _keys(cls, hidden), "keys", name)
     try:
         # Strict JSON rules: text is not a number, a number is no text, and a list may fill a tuple.

@@ -27,6 +27,7 @@ class DataConfig:
         dict, "of the csv file, by public constants: age = { range = [0, 120], fill = 50 }"
     )
     classes: int | None = setting(None, "of your own data (default: the largest label + 1)")
+    scale: float | None = setting(None, "a public constant that the npz files' inputs are divided by, e.g. 255")
     dir: str | None = setting(None, "folder of dataset files (default: MODICUM_DATA, else the cache)")
     clients: int | None = setting(None, "how many (default: the clients that the data come with, else 20)")
     partition: str | None = setting(
@@ -49,6 +50,8 @@ class DataConfig:
             raise UserError('give exactly one of name, npz and csv, e.g. name = "digits"')
         if any("\0" in (path or "") for path in (self.npz, self.csv, self.dir, self.backbone, self.features)):
             raise UserError("a path holds no zero byte")
+        if self.scale is not None and not (self.npz is not None and 0 < self.scale < float("inf")):
+            raise UserError("scale is a positive number that the inputs of npz files are divided by")
         if self.columns and self.csv is None:
             raise UserError("columns belong to a csv file: leave them out, or give csv")
 
@@ -77,10 +80,18 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """A task by name; the other keys of the table are its options."""
+
+    name: str = setting("classification", "classification, regression, multi-label, next-token, or a package's")
+    options: dict[str, Any] = setting(dict, "of the task, e.g. weights")  # noqa: RUF009
+
+
+@dataclass(frozen=True, kw_only=True)
 class MetricConfig:
     """A metric on clients' validation records: a release like any other, so it is declared and paid for."""
 
-    name: Literal["accuracy"] = setting("accuracy", "what is measured")
+    name: str = setting("accuracy", "what is measured: accuracy, of a regression error")
     every: int = setting(5, "in every how many rounds")
     noise_multiplier: float = setting(20.0, "noise of the count, in units of its sensitivity")
 
@@ -168,3 +179,4 @@ class Config:
     method: Any
     run: RunConfig
     source: Source = field(compare=False, repr=False)
+    task: TaskConfig = field(default_factory=TaskConfig)

@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from modicum.config.fields import FieldInfo, describe
-from modicum.config.schema import Config, DataConfig, PrivacyConfig, RunConfig
+from modicum.config.schema import Config, DataConfig, PrivacyConfig, RunConfig, TaskConfig
 from modicum.methods import registered_name
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ def describe_experiment(
             "metrics": list(e.metrics),
         },
     }
+    if not e.task.plain:
+        tables["task"] = {"name": e.task.name, **e.task.options}
     if is_dataclass(e.method):
         own = [f.name for f in fields(e.method) if f.name not in ELSEWHERE]
         tables["method"] |= {name: getattr(e.method, name) for name in own}
@@ -93,8 +95,13 @@ def _tables(config: Config) -> dict[str, list[tuple[FieldInfo, Any]]]:
     model = FieldInfo("name", "str", None, "the model")
     method = FieldInfo("name", "str", None, "the method: see `modicum methods`")
     own = [i for i in describe(type(config.method)) if i.name not in ELSEWHERE]
+    task = FieldInfo("name", "str", None, "what is learned: classification, regression, multi-label, next-token")
+    options = [(FieldInfo(k, "", None, "option"), v) for k, v in config.task.options.items()]
+    # A file of plain classification has no table of it, as those that were written before there were tasks.
+    learned = {"task": [(task, config.task.name), *options]} if config.task != TaskConfig() else {}
     return {
         "data": _rows(DataConfig, config.data),
+        **learned,
         "privacy": _rows(PrivacyConfig, config.privacy),
         "model": [
             (model, config.model.name),

@@ -83,15 +83,16 @@ def noise_of_sum(noises: Sequence[float], records: Sequence[int]) -> float:
 
 @dataclass(frozen=True)
 class Metric:
-    """A count over a client's own validation records that it releases with noise every `every` rounds."""
+    """A sum over a client's own validation records, at most 1 each, released with noise every `every` rounds.
 
-    name: str  # "accuracy"
+    Which there are is for the task to say.
+    """
+
+    name: str  # e.g. "accuracy"
     every: int
     noise_multiplier: float  # in what the adversary sees
 
     def __post_init__(self) -> None:
-        if self.name != "accuracy":
-            raise UserError(f"unknown metric {self.name!r}: clients can release 'accuracy'")
         if self.every < 1 or not 0 < self.noise_multiplier < float("inf"):
             raise UserError(
                 "a metric needs a number of rounds of at least 1 and a positive finite noise multiplier, got "

@@ -29,6 +29,8 @@ class Need(StrEnum):
     PUBLIC_DATA = "public data"
     PUBLIC_LABELS = "public labels"
     VALIDATION = "validation records"
+    CLASSES = "classes"  # one a record
+    NUMBERS = "records of numbers"  # one array of them
 
 
 OF_THE_MECHANISM = {
@@ -72,6 +74,14 @@ UNMET = {
         "public data with the task's own labels: give the federation a proxy ([data] proxy = 0.1), or use another "
         "{kind}"
     ),
+    Need.CLASSES: (
+        "one class for each record: set the task to classification without weights, or use another method, e.g. "
+        "dp-sgd"
+    ),
+    Need.NUMBERS: (
+        "records that are one array of numbers, and these are whole numbers (tokens?) or several arrays: turn "
+        "quantities into floats, or name a method and a model for them, e.g. dp-sgd with a model of your own"
+    ),
     Need.VALIDATION: (
         "validation records at each client: set validation ([data] validation = 0.1), or use another {kind}"
     ),
@@ -80,6 +90,10 @@ UNMET = {
 
 class Composition(Protocol):
     """A method, as far as needs go: its parts by the names of `PARTS`."""
+
+    @property
+    def name(self) -> str:
+        """The method's."""
 
     @property
     def mechanism(self) -> Any:
@@ -93,6 +107,8 @@ class Offer:
     public_data: bool | None = None
     public_labels: bool | None = None
     validation: bool | None = None
+    classes: bool | None = None
+    numbers: bool | None = None
 
     def lacks(self, need: Need) -> bool:
         """Whether a carrier is known not to have what is needed; what it cannot tell is not lacking."""
@@ -100,6 +116,8 @@ class Offer:
             Need.PUBLIC_DATA: self.public_data,
             Need.PUBLIC_LABELS: self.public_labels,
             Need.VALIDATION: self.validation,
+            Need.CLASSES: self.classes,
+            Need.NUMBERS: self.numbers,
         }
         return given.get(need) is False
 
@@ -108,6 +126,7 @@ def check_data(method: Composition, offer: Offer) -> None:
     """Refuses a method one of whose parts needs data that are not there."""
     for kind, name, need in declared(method):
         if offer.lacks(need):
+            name = method.name if need in (Need.CLASSES, Need.NUMBERS) else name
             raise _unmet(kind, name, need)
 
 

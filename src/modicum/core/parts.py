@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from modicum.core.clips import Clip
@@ -22,6 +23,7 @@ from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, Opened, ReleasedSum
 from modicum.core.needs import check_composition
+from modicum.core.records import each, first_leaf
 from modicum.core.round_state import Collector, RoundState
 from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
@@ -30,6 +32,7 @@ from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, Unit
 from modicum.privacy.views import Variant
+from modicum.tasks import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
     from modicum.core.optimisers import Optimiser
@@ -130,19 +133,29 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """Records that enter one step. Targets hold `y` and whatever else the loss needs, one row a record."""
+    """Records that enter one step: a tensor, or several by name; the first dimension of each is the record.
 
-    x: Tensor
+    Targets hold `y` and whatever else the loss needs.
+    """
+
+    x: Any
     targets: Mapping[str, Tensor]
 
     def __len__(self) -> int:
-        return self.x.shape[0]
+        return int(first_leaf(self.x).shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the records are."""
+        found: torch.device = first_leaf(self.x).device
+        return found
 
     def take(self, index: Tensor) -> Batch:
         """The rows of these numbers, on the batch's own device."""
-        index = index.to(self.x.device)
+        index = index.to(self.device)
         return Batch(
-            self.x.index_select(0, index), {name: t.index_select(0, index) for name, t in self.targets.items()}
+            each(lambda t: t.index_select(0, index), self.x),
+            {name: t.index_select(0, index) for name, t in self.targets.items()},
         )
 
 
@@ -159,7 +172,7 @@ class Backend(Protocol):
     def layout(self) -> Layout:
         """How parameters lie in a row of `theta`."""
 
-    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, theta: Tensor, x: Any) -> Tensor:
         """Outputs of one model (a flat vector) on records, without gradients."""
 
     def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
@@ -234,6 +247,7 @@ class ClientKit:
     metrics: tuple[Metric, ...] = ()
     public: PublicFacts | None = None  # for policies that decide at the client
     integers: Agreed | None = None  # the terms of integer noise behind a sum; None: there is none
+    task: Task = CLASSIFICATION
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import overload
+from operator import itemgetter
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from modicum.core.parts import Batch
+from modicum.core.records import each, first_leaf, joined, leaves
 
 JOIN = 1 << 23  # numbers
 
@@ -30,16 +32,15 @@ class Pool:
     @property
     def worth_joining(self) -> bool:
         """On a CPU a copy of everything costs more than the gathers it saves, unless it is small."""
-        first = self.records[0].x
-        return first.is_cuda or self.starts[-1] * first[:1].numel() <= JOIN
+        numbers = sum(leaf[:1].numel() for _, leaf in leaves(self.records[0].x))
+        return self.records[0].device.type == "cuda" or self.starts[-1] * numbers <= JOIN
 
     @property
     def joined(self) -> Batch:
         """All clients' records in one batch, made when first asked for."""
         if self._joined is None:
-            x = torch.cat([batch.x for batch in self.records])
-            targets = {n: torch.cat([b.targets[n] for b in self.records]) for n in self.records[0].targets}
-            self._joined = Batch(x, targets)
+            x, targets = ([getattr(b, part) for b in self.records] for part in ("x", "targets"))
+            self._joined = Batch(joined(x), joined(targets))
         return self._joined
 
     def batches(self, chosen: Sequence[Tensor]) -> PooledBatches:
@@ -69,7 +70,7 @@ class Gathered(Sequence[Batch]):
         """Client i's batch."""
 
     @abstractmethod
-    def padded(self, size: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def padded(self, size: int) -> tuple[Any, dict[str, Tensor]]:
         """Inputs (clients · size, …), short batches filled up, and the targets of the real rows alone."""
 
 
@@ -95,50 +96,58 @@ class PooledBatches(Gathered):
         filled[_real(self.sizes, size)] = real
         return torch.from_numpy(filled)
 
-    def padded(self, size: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def padded(self, size: int) -> tuple[Any, dict[str, Tensor]]:
         if not self.pool.worth_joining:
             return padded(list(self), size)
-        joined, rows = self.pool.joined, self.rows(size)
+        whole, rows = self.pool.joined, self.rows(size)
         real = rows if min(self.sizes) == size else rows[real_rows(self.sizes, size)]
-        rows, real = (index.to(joined.x.device, non_blocking=True) for index in (rows, real))
-        return joined.x.index_select(0, rows), {n: t.index_select(0, real) for n, t in joined.targets.items()}
+        rows, real = (index.to(whole.device, non_blocking=True) for index in (rows, real))
+        x = each(lambda t: t.index_select(0, rows), whole.x)
+        return x, {n: t.index_select(0, real) for n, t in whole.targets.items()}
 
 
 class SideBySide(Gathered):
     """Equal batches that already lie side by side in memory: x and every target are (clients, size, …)."""
 
-    def __init__(self, x: Tensor, targets: Mapping[str, Tensor]) -> None:
+    def __init__(self, x: Any, targets: Mapping[str, Tensor]) -> None:
         self.x, self.targets = x, targets
-        self.sizes = [x.shape[1]] * x.shape[0]
+        clients, size = first_leaf(x).shape[:2]
+        self.sizes = [size] * clients
 
     @classmethod
     def steps(cls, records: Sequence[Batch], steps: int) -> list[SideBySide]:
         """Records that each client's steps use in order, laid out so that a step's rows are one run of memory."""
-        x = _by_step([batch.x for batch in records], steps)
-        targets = {n: _by_step([batch.targets[n] for batch in records], steps) for n in records[0].targets}
-        return [cls(x[step], {n: t[step] for n, t in targets.items()}) for step in range(steps)]
+        x, targets = (_by_step([getattr(b, part) for b in records], steps) for part in ("x", "targets"))
+        return [cls(each(itemgetter(step), x), each(itemgetter(step), targets)) for step in range(steps)]
 
     def one(self, i: int) -> Batch:
-        return Batch(self.x[i], {n: t[i] for n, t in self.targets.items()})
+        return Batch(each(itemgetter(i), self.x), each(itemgetter(i), self.targets))
 
-    def padded(self, size: int) -> tuple[Tensor, dict[str, Tensor]]:  # noqa: ARG002
-        return self.x.flatten(0, 1), {n: t.flatten(0, 1) for n, t in self.targets.items()}
-
-
-def _by_step(parts: Sequence[Tensor], steps: int) -> Tensor:
-    return torch.stack([part.view(steps, len(part) // steps, *part.shape[1:]) for part in parts], dim=1)
+    def padded(self, size: int) -> tuple[Any, dict[str, Tensor]]:  # noqa: ARG002
+        x, targets = (each(lambda t: t.flatten(0, 1), tree) for tree in (self.x, self.targets))
+        return x, targets
 
 
-def padded(batches: Sequence[Batch], size: int) -> tuple[Tensor, dict[str, Tensor]]:
+def _by_step(trees: Sequence[Any], steps: int) -> Any:
+    def stacked(*parts: Tensor) -> Tensor:
+        return torch.stack([part.view(steps, len(part) // steps, *part.shape[1:]) for part in parts], dim=1)
+
+    return each(stacked, trees[0], *trees[1:])
+
+
+def padded(batches: Sequence[Batch], size: int) -> tuple[Any, dict[str, Tensor]]:
     """Inputs (clients · size, …), short batches filled up with zeros, and the targets of the real rows alone."""
-    targets = _joined_targets([b.targets for b in batches])
+    inputs, targets = [batch.x for batch in batches], joined([dict(batch.targets) for batch in batches])
     if all(len(batch) == size for batch in batches):
-        return torch.cat([batch.x for batch in batches]), targets
-    first = batches[0].x
-    x = first.new_zeros(len(batches), size, *first.shape[1:])
-    for row, batch in zip(x, batches, strict=True):
-        row[: len(batch)] = batch.x
-    return x.flatten(0, 1), targets
+        return joined(inputs), targets
+
+    def filled(*parts: Tensor) -> Tensor:
+        x = parts[0].new_zeros(len(parts), size, *parts[0].shape[1:])
+        for row, part in zip(x, parts, strict=True):
+            row[: len(part)] = part
+        return x.flatten(0, 1)
+
+    return each(filled, inputs[0], *inputs[1:]), targets
 
 
 def real_rows(sizes: Sequence[int], size: int) -> Tensor:
@@ -148,7 +157,3 @@ def real_rows(sizes: Sequence[int], size: int) -> Tensor:
 
 def _real(sizes: Sequence[int], size: int) -> NDArray[np.bool_]:
     return (np.arange(size) < np.asarray(sizes)[:, None]).reshape(-1)
-
-
-def _joined_targets(targets: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([t[name] for t in targets]) for name in targets[0]}

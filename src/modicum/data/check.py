@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from modicum.core.records import leaves
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.errors import UserError
 from modicum.privacy.spec import LARGEST_BUDGET, SMALLEST_BUDGET
@@ -27,7 +28,8 @@ def check(data: FederatedData, budgets: Sequence[float] | None = None) -> None:
     check_arrays(data.proxy, data.proxy_classes, data.input_shape, "the proxy")
     check_arrays(data.proxy_validation, data.proxy_classes, data.input_shape, "the proxy's validation data")
     # One client alone may well have one class. A silo that stayed away for it would tell that it has no other.
-    if len(data.clients) > 1 and len({int(y) for c in data.clients for y in np.unique(c.train.y)}) < 2:
+    classes = data.classes and all(c.train.has_classes for c in data.clients)
+    if classes and len(data.clients) > 1 and len({int(y) for c in data.clients for y in np.unique(c.train.y)}) < 2:
         raise UserError(
             "all training records have the same label: there is nothing to learn, check the label column"
         )
@@ -42,16 +44,22 @@ def refuse_peeks(data: FederatedData) -> None:
 
 
 def check_arrays(arrays: Arrays, classes: int, shape: tuple[int, ...], where: str) -> None:
-    """Finite values of the right shape, and labels within 0 … classes−1."""
+    """Finite values of the right shape, and labels within 0 … classes−1 where they are classes."""
     if not len(arrays):
         return
     if arrays.shape != shape:
         raise UserError(
             f"{where} has records of shape {arrays.shape}, other clients have {shape}: make them alike"
         )
-    if arrays.x.dtype.kind == "f" and not np.isfinite(arrays.x).all():
-        row = int(np.flatnonzero(~np.isfinite(arrays.x).reshape(len(arrays), -1).all(axis=1))[0])
-        raise UserError(f"{where} has NaN or Inf in record {row}: fill in or remove missing values beforehand")
+    for name, leaf in (*leaves(arrays.x), ("the labels", arrays.y)):
+        if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+            row = int(np.flatnonzero(~np.isfinite(leaf).reshape(len(arrays), -1).all(axis=1))[0])
+            which = f" of {name}" if name else ""
+            raise UserError(
+                f"{where} has NaN or Inf in record {row}{which}: fill in or remove missing values beforehand"
+            )
+    if not classes or not arrays.has_classes:
+        return
     if arrays.y.min() < 0 or arrays.y.max() >= classes:
         bad = arrays.y.min() if arrays.y.min() < 0 else arrays.y.max()
         raise UserError(f"{where} has the label {bad}, outside 0–{classes - 1}: number the classes from 0")

@@ -137,7 +137,7 @@ def unscaled(x: npt.NDArray[np.generic]) -> str:
 
     For whoever holds the records: it depends on them, and is shown nowhere else.
     """
-    if x.dtype == np.uint8 or not x.size:
+    if not isinstance(x, np.ndarray) or x.dtype.kind != "f" or not x.size:
         return ""
     flat = np.abs(x.reshape(len(x), -1).astype(np.float64)).max(axis=0)
     worst = int(flat.argmax())

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from modicum.data.arrays import Array, Arrays, ClientData, Dataset, FederatedData, Peek
-from modicum.data.partition import Iid, Natural, Partition, apportion, parse_partition
+from modicum.data.partition import Iid, Natural, Partition, SizeSkew, apportion, parse_partition
 from modicum.errors import UserError
 
 DEFAULT_PROXY = 0.05
@@ -45,7 +45,11 @@ def federate(
         clients = int(np.max(groups)) + 1 if clients is None and groups is not None else clients
     if clients is None:
         raise UserError(f"say how many clients to divide {dataset.name} among, e.g. clients=20")
-    rows = part.split(rest.y, clients, _rng(seed, "partition"))
+    if not rest.has_classes and not isinstance(part, Natural | Iid | SizeSkew):
+        raise UserError(
+            f"{part} divides records by their classes, and these have none: use iid, size-skew:10 or natural"
+        )
+    rows = part.split(_classes(rest), clients, _rng(seed, "partition"))
     own = tuple(
         _client(dataset, part, i, rest.take(r), clients, (validation, test), seed) for i, r in enumerate(rows)
     )
@@ -61,6 +65,7 @@ def federate(
         note=dataset.note,
         proxy_name=public.name,
         peeks=_peeks(dataset, part, proxy),
+        values=dataset.values,
     )
 
 
@@ -108,7 +113,7 @@ def _take_proxy(
         return replace(proxy, train=fitted), train, groups
     if proxy is True:
         proxy = DEFAULT_PROXY if groups is None else DEFAULT_PROXY_NATURAL
-    strata = train.y if groups is None else groups * dataset.classes + train.y
+    strata = _classes(train) if groups is None else groups * max(1, dataset.classes) + _classes(train)
     chosen = stratified_rows(strata, float(proxy), _rng(seed, "proxy"))
     if proxy and not len(chosen):
         raise UserError(f"a proxy of {proxy:g} of {len(train)} records is empty: raise the fraction")
@@ -117,13 +122,19 @@ def _take_proxy(
     return public, train.take(kept), None if groups is None else groups[kept]
 
 
+def _classes(arrays: Arrays) -> Array:
+    """The classes of records; all alike where labels are something else."""
+    return arrays.y if arrays.has_classes else np.zeros(len(arrays), np.int64)
+
+
 def fit_to(arrays: Arrays, shape: tuple[int, ...], name: str = "the proxy") -> Arrays:
     """Images in another dataset's shape: grey is repeated over the channels, small ones get a black frame."""
     x = arrays.x
     if arrays.shape == shape:
         return arrays
     if (
-        len(shape) != 3
+        not arrays.plain
+        or len(shape) != 3
         or x.ndim != 4
         or x.shape[1] not in (1, shape[0])
         or x.shape[2] > shape[1]

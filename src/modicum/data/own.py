@@ -14,20 +14,34 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from modicum.core.records import each
 from modicum.data.arrays import Array, Arrays, Dataset, Peek
 from modicum.data.check import check_arrays
 from modicum.data.columns import Column, read_columns
 from modicum.errors import UserError
 
 
-def from_npz_folder(folder: str | os.PathLike[str], *, classes: int | None = None) -> Dataset:
-    """One `NAME.npz` per client with arrays `x` and `y`, and optionally `x_test` and `y_test`."""
+def from_npz_folder(
+    folder: str | os.PathLike[str], *, classes: int | None = None, scale: float | None = None
+) -> Dataset:
+    """One `NAME.npz` per client with arrays `x` and `y`, and optionally `x_test` and `y_test`.
+
+    Args:
+        folder: Where the files are.
+        classes: How many there are [default: the largest label + 1].
+        scale: A public constant that all inputs are divided by, e.g. 255 for images [default: taken as they are].
+
+    Returns:
+        A dataset with a client for each file.
+
+    Raises:
+        UserError: Where a file cannot be read, or clients' records are not alike.
+    """
     paths = sorted(Path(folder).glob("*.npz"))
     if not paths:
         raise UserError(f"no .npz files in {folder}: put one per client there, with arrays x and y")
-    loaded = [_read_npz(path) for path in paths]
+    loaded = [_read_npz(path, scale) for path in paths]
     tests = [test for _, test in loaded]
     return _assemble(Path(folder).name, [p.stem for p in paths], [train for train, _ in loaded], tests, classes)
 
@@ -94,16 +108,32 @@ def from_torch(
     names: Sequence[str] | None = None,
     test: Any | None = None,
     classes: int | None = None,
+    scale: float | None = None,
     name: str = "own",
 ) -> Dataset:
-    """One map-style PyTorch `Dataset` of (record, label) pairs per client, and optionally a common test set."""
+    """One map-style PyTorch `Dataset` of (record, label) pairs per client, and optionally a common test set.
+
+    Args:
+        datasets: One for each client. A record is a tensor, or several by name; a label a number or several.
+        names: Of the clients [default: client-00, client-01, …].
+        test: A dataset that everybody is tested on.
+        classes: How many there are, where labels are classes [default: the largest label + 1].
+        scale: A public constant that all inputs are divided by [default: taken as they are].
+        name: Of the dataset.
+
+    Returns:
+        A dataset with a client for each of the given ones.
+
+    Raises:
+        UserError: Where records or labels are not alike.
+    """
     if not datasets:
         raise UserError("no datasets given: pass one per client")
     labels = list(names) if names is not None else [f"client-{i:02d}" for i in range(len(datasets))]
     if len(labels) != len(datasets):
         raise UserError(f"{len(labels)} names for {len(datasets)} datasets: give one name per client")
-    parts = [_stack(dataset, client) for dataset, client in zip(datasets, labels, strict=True)]
-    common = None if test is None else _stack(test, "the test set")
+    parts = [_stack(dataset, client, scale) for dataset, client in zip(datasets, labels, strict=True)]
+    common = None if test is None else _stack(test, "the test set", scale)
     return _assemble(name, labels, parts, [None] * len(parts), classes, common)
 
 
@@ -133,32 +163,43 @@ def _load_npz(path: Path) -> dict[str, Array]:
         ) from None
 
 
-def _read_npz(path: Path) -> tuple[Arrays, Arrays | None]:
+def _read_npz(path: Path, scale: float | None) -> tuple[Arrays, Arrays | None]:
     arrays = _load_npz(path)
     if not {"x", "y"} <= arrays.keys():
         raise UserError(f"{path} needs arrays x and y, it has {', '.join(arrays) or 'none'}")
-    test = _arrays(path, arrays["x_test"], arrays["y_test"]) if {"x_test", "y_test"} <= arrays.keys() else None
-    return _arrays(path, arrays["x"], arrays["y"]), test
+    given = {"x_test", "y_test"} <= arrays.keys()
+    test = _arrays(path, arrays["x_test"], arrays["y_test"], scale) if given else None
+    return _arrays(path, arrays["x"], arrays["y"], scale), test
 
 
-def _arrays(where: object, x: Array, y: Array) -> Arrays:
+def _arrays(where: object, x: Any, y: Array, scale: float | None = None) -> Arrays:
     try:
-        return Arrays(x, y)
+        return Arrays(each(lambda leaf: _as_it_is(leaf, scale), x), y)
     except (TypeError, ValueError) as error:
         raise UserError(f"{where}: {error}") from None
 
 
-def _labels(path: object, rows: list[dict[str, str]], label: str) -> npt.NDArray[np.float64]:
-    """Checked as whole numbers later, with the classes."""
-    return Column().table(label, [row[label] for row in rows], str(path))[:, 0]
+def _as_it_is(leaf: Array, scale: float | None) -> Array:
+    """Values as they are, or divided by a public constant that somebody asked for. Bytes need not be pixels."""
+    if scale is None:
+        return leaf.astype(np.int64) if leaf.dtype == np.uint8 else leaf
+    if leaf.dtype == np.uint8 and scale == 255:
+        return leaf  # kept small: `Arrays` divides it
+    return (leaf / scale).astype(np.float32)
 
 
-def _stack(dataset: Any, where: str) -> Arrays:
+def _labels(path: object, rows: list[dict[str, str]], label: str) -> Array:
+    """Classes where all are whole numbers, else numbers."""
+    found = Column().table(label, [row[label] for row in rows], str(path))[:, 0]
+    return found.astype(np.int64) if np.array_equal(found, np.floor(found)) else found
+
+
+def _stack(dataset: Any, where: str, scale: float | None) -> Arrays:
     pairs = [dataset[i] for i in range(len(dataset))]
     if not pairs:
         raise UserError(f"{where} has no records: leave it out")
-    x = np.stack([np.asarray(record) for record, _ in pairs])
-    return _arrays(where, x, np.array([int(label) for _, label in pairs]))
+    x = each(lambda *leaf: np.stack([np.asarray(part) for part in leaf]), *(record for record, _ in pairs))
+    return _arrays(where, x, np.stack([np.asarray(label) for _, label in pairs]), scale)
 
 
 def _assemble(
@@ -175,8 +216,10 @@ def _assemble(
     if empty:
         raise UserError(f"client {empty[0]!r} has no records: leave it out")
     present = [part for part in (*parts, *tests, common) if part is not None and len(part)]
-    peeks = (Peek.CLASSES,) if classes is None else ()
-    classes = max(int(part.y.max()) for part in present) + 1 if classes is None else classes
+    counted = all(part.has_classes for part in present)
+    peeks = (Peek.CLASSES,) if classes is None and counted else ()
+    if classes is None:
+        classes = max(int(part.y.max()) for part in present) + 1 if counted else 0
     for client, part, test in zip(names, parts, tests, strict=True):
         check_arrays(part, classes, shape, f"client {client!r}")
         if test is not None:

@@ -8,37 +8,23 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from modicum.core.parts import PERSONALISED, Backend, Batch, State
 from modicum.core.sockets import PublicEvaluator
+from modicum.tasks import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
     from modicum.federation.experiment import Prepared
     from modicum.federation.server import Server
 
 
-def evaluate(backend: Backend, theta: Tensor, records: Batch) -> dict[str, float]:
-    """Accuracy (0 to 1) and mean cross-entropy of one model on records."""
-    outputs, y = backend.outputs(theta, records.x), records.targets["y"]
-    told = outputs.argmax(-1)
-    return {
-        "accuracy": (told == y).double().mean().item(),
-        "loss": cross_entropy(outputs.double(), y).item(),
-        "macro_f1": macro_f1(told, y, outputs.shape[-1]),
-    }
-
-
-def macro_f1(told: Tensor, y: Tensor, classes: int) -> float:
-    """Mean over classes of 2·TP/(2·TP + FP + FN); a class that neither occurs nor is told does not count."""
-    right = torch.bincount(y[told == y], minlength=classes).double()
-    either = torch.bincount(told, minlength=classes) + torch.bincount(y, minlength=classes)
-    seen = either > 0
-    return (2 * right[seen] / either[seen]).mean().item()
+def evaluate(backend: Backend, theta: Tensor, records: Batch, task: Task = CLASSIFICATION) -> dict[str, float]:
+    """The task's metrics of one model on records, and its mean loss."""
+    return task.evaluate(backend.outputs(theta, records.x), records.targets["y"])
 
 
 def public_evaluator(
-    backend: Backend, first: Tensor, shared: Tensor, proxy: Batch | None
+    backend: Backend, first: Tensor, shared: Tensor, proxy: Batch | None, task: Task = CLASSIFICATION
 ) -> PublicEvaluator | None:
     """Evaluation of shared parameters on public records; personal ones have their `first` values."""
     if proxy is None:
@@ -47,16 +33,18 @@ def public_evaluator(
     def of(model: Tensor) -> dict[str, float]:
         theta = first.clone()
         theta[shared] = model
-        return evaluate(backend, theta, proxy)
+        return evaluate(backend, theta, proxy, task)
 
     return of
 
 
-def accuracy_by_client(backend: Backend, models: Mapping[str, Tensor], tests: Sequence[Batch]) -> dict[str, float]:
-    """Accuracy of each client's model on its own test records, where it has any."""
+def score_by_client(
+    backend: Backend, models: Mapping[str, Tensor], tests: Sequence[Batch], task: Task = CLASSIFICATION
+) -> dict[str, float]:
+    """The task's main metric of each client's model on its own test records, where it has any."""
     with torch.no_grad():
         return {
-            name: evaluate(backend, theta, test)["accuracy"]
+            name: evaluate(backend, theta, test, task)[task.main]
             for (name, theta), test in zip(models.items(), tests, strict=True)
             if len(test)
         }
@@ -92,6 +80,7 @@ class Evaluation:
     ) -> None:
         self.server, self.backend, self.data, self.every = server, backend, data, every
         self._ground_truth, self._states, self._held_out = ground_truth, states, held_out
+        self.task = server.kit.task
 
     @property
     def model(self) -> Tensor:
@@ -99,18 +88,18 @@ class Evaluation:
         return self.server.full_model(self.data.first)
 
     def public(self) -> dict[str, float]:
-        """Accuracy and loss on public records with the task's labels; empty where there are none."""
-        return {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy)
+        """The task's metrics on public records with the task's labels; empty where there are none."""
+        return {} if self.data.proxy is None else evaluate(self.backend, self.model, self.data.proxy, self.task)
 
     def by_client(self, held_out: tuple[Batch, ...]) -> dict[str, float]:
-        """Accuracy of each client's own model, personalised or not, on records of its own."""
+        """The task's main metric of each client's own model, personalised or not, on records of its own."""
         if not self._ground_truth:
             return {}
         model, shared, found = self.model, self.server.kit.shared, dict[str, float]()
         for (name, state), records in zip(self._states().items(), held_out, strict=True):
             if len(records):  # one model at a time: many clients' own models do not fit into memory
                 own = {name: own_model(model, shared, state)}
-                found |= accuracy_by_client(self.backend, own, (records,))
+                found |= score_by_client(self.backend, own, (records,), self.task)
         return found
 
     def simulated(self, round: int) -> dict[str, float]:
@@ -120,10 +109,11 @@ class Evaluation:
             return {}
         found = {}
         if len(self.data.test):
-            found = {f"test_{k}": v for k, v in evaluate(self.backend, self.model, self.data.test).items()}
+            scores = evaluate(self.backend, self.model, self.data.test, self.task)
+            found = {f"test_{k}": v for k, v in scores.items()}
         for name, records in self._each_client().items():
             if own := self.by_client(records):
-                found[f"{name}_accuracy"] = statistics.fmean(own.values())
+                found[f"{name}_{self.task.main}"] = statistics.fmean(own.values())
         return found
 
     def _each_client(self) -> Mapping[str, tuple[Batch, ...]]:

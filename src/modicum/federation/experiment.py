@@ -15,17 +15,20 @@ from modicum.core.facts import FeatureFacts, Metric
 from modicum.core.layout import Layout
 from modicum.core.needs import Offer, check_data
 from modicum.core.parts import Batch, Method, OnLattice
+from modicum.core.records import Field, each
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check
 from modicum.errors import UserError
+from modicum.federation.learning import check_labels, inputs_of, made_up_rows, width_of, with_task
 from modicum.mechanisms.class_sums import class_sums
 from modicum.models import build, check_model, fixed_features
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
 from modicum.privacy.views import Variant
 from modicum.public.features import behind, stand_on
 from modicum.public.hot_start import hot_start, public_start
+from modicum.tasks import CLASSIFICATION, Task
 from modicum.training.compressed import from_options
 
 if TYPE_CHECKING:
@@ -126,6 +129,7 @@ class Experiment:
     device: str = "cpu"
     compile: bool = False  # clipped sums, on the first batch of each size
     model_options: dict[str, float | str] = field(default_factory=dict)
+    task: Task = CLASSIFICATION
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.evaluate_every < 1:
@@ -141,6 +145,13 @@ class Experiment:
         if self.noise == "float" and self.secure_aggregation != "ideal":
             raise UserError('masks need integers: leave noise out, or set noise = "integer"')
         data = self.federation.data
+        check_labels(self.task, data)
+        for metric in self.metrics:
+            if metric.name not in self.task.shares:
+                known = ", ".join(self.task.shares) or "no metric"
+                raise UserError(
+                    f"unknown metric {metric.name!r}: for {self.task.name} clients can release {known}"
+                )
         if self.hot_start and not offer_of(data).public_labels:
             raise UserError(
                 "a hot start needs public records with the task's labels: set proxy to a share of the data"
@@ -160,10 +171,10 @@ class Experiment:
 
 def build_method(experiment: Experiment) -> Method:
     """The experiment's method, whose parts find what they need in its data; nothing is reserved before."""
-    method = experiment.method.build(experiment.setting)
+    method = with_task(experiment.method.build(experiment.setting), experiment.task)
     if experiment.integers:
         method = with_integers(method, VARIANTS[experiment.secure_aggregation])
-    check_data(method, offer_of(experiment.federation.data))
+    check_data(method, offer_of(experiment.federation.data, experiment.task))
     return method
 
 
@@ -182,12 +193,14 @@ def with_integers(method: Method, variant: Variant) -> Method:
     return replace(method, mechanism=mechanism)
 
 
-def offer_of(data: FederatedData) -> Offer:
+def offer_of(data: FederatedData, task: Task = CLASSIFICATION) -> Offer:
     """What these data offer to the parts of a method."""
     return Offer(
         public_data=len(data.proxy) > 0,
         public_labels=len(data.proxy) > 0 and data.proxy_classes == data.classes,
         validation=all(len(client.validation) > 0 for client in data.clients),
+        classes=task.usual,
+        numbers=data.clients[0].train.plain,
     )
 
 
@@ -203,6 +216,7 @@ class Prepared:
     test: Batch
     proxy: Batch | None  # public, with the task's own labels; None where there is none
     features: FeatureFacts  # what is public of them
+    made_up: Batch | None = None  # rows that nobody has, within public ranges: to try the model without a record
 
 
 def prepare(experiment: Experiment, wrap: Method) -> Prepared:
@@ -210,22 +224,22 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
     data, device = experiment.federation.data, device_named(experiment.device)
     model = make_model(experiment)
     # Checked again: a wrapper may bring layers of its own.
-    model = check_model(wrap.wrapper.wrap(model), data.input_shape, data.classes).to(device)
+    model = _checked(experiment, wrap.wrapper.wrap(model)).to(device)
     split = fixed_features(model)
     features, trained = split if split else (None, model)
     _check_division(wrap, trained)
 
     def batch(arrays: Arrays) -> Batch:
+        x = each(lambda t: t.to(device), arrays.tensors(floats=isinstance(experiment.model, str)))
         return Batch(
-            _transform(features, torch.from_numpy(arrays.scaled()).to(device)),
-            {"y": torch.from_numpy(arrays.y).to(device)},
+            _transform(features, x), {"y": experiment.task.targets(torch.from_numpy(arrays.y)).to(device)}
         )
 
     offered = offer_of(data).public_labels
     first = Layout.of(trained).read(trained)
     if experiment.hot_start:
         public, held_out = batch(data.proxy), batch(data.proxy_validation)
-        first = hot_start(trained, public, held_out, experiment.hot_start, experiment.seed)
+        first = hot_start(trained, public, held_out, experiment.hot_start, experiment.seed, experiment.task)
     elif wrap.public_start and offered:
         first = public_start(trained, batch(data.proxy), data.classes)
     return Prepared(
@@ -236,7 +250,8 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
         client_test=tuple(batch(c.test) for c in data.clients),
         test=batch(data.test),
         proxy=batch(data.proxy_validation if len(data.proxy_validation) else data.proxy) if offered else None,
-        features=_feature_facts(data, batch(data.proxy) if offered else None),
+        features=_feature_facts(data, batch(data.proxy) if offered and experiment.task.usual else None),
+        made_up=_made_up(experiment, features, device),
     )
 
 
@@ -271,16 +286,38 @@ def make_model(experiment: Experiment) -> nn.Module:
     compressed, options = from_options(experiment.model_options, experiment.seed)
     model = _uncompressed(experiment, options)
     if compressed is not None:
-        public = torch.from_numpy(data.proxy.scaled()) if compressed.frozen else None
+        public = data.proxy.tensors(floats=True) if compressed.frozen else None
         model = compressed.wrap(model, public)
-    return check_model(model, data.input_shape, data.classes)
+    return _checked(experiment, model)
+
+
+def _checked(experiment: Experiment, model: nn.Module) -> nn.Module:
+    data, task = experiment.federation.data, experiment.task
+    width = width_of(task, data)
+
+    def fits(outputs: object, examples: int) -> None:
+        task.check_outputs(outputs, examples, width)
+
+    return check_model(model, inputs_of(data, experiment.model), fits)
+
+
+def _made_up(experiment: Experiment, features: nn.Module | None, device: torch.device) -> Batch:
+    made = made_up_rows(experiment.task, experiment.federation.data, experiment.model)
+    x, y = each(lambda t: t.to(device), made.x), {"y": made.targets["y"].to(device)}
+    return Batch(_transform(features, x), y)
 
 
 def _uncompressed(experiment: Experiment, options: Mapping[str, float | str]) -> nn.Module:
     if isinstance(experiment.model, nn.Module):
         return copy.deepcopy(experiment.model)  # training must not change the caller's
     data = experiment.federation.data
-    return build(experiment.model, data.input_shape, data.classes, seed=experiment.seed, **options)
+    inputs, width = inputs_of(data, experiment.model), width_of(experiment.task, data)
+    assert isinstance(inputs, Field)
+    if width is None:
+        raise UserError(
+            f"task {experiment.task.name!r} does not say how many outputs a model needs: give it outputs"
+        )
+    return build(experiment.model, inputs.shape, width, seed=experiment.seed, **options)
 
 
 def compression_line(experiment: Experiment) -> str:

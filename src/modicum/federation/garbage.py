@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from modicum.core.records import each
 from modicum.data.arrays import Array, Arrays, ClientData
 from modicum.federation.experiment import Federation
 
@@ -20,8 +21,7 @@ def loud(federation: Federation, seed: int) -> Federation:
     classes = federation.data.classes
 
     def fill(rng: np.random.Generator, own: Arrays, client: int) -> Arrays:
-        x = rng.integers(0, 256, own.x.shape) if own.x.dtype == np.uint8 else LOUD * rng.normal(size=own.x.shape)
-        return Arrays(x.astype(own.x.dtype), _labels(rng, len(own), classes, client))
+        return Arrays(each(lambda leaf: _loud(rng, leaf), own.x), _labels(rng, own, classes, client))
 
     return _filled(federation, seed, fill)
 
@@ -30,8 +30,9 @@ def blank(federation: Federation, seed: int) -> Federation:
     """Nothing but zeros; every record of a client has the same label."""
 
     def fill(rng: np.random.Generator, own: Arrays, client: int) -> Arrays:  # noqa: ARG001
-        y = np.arange(len(own)) % 2 if len(federation.budgets) == 1 else np.full(len(own), client % 2)
-        return Arrays(np.zeros_like(own.x), y)
+        one = np.arange(len(own)) % 2 if len(federation.budgets) == 1 else np.full(len(own), client % 2)
+        y = one if own.has_classes else np.zeros_like(own.y)
+        return Arrays(each(np.zeros_like, own.x), y)
 
     return _filled(federation, seed, fill)
 
@@ -42,7 +43,8 @@ def dealt_anew(federation: Federation, seed: int) -> Federation:
     pool = Arrays.concatenate([part for c in data.clients for part in (c.train, c.validation, c.test)])
 
     def fill(rng: np.random.Generator, own: Arrays, client: int) -> Arrays:
-        return Arrays(pool.x[rng.integers(0, len(pool), len(own))], _labels(rng, len(own), data.classes, client))
+        other = pool.take(rng.integers(0, len(pool), len(own)))
+        return Arrays(other.x, _labels(rng, own, data.classes, client) if own.has_classes else other.y)
 
     return _filled(federation, seed, fill)
 
@@ -54,10 +56,22 @@ GARBAGE: dict[str, Callable[[Federation, int], Federation]] = {
 }
 
 
-def _labels(rng: np.random.Generator, rows: int, classes: int, client: int) -> Array:
+def _loud(rng: np.random.Generator, leaf: Array) -> Array:
+    """Whole numbers stay within what the others are: a model has no more tokens."""
+    if leaf.dtype == np.uint8:
+        return rng.integers(0, 256, leaf.shape).astype(np.uint8)
+    if leaf.dtype.kind in "ib":
+        most = int(leaf.max()) + 1 if leaf.size else 2
+        return rng.integers(0, most, leaf.shape).astype(leaf.dtype)
+    return (LOUD * rng.normal(size=leaf.shape)).astype(leaf.dtype)
+
+
+def _labels(rng: np.random.Generator, own: Arrays, classes: int, client: int) -> Array:
     """Never one label alone, be it that clients have a record each: that is refused as nothing to learn."""
-    y = rng.integers(0, classes, rows)
-    y[:2] = (np.arange(2) + client)[:rows] % 2
+    if not own.has_classes:
+        return _loud(rng, own.y) if own.y.dtype.kind == "f" else rng.permuted(own.y, axis=0)
+    y = rng.integers(0, classes, len(own))
+    y[:2] = (np.arange(2) + client)[: len(own)] % 2
     return y
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
+from modicum.core.records import leaves
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.federation.experiment import Experiment
 
@@ -42,6 +43,8 @@ def _parts(e: Experiment) -> Iterator[bytes]:
     bounds = () if e.bounds is None else (e.bounds,)
     kind = ("integers", e.secure_aggregation) if e.integers else ()
     yield repr((*settings, *bounds, *kind)).encode()
+    if not e.task.plain:
+        yield re.sub(r" at 0x[0-9a-f]+", "", repr(e.task)).encode()
     yield from _model(e)
     yield from _data(e.federation.data)
 
@@ -67,6 +70,7 @@ def _data(data: FederatedData) -> Iterator[bytes]:
 
 
 def _arrays(arrays: Arrays) -> Iterator[bytes]:
-    yield repr((arrays.x.shape, arrays.x.dtype.str)).encode()
-    yield arrays.x.tobytes()
+    for name, leaf in leaves(arrays.x):
+        yield repr((leaf.shape, leaf.dtype.str, name) if name else (leaf.shape, leaf.dtype.str)).encode()
+        yield leaf.tobytes()
     yield arrays.y.tobytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.parts import ModelWrapper
+from modicum.core.records import Field, Fields, each, fields_from_json, leaves
 from modicum.errors import DAMAGED, UserError
 from modicum.federation.run_folder import RunFolder
 from modicum.models import CATALOGUE, build, fixed_features
@@ -25,25 +27,78 @@ def restored(
 ) -> nn.Module:
     """The model that was trained: `own`, or the catalogue's by the name in the folder, with these weights.
 
-    `wrapper` is the method's, which may put layers of its own in their place.
+    A run keeps what it trained. Frozen parameters and buffers are the model's own; their digest says whether they
+    are those that the run was trained on. `wrapper` is the method's, which may put layers of its own in place.
     """
-    whole = wrapper.wrap(_named(RunFolder(folder)) if own is None else copy.deepcopy(own))
+    files = RunFolder(folder)
+    whole = wrapper.wrap(_named(files) if own is None else copy.deepcopy(own))
     split = fixed_features(whole)
     features, trained = split if split else (None, whole)
-    for name, _ in trained.named_parameters():
+    learned = {name: value.shape for name, value in trained.named_parameters() if value.requires_grad}
+    for name in learned:
         if not wrapper.shared(name):
             raise UserError(f"{name} is personal and stays with each client: the server has no whole model")
-    fits = {name: value.shape for name, value in trained.named_parameters()}
-    if fits != {name: value.shape for name, value in parameters.items()}:
+    if learned != {name: value.shape for name, value in parameters.items()}:
         raise UserError(f"the weights in {folder} do not fit this model: give the one that was trained")
-    trained.load_state_dict(dict(parameters), strict=False)  # a run keeps no buffers: they are the model's own
+    base = _facts(files).get("base")
+    if base is not None and base != frozen_digest(trained):
+        raise UserError(
+            f"the frozen parameters of this model are not those that the run in {folder} was trained on: give the "
+            "model with the same pretrained weights"
+        )
+    trained.load_state_dict(dict(parameters), strict=False)
     return (trained if features is None else nn.Sequential(features, trained)).eval()
 
 
-def as_inputs(x: Any) -> Tensor:
-    """Records as a model takes them: whole numbers are pixels from 0 to 255, as when the data were read."""
+def frozen_digest(model: nn.Module) -> str | None:
+    """Names what a run does not train: frozen parameters and buffers beside them; None where none is frozen."""
+    learned = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+    if all(name in learned for name, _ in model.named_parameters(remove_duplicate=False)):
+        return None
+    digest = hashlib.blake2b(digest_size=16)
+    for name, value in sorted(model.state_dict().items()):
+        if name not in learned:
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _facts(files: RunFolder) -> dict[str, Any]:
+    """What the file of the weights says of itself."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(files.model, "pt") as file:
+            found = json.loads((file.metadata() or {}).get("modicum", "{}"))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{files.model} cannot be read ({error}): take an intact folder") from None
+    return found if isinstance(found, dict) else {}
+
+
+def as_inputs(x: Any, fields: Fields | None = None) -> Any:
+    """Records as a model takes them, in the types that `fields` says.
+
+    None: numbers. Of those, bytes are pixels from 0 to 255, as when named images are read.
+    """
+    if fields is not None:
+        try:
+            return each(_typed, fields, x)
+        except (KeyError, TypeError, IndexError):
+            names = ", ".join(name for name, _ in leaves(fields))
+            raise UserError(f"give records as the federation held them: {names or 'one array'}") from None
     array = torch.as_tensor(np.asarray(x))
     return array.float() / 255 if array.dtype == torch.uint8 else array.float()
+
+
+def _typed(field: Field, x: Any) -> Tensor:
+    array = torch.as_tensor(np.asarray(x))
+    return array.to({"float": torch.float32, "int": torch.int64, "bool": torch.bool}[field.kind])
+
+
+def described_inputs(folder: Path) -> Fields | None:
+    """What the run's records were made of; None where they were plain numbers or images."""
+    said = _facts(RunFolder(folder)).get("inputs")
+    return None if said is None else fields_from_json(said)
 
 
 def _named(files: RunFolder) -> nn.Module:
@@ -56,10 +111,7 @@ def _named(files: RunFolder) -> nn.Module:
 
 
 def _described(files: RunFolder) -> nn.Module:
-    from safetensors import safe_open
-
-    with safe_open(files.model, "pt") as file:
-        facts = json.loads((file.metadata() or {}).get("modicum", "{}"))
+    facts = _facts(files)
     tables = tomllib.loads(files.config.read_text(encoding="utf-8"))
     compressed, options = from_options(
         {k: v for k, v in tables["model"].items() if k != "name"}, tables["run"]["seed"]
@@ -69,7 +121,8 @@ def _described(files: RunFolder) -> nn.Module:
         raise UserError(f"{name} is a model of your own: mo.load(folder, model={name}(…))")
     if "input_shape" not in facts:
         raise UserError(f"{files.model} does not say its inputs: give the model, mo.load(folder, model=…)")
-    model = build(name, facts["input_shape"], facts["classes"], seed=tables["run"]["seed"], **options)
+    shape = facts["input_shape"] or facts["inputs"]  # whole numbers, as floats
+    model = build(name, shape, facts["classes"], seed=tables["run"]["seed"], **options)
     if compressed is None:
         return model
     if compressed.frozen:

@@ -60,7 +60,7 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     """`prepared` may be shared by runs on the same data and model. `noise` draws a trusted server's cohorts."""
     method = build_method(experiment)
     data = prepared or prepare(experiment, method)
-    engine = choose(data.model, data.first.device, compiled=experiment.compile)
+    engine = choose(data.model, data.first.device, compiled=experiment.compile, several=_several(data))
     cohorts = make_cohorts(experiment, method.mechanism, noise)
     facts = make_facts(experiment, cohorts)
     plans = make_plans(experiment, method.mechanism, facts, cohorts)
@@ -69,6 +69,10 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     adaptive = any(adapts(plan) for plan in plans.values())
     kit = make_kit(experiment, method, data, engine.backend, facts, multipliers, adaptive, agreed)
     return RunContext(experiment, method, data, cohorts, facts, plans, kit, engine.at_once)
+
+
+def _several(data: Prepared) -> bool:
+    return not isinstance(data.records[0].x, Tensor)
 
 
 def decided(method: Method, kit: ClientKit) -> tuple[str, ...]:
@@ -106,7 +110,9 @@ def make_kit(
     kinds = kinds_of(method.mechanism, facts)
     size = int(shared.sum())
     public = PublicFacts(facts, experiment.rounds, size, known, adaptive, data.features, tensors, *kinds)
-    return ClientKit(backend, method.training, method.policy, shared, experiment.metrics, public, agreed)
+    return ClientKit(
+        backend, method.training, method.policy, shared, experiment.metrics, public, agreed, experiment.task
+    )
 
 
 def put_on_lattice(
@@ -134,7 +140,7 @@ def make_server(
     """The server of an experiment, from public values alone."""
     assert kit.public is not None
     first, limits = data.first[kit.shared], (experiment.average or method.average, experiment.bounds)
-    asks = public_evaluator(kit.backend, data.first, kit.shared, data.proxy)
+    asks = public_evaluator(kit.backend, data.first, kit.shared, data.proxy, kit.task)
     return Server(method, kit.public, cohorts, run, kit, first, *limits, asks)
 
 

@@ -52,6 +52,7 @@ class ClassSums:
 
     purpose = CLASS_SUMS
     offers: ClassVar[tuple[Need, ...]] = ()
+    needs = (Need.CLASSES, Need.NUMBERS)
     cohort_rate = None
 
     def __post_init__(self) -> None:

@@ -123,8 +123,9 @@ def metric_plans(
 def metric_events(
     spec: PrivacySpec, broadcast: Broadcast, metrics: Sequence[Metric], plan: PrivacyPlan | None = None
 ) -> tuple[Release, ...]:
-    """A count of correct answers: one record moves it by at most 1; a client moves its centred rate by ½.
+    """A sum of shares, such as a count of correct answers: one record moves it by at most 1.
 
+    A client moves its centred rate by ½.
     `plan` says whether their noise is drawn on a lattice.
     """
     bound = 1.0 if spec.unit is Unit.RECORD else SIGNAL_BOUND
@@ -151,7 +152,9 @@ def metric_events(
 def metric_requests(job: Job, kit: ClientKit, spec: PrivacySpec) -> list[ReleaseRequest]:
     """The metrics that are due, not to be seen before they have passed the door."""
     return [
-        ReleaseRequest(job.door, event, 0, {event.blocks[0].name: metric_value(job, kit, spec.unit)})
+        ReleaseRequest(
+            job.door, event, 0, {event.blocks[0].name: metric_value(job, kit, spec.unit, event.blocks[0].name)}
+        )
         for event in metric_events(spec, job.broadcast, kit.metrics, job.plan)
     ]
 
@@ -180,11 +183,12 @@ class Individually:
         return tuple(self._released) if self._released or self._state.impossible else None
 
 
-def metric_value(job: Job, kit: ClientKit, unit: Unit) -> Tensor:
-    """Correct answers of the broadcast model on the client's validation records (private)."""
+def metric_value(job: Job, kit: ClientKit, unit: Unit, block: str) -> Tensor:
+    """A metric of the broadcast model, summed over the client's validation records, each at most 1 (private)."""
     outputs = kit.backend.outputs(start(job, kit), job.validation.x)
-    correct = (outputs.argmax(-1) == job.validation.targets["y"]).sum().double().reshape(1)
-    return correct if unit is Unit.RECORD else correct / max(1, len(job.validation)) - SIGNAL_BOUND
+    shares = kit.task.share(block.removeprefix("metric:"), outputs, job.validation.targets["y"])
+    total = shares.sum().reshape(1)
+    return total if unit is Unit.RECORD else total / max(1, len(job.validation)) - SIGNAL_BOUND
 
 
 def metric_rate(noised: float, unit: Unit, records: int) -> float:
@@ -214,11 +218,11 @@ def told_metrics(
 
 
 def released_metrics(job: Job, kit: ClientKit, spec: PrivacySpec) -> dict[str, float]:
-    """Noisy accuracy of the broadcast model, for mechanisms whose every message is released on its own."""
+    """Noisy metrics of the broadcast model, for mechanisms whose every message is released on its own."""
     rates = {}
     for event in metric_events(spec, job.broadcast, kit.metrics, job.plan):
         block = event.blocks[0].name
-        noised = job.door.release(event, 0, {block: metric_value(job, kit, spec.unit)})[block].item()
+        noised = job.door.release(event, 0, {block: metric_value(job, kit, spec.unit, block)})[block].item()
         rates[block.removeprefix("metric:")] = metric_rate(noised, spec.unit, job.facts.validation)
     return rates
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
+from modicum.core.needs import Need
 from modicum.core.parts import ClientKit, Job
 from modicum.errors import UserError
 from modicum.mechanisms.clear import Clear
@@ -26,6 +27,8 @@ class Soteria(Clear):
     s_j = Σ ‖∂r_j/∂x‖/(|r_j| + 0.1) over the client's records."""
 
     percentile: float = 60.0
+
+    needs = (Need.NUMBERS,)
 
     def __post_init__(self) -> None:
         if not 0 < self.percentile < 100:

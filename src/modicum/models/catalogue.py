@@ -84,8 +84,8 @@ def build(
     shape = tuple(int(n) for n in input_shape)
     if not shape or min(shape) < 1:
         raise UserError(f"an input shape needs positive sizes, got {tuple(input_shape)}")
-    if classes < 2:
-        raise UserError(f"a classifier needs at least 2 classes, got {classes}")
+    if classes < 1:
+        raise UserError(f"a model needs at least one output, got {classes}")
     make = getattr(import_module(f"modicum.models.{entry.module}"), entry.function)
     takes = signature(make).parameters
     _check_options(name, options, {key: str(takes[key].annotation) for key in takes if key not in REQUIRED})

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from modicum.core.records import Field, Fields, each, leaves
 from modicum.errors import UnsoundError, UserError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+ROWS = 3  # made-up records that a model is tried on
+CheckOutput = Callable[[object, int], None]
+"""(outputs, examples): refuses outputs that a task cannot use."""
+
 
 def check_model(
-    model: nn.Module, input_shape: Sequence[int] | None = None, classes: int | None = None
+    model: nn.Module,
+    inputs: Fields | Sequence[int] | None = None,
+    outputs: int | CheckOutput | None = None,
 ) -> nn.Module:
-    """Refuse a model that mixes or remembers examples (R9), or whose output does not fit the classes.
+    """Refuse a model that mixes or remembers examples (R9), or whose outputs do not fit the task.
 
-    The model is tried on blank and on random inputs when both `input_shape` and `classes` are given. Returns it.
+    Args:
+        model: Any module whose first dimension, in and out, is the example.
+        inputs: What a record is made of, or the shape of its one tensor. None: the model is not tried.
+        outputs: How many classes there are, or a function that refuses outputs which do not fit.
+
+    Returns:
+        The model. It was tried on made-up records within their public ranges.
+
+    Raises:
+        UnsoundError: Where examples are mixed or remembered.
+        UserError: Where the model does not take such records, or its outputs do not fit.
     """
     from torch.nn.modules.batchnorm import _BatchNorm
     from torch.nn.modules.instancenorm import _InstanceNorm
@@ -30,21 +47,26 @@ def check_model(
                 f"layer {name or '(the model)'!r} is a {type(module).__name__}, whose statistics mix examples, so "
                 "no example's influence can be bounded (R9): use GroupNorm or LayerNorm"
             )
-    if input_shape is not None and classes is not None:
-        check_output(_output_for_blank(model, input_shape), 2, classes)
-        _refuse_memory(model, input_shape)
-        _refuse_mixing(model, input_shape)
+    if inputs is not None and outputs is not None:
+        fields = inputs if isinstance(inputs, Field | Mapping) else Field(tuple(inputs))
+        found = _tried(model, fields)
+        if isinstance(outputs, int):
+            check_output(found, ROWS, outputs)
+        else:
+            outputs(found, ROWS)
+        _refuse_memory(model, fields)
+        _refuse_mixing(model, fields)
     return model
 
 
-def _refuse_memory(model: nn.Module, input_shape: Sequence[int]) -> None:
+def _refuse_memory(model: nn.Module, fields: Fields) -> None:
     """What follows the inputs would carry records from step to step, and out, past every door."""
     import torch
 
     from modicum.compute.problem import in_mode
 
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    one, other = _random_inputs(model, input_shape), 3 * _random_inputs(model, input_shape) - 1
+    one, other = made_up(model, fields), each(_unlike, made_up(model, fields, seed=1))
     with in_mode(model, training=True):
         first, _, again = (_seeded_output(model, x) for x in (one, other, one))
     after = dict(model.named_buffers())
@@ -63,13 +85,13 @@ def _refuse_memory(model: nn.Module, input_shape: Sequence[int]) -> None:
         )
 
 
-def _refuse_mixing(model: nn.Module, input_shape: Sequence[int]) -> None:
+def _refuse_mixing(model: nn.Module, fields: Fields) -> None:
     """An example's output must not depend on the rest of its batch, or clipping its gradient bounds nothing."""
     import torch
 
     from modicum.compute.problem import in_mode
 
-    inputs = _random_inputs(model, input_shape)
+    inputs = made_up(model, fields)
     with in_mode(model, training=False), torch.no_grad():
         together, alone = _both_ways(model, inputs)
         mixed = not _close(together, alone) and not _is_rounding(model, inputs, together - alone)
@@ -80,35 +102,51 @@ def _refuse_mixing(model: nn.Module, input_shape: Sequence[int]) -> None:
         )
 
 
-def _both_ways(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+def _both_ways(model: nn.Module, inputs: Any) -> tuple[Tensor, Tensor]:
     """The outputs of a batch, and of each of its examples alone."""
     import torch
 
-    return model(inputs), torch.cat([model(inputs[i : i + 1]) for i in range(len(inputs))])
+    def alone(i: int) -> Any:
+        return each(lambda t: t[i : i + 1], inputs)
+
+    return model(inputs), torch.cat([model(alone(i)) for i in range(ROWS)])
 
 
-def _is_rounding(model: nn.Module, inputs: Tensor, off: Tensor) -> bool:
+def _is_rounding(model: nn.Module, inputs: Any, off: Tensor) -> bool:
     """Whether a difference goes in double precision: rounding shrinks by 2⁻²⁹ or vanishes, mixed examples stay."""
     try:
-        together, alone = _both_ways(copy.deepcopy(model).double(), inputs.double())
+        wide = each(lambda t: t.double() if t.is_floating_point() else t, inputs)
+        together, alone = _both_ways(copy.deepcopy(model).double(), wide)
     except (RuntimeError, TypeError, ValueError):  # a model that insists on its own precision
         return False
     return _close(together, alone) or bool((together - alone).abs().max() <= 1e-6 * off.abs().max())
 
 
-def _random_inputs(model: nn.Module, input_shape: Sequence[int]) -> Tensor:
+def made_up(model: nn.Module, fields: Fields, seed: int = 0, rows: int = ROWS) -> Any:
+    """Records that nobody has, within the public ranges, on the model's device and in its precision."""
     import torch
 
+    drawn = torch.Generator().manual_seed(seed)
     like = next(model.parameters(), torch.zeros(()))
-    values = torch.rand((3, *input_shape), generator=torch.Generator().manual_seed(0))
-    return values.to(like.device, like.dtype)
+
+    def fitted(field: Field) -> Tensor:
+        t = field.sample(rows, drawn).to(like.device)
+        return t.to(like.dtype) if t.is_floating_point() else t
+
+    return each(fitted, fields)
 
 
-def _seeded_output(model: nn.Module, inputs: Tensor) -> Tensor:
+def _unlike(t: Tensor) -> Tensor:
+    """Numbers of another size; whole numbers stay within their range."""
+    return 3 * t - 1 if t.is_floating_point() else t
+
+
+def _seeded_output(model: nn.Module, inputs: Any) -> Tensor:
     """With the same dropout each time."""
     import torch
 
-    with torch.no_grad(), torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
+    device = next(leaves(inputs))[1].device
+    with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         output: Tensor = model(inputs)
     return output
@@ -135,17 +173,23 @@ def check_output(output: object, examples: int, classes: int) -> None:
         )
 
 
-def _output_for_blank(model: nn.Module, input_shape: Sequence[int]) -> Tensor:
+def _tried(model: nn.Module, fields: Fields) -> object:
     import torch
 
     from modicum.compute.problem import in_mode
 
-    like = next(model.parameters(), torch.zeros(()))
-    blank = torch.zeros((2, *input_shape), dtype=like.dtype, device=like.device)
     try:
         with in_mode(model, training=False), torch.no_grad():
-            output: Tensor = model(blank)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            output: object = model(made_up(model, fields))
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"the model does not take inputs of shape {tuple(input_shape)}: {reason}") from None
+        raise UserError(f"the model does not take inputs of {describe(fields)}: {reason}") from None
     return output
+
+
+def describe(fields: Fields) -> str:
+    """Records in words: "shape (1, 28, 28)", or each tensor with its shape and kind."""
+    if isinstance(fields, Field):
+        kind = {"int": f" of whole numbers under {fields.values}", "bool": " of truth values"}.get(fields.kind, "")
+        return f"shape {fields.shape}{kind}"
+    return ", ".join(f"{name} {describe(field).removeprefix('shape ')}" for name, field in leaves(fields))

@@ -6,12 +6,12 @@ import copy
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch
 from modicum.errors import UserError
 from modicum.public.head import logistic_head
+from modicum.tasks import CLASSIFICATION, Task
 from modicum.training.small_bias import SmallBiasHead
 
 BATCH = 256
@@ -19,7 +19,9 @@ LEARNING_RATE = 0.02
 DECAYS = (1e-4, 1e-3, 1e-2)
 
 
-def hot_start(model: nn.Module, public: Batch, held_out: Batch, epochs: int, seed: int = 0) -> Tensor:
+def hot_start(
+    model: nn.Module, public: Batch, held_out: Batch, epochs: int, seed: int = 0, task: Task = CLASSIFICATION
+) -> Tensor:
     """Parameters after `epochs` of AdamW on public records.
 
     Weight decay and the epoch to stop at are those with the smallest loss on the public records held out; where
@@ -32,7 +34,7 @@ def hot_start(model: nn.Module, public: Batch, held_out: Batch, epochs: int, see
     decays = DECAYS if len(held_out) else DECAYS[1:2]
     best: tuple[float, Tensor] | None = None
     for decay in decays:
-        for loss, theta in _epochs(copy.deepcopy(model), public, held_out, epochs, decay, seed):
+        for loss, theta in _epochs(copy.deepcopy(model), public, held_out, epochs, decay, seed, task):
             if best is None or loss < best[0] or not len(held_out):
                 best = (loss, theta)
     assert best is not None
@@ -49,7 +51,7 @@ def public_start(model: nn.Module, public: Batch, classes: int) -> Tensor:
 
 
 def _epochs(
-    model: nn.Module, public: Batch, held_out: Batch, epochs: int, decay: float, seed: int
+    model: nn.Module, public: Batch, held_out: Batch, epochs: int, decay: float, seed: int, task: Task
 ) -> list[tuple[float, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=decay / LEARNING_RATE)
@@ -61,13 +63,13 @@ def _epochs(
         for _ in range(epochs):
             model.train()
             for rows in torch.split(torch.randperm(len(public), generator=generator), BATCH):
-                batch = public.take(rows.to(public.x.device))
+                batch = public.take(rows)
                 optimiser.zero_grad()
-                cross_entropy(model(batch.x), batch.targets["y"]).backward()  # type: ignore[no-untyped-call]
+                task.mean_loss(model(batch.x), batch.targets["y"]).backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
                 schedule.step()
             model.eval()
             with torch.no_grad():
-                loss = cross_entropy(model(held_out.x), held_out.targets["y"]).item() if len(held_out) else 0.0
+                loss = task.mean_loss(model(held_out.x), held_out.targets["y"]).item() if len(held_out) else 0.0
             found.append((loss, layout.read(model).detach().clone()))
     return found

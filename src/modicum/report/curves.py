@@ -15,14 +15,20 @@ Band = tuple[int, float, float, float]
 """Round, mean, least and most over the seeds that have it."""
 
 
-def accuracy(records: Sequence[RoundRecord]) -> ByRound:
-    """Round → test accuracy, where it was looked at (simulated ground truth)."""
-    return _simulated(records, "test_accuracy")
+def main_metric(records: Sequence[RoundRecord]) -> str:
+    """The task's main metric, which a round's test figures begin with."""
+    told = (name for record in records for name in record.simulated if name.startswith("test_"))
+    return next(told, "test_accuracy").removeprefix("test_")
+
+
+def score(records: Sequence[RoundRecord]) -> ByRound:
+    """Round → the task's main metric on the test data, where it was looked at (simulated ground truth)."""
+    return _simulated(records, f"test_{main_metric(records)}")
 
 
 def personalised(records: Sequence[RoundRecord]) -> ByRound:
-    """Round → mean accuracy of clients' own models on their own test records (simulated ground truth)."""
-    return _simulated(records, "personalised_accuracy")
+    """Round → the same of clients' own models on their own test records, in the mean (simulated ground truth)."""
+    return _simulated(records, f"personalised_{main_metric(records)}")
 
 
 def loss(records: Sequence[RoundRecord]) -> ByRound:
@@ -36,7 +42,7 @@ def bound(records: Sequence[RoundRecord]) -> ByRound:
 
 
 CURVES: Mapping[str, Callable[[Sequence[RoundRecord]], ByRound]] = {
-    "accuracy": accuracy,
+    "accuracy": score,
     "personalised": personalised,
     "loss": loss,
     "bound": bound,

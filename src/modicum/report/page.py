@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from modicum.report.colours import colour_of
 from modicum.report.inline import drawn, page
 from modicum.report.summary import Summary, traffic_line
-from modicum.report.table import HEAD, number, percent, rows
+from modicum.report.table import head, number, percent, rows
 from modicum.report.view import RunView, bands_of
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _lead(summary: Summary) -> str:
 
 def _simulated(summaries: Sequence[Summary]) -> str:
     first = summaries[0]
-    return simulated_part(known=first.accuracy is not None, simulation=first.simulation)
+    return simulated_part(known=first.score is not None, simulation=first.simulation)
 
 
 def simulated_part(*, known: bool, simulation: bool) -> str:
@@ -98,16 +98,18 @@ def simulated_part(*, known: bool, simulation: bool) -> str:
 def _table(summaries: Sequence[Summary]) -> str:
     """One line a budget group; columns of accuracy only where somebody can know one."""
     lines = [row for summary in summaries for row in rows(summary)]
-    known = [i for i, name in enumerate(HEAD) if not name.endswith("*") or _tells(lines, i)]
-    head = "".join(f'<th scope="col">{escape(HEAD[i])}</th>' for i in known)
+    columns = head(summaries)
+    known = [i for i, name in enumerate(columns) if not name.endswith("*") or _tells(lines, i)]
+    top = "".join(f'<th scope="col">{escape(columns[i])}</th>' for i in known)
     body = "".join("<tr>" + "".join(f"<td>{escape(row[i])}</td>" for i in known) + "</tr>" for row in lines)
-    seen = any(HEAD[i].endswith("*") for i in known)
+    seen = any(columns[i].endswith("*") for i in known)
+    main, second = (name.removesuffix("*") for name in columns[1:3])
     simulated = (
-        "* simulated. First accuracy and macro-F1: all test data; second accuracy: mean over the group's clients, "
+        f"* simulated. First {main} and {second}: all test data; second {main}: mean over the group's clients, "
         "each on its own test records. "
     )
     return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
         f'<p class="note-line">{simulated if seen else ""}ε certified is min / median / max where clients of a '
         "group differ.</p>"
     )

@@ -12,6 +12,7 @@ from modicum.errors import UserError
 from modicum.figures import blank_figure
 from modicum.report import curves
 from modicum.report.colours import colours_of
+from modicum.report.table import NAMES, SHARES
 
 if TYPE_CHECKING:
     from modicum.federation.records import RoundRecord
@@ -27,27 +28,29 @@ class Curve:
 
 
 def draw(runs: Sequence[Curve]) -> Any:
-    """A matplotlib figure: test accuracy where there is one, and the bound (median over clients)."""
-    seen = any(curves.accuracy(curve.records) for curve in runs)
+    """A matplotlib figure: the main metric on test data where there is one, and the bound (median of clients)."""
+    seen = any(curves.score(curve.records) for curve in runs)
     figure, (*left, right) = _axes(seen)
     colours = colours_of([curve.name for curve in runs])
     for curve in runs:
         for axes in left:
             _accuracy(axes, curve, colours[curve.name])
         _bound(right, curve, colours[curve.name])
-    return _finished(figure, left, right, len(runs))
+    names = [curves.main_metric(curve.records) for curve in runs]
+    return _finished(figure, left, right, names)
 
 
 def draw_bands(runs: Mapping[str, Sequence[Sequence[RoundRecord]]]) -> Any:
     """The same for several seeds of each name: their mean, and a band from the least to the most."""
-    seen = any(curves.accuracy(records) for seeds in runs.values() for records in seeds)
+    seen = any(curves.score(records) for seeds in runs.values() for records in seeds)
     figure, (*left, right) = _axes(seen)
     colours = colours_of(list(runs))
     for name, seeds in runs.items():
         for axes in left:
-            _band(axes, name, [curves.accuracy(records) for records in seeds], colours[name])
+            _band(axes, name, [curves.score(records) for records in seeds], colours[name])
         _band(right, name, [curves.bound(records) for records in seeds], colours[name])
-    return _finished(figure, left, right, len(runs))
+    names = [curves.main_metric(next(iter(seeds), ())) for seeds in runs.values()]
+    return _finished(figure, left, right, names)
 
 
 def _axes(accuracy: bool) -> tuple[Any, Sequence[Any]]:
@@ -56,11 +59,13 @@ def _axes(accuracy: bool) -> tuple[Any, Sequence[Any]]:
     return figure, figure.subplots(1, 2 if accuracy else 1, squeeze=False)[0]
 
 
-def _finished(figure: Any, left: Sequence[Any], bound: Any, runs: int) -> Any:
-    for accuracy in left:
-        accuracy.set_ylim(0, 1)
-        accuracy.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-        accuracy.set_title("Test accuracy (simulated ground truth)", loc="left", fontsize=10)
+def _finished(figure: Any, left: Sequence[Any], bound: Any, metrics: Sequence[str]) -> Any:
+    shown = metrics[0] if len({*metrics}) == 1 else "score"
+    for axes in left:
+        if shown in SHARES:
+            axes.set_ylim(0, 1)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.set_title(f"Test {NAMES.get(shown, shown)} (simulated ground truth)", loc="left", fontsize=10)
     bound.set_title("Clipping bound C (median and range over clients)", loc="left", fontsize=10)
     if bound.lines:
         bound.set_yscale("log")
@@ -72,7 +77,7 @@ def _finished(figure: Any, left: Sequence[Any], bound: Any, runs: int) -> Any:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    if runs > 1:
+    if len(metrics) > 1:
         named = left[0] if left else bound
         figure.legend(*named.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
     return figure
@@ -94,7 +99,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def _accuracy(axes: Any, curve: Curve, colour: str) -> None:
-    seen = curves.accuracy(curve.records)
+    seen = curves.score(curve.records)
     axes.plot(list(seen), list(seen.values()), color=colour, label=curve.name, lw=1.8, **_dots(list(seen)))
 
 

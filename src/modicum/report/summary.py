@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from modicum.federation.records import RoundRecord
     from modicum.federation.simulation import Simulation
     from modicum.privacy.certificate import Certificate, ClientGuarantee
+    from modicum.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Group:
     clients: int
     epsilon: Spread  # what holds, from the certificate
     delta: float
-    accuracy: float | None  # simulated: mean over its clients' own test records, where they have any
+    accuracy: float | None  # simulated: the main metric, mean over its clients' own test records, if they have any
     bound: float | None  # clipping bound in their last round; None where nothing is clipped
     releases_made: int
     releases_planned: int | None
@@ -72,12 +73,27 @@ class Summary:
     noise: dict[str, float] = field(default_factory=dict)  # standard deviation of the noise in `released`
     traffic: dict[str, float] = field(default_factory=dict)  # deployed: of a round, in the middle of all rounds
     void: tuple[str, ...] = ()  # rounds without a sum behind secure aggregation, and why
+    task: str = "classification"
+    main: str = "accuracy"  # the task's metric that tables show, of groups as well
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last model, those above included
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, which has no infinity: null stands for ε = ∞ and for what is not known."""
         value = _finite(asdict(self))
         assert isinstance(value, dict)
+        if self.plain:  # as before there were other tasks
+            value = {name: v for name, v in value.items() if name not in ("task", "main", "metrics")}
         return value
+
+    @property
+    def plain(self) -> bool:
+        """Whether accuracy and macro-F1 are all that there is to tell."""
+        return (self.task, self.main) == ("classification", "accuracy")
+
+    @property
+    def score(self) -> float | None:
+        """The task's main metric of the last model."""
+        return self.accuracy if self.plain else self.metrics.get(self.main)
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Summary:
@@ -127,7 +143,16 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
         noise=last(record.noise for record in records),
         groups=tuple(groups(budgets, certificate, records, run.client_accuracies())),
         void=void(records),
+        **learned(e.task, simulated),
     )
+
+
+def learned(task: Task, simulated: Mapping[str, float]) -> dict[str, Any]:
+    """A summary's fields about its task; none for classification as it was always told."""
+    if task.main == "accuracy" and task.name == "classification":
+        return {}
+    scores = {name.removeprefix("test_"): v for name, v in simulated.items() if name.startswith("test_")}
+    return {"task": task.name, "main": task.main, "metrics": scores}
 
 
 def noise_line(certificate: Certificate) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 from modicum.errors import MissingExtraError
 from modicum.report.summary import Spread, Summary
 
+SHARES = ("accuracy", "macro_f1", "f1", "auc")  # metrics in per cent
+NAMES = {"macro_f1": "macro-F1", "f1": "F1", "auc": "AUC", "r2": "R²", "rmse": "RMSE", "mae": "MAE"}
 HEAD = ("method", "accuracy*", "macro-F1*", "ε granted", "clients", "ε certified", "accuracy*", "bound C")
 FOOT = "* simulated ground truth: on the test data, and by budget group on the clients' own test records"
 
@@ -25,6 +27,11 @@ def percent(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else f"{value:.1%}"
 
 
+def metric(name: str, value: float | None) -> str:
+    """A metric as people write it: shares in per cent, others to four digits."""
+    return percent(value) if name in SHARES else number(value, 4)
+
+
 def spread(value: Spread) -> str:
     """One number where all agree to what is shown, else min / median / max."""
     shown = [number(v) for v in (value.min, value.median, value.max)]
@@ -33,23 +40,36 @@ def spread(value: Spread) -> str:
 
 def rows(summary: Summary) -> list[tuple[str, ...]]:
     """One row a budget group; the method's own cells stand in its first."""
-    lead = (summary.method, percent(summary.accuracy), percent(summary.macro_f1))
+    lead = (summary.method, metric(summary.main, summary.score), *_second(summary))
     return [
         (
             *(lead if i == 0 else ("", "", "")),
             number(group.budget),
             str(group.clients),
             spread(group.epsilon),
-            percent(group.accuracy),
+            metric(summary.main, group.accuracy),
             number(group.bound),
         )
         for i, group in enumerate(summary.groups)
     ]
 
 
+def _second(summary: Summary) -> tuple[str]:
+    return (percent(summary.macro_f1) if summary.plain else number(summary.loss, 4),)
+
+
+def head(summaries: Sequence[Summary]) -> tuple[str, ...]:
+    """Names of the columns: those of the tasks' main metrics."""
+    if all(summary.plain for summary in summaries):
+        return HEAD
+    mains = {summary.main for summary in summaries}
+    main = NAMES.get(name := mains.pop(), name) if len(mains) == 1 else "score"
+    return (HEAD[0], f"{main}*", "loss*", *HEAD[3:6], f"{main}*", HEAD[7])
+
+
 def table(summaries: Sequence[Summary]) -> str:
-    """Accuracy, ε by budget group and clipping bound of one or more runs."""
-    lines: list[tuple[str, ...]] = [HEAD]
+    """Metrics, ε by budget group and clipping bound of one or more runs."""
+    lines: list[tuple[str, ...]] = [head(summaries)]
     for summary in summaries:
         lines += rows(summary)
     return plain_table(lines) + "\n" + FOOT

@@ -78,7 +78,7 @@ def _batches(taken: Sequence[_Taken]) -> Iterator[Sequence[Batch]]:
     """Each step's batches, of the clients that are still at work: always the first ones."""
     records = [t.records for t in taken]
     shapes = {t.rows.shape for t in taken}
-    if len(shapes) == 1 and all(t.in_order for t in taken) and not records[0].x.is_cuda:
+    if len(shapes) == 1 and all(t.in_order for t in taken) and records[0].device.type != "cuda":
         yield from SideBySide.steps(records, len(taken[0].rows))
         return
     pool = Pool(records)

@@ -1,4 +1,4 @@
-"""Ordinary supervised training: cross-entropy on the client's labels."""
+"""Ordinary supervised training: the task's loss on the client's labels."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from modicum.core.optimisers import Optimiser, Sgd
 from modicum.core.parts import Backend, Batch, State
+from modicum.tasks import CLASSIFICATION, Task
 
 
 @dataclass(frozen=True)
 class Supervised:
-    """Minimises the mean cross-entropy; keeps nothing between rounds."""
+    """Minimises the mean loss of the task; keeps nothing between rounds."""
 
     optimiser: Optimiser = field(default_factory=lambda: Sgd(0.1))
+    task: Task = field(default=CLASSIFICATION, kw_only=True, repr=False)  # the experiment puts its own here
 
     by_record = True
 
@@ -24,7 +25,7 @@ class Supervised:
         return dict(records.targets)
 
     def losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
-        return cross_entropy(outputs, targets["y"], reduction="none")
+        return self.task.losses(outputs, targets["y"])
 
     def finish(self, records: Batch, state: State, trained: Tensor, backend: Backend) -> State:  # noqa: ARG002
         return state

@@ -12,7 +12,7 @@ from modicum.training.plain import Supervised
 
 @dataclass(frozen=True)
 class Proximal(Supervised):
-    """Minimises the mean cross-entropy plus μ/2·‖θ − θ_t‖², θ_t the model that the round began with."""
+    """Minimises the mean loss plus μ/2·‖θ − θ_t‖², θ_t the model that the round began with."""
 
     mu: float = 0.1
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.layout import Layout
+from modicum.core.needs import Need
 from modicum.errors import UserError
 
 
@@ -65,6 +66,8 @@ class SmallBias:
     """Makes that head of a linear model; refuses others."""
 
     length: float = 0.3  # κ
+
+    needs = (Need.CLASSES, Need.NUMBERS)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         layers = [m for m in model.modules() if isinstance(m, nn.Linear)]

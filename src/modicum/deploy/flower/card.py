@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from modicum.core.facts import ClientFacts
+from modicum.core.records import Fields, fields_from_json, fields_to_json
 from modicum.deploy.silo.wire import SMALL, Answer
 from modicum.errors import UserError
 
-Kinds = tuple[tuple[int, ...], int, bool]
-"""Shape of records, classes, and whether this is a simulation."""
+Kinds = tuple[str, int, bool]
+"""What records are made of, as JSON; classes; and whether this is a simulation."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Card:
     """What a silo says of itself."""
 
     facts: ClientFacts  # participations follow from the schedule
-    shape: tuple[int, ...]
+    inputs: Fields
     classes: int
     simulation: bool
     digest: str
@@ -27,7 +29,7 @@ class Card:
     @property
     def kind(self) -> Kinds:
         """In which all silos of a run are alike."""
-        return self.shape, self.classes, self.simulation
+        return json.dumps(fields_to_json(self.inputs), sort_keys=True), self.classes, self.simulation
 
     @classmethod
     def read(cls, name: str, answer: Answer) -> Card:
@@ -38,8 +40,7 @@ class Card:
             d = answer.json()
             budget = float("inf") if d["budget"] is None else float(d["budget"])
             facts = ClientFacts(str(d["name"]), int(d["records"]), budget, 1, int(d["validation"]))
-            shape = tuple(int(n) for n in d["shape"])
-            kind = (shape, int(d["classes"]), bool(d["simulation"]))
+            kind = (fields_from_json(d["shape"]), int(d["classes"]), bool(d["simulation"]))
             return cls(facts, *kind, str(d["digest"]), d["run"], str(d["ticket"]))
         except Exception:
             raise UserError(f"silo {name!r} introduces itself in a way that this version does not know") from None

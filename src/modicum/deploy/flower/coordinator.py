@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from modicum.compute.loop import LoopBackend
-from modicum.config import Config, experiment_over, federation, to_toml
+from modicum.config import Config, experiment_over, federation, task_in, to_toml
 from modicum.core.needs import check_data
+from modicum.core.records import fields_from_json, leaves
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.data.geometry import load_geometry
 from modicum.deploy.flower.card import Card, Kinds
@@ -35,6 +35,7 @@ from modicum.federation.checkpoints import Folder
 from modicum.federation.evaluation import Evaluation
 from modicum.federation.experiment import Experiment, Federation, compression_line, offer_of, prepare
 from modicum.federation.foreign import foreign_parts
+from modicum.federation.learning import stand_in_records
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.rounds import Rounds
 from modicum.federation.run_folder import RunFolder
@@ -42,7 +43,7 @@ from modicum.federation.setup import make_kit, make_server
 from modicum.federation.transcript_file import transcript_in
 from modicum.privacy.certificate import Certificate
 from modicum.public.features import is_file
-from modicum.report.summary import Summary, groups, last, traffic, void
+from modicum.report.summary import Summary, groups, last, learned, traffic, void
 from modicum.report.write import write_report
 
 LOG = logging.getLogger("modicum.server")
@@ -140,7 +141,7 @@ class Coordinator:
         path = self.files.path / KINDS
         if path.exists():
             shape, classes, simulation = json.loads(path.read_bytes())
-            return tuple(shape), classes, simulation
+            return json.dumps(shape, sort_keys=True), classes, simulation
         usual = Counter(card.kind for card in cards.values()).most_common(1)[0][0]
         odd = [name for name, card in cards.items() if card.kind != usual]
         if odd:
@@ -149,12 +150,12 @@ class Coordinator:
                 f"{_some(odd)}: make them alike"
             )
         self._check_needs(usual)
-        self.files.write(path, json.dumps(usual).encode())
+        self.files.write(path, json.dumps([json.loads(usual[0]), *usual[1:]]).encode())
         return usual
 
     def _check_needs(self, kind: Kinds) -> None:
         """Before anything is written or asked for: public data are the server's, validation records agreed on."""
-        offer = offer_of(_without_data(self.config, self.terms, kind).federation.data)
+        offer = offer_of(_without_data(self.config, self.terms, kind).federation.data, task_in(self.config))
         held_out = all(facts.validation > 0 for facts in self.terms.agreed())
         check_data(self.terms.method, replace(offer, validation=held_out))
 
@@ -257,6 +258,7 @@ class Coordinator:
             rounds_planned=self.rounds_planned,
             accuracy=simulated.get("test_accuracy"),
             macro_f1=simulated.get("test_macro_f1"),
+            **learned(task_in(self.config), simulated),
             loss=simulated.get("test_loss"),
             public=last(record.public for record in records),
             released=last(record.released for record in records),
@@ -300,12 +302,13 @@ class NoiseAtSilos:
 
 def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:
     """The experiment over stand-in records of the right shape. In simulation, proxy and test records are real."""
-    shape, classes, simulation = kind
+    said, classes, simulation = kind
+    inputs = fields_from_json(json.loads(said))
     if config.run.hot_start and not simulation:
         raise UserError(
             "a deployed server has no public records to begin with: set hot_start = 0, or try it with simulation"
         )
-    records = Arrays(np.zeros((2, *shape), dtype=np.float32), np.array([0, 1]))
+    records = stand_in_records(task_in(config), inputs)
     nothing = Arrays.empty(records)
     stand_in = ClientData("stand-in", records, nothing, nothing)
     test, proxy, proxy_validation, proxy_classes = nothing, nothing, nothing, 0
@@ -323,6 +326,7 @@ def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:
         proxy_validation,
         proxy_classes,
         geometry=load_geometry(name) if name is not None and is_file(name) else None,
+        values={name: field.values for name, field in leaves(inputs) if field.values is not None},
     )
     return replace(experiment_over(config, Federation(data, (1.0,))), bounds=terms.bounds)
 

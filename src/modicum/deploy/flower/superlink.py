@@ -65,7 +65,7 @@ class SuperLink:
         app = _flower(self, tls)
         stop = threading.Event()
         arguments = f"{LOOPBACK}:{self.control}", str(tls.ca), str(self.project)
-        command = [sys.executable, "-P", "-m", "modicum.deploy.flower.task", *arguments]
+        command = [sys.executable, "-m", "modicum.deploy.flower.task", *arguments]
         executor = threading.Thread(
             target=run_tasks, args=(app.state.linkstate_factory, command, stop), name="executor", daemon=True
         )

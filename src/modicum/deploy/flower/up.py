@@ -256,7 +256,7 @@ def _exists(pid: int) -> bool:
 
 
 def _modicum(*arguments: str) -> list[str]:
-    return [sys.executable, "-P", "-c", "from modicum.cli import main; main()", *arguments]
+    return [sys.executable, "-c", "from modicum.cli import main; main()", *arguments]
 
 
 def _ports(nodes: int | None) -> Ports:

@@ -19,6 +19,7 @@ from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, decode
 from modicum.core.needs import Offer, check_data
 from modicum.core.parts import Method
+from modicum.core.records import fields_to_json
 from modicum.core.store import write_durably
 from modicum.data.arrays import Arrays, FederatedData, Peek
 from modicum.deploy.silo.account import account_of
@@ -163,7 +164,7 @@ class Silo:
             "records": facts.records,
             "validation": facts.validation,
             "budget": None if math.isinf(facts.budget) else facts.budget,
-            "shape": list(data.input_shape),
+            "shape": fields_to_json(data.inputs),
             "classes": data.classes,
             "simulation": self.spec.simulation,
             "digest": digest(self.spec.experiment),
@@ -373,8 +374,9 @@ def own_experiment(spec: SiloSpec) -> Experiment:
     if spec.name not in data.names:
         shown = ", ".join(data.names[:5]) + (", …" if len(data.names) > 5 else "")
         raise UserError(f"there are no records of {spec.name!r} in {data.dataset}: it has {shown}")
-    if not spec.simulation and Peek.CLASSES in data.peeks:
-        raise UserError(str(Peek.CLASSES))
+    for peek in (Peek.CLASSES, Peek.VALUES):
+        if not spec.simulation and peek in data.peeks:
+            raise UserError(str(peek))
     own = data.clients[data.names.index(spec.name)]
     nothing = Arrays.empty(own.train)
     alone = FederatedData(
@@ -386,6 +388,7 @@ def own_experiment(spec: SiloSpec) -> Experiment:
         proxy_validation=nothing,
         proxy_classes=0,
         geometry=data.geometry,
+        values=data.values,
     )
     if config.run.hot_start and not spec.own_data:  # for trying things out: the experiment's own public records
         alone = replace(

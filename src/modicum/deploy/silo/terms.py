@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from modicum.config import Config
+from modicum.config import Config, task_in
+from modicum.config.schema import TaskConfig
 from modicum.core.facts import ClientFacts, Metric
 from modicum.core.integers import Agreed
 from modicum.core.parts import Method, OnLattice
@@ -22,6 +23,7 @@ from modicum.data.geometry import load_geometry
 from modicum.errors import UserError, counted
 from modicum.federation.cohort import Cohorts, public_cohorts, rounds_of
 from modicum.federation.experiment import VARIANTS, Experiment, Prepared, with_integers
+from modicum.federation.learning import with_task
 from modicum.federation.setup import adapts, put_on_lattice
 from modicum.mechanisms.common import metric_plans, training_multiplier
 from modicum.privacy.plan import PrivacyPlan
@@ -46,7 +48,8 @@ def digest(config: Config) -> str:
     schedule = (run.rounds, run.per_round, run.max_participations, run.metrics)
     agreed = (run.bounds, run.server, sorted(run.silos.items()), run.secure_aggregation, config.privacy.noise)
     model = (config.model.name, sorted(config.model.options.items()), _features(config.data.features))
-    text = repr((config.method_name, config.method, model, schedule, agreed))
+    task = () if config.task == TaskConfig() else (config.task.name, sorted(config.task.options.items()))
+    text = repr((config.method_name, config.method, model, schedule, agreed, *task))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -78,7 +81,7 @@ class Terms:
     @cached_property
     def method(self) -> Method:
         """The agreed method; one whose server would have to be trusted is refused."""
-        method: Method = self.config.method.build(self.setting)
+        method: Method = with_task(self.config.method.build(self.setting), task_in(self.config))
         if self.integers(method):
             method = with_integers(method, VARIANTS[self.config.run.secure_aggregation])
         method.mechanism.spec.refuse_true_sizes()

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax, softplus
 
 from modicum.core.layout import Layout
+from modicum.core.needs import Need
 from modicum.core.optimisers import Optimiser, Sgd
 from modicum.core.parts import PERSONALISED, Backend, Batch, State
 from modicum.errors import UserError
@@ -36,6 +37,8 @@ class Distilled:
     )
     target: float = 1.0  # w_T, for ablations
     prior: float = 0.0  # weight of the client's own class frequencies; 1 takes them out of what is learned
+
+    needs = (Need.CLASSES,)
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:

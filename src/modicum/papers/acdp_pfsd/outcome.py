@@ -34,7 +34,7 @@ class Outcome:
 
 def needs_of(source: OutcomeSource) -> tuple[Need, ...]:
     """Figures of public data need such data."""
-    return (Need.PUBLIC_LABELS,) if source == "public" else ()
+    return (Need.PUBLIC_LABELS, Need.CLASSES) if source == "public" else ()
 
 
 def outcome(observed: Observation, source: OutcomeSource) -> Outcome | None:

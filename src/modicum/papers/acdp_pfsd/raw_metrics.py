@@ -39,6 +39,7 @@ class RawMetrics:
     tested: Literal["noised", "personalised"] = "noised"  # Alg. 2, lines 19–20 say noised, the text personalised
 
     purpose = UPDATE
+    needs = (Need.CLASSES,)
     individuals = True
     cohort_rate = None
 

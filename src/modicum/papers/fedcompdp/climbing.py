@@ -10,7 +10,7 @@ from modicum.training.plain import Supervised
 
 @dataclass(frozen=True)
 class Climbing(Supervised):
-    """Minimises the cross-entropy a little uphill: gradients are taken at θ + ρ·g̃/‖g̃‖.
+    """Minimises the loss a little uphill: gradients are taken at θ + ρ·g̃/‖g̃‖.
 
     g̃ is the gradient that the same client released in the step before, so that the climb itself is free.
     """

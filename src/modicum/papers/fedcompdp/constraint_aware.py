@@ -49,7 +49,7 @@ class ConstraintAware:
     cuts: int = 1  # that are kept: older ones brake learning
 
     needs_individuals = True
-    needs = (Need.PUBLIC_LABELS,)
+    needs = (Need.PUBLIC_LABELS, Need.CLASSES)
 
     def __post_init__(self) -> None:
         if self.towards not in ("reliable", "worst") or self.norm not in ("l2", "d"):

@@ -57,6 +57,7 @@ class RawMetaNet:
     clip: float = 1.0  # scale of C, and of σ over the batch: the paper gives none
 
     purpose = GRADIENT
+    needs = (Need.CLASSES,)
     individuals = True
     cohort_rate = None
     offers: tuple[Need, ...] = ()

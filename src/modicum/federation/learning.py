@@ -1,0 +1,120 @@
+"""What an experiment learns: its task, held against its records, its model and its method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+
+import numpy as np
+import torch
+
+from modicum.core.parts import Batch, Method
+from modicum.core.records import Field, Fields, each, leaves
+from modicum.data.arrays import Arrays, FederatedData
+from modicum.errors import UserError
+from modicum.tasks import Labels, Task
+
+MADE_UP = 32  # rows that a model is tried on
+
+
+def with_task(method: Method, task: Task) -> Method:
+    """The method with the task's loss in its local training; refused where the method has a loss of its own."""
+    if task.usual:
+        return method
+    training = method.training
+    if not is_dataclass(training) or "task" not in {f.name for f in fields(training)}:
+        raise UserError(
+            f"{method.name} has a loss of its own for classes: set the task to classification without weights, or "
+            "use another method, e.g. dp-sgd"
+        )
+    return replace(method, training=replace(training, task=task))
+
+
+def check_labels(task: Task, data: FederatedData) -> None:
+    """Refuse labels that the task cannot learn from, and say what else there is."""
+    own = (part for client in data.clients for part in (client.train, client.validation, client.test))
+    for arrays in (*own, data.test, data.proxy if data.proxy_classes == data.classes else data.test):
+        if len(arrays):
+            _check_labels(task, arrays)
+    if task.labels is Labels.TOKENS and tokens_of(data.inputs) is None:
+        raise UserError("next-token needs records of tokens: whole numbers, one for each position")
+    weights = task.options.get("weights")
+    wanted = width_of(task, data)
+    if weights is not None and wanted is not None and len(weights) != wanted:
+        raise UserError(f"the task has {len(weights)} weights and the labels are {wanted}: give one for each")
+
+
+def _check_labels(task: Task, arrays: Arrays) -> None:
+    y = arrays.y
+    if task.labels is Labels.CLASSES and not arrays.has_classes:
+        if y.ndim > 1:
+            raise UserError(
+                f"each record has {'×'.join(map(str, y.shape[1:]))} labels, and classification takes one class: "
+                'set task = "multi-label" (zeros and ones), "regression" (numbers) or "next-token"'
+            )
+        raise UserError(
+            'labels must be whole numbers 0, 1, …: encode the classes as integers, or set task = "regression"'
+        )
+    if task.labels is Labels.BITS and (y.ndim != 2 or not np.isin(y, (0, 1)).all()):
+        raise UserError(
+            "multi-label needs labels of shape (records, labels) that are 0 or 1, got shape "
+            f"{y.shape} with values from {y.min():g} to {y.max():g}"
+        )
+    if task.labels is Labels.NUMBERS and y.ndim > 2:
+        raise UserError(f"a regression takes one number or one row of numbers a record, got shape {y.shape}")
+    if task.labels is Labels.TOKENS and (y.ndim != 2 or y.dtype.kind != "i"):
+        raise UserError(
+            "next-token takes tokens as labels, one for each position: leave the labels out, and the records' own "
+            "tokens are taken"
+        )
+
+
+def tokens_of(inputs: Fields) -> Field | None:
+    """The tensor of a record that holds its tokens: its only one of whole numbers, or `input_ids`."""
+    found = {name: field for name, field in leaves(inputs) if field.kind == "int" and len(field.shape) == 1}
+    return found.get("input_ids") or next(iter(found.values()), None)
+
+
+def label_shape(data: FederatedData) -> tuple[int, ...]:
+    """Of one record."""
+    return tuple(int(n) for n in data.clients[0].train.y.shape[1:])
+
+
+def width_of(task: Task, data: FederatedData) -> int | None:
+    """How many outputs a model needs; None where only the model knows."""
+    tokens = tokens_of(data.inputs) if task.labels is Labels.TOKENS else None
+    return task.width(data.classes, label_shape(data), None if tokens is None else tokens.values)
+
+
+def inputs_of(data: FederatedData, model: object) -> Fields:
+    """What the model is given: a model of the catalogue takes numbers, whole ones as floats."""
+    inputs = data.inputs
+    if not isinstance(model, str):
+        return inputs
+    if isinstance(inputs, Mapping):
+        names = ", ".join(name for name, _ in leaves(inputs))
+        raise UserError(
+            f"model {model!r} takes one array of numbers, and these records have {names}: give a model of your own"
+        )
+    return Field(inputs.shape)
+
+
+def stand_in_records(task: Task, inputs: Fields) -> Arrays:
+    """Two blank records for a server, which has none: public shapes, and labels as the task has them."""
+    tokens = tokens_of(inputs)
+    shape: tuple[int, ...] = (task.outputs or 1,) if task.labels is Labels.BITS else ()
+    if task.labels is Labels.NUMBERS and (task.outputs or 1) > 1:
+        shape = (task.outputs or 1,)
+    if task.labels is Labels.TOKENS and tokens is not None:
+        shape = tokens.shape
+    whole = task.labels in (Labels.CLASSES, Labels.TOKENS)
+    y = np.zeros((2, *shape), np.int64 if whole else np.float32)
+    y[1] = 1
+    return Arrays(each(lambda field: field.blank(2).numpy(), inputs), y)
+
+
+def made_up_rows(task: Task, data: FederatedData, model: object, rows: int = MADE_UP, seed: int = 0) -> Batch:
+    """Records and labels that nobody has, within public shapes and ranges."""
+    drawn = torch.Generator().manual_seed(seed)
+    x = each(lambda field: field.sample(rows, drawn), inputs_of(data, model))
+    return Batch(x, {"y": task.made_up(rows, label_shape(data), width_of(task, data), drawn)})
