@@ -45,7 +45,12 @@ def measure(clients: int) -> dict[str, float]:
     before = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         run = mo.train(
-            made, method=DpFedAvg(), model="mlp", rounds=ROUNDS, per_round=cohort, folder=Path(folder) / "run"
+            made,
+            method=DpFedAvg(),
+            model="mlp",
+            rounds=ROUNDS,
+            cohorts=mo.Cohorts(per_round=cohort),
+            folder=Path(folder) / "run",
         )
         seconds = time.process_time() - before
         sizes = {name: (run.folder / name).stat().st_size / 1e6 for name in ("ledger.sqlite", "certificate.json")}

@@ -87,6 +87,8 @@ from modicum.papers.fedmap.plug_in import PlugIn
 from modicum.papers.pac_dp.curve import BudgetCurve, Curve, ScaleFreeCurve
 from modicum.papers.pac_dp.schedule import PlateauCosine
 from modicum.policies import AdaptiveQuantile, Fixed, MedianNorm, NaiveMedianNorm
+from modicum.privacy.correlated import Correlated
+from modicum.privacy.factors import Blt
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.noise.stock import Stock
 from modicum.privacy.spec import Adjacency, SecureAggregation, TrustedServer
@@ -158,6 +160,9 @@ MECHANISMS: dict[str, Mechanism] = {
     "client-local": ClientLevel(local=LOCAL),
     "client-secure-aggregation": ClientLevel(view=SecureAggregation(CLIENTS, dropouts=1), local=LOCAL),
     "client-central": ClientLevel(view=TrustedServer(), local=LOCAL),
+    "client-central-correlated": ClientLevel(
+        view=TrustedServer(), local=LOCAL, correlated=Correlated(Blt((0.5,), (0.3,)), 50, 1)
+    ),
     "client-central-secret": ClientLevel(view=TrustedServer(), local=LOCAL, rate=0.5),
 }
 

@@ -284,3 +284,13 @@ def test_agreed_classes_and_clients_of_their_own_are_run(tmp_path: Path, monkeyp
     assert told(2, "a", classes=3) == told(1, "b", classes=3)
     monkeypatch.setattr("modicum.runs.refuse_peeks", lambda _: None)
     assert told(2, "c") != told(1, "d")
+
+
+def test_settings_by_their_own_names_warn_and_mean_the_same(tmp_path: Path) -> None:
+    fed = mo.Federation.from_dataset("digits", clients=4, budgets=2.0)
+    with pytest.warns(DeprecationWarning, match=r"becomes cohorts=mo.Cohorts\(per_round=…\)"):
+        old = mo.train(fed, method="dp-sgd", rounds=2, per_round=2, folder=tmp_path / "old")
+    new = mo.train(fed, method="dp-sgd", rounds=2, cohorts=mo.Cohorts(per_round=2), folder=tmp_path / "new")
+    assert old.certificate == new.certificate
+    with pytest.raises(TypeError, match="unexpected keyword argument 'pre_round'"):
+        mo.train(fed, pre_round=2)

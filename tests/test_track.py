@@ -56,7 +56,7 @@ def notes_of(folder: Path, **changes: Any) -> tuple[Notes, mo.Run]:
         rounds=2,
         metrics=(Metric("accuracy", 1, 20.0),),
         folder=folder / "run",
-        track=[notes],
+        watching=mo.Watching(track=[notes]),
     )
     return notes, run
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from modicum.errors import PrivacyWarning, UnsoundError, UserError
     from modicum.federation.experiment import Federation
     from modicum.federation.interference import Checked, check
+    from modicum.federation.settings import Cohorts, Engine, Noise, Server, Watching
     from modicum.federation.transcript_file import load_transcript
     from modicum.privacy.certificate import Certificate
     from modicum.privacy.verify import verify
@@ -49,6 +50,7 @@ _WHERE = {
     **dict.fromkeys(_DATA, "modicum.data"),
     **dict.fromkeys(("PrivacyWarning", "UnsoundError", "UserError"), "modicum.errors"),
     **dict.fromkeys(("MLflow", "TensorBoard", "Tracker"), "modicum.report.track"),
+    **dict.fromkeys(("Cohorts", "Engine", "Noise", "Server", "Watching"), "modicum.federation.settings"),
     "Certificate": "modicum.privacy.certificate",
     "Checked": "modicum.federation.interference",
     "Federation": "modicum.federation.experiment",
@@ -69,15 +71,19 @@ _MODULES = ("methods", "models", "tasks")
 __all__ = [
     "Certificate",
     "Checked",
+    "Cohorts",
     "Comparison",
     "Dirichlet",
+    "Engine",
     "Federation",
     "Iid",
     "MLflow",
     "Metric",
     "Natural",
+    "Noise",
     "PrivacyWarning",
     "Run",
+    "Server",
     "Shards",
     "SizeSkew",
     "Task",
@@ -85,6 +91,7 @@ __all__ = [
     "Tracker",
     "UnsoundError",
     "UserError",
+    "Watching",
     "assign_budgets",
     "check",
     "compare",

@@ -34,6 +34,7 @@ from modicum.federation.learning import inputs_of, width_of
 from modicum.federation.model_file import as_inputs, described_inputs, frozen_digest, restored
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
+from modicum.federation.settings import Cohorts, Engine, Noise, Server, Watching, regrouped
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import Transcript
 from modicum.federation.transcript_file import FileTranscript, transcript_in
@@ -147,42 +148,54 @@ def train(
     method: MethodSpec | str = DEFAULT_METHOD,
     budgets: Budgets | None = None,
     model: str | nn.Module = "logistic",
+    model_options: Mapping[str, float | str] | None = None,
     task: Task | str = DEFAULT_TASK,
     rounds: int = 30,
     seed: int = 0,
-    per_round: int | None = None,
-    max_participations: int | None = None,
     metrics: tuple[Metric, ...] = (),
-    hot_start: int = 0,
-    average: float = 0.0,
-    bounds: tuple[float, float] | None = None,
-    evaluate_every: int = 1,
-    device: str = "cpu",
-    compile: bool = False,
-    model_options: Mapping[str, float | str] | None = None,
     simulation: bool = True,
     folder: str | PathLike[str] | None = None,
     resume: bool = False,
-    watch: Watch | None = None,
-    track: Sequence[Tracker] = (),
-    transcript: bool = False,
-    audit: str | None = None,
+    workers: int | None = None,
+    cohorts: Cohorts = Cohorts(),
+    server: Server = Server(),
+    noise: Noise = Noise(),
+    engine: Engine = Engine(),
+    watching: Watching = Watching(),
+    **old: Any,
 ) -> Run:
-    """Train, and write a run folder: the one given, or a new one under ./runs.
+    """Train, and write a run folder.
 
-    `federation` holds records and budgets; where it holds records alone (`mo.federate`), give `budgets` too.
-    `task` is what is learned: `"classification"` (where none is given), `"regression"`, `"multi-label"`,
-    `"next-token"`, one with options (`mo.tasks.classification(weights=[1, 13])`), or your own `mo.Task`.
-    `method` is a settings object (`mo.methods.DpSgd(lr=4)`) or a name (`"dp-sgd"`: its defaults); where none is
-    given it is `auto`, as in a file.
-    `simulation=False` draws noise from the operating system's cryptographic generator instead of the seed, and
-    looks at no test record.
-    `compile=True` compiles clipped sums of single models, which pays on a GPU after thousands of steps.
-    `track` hears of every round what was released: `[mo.TensorBoard()]`, `[mo.MLflow()]`, or your own.
-    `transcript=True` writes down what each party sees; `modicum.load_transcript` reads it back.
-    `audit` names an audit (docs/audits.md) that plays the experiment once more with canaries when it is over.
-    `resume=True` continues a run of the same experiment that was interrupted.
+    Args:
+        federation: records and budgets; where it holds records alone (`mo.federate`), give `budgets` too.
+        method: a settings object (`mo.methods.DpSgd(lr=4)`) or a name (`"dp-sgd"`: its defaults) [default: auto].
+        budgets: ε that the clients grant.
+        model: a name of the catalogue, or a module of your own.
+        model_options: settings of a model of the catalogue.
+        task: what is learned: `"classification"`, `"regression"`, `"multi-label"`, `"next-token"`, one with
+            options (`mo.tasks.classification(weights=[1, 13])`), or your own `mo.Task`.
+        rounds: rounds of training.
+        seed: of everything that is drawn, but for cryptographic noise.
+        metrics: what clients tell of their validation records, paid for like everything else.
+        simulation: false draws noise from the operating system's cryptographic generator instead of the seed, and
+            looks at no test record.
+        folder: where to write [default: a new folder under ./runs].
+        resume: continues a run of the same experiment that was interrupted.
+        workers: processes that compute clients, a thread each: the same bits for any number [default: none].
+        cohorts: who takes part.
+        noise: how noise is drawn: of floats, on a lattice, or correlated over rounds.
+        server: hot start, averages, limits of bounds, how often to evaluate.
+        engine: device and compilation.
+        watching: trackers, transcript, audit.
+        **old: settings of the four groups by their own names, as before; each warns.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        UserError: for what cannot be, in one line that says what to change.
     """
+    cohorts, server, engine, watching = regrouped(old, cohorts, server, engine, watching)
     method = method_of(method)
     experiment = Experiment(
         federation=_with_budgets(federation, budgets, seed),
@@ -190,16 +203,20 @@ def train(
         model=model,
         task=task_of(task),
         rounds=rounds,
-        per_round=per_round,
-        max_participations=max_participations,
+        per_round=cohorts.per_round,
+        max_participations=cohorts.max_participations,
         metrics=metrics,
         seed=seed,
-        hot_start=hot_start,
-        average=average,
-        bounds=bounds,
-        evaluate_every=evaluate_every,
-        device=device,
-        compile=compile,
+        hot_start=server.hot_start,
+        average=server.average,
+        bounds=server.bounds,
+        noise=noise.kind,
+        bands=noise.bands,
+        factor=noise.factor,
+        evaluate_every=server.evaluate_every,
+        device=engine.device,
+        compile=engine.compile,
+        workers=workers,
         model_options=dict(model_options or {}),
     )
     if resume and folder is None:
@@ -210,12 +227,12 @@ def train(
     return carry_out(
         experiment,
         files,
-        describe_experiment(experiment, simulation, transcript, audit),
+        describe_experiment(experiment, simulation, watching.transcript, watching.audit),
         simulation=simulation,
-        watch=watch,
-        track=track,
-        transcript=transcript_in(files, transcript),
-        audit=audit,
+        watch=watching.watch,
+        track=watching.track,
+        transcript=transcript_in(files, watching.transcript),
+        audit=watching.audit,
     )
 
 

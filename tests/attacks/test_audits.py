@@ -272,7 +272,9 @@ def test_an_audit_stands_in_the_certificate_beside_epsilon(
 @pytest.mark.parametrize("change", [{"epsilon": 0.1}, {"beta": "x"}, {"canaries": True}])
 def test_a_certificate_with_another_audit_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
     fed = federation(2, 20, side=None, budget=2.0)
-    made = mo.train(fed, method=DpSgd(steps=1), rounds=1, folder=tmp_path / "run", audit="one-run")
+    made = mo.train(
+        fed, method=DpSgd(steps=1), rounds=1, folder=tmp_path / "run", watching=mo.Watching(audit="one-run")
+    )
     told = json.loads(made.certificate.to_json())
     assert Certificate.from_json(json.dumps(told)).audit == told["audit"]
     told["audit"] |= change
@@ -284,7 +286,9 @@ def real_run(tmp_path: Path, audit: str | None) -> Path:
     """A run with real noise, which is not known to anybody."""
     fed = mo.Federation.from_dataset("digits", clients=2, budgets=1.0)
     spec = DpSgd(batch=None, steps=1)
-    return mo.train(fed, method=spec, rounds=1, simulation=False, folder=tmp_path / "run", audit=audit).folder
+    return mo.train(
+        fed, method=spec, rounds=1, simulation=False, folder=tmp_path / "run", watching=mo.Watching(audit=audit)
+    ).folder
 
 
 def test_real_records_are_not_audited_for_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,3 +131,32 @@ def test_noise_of_several_kinds(capsys):
     assert code == 0
     assert json.loads(out)["noise_multiplier"] == pytest.approx(7.71, rel=2e-3)
     assert call(capsys, *asked, "--kinds", "0.7;1.4")[0] == 2
+
+
+def test_correlated_noise_beside_independent(capsys):
+    code, out, _ = call(capsys, "correlated", "--rounds", "100", "--separation", "20", "--epsilon", "2", "--json")
+    found = {row["factor"]: row for row in json.loads(out)}
+    assert code == 0
+    assert found["banded"]["mean"] == pytest.approx(5.737, abs=2e-3)
+    assert found["independent"]["last"] == pytest.approx(22.36, abs=1e-2)
+    assert found["independent"]["noise of a row"] == pytest.approx(5**0.5 / 0.5016, rel=1e-3)
+    _, out, _ = call(capsys, "correlated", "--rounds", "100", "--separation", "20")
+    assert "2.77 times less" in out
+    _, out, _ = call(capsys, "correlated", "--rounds", "9", "--separation", "1")
+    assert "Nothing is gained" in out
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--rounds", "0", "--separation", "2"),
+        ("--rounds", "9", "--separation", "0"),
+        ("--rounds", "9", "--separation", "3", "--participations", "4"),
+        ("--rounds", "9", "--separation", "3", "--momentum", "1"),
+        ("--rounds", "9", "--separation", "3", "--epsilon", "-1"),
+        ("--rounds", "999999", "--separation", "3"),
+    ],
+)
+def test_correlated_noise_that_cannot_be_is_one_line(capsys, given):
+    code, out, err = call(capsys, "correlated", *given)
+    assert (code, out, err.count("\n")) == (2, "", 1)

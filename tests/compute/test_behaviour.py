@@ -24,9 +24,7 @@ from modicum.compute import (
     clipped_sum,
     reference_clipped_sum,
 )
-from modicum.compute.convolution import _slice
 from modicum.compute.pieces import Dense, gram_square_norms
-from modicum.compute.problem import few_rows
 from modicum.compute.rules import RULES
 from modicum.errors import UserError
 from tests.compute.helpers import assert_same, check, cross_entropy
@@ -386,11 +384,3 @@ def test_mixed_precision_keeps_norms_and_sums_in_float32() -> None:
         torch.testing.assert_close(answer.norms, truth.norms, rtol=0.05, atol=1e-3)
         with pytest.raises(AssertionError):
             assert_same(answer, truth, torch.float32)
-
-
-@pytest.mark.parametrize("most", [0, 3, 14, 40, 100])
-def test_slices_are_whole_steps_of_rows_shared_by_all_threads(most: int) -> None:
-    step = _slice(most)
-    assert step % few_rows() == 0
-    assert step % torch.get_num_threads() == 0
-    assert step <= max(few_rows(), most)

@@ -19,11 +19,8 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from modicum.compute import Flat, clipped_sum, convolution, pieces, reference_clipped_sum, sums
-from modicum.compute.convolution import ConvWeight, Geometry
+from modicum.compute import Flat, clipped_sum, pieces, reference_clipped_sum, sums
 from modicum.compute.pieces import LinearWeight
-from modicum.compute.problem import FEW, ROWS, enough_rows
-from modicum.compute.products import maker_of_processor
 from modicum.compute.sums import (
     SHARE,
     SHORT,
@@ -120,8 +117,8 @@ def test_the_search_catches_plain_float32(name: str) -> None:
 
 def test_the_search_catches_a_library_that_adds_term_by_term() -> None:
     """Everybody's terms that cancel round the total as they go, by more or less where a record was added to it."""
-    attack = Attack(48, 3, 4, 0, (0, 2), 5.5, 0.0, -1.0, alike=True, seed=0, reverse=True)
-    assert attack.movement(onto_a_total_that_is_swallowed) > 1.2
+    attack = Attack(48, 3, 5, 0, (0, 2), 5.0, 0.0, -1.0, alike=True, seed=0, reverse=True)
+    assert attack.movement(onto_a_total_that_is_swallowed) > 1.05
     assert attack.movement(ROUTES["linear, onto one total"]) <= LIMIT
 
 
@@ -190,81 +187,6 @@ def test_products_are_the_same_either_way(asked: bool, monkeypatch: pytest.Monke
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def cancelling(rows: int, places: int, seed: int) -> Tensor:
-    numbers = torch.randn(rows, places, generator=torch.Generator().manual_seed(seed)) * 1e6
-    numbers[:, 1] = numbers[:, 0] * (-1) ** seed
-    return numbers
-
-
-def different_products(shape: tuple[int, int, int]) -> int:
-    """At how many of 16 positions in a block the sum of one example alone is another one, bit by bit."""
-    outs, columns, places = shape
-    found = []
-    for i in range(16):
-        g, a = torch.zeros(16, 1, outs, places), torch.ones(16, 1, columns, places)
-        g[i, 0], a[i, 0] = cancelling(outs, places, 1), cancelling(columns, places, 2)
-        found.append(sums.block_of_products(torch.ones(16), g, a, False))
-    return sum(not torch.equal(one, found[0]) for one in found)
-
-
-@pytest.mark.parametrize(
-    "shape", [(3, 700, 130), (64, 577, 15), (3, 70, 130), (5, 9, 31), (128, 1152, 64), (512, 1600, 16)]
-)
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_product_does_not_depend_on_where_the_example_stands(number: int, shape: tuple[int, int, int]) -> None:
-    with threads(number):
-        assert different_products(shape) == 0
-
-
-def different_gradients(make: Callable[[Tensor, Tensor], LinearWeight | ConvWeight], *sizes: int) -> int:
-    """The same for gradients that are kept, or for their norms from Gram matrices."""
-    found = []
-    for i in range(16):
-        a, g = torch.ones(16, sizes[0], sizes[2]), torch.zeros(16, sizes[1], sizes[3])
-        a[i], g[i] = cancelling(sizes[0], sizes[2], 2), cancelling(sizes[1], sizes[3], 1)
-        piece = make(a, g)
-        norms = piece._gram() if isinstance(piece, ConvWeight) else piece.measure_factors()
-        found.append((piece.dense()[i], norms[i]))
-    return sum(not all(map(torch.equal, one, found[0])) for one in found)
-
-
-def places(a: Tensor, g: Tensor) -> LinearWeight:
-    return LinearWeight(a.transpose(1, 2), g.transpose(1, 2))
-
-
-def images(a: Tensor, g: Tensor) -> ConvWeight:
-    geometry = Geometry((3, 3), (1, 1), (0, 0), (1, 1), 1)
-    shape = torch.Size((g.shape[1], a.shape[1], 3, 3))
-    return ConvWeight(a.unflatten(2, (7, 7)), g.unflatten(2, (5, 5)), geometry, shape)
-
-
-UNEVEN = [
-    (places, (9, 5, 31, 31)),
-    (places, (70, 3, 130, 130)),
-    (images, (1, 3, 49, 25)),
-    (images, (2, 7, 49, 25)),
-]
-
-
-@pytest.mark.parametrize(("make", "sizes"), UNEVEN)
-def test_a_gradient_does_not_depend_on_where_the_example_stands(
-    make: Callable[[Tensor, Tensor], LinearWeight | ConvWeight], sizes: tuple[int, ...]
-) -> None:
-    assert different_gradients(make, *sizes) == 0
-
-
-@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="seen with MKL")
-def test_examples_side_by_side_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin: every second example lies 8 bytes beside a line of 16, and is added up in another order."""
-    monkeypatch.setattr(sums, "apart", lambda matrices: matrices.contiguous())
-    if maker_of_processor() != "AuthenticAMD":
-        pytest.skip("seen on AMD's processors")
-    for room in (pieces, convolution):
-        monkeypatch.setattr(room, "each_product", lambda left, right: left @ right.transpose(1, 2))
-    assert different_products((3, 700, 130)) == 8
-    assert all(different_gradients(make, *sizes) > 0 for make, sizes in UNEVEN)
-
-
 def test_a_block_that_is_longer_than_the_first_is_refused() -> None:
     """The first block decides how all are added up: the first of 8 lets 300 examples be added in float32 alone."""
     weights, rows = torch.ones(300), torch.ones(300, 2)
@@ -308,20 +230,22 @@ def test_many_examples_are_not_added_up_in_float32_alone() -> None:
     assert float((plain - truth).abs().max()) > 0.1
 
 
-def rounded(examples: int, run: int, *, float64_totals: bool) -> int:
-    """In units of u·C, what adding up may be off by if each run, and then the totals, are bracketed as a chain: an
-    addition rounds by u of its result, which is at most as many times C as there are terms under it."""
-    lengths = [min(run, examples - start) for start in range(0, examples, run)]
-    within = sum(n * (n + 1) // 2 - 1 for n in lengths)
+def rounded(lengths: Sequence[int], *, float64_totals: bool) -> int:
+    """In units of u·C, what adding up runs of so many terms may be off by if each run, and then the totals, are
+    bracketed as a chain: an addition rounds by u of its result, which is at most as many times C as there are
+    terms under it."""
+    within = sum(n * (n + 1) // 2 - 1 for n in lengths if n)
     if len(lengths) == 1:
         return within
-    return within + (examples if float64_totals else sum(itertools.accumulate(lengths)) - lengths[0])
+    return within + (sum(lengths) if float64_totals else sum(itertools.accumulate(lengths)) - lengths[0])
 
 
 def moved_by_rounding(batch: int, run: int, *, float64_totals: bool) -> float:
-    """Of C, with a record and without it."""
-    worlds = (rounded(n, run, float64_totals=float64_totals) for n in (batch, batch - 1))
-    return sum(worlds) * torch.finfo(torch.float32).eps / 2
+    """Of C, with a record and with a blank in its place, in the first run or the last: zero is added exactly."""
+    lengths = [min(run, batch - start) for start in range(0, batch, run)]
+    blanked = [[lengths[0] - 1, *lengths[1:]], [*lengths[:-1], lengths[-1] - 1]]
+    most = max(rounded(those, float64_totals=float64_totals) for those in blanked)
+    return (rounded(lengths, float64_totals=float64_totals) + most) * torch.finfo(torch.float32).eps / 2
 
 
 def test_runs_are_as_short_as_the_worst_order_needs() -> None:
@@ -334,20 +258,6 @@ def test_runs_are_as_short_as_the_worst_order_needs() -> None:
         if adds_up(batch, run, torch.float32):
             assert moved_by_rounding(batch, run, float64_totals=False) <= SHARE + 2.0**-18
     assert [runs(n, torch.float32)[1] for n in (128, 256, 380, 1000)] == [torch.float32] * 3 + [torch.float64]
-
-
-@pytest.mark.parametrize("step", [1, FEW, ROWS])
-def test_two_worlds_differ_by_their_share_whatever_runs_each_has(step: int) -> None:
-    """One record more may change how many rows a batch is filled up to, and so its runs."""
-
-    def off(examples: int) -> float:
-        run, kind = runs(examples if step == 1 else enough_rows(examples, step), torch.float32)
-        if run < SHORT:
-            return 0.0  # all is float64
-        return rounded(examples, run, float64_totals=kind == torch.float64) * torch.finfo(torch.float32).eps / 2
-
-    worlds = [off(examples) for examples in range(1, 1600)]
-    assert max(a + b for a, b in itertools.pairwise(worlds)) <= SHARE
 
 
 def test_the_search_is_on_both_sides_of_every_change() -> None:

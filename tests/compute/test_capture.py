@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import pytest
@@ -29,7 +30,26 @@ def test_work_that_reads_more_than_its_inputs_is_not_replayed() -> None:
     with pytest.warns(CannotCaptureWarning, match="other numbers"):
         found.append(float(graphs.run("work", work, [x])[0][0]))
     found += [float(graphs.run("work", work, [x])[0][0]) for _ in range(2)]
-    assert found == [1.0, 2.0, 3.0, 5.0, 6.0]  # 4 was what the refused replay gave
+    assert found == [1.0, 2.0, 5.0, 6.0, 7.0]  # 3 and 4 were compared: the work, and the replay that was refused
+
+
+def test_whether_work_is_replayed_is_settled_on_blanks() -> None:
+    """Here work reads more than its inputs only where these hold a record."""
+    state, seen = [0.0], []
+
+    def work(x: Tensor) -> tuple[Tensor, ...]:
+        state[0] += 1
+        seen.append(float(x[0]))
+        return (x * (state[0] if x[0] else 1.0),)
+
+    for blank, refused in ((lambda: [torch.zeros(2)], False), (None, True)):
+        graphs = Graphs(Replayed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CannotCaptureWarning)
+            for _ in range(3):
+                graphs.run("work", work, [torch.ones(2)], blank)
+        assert graphs.refused is refused
+    assert seen == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 
 
 def test_work_that_cannot_be_captured_is_told_once_and_runs_as_it_is() -> None:

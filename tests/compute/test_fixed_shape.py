@@ -51,8 +51,7 @@ def test_replays_give_the_loops_results(name: str) -> None:
             assert error(sums, expected) <= 1e-8
             for mine, theirs in zip(norms, expected_norms, strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-12)
-    # gradients in two sizes, and all rules in rows that are enough for either
-    assert len(found._fixed.graphs._kept) == 5
+    assert len(found._fixed.graphs._kept) == 8  # gradients and three rules, each in two sizes
 
 
 @pytest.mark.usefixtures("replayed")

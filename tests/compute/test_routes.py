@@ -7,25 +7,26 @@ together far beyond one.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from importlib import import_module
-from unittest.mock import patch
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.compute import Clipper, Flat, clipped_sum
-from modicum.compute import probe as probe_module
-from modicum.compute.bookkeeping import PassRecorder
-from modicum.compute.fallback import fallback_clipped_sum
+from modicum.compute import Clipper, Flat, SlowClippingWarning, Way, flat
+from modicum.compute.capture import CannotCaptureWarning, Graphs
+from modicum.compute.clipped_sum import Route
 from modicum.compute.flat import Problem
 from modicum.compute.fused import FusedBackend
-from modicum.compute.pieces import EmbeddingWeight
-from modicum.compute.problem import ClippedSum, Parts
-from modicum.compute.rules import pieces
+from modicum.compute.problem import ClippedSum
 from modicum.core.parts import Batch
 from tests.compute.helpers import cross_entropy
+from tests.compute.replays import Replayed
 
+CLIPPED_SUM = import_module("modicum.compute.clipped_sum")  # the package has a function of that name
 N = 41
 
 
@@ -42,70 +43,145 @@ def cancelling() -> nn.Module:
     return model
 
 
-def records() -> tuple[Tensor, Tensor]:
+def records(last: float = 3e38) -> tuple[Tensor, Tensor]:
+    """The last one's gradient is not finite."""
     torch.manual_seed(1)
     x = torch.rand(N, 1, 1, 1).expand(N, 1, 28, 28).contiguous()
-    x[-1] = 3e38  # its gradient is not finite
+    x[-1] = last
     return x, torch.randint(3, (N,))
 
 
+def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    return sum(float((one[k].double() - other[k].double()).square().sum()) for k in one) ** 0.5
+
+
 def movement(model: nn.Module) -> float:
-    """What a record whose gradient is not finite moves the sum by, over C: nothing, it should be."""
-    x, y = records()
-    present, absent = (clipped_sum(model, cross_entropy, x[:n], y[:n], Flat(1.0)).total for n in (N, N - 1))
-    return sum(float((present[k].double() - absent[k].double()).square().sum()) for k in present) ** 0.5
+    """What a record whose gradient is not finite moves the sum by, over C, where a blank stood: nothing."""
+    clipper, blank = Clipper(model), torch.ones(N)
+    blank[-1] = 0.0
+    present = clipper(cross_entropy, *records(), Flat(1.0)).total
+    return distance(present, clipper(cross_entropy, *records(0.0), Flat(1.0), weights=blank).total)
 
 
 def test_a_record_that_is_not_finite_changes_nothing_for_the_others() -> None:
-    assert movement(cancelling()) <= 1e-3
+    assert movement(cancelling()) == 0.0
 
 
 def test_the_fall_back_for_such_batches_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin: a batch with such a record is computed in another way."""
-    real = Clipper._by_books
+    """The negative control: a batch with such a record is computed in another way."""
+    real = Clipper._run
 
-    def falls_back(self: Clipper, problem: Problem, seen: frozenset[str]) -> ClippedSum | None:
-        return real(self, problem, seen) if bool((problem.x < 1e30).all()) else None
+    def falls_back(self: Clipper, route: Route, problem: Problem) -> ClippedSum:
+        return real(self, route if bool((problem.x < 1e30).all()) else Route.EXAMPLES, problem)
 
-    monkeypatch.setattr(Clipper, "_by_books", falls_back)
+    monkeypatch.setattr(Clipper, "_run", falls_back)
+    monkeypatch.setattr(CLIPPED_SUM, "changed_rows", lambda *_: "")
     assert movement(cancelling()) > 2
 
 
-def test_zeros_that_are_not_finite_change_nothing() -> None:
-    """Rows of zeros fill batches up; a model may be sent for which only they overflow."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
-    with torch.no_grad():
-        model[0].weight.fill_(-1e30)
-        model[0].bias.fill_(4e30)  # without inputs that add up to four this stays, and its square overflows
-    x, y = torch.ones(33, 4), torch.arange(33) % 3
-    found, truth = (clipped_sum(model, cross_entropy, x[:n], y[:n], Flat(1.0)) for n in (33, 32))
-    assert bool((found.norms > 0).all())
-    torch.testing.assert_close(found.norms[:32], truth.norms, rtol=0.0, atol=0.0)
+def test_in_a_stack_a_record_that_is_not_finite_changes_nothing_for_the_others() -> None:
+    model = cancelling()
+    backend = FusedBackend(model)
+    theta = backend.layout.flatten(dict(model.named_parameters())).detach().expand(2, -1).contiguous()
+
+    def sums(last: float) -> tuple[Tensor, list[Tensor]]:
+        x, y = records(last)
+        batches = [Batch(x, {"y": y}), Batch(x[:20], {"y": y[:20]})]
+        loss = lambda outputs, targets: cross_entropy(outputs, targets["y"])  # noqa: E731
+        return backend._engine.clipped_sums(theta, batches, loss, [Flat(), Flat()])
+
+    (total, norms), (other, others) = sums(3e38), sums(torch.nan)
+    assert torch.equal(total, other)
+    assert norms[0][-1] == others[0][-1] == 0
 
 
-def verdicts() -> list[bool]:
-    """Of a hostile model on batches of which one holds a record that no computation survives."""
-    x, y = records()
-    found = []
-    for n in (N, N - 1):
-        clipper = Clipper(cancelling())
-        clipper(cross_entropy, x[:n], y[:n], Flat(1.0))
-        found.append(clipper._right == {} or not all(clipper._right.values()))
-    return found
+class Words(nn.Module):
+    """Attends to what is no padding: a record of nothing else is not finite. Its heads magnify last bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.keys, self.head = nn.Embedding(50, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        nn.init.constant_(self.words.weight, 1.0)
+        with torch.no_grad():
+            self.keys.weight.mul_(1e4)
+            self.head.weight.mul_(1e6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = self.words(x)
+        scores = (self.keys(words) @ words.transpose(1, 2)).masked_fill((x == 0)[:, None, :], -torch.inf)
+        found: Tensor = self.head((scores.softmax(-1) @ words).mean(1))
+        return found
 
 
-def test_a_verdict_does_not_hang_on_records() -> None:
-    assert verdicts() == [False, False]
+class Experts(nn.Module):
+    """Two experts, each of which takes the records that are sent to it: how many is a matter of their values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.experts = nn.ModuleList([nn.Linear(6, 16), nn.Linear(6, 16)])
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), 16)
+        for k, expert in enumerate(self.experts):
+            chosen = (x[:, 0] > 0.5) == bool(k)
+            h[chosen] = expert(x[chosen])
+        found: Tensor = self.head(torch.tanh(h))
+        return found
 
 
-def test_a_probe_of_the_records_themselves_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("modicum.compute.clipped_sum"), "probe", probe_module._probe)
-    assert any(verdicts())
+def with_last(x: Tensor, last: Tensor | float) -> Tensor:
+    x = x.clone()
+    x[-1] = last
+    return x
+
+
+def moved(model: nn.Module, x: Tensor, last: Tensor | float) -> float:
+    """What replacing the last of many records by another moves a sum by, over C; each by a clipper of its own."""
+    y = torch.arange(len(x)) % 3
+    here, there = (Clipper(model)(cross_entropy, one, y, Flat(1.0)).total for one in (x, with_last(x, last)))
+    return distance(here, there)
+
+
+def tokens() -> Tensor:
+    return torch.randint(1, 50, (200, 12), generator=torch.Generator().manual_seed(0))
+
+
+def test_a_record_of_padding_moves_the_sum_by_itself_alone() -> None:
+    """A probe that kept the first rows' tokens sent everybody to the fall-back: 27.7·C."""
+    assert moved(Words(), tokens(), 0) <= 1 + 1e-3  # it counts as zero: what goes is the other record
+
+
+def test_two_experts_are_taken_one_record_at_a_time() -> None:
+    x = torch.rand(64, 6, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(SlowClippingWarning, match="takes as many rows as values say"):
+        assert moved(Experts(), x, 1.0 - x[-1]) <= 2 * (1 + 1e-3)
+
+
+class Settled:
+    """Everything that is settled about a model before a record is looked at: routes, replays and warnings."""
+
+    def __init__(self, make: Callable[[], nn.Module], x: Any, y: Any, way: Way) -> None:
+        clipper = Clipper(make(), way)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(4):  # more than it takes to be replayed
+                clipper(cross_entropy, x, y, Flat(1.0))
+        graphs = clipper.flat.replayed
+        self.routes = [list(known.values()) for known in clipper.routes.values()]
+        self.replays = graphs.refused, len(graphs._kept), list(graphs._seen.values())
+        self.said = [str(w.message) for w in said if w.category in (SlowClippingWarning, CannotCaptureWarning)]
+
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class Rooted(nn.Module):
-    """Of some numbers there is no root, and the more are drawn the sooner one of these is among them."""
+    """Of some numbers there is no root."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,75 +192,83 @@ class Rooted(nn.Module):
         return found
 
 
-def books_of(n: int) -> bool:
-    x, y = torch.rand(n, 7), torch.arange(n) % 4
-    with patch.object(PassRecorder, "settle", autospec=True, side_effect=PassRecorder.settle) as settled:
-        clipped_sum(Rooted(), cross_entropy, x, y, Flat(1.0))
-    return settled.called
+MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "cancelling": (cancelling, records()[0]),
+    "words": (Words, tokens()),
+    "experts": (Experts, torch.rand(16, 6)),
+    "rooted": (Rooted, torch.rand(20, 7)),
+    "lstm": (lambda: Recurrent(), torch.rand(8, 5, 4)),
+}
 
 
-def test_a_verdict_does_not_hang_on_how_many_records_there_are() -> None:
-    assert len({books_of(n) for n in (16, 40, 1000)}) == 1
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.body(x)[0][:, -1])
+        return found
 
 
-def test_a_probe_of_as_many_numbers_as_there_are_records_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_module, "FEWEST", 10**9)
-    assert len({books_of(n) for n in (16, 40, 1000)}) == 2
+def garbage(x: Tensor) -> list[Tensor]:
+    if not x.is_floating_point():
+        return [torch.zeros_like(x), torch.full_like(x, 49)]
+    return [torch.full_like(x, value) for value in (0.0, torch.nan, torch.inf, -1e30)]
 
 
-def test_in_a_stack_a_record_that_is_not_finite_changes_nothing_for_the_others() -> None:
-    x, y = records()
-    model = cancelling()
-    backend = FusedBackend(model)
-    theta = backend.layout.flatten(dict(model.named_parameters())).detach().expand(2, -1).contiguous()
-
-    def sums(n: int) -> Tensor:
-        batches = [Batch(x[:n], {"y": y[:n]}), Batch(x[:20], {"y": y[:20]})]
-        loss = lambda outputs, targets: cross_entropy(outputs, targets["y"])  # noqa: E731
-        return backend._engine.clipped_sums(theta, batches, loss, [Flat(), Flat()])[0]
-
-    torch.testing.assert_close(sums(N), sums(N - 1), rtol=0.0, atol=1e-4)
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU."""
+    monkeypatch.setattr(flat, "applies", lambda *_: True)
+    monkeypatch.setattr(flat, "Captured", Replayed)
+    monkeypatch.setattr(Graphs.__init__, "__defaults__", (Replayed, *Graphs.__init__.__defaults__[1:]))
 
 
-@pytest.mark.parametrize("by_layer", [True, False])
-def test_how_an_example_is_measured_does_not_depend_on_how_many_there_are(
-    by_layer: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The twin keeps gradients as long as all of them together are small, and measures factors beyond that."""
-    torch.manual_seed(0)
-    layer = nn.Conv2d(128, 256, 3, 2, 1)
-    inputs, outputs = torch.randn(8, 128, 16, 16), torch.randn(8, 256, 8, 8)
-    if not by_layer:
-        monkeypatch.setattr("modicum.compute.convolution.too_large", lambda *_, **__: next(growing))
-    growing = iter((False, True))
-    few, more = (pieces(layer, inputs[:n], outputs[:n])["weight"].measure()[0][:4] for n in (4, 8))
-    assert torch.equal(few, more) is by_layer
+def decisions_differ(name: str, way: Way) -> bool:
+    make, x = MODELS[name]
+    y = torch.arange(len(x)) % 3
+    found = Settled(make, x, y, way)
+    return any(Settled(make, other, y, way) != found for other in garbage(x))
 
 
-def test_the_fall_back_computes_parts_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr("modicum.compute.fallback.KEEP", 7 * 15)
-    model = nn.Linear(4, 3)
-    trained = dict(model.named_parameters())
-
-    def loss(outputs: Tensor, y: Tensor) -> Tensor:
-        return cross_entropy(outputs, y)
-
-    real = torch.vmap
-    monkeypatch.setattr(
-        torch, "vmap", lambda f, **k: lambda w, x, y: (seen.append(len(x)), real(f, **k)(w, x, y))[1]
-    )
-    x, y = torch.randn(32, 4), torch.arange(32) % 3
-    fallback_clipped_sum(Problem(model, trained, loss, x, y, Flat(1.0), None, 32, Parts(model)))
-    assert seen == [7] * 5
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("way", [Way.EAGER, Way.AUTO])
+@pytest.mark.usefixtures("replayed")
+def test_with_garbage_in_place_of_all_records_every_decision_is_the_same(name: str, way: Way) -> None:
+    assert not decisions_differ(name, way)
 
 
-@pytest.mark.parametrize("batch", [32, 64, 512])
-def test_norms_do_not_depend_on_how_many_examples_there_are(batch: int) -> None:
-    """What is charged for rounding must not: it would change everybody's factor."""
-    torch.manual_seed(0)
-    indices, g = torch.randint(3, (batch, 12)), torch.randn(batch, 12, 4)
-    assert torch.equal(
-        EmbeddingWeight(indices, g, 3, None).measure()[0][:8],
-        EmbeddingWeight(indices[:8], g[:8], 3, None).measure()[0],
-    )
+@pytest.mark.parametrize("name", ["cancelling", "words"])
+def test_a_probe_that_reads_records_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: rows to look at are the records themselves."""
+
+    def few(_model: nn.Module, x: Tensor, y: Tensor, number: int, _drawn: object) -> tuple[Tensor, Tensor]:
+        return x[:number], y[:number]
+
+    monkeypatch.setattr(CLIPPED_SUM, "synthetic_rows", few)
+    assert decisions_differ(name, Way.EAGER)
+
+
+def test_a_record_for_which_the_model_fails_is_zero_for_itself_alone() -> None:
+    class Inverse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.head = nn.Linear(9, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.head(torch.linalg.inv(x).flatten(1))
+            return found
+
+    x, y = torch.eye(3) + torch.rand(8, 3, 3), torch.arange(8) % 3
+    clipper = Clipper(Inverse())
+    with pytest.warns(SlowClippingWarning, match="may fail on what a record holds"):
+        found = clipper(cross_entropy, with_last(x, 0.0), y, Flat(1.0))
+    assert found.norms[-1] == 0
+    others = clipper(cross_entropy, x[:-1], y[:-1], Flat(1.0))
+    assert distance(found.total, others.total) == 0.0
+    with pytest.raises(torch.linalg.LinAlgError):
+        CLIPPED_SUM.fallback_clipped_sum.__globals__["reference_clipped_sum"](
+            clipper.model, cross_entropy, with_last(x, 0.0), y, Flat(1.0)
+        )

@@ -16,4 +16,4 @@ def test_one_line_for_a_device_that_is_not(name: str) -> None:
         device_named(name)
     federation = mo.Federation.from_dataset("digits", clients=2, budgets=[1.0])
     with pytest.raises(UserError, match="is not there"):
-        mo.train(federation, model="logistic", method=mo.methods.DpSgd(), rounds=1, device=name)
+        mo.train(federation, model="logistic", method=mo.methods.DpSgd(), rounds=1, engine=mo.Engine(device=name))

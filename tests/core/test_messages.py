@@ -13,6 +13,7 @@ from safetensors.torch import save
 
 from modicum.core import messages
 from modicum.core.messages import (
+    DTYPES,
     Broadcast,
     Decision,
     Message,
@@ -24,6 +25,7 @@ from modicum.core.messages import (
     Share,
     decode,
     encode,
+    encoded_parts,
     mean_metrics,
 )
 from modicum.errors import UserError
@@ -158,3 +160,15 @@ def test_metrics_are_told_as_they_were_released() -> None:
     assert mean_metrics(tuple(clients)) == {"accuracy": pytest.approx(0.6), "loss": 2.0}
     assert mean_metrics(ReleasedSum(0, update, {}, facts, 3.0, {"accuracy": 0.4})) == {"accuracy": 0.4}
     assert mean_metrics(None) == {}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [0, 1, 7])
+def test_bytes_are_those_of_safetensors(dtype: torch.dtype, size: int) -> None:
+    values = torch.arange(size).to(dtype)
+    for name in ("a", 'é"\\', "名前"):
+        sent = Noised(name, 3, values, {"s": 1e-30, "t": -0.5})
+        header, numbers = encoded_parts(sent)
+        length = int.from_bytes(header[:8], "little")
+        meta = json.loads(header[8 : 8 + length])["__metadata__"]
+        assert encode(sent) == header + bytes(numbers) == save({"values": values}, metadata=meta)

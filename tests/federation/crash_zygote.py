@@ -36,6 +36,7 @@ METHODS = {
     "convolution": lambda: DpSgd(batch=20, lr=0.5, steps=2),
     "personal": lambda: DpPfsd(batch=20),
     "trusted": lambda: DpFedAvg(view="trusted-server", rate=0.6, batch=20),
+    "correlated": lambda: DpFedAvg(view="trusted-server", batch=20),
 }
 
 
@@ -84,12 +85,14 @@ class Points:
 def experiment(kind: str) -> Experiment:
     federation = Federation.from_dataset("digits", clients=4, partition="iid", budgets=[2.0, 8.0])
     model = "cnn-small" if kind == "convolution" else "logistic"
-    return Experiment(federation=federation, method=METHODS[kind](), rounds=5, per_round=None, seed=7, model=model)
+    own: dict[str, Any] = {"noise": "correlated", "per_round": 2} if kind == "correlated" else {}
+    return Experiment(federation=federation, method=METHODS[kind](), rounds=5, seed=7, model=model, **own)
 
 
 def watch_steps(points: Points) -> None:
     for name in ("reserve", "settle_many", "prune_before", "declare"):
         setattr(Ledger, name, points.around(name, getattr(Ledger, name)))
+    Ledger.settle_digests = points.around("settle_many", Ledger.settle_digests)  # type: ignore[method-assign]
     Ledger.create = points.around("create", Ledger.create)  # type: ignore[method-assign]
     records.MetricsFile.append = points.around("metrics", records.MetricsFile.append)  # type: ignore[method-assign]
     checkpoints.save_state = points.around("checkpoint", checkpoints.save_state)  # type: ignore[attr-defined]
@@ -163,7 +166,7 @@ def first_by_another_route() -> None:
 def child(job: dict[str, Any]) -> list[str]:
     folder = Path(job["folder"])
     kind = job["kind"]
-    sent = Sent(Path(job["sent"]), "opened" if kind == "trusted" else "message")
+    sent = Sent(Path(job["sent"]), "opened" if kind in ("trusted", "correlated") else "message")
     points = Points(job.get("point"), job.get("name"))
     watch_steps(points)
     match job.get("twin"):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.compute import ClippedSum, Clipper, loop
+from modicum.compute.clipped_sum import Route
 from modicum.compute.flat import Problem
 from modicum.compute.fused import FusedBackend
 from modicum.compute.loop import LoopBackend
@@ -37,20 +38,19 @@ class FirstByAnotherRoute(Clipper):
 
     used = False
 
-    def _by_books(self, problem: Problem, seen: frozenset[str]) -> ClippedSum | None:
-        if self.used:
-            return super()._by_books(problem, seen)
-        self.used = True
-        return None  # the fall-back takes it
+    def _run(self, route: Route, problem: Problem) -> ClippedSum:
+        first = bool(self.routes) and not self.used  # while a route is settled there is none yet
+        self.used = self.used or first
+        return super()._run(Route.EXAMPLES if first else route, problem)
 
 
 class DrawsWhileLooking(Clipper):
     """Broken twin: looking at the first batch moves the generator that dropout draws from."""
 
-    def _trusts_books(self, problem: Problem) -> bool:
-        if not self._right:
+    def route(self, problem: Problem) -> Route:
+        if not self.routes:
             torch.rand(1)
-        return super()._trusts_books(problem)
+        return super().route(problem)
 
 
 def break_it(twin: str) -> None:

@@ -334,8 +334,9 @@ def test_a_deployed_server_without_public_records_refuses_a_hot_start(tmp_path: 
 
 def test_training_in_python_has_every_setting_of_the_file(tmp_path: Path) -> None:
     e = experiment(tmp_path, DpSgd())
-    settings = {name: getattr(e, name) for name in ("rounds", "seed", "hot_start", "average", "bounds", "metrics")}
-    run = mo.train(e.federation, method=e.method, evaluate_every=2, folder=tmp_path / "python", **settings)
+    settings = {name: getattr(e, name) for name in ("rounds", "seed", "metrics")}
+    server = mo.Server(hot_start=e.hot_start, average=e.average, bounds=e.bounds, evaluate_every=2)
+    run = mo.train(e.federation, method=e.method, server=server, folder=tmp_path / "python", **settings)
     reference = durable(tmp_path / "again", DpSgd())
     parameters = torch.cat([value.flatten() for value in run.parameters.values()])
     assert torch.equal(parameters, reference.model)

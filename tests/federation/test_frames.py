@@ -27,7 +27,7 @@ def way(frame):
 
 def look(frame, event, arg):
     code = frame.f_code
-    if event == "call" and code.co_name == "normal" and code.co_filename.endswith("noise.py"):
+    if event == "call" and code.co_name == "normal" and code.co_filename.endswith("source.py"):
         found.setdefault("noise", way(frame))
     if event == "c_call" and arg.__name__ == "linalg_vector_norm" and "compute" in code.co_filename:
         if names := way(frame):

@@ -222,6 +222,28 @@ def test_a_first_sum_by_another_route_is_caught(zygote: Zygote, tmp_path: Path) 
     assert problems == ["resuming failed"]
 
 
+@pytest.mark.parametrize(
+    "name", ["after settle_many", "before settle_many", "after reserve", "before checkpoint", "after checkpoint"]
+)
+def test_rows_of_correlated_noise_are_the_same_after_a_kill(
+    zygote: Zygote, reference: Reference, tmp_path: Path, name: str
+) -> None:
+    whole, _ = reference.of("correlated")
+    kills = [{"name": name, "point": 1}, {"name": name, "point": 1}]
+    problems = disturbed(zygote, tmp_path / "run", "correlated", kills)
+    assert problems + differences(tmp_path / "run", whole) == []
+
+
+@pytest.mark.parametrize("name", ["after declare", "after reserve", "before settle_many", "after checkpoint"])
+def test_the_key_of_correlated_noise_outlives_a_kill_and_not_the_run(
+    zygote: Zygote, tmp_path: Path, name: str
+) -> None:
+    folder, kills = tmp_path / "run", [{"name": name, "point": 0}]
+    assert disturbed(zygote, folder, "correlated", kills, simulation=False) == []
+    assert verify(folder).matches
+    assert not (folder / "noise.key").exists()
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(100, 150))
 def test_killed_and_resumed_fifty_times(zygote: Zygote, reference: Reference, tmp_path: Path, seed: int) -> None:

@@ -183,7 +183,8 @@ def test_train_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
     from modicum.cli import run as command_line
     from modicum.cli.app import app
 
-    done = mo.train(federation(), method=SPECS["record"], rounds=2, folder=tmp_path / "python", transcript=True)
+    written = mo.Watching(transcript=True)
+    done = mo.train(federation(), method=SPECS["record"], rounds=2, folder=tmp_path / "python", watching=written)
     assert {s.round for s in mo.load_transcript(done.folder).seen} == {0, 1}
     (tmp_path / "x.toml").write_text(RECORD_LEVEL)
     out, other = str(tmp_path / "cli"), str(tmp_path / "without")
@@ -196,7 +197,7 @@ def test_train_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert command_line(app, ["run", "--resume", other, "--transcript"]) == 2
     assert "run.transcript is false there and true" in capsys.readouterr().err
     with pytest.raises(UserError, match="began without a transcript"):
-        mo.train(federation(), method=SPECS["record"], folder=other, resume=True, transcript=True)
+        mo.train(federation(), method=SPECS["record"], folder=other, resume=True, watching=written)
 
 
 @pytest.mark.parametrize("text", [RECORD_LEVEL, CLIENT_LEVEL], ids=["record", "client"])

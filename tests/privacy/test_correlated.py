@@ -20,6 +20,7 @@ from modicum.privacy.events import Block, NoSampling, Poisson, Release
 from modicum.privacy.factors import Participation, Workload, optimised_blt, sensitivity, square_root
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.ledger.budgets import Reason, Refused, guard_for, noise_problems
+from modicum.privacy.lifetime.grant import Filter, Lifetime
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, TrustedServer, Unit
@@ -166,3 +167,10 @@ def test_a_blt_is_priced_with_its_overlaps() -> None:
     own = plan(planned(terms))
     assert not noise_problems(own)
     assert second_opinion.plan_epsilon(own, BUDGET) == pytest.approx(plan_guarantee(own).epsilon, rel=0.01)
+
+
+def test_a_lifetime_account_is_charged_the_one_gaussian() -> None:
+    mu = sensitivity(TERMS.factor, TAKING) / (Z * TERMS.scale)
+    grant = {"unit": Unit.CLIENT, "adjacency": Adjacency.ZERO_OUT, "budget": 8.0, "delta": 1e-5}
+    assert Lifetime(**grant, filter=Filter.GDP).price(plan()) == pytest.approx(mu**2, rel=1e-9)
+    assert Lifetime(**grant, filter=Filter.RDP, order=8.0).price(plan()) == pytest.approx(4.0 * mu**2, rel=1e-9)

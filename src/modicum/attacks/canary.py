@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.linalg import toeplitz
 from torch import Tensor
 
 from modicum.attacks.bounds import FloatArray, LowerBounds, lower_bounds
@@ -25,11 +26,13 @@ from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.parts import Backend, Batch, ClientKit, Mechanism, Method, Policy
 from modicum.errors import UserError
 from modicum.federation.clients import Client, Clients
+from modicum.federation.correlate import Correlates
 from modicum.federation.rounds import Rounds
 from modicum.federation.server import Server
 from modicum.federation.setup import frozen_multipliers, kinds_of
 from modicum.policies.fixed import Fixed
 from modicum.privacy.accounting.choose import shown
+from modicum.privacy.correlated import Correlated
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
 from modicum.privacy.views import Adjacency, Unit
@@ -47,7 +50,7 @@ class Audit:
     rounds: int = 1
     trials: int = 500  # in each of the two worlds
     records: int = 8  # of a client, the canary among them (record level)
-    cohort: int = 3  # clients of a sum, the canary among them (client level)
+    cohort: int = 3  # clients of a sum, the canary among them; where noise is correlated, they come in turn
     policy: Policy = field(default_factory=Fixed)
     layer: int | None = 0  # in which of the probe's tensors the canary lies; None: in all of them alike
     dimension: int = 4
@@ -103,8 +106,32 @@ def audit(
     return Verdict(what.claimed if what.claimed is not None else claimed, proved, _is_gaussian(what))
 
 
+def _schedule(what: Audit) -> Correlated | None:
+    """Of noise that is correlated over rounds."""
+    return what.mechanism.correlated if isinstance(what.mechanism, Correlates) else None
+
+
+def _participations(what: Audit) -> int:
+    """Rounds that a client of a trial is in: all of them, or every so many where they come in turn."""
+    return what.rounds if _schedule(what) is None else -(-what.rounds // what.cohort)
+
+
+def _weights(what: Audit) -> FloatArray:
+    """How much each round's release counts in the score: the best there is for a canary of this pattern.
+
+    The model's sign alternates, and the canary's with it. Of y = x + C⁻¹z the best test is (C·x)·(C·y).
+    """
+    planted = np.resize([1.0, -1.0], what.rounds)
+    schedule = _schedule(what)
+    if schedule is None:
+        return planted
+    planted[np.arange(what.rounds) % what.cohort != 0] = 0.0
+    whole = np.tril(toeplitz(schedule.factor.column(what.rounds)))
+    return np.asarray(whole.T @ whole @ planted)
+
+
 def _is_gaussian(what: Audit) -> bool:
-    facts = ClientFacts("x", what.records, what.budget, what.rounds)
+    facts = ClientFacts("x", what.records, what.budget, _participations(what))
     releases = what.mechanism.plan(facts, ()).releases
     return bool(releases) and all(r.sampler.to_dict()["kind"] == "none" for r in releases)
 
@@ -140,7 +167,8 @@ class _World:
         shared = torch.ones(self.dimension, dtype=torch.bool)
         kit = ClientKit(backend, method.training, method.policy, shared, public=public)
         own = [self._noise_of(trial, noise) for trial in range(what.trials)]
-        cohorts = TrialCohorts(self._of_a_trial, what.rounds, tuple(own), what.mechanism.cohort_rate)
+        in_turn = _schedule(what) is not None
+        cohorts = TrialCohorts(self._of_a_trial, what.rounds, tuple(own), what.mechanism.cohort_rate, in_turn)
         first = torch.ones(self.dimension, dtype=torch.float64)
         self.server = Server(method, public, cohorts, RUN, kit, first)
         clients = Clients(method, kit, members, self.ledger, noise, at_once=len(members), watch=watch)
@@ -167,7 +195,7 @@ class _World:
         clients = []
         for trial in range(what.trials):
             for name, batch in zip(self._names(trial), batches, strict=True):
-                facts = ClientFacts(name, records, what.budget, what.rounds)
+                facts = ClientFacts(name, records, what.budget, _participations(what))
                 clients.append(Client(facts, plan_of(facts, ()), batch, nothing))
         return clients
 
@@ -183,12 +211,11 @@ class _World:
         return _batch(others if gone else [planted, *others])
 
     def scores(self) -> FloatArray:
-        """Σ over rounds of what is seen along the canary; the model's sign alternates, and the score's with it."""
-        total, sign, begun = np.zeros(self.what.trials), 1.0, self.server.state.policy
-        for _ in Rounds(self.server, self.carrier):
+        """Σ over rounds of what is seen along the canary, weighted as is best for its pattern."""
+        total, begun = np.zeros(self.what.trials), self.server.state.policy
+        for weight, _ in zip(_weights(self.what), Rounds(self.server, self.carrier), strict=True):
             # A step goes against the gradient.
-            total += np.array([-sign * float(update @ self.direction) for update in self.carrier.seen])
-            sign = -sign
+            total += np.array([-weight * float(update @ self.direction) for update in self.carrier.seen])
         if not isinstance(self.what.policy, EachTrial) and self.server.state.policy != begun:
             raise UserError("the audit's policy learns from releases, so that its trials are not independent")
         return total

@@ -19,6 +19,7 @@ from modicum.core.round_state import Collector, RoundState
 from modicum.errors import UserError
 from modicum.federation.clients import Answer, Clients
 from modicum.federation.cohort import SecretPoisson
+from modicum.federation.correlate import rows_for
 from modicum.federation.in_process import InProcess
 from modicum.federation.keep import Charges, Keep
 from modicum.federation.server import Server, TrustedLedger
@@ -111,12 +112,13 @@ def _alone(public: PublicFacts, client: ClientFacts) -> PublicFacts:
 
 @dataclass(frozen=True)
 class TrialCohorts:
-    """Every trial's clients in every round, or those of them that its trusted server draws."""
+    """All clients of every trial in every round, those that its trusted server draws, or one after the other."""
 
     of_a_trial: int
     rounds: int
     noise: tuple[TrialNoise, ...]  # one a trial
     rate: float | None = None
+    in_turn: bool = False  # where noise is correlated over rounds
 
     size = 1.0  # sums, not means: the adversary's own scale
 
@@ -128,7 +130,7 @@ class TrialCohorts:
         """Clients by number: those of the first trial, those of the second, and so on."""
         found: list[int] = []
         for trial, noise in enumerate(self.noise):
-            drawn: Sequence[int] = range(self.of_a_trial)
+            drawn: Sequence[int] = (round % self.of_a_trial,) if self.in_turn else range(self.of_a_trial)
             if self.rate is not None:
                 drawn = SecretPoisson(self.of_a_trial, round + 1, self.rate, noise).invited(round)
             found += [trial * self.of_a_trial + i for i in drawn]
@@ -158,8 +160,12 @@ class TrialCarrier(InProcess):
         self._messages: dict[str, Message] = {}
         self._dropped, self._colluding = _roles(server, trials)
 
+        rows = {name: rows_for(server.method.mechanism, own[name]) for names in trials for name in names[:1]}
+        first = {name: names[0] for names in trials for name in names}
+
         def door(tokens: Sequence[Token]) -> SumDoor:
-            return ReservedSumDoor(own[tokens[0].release.client], tokens)
+            name = tokens[0].release.client
+            return ReservedSumDoor(own[name], tokens, rows[first[name]])
 
         central = not server.method.mechanism.spec.view.senders_add_noise
         trusted = TrustedLedger(ledger, noise, watch, Keep.NOTHING, door) if central else None

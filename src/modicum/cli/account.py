@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from modicum.privacy.accounting import Guarantee
     from modicum.privacy.accounting.claims import Paper
     from modicum.privacy.events import Sampler
+    from modicum.privacy.factors import Participation, Workload
     from modicum.privacy.spec import PrivacySpec, View
 
 app = typer.Typer(
@@ -94,6 +95,65 @@ def _numbers(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise UserError(f"--kinds takes numbers with commas between them, e.g. 0.7,1,1.4, got {text!r}") from None
+
+
+@app.command("correlated")
+def correlated(
+    rounds: int = typer.Option(..., "--rounds", help="Rounds of the run."),
+    separation: int = typer.Option(..., "--separation", help="Rounds from one turn of a client to the next."),
+    participations: int | None = typer.Option(
+        None, "--participations", help="Turns of a client (default: as many as there is room for)."
+    ),
+    momentum: float = typer.Option(0.0, "--momentum", help="The server's momentum."),
+    epsilon: float | None = typer.Option(None, "--epsilon", help="A budget: says the noise of a row as well."),
+    delta: float = DELTA,
+    as_json: bool = AS_JSON,
+) -> None:
+    """What correlated noise leaves in the model, beside independent noise at the same ε."""
+    from modicum.errors import UserError
+    from modicum.privacy.factors import Participation, Workload
+
+    if not 0 <= momentum < 1 or rounds < 1 or separation < 1:
+        raise UserError("rounds and separation are at least 1, and momentum lies in [0, 1)")
+    taking = Participation(rounds, separation, participations or -(-rounds // separation))
+    mu = None if epsilon is None else _mu(epsilon, delta)
+    found = _factors(taking, Workload.constant(rounds, momentum), mu)
+    if as_json:
+        print(json.dumps([{"factor": name, **row} for name, row in found.items()]))
+        return
+    columns = ("noise in the model", *found["banded"])
+    _print_table(columns, [(name, *(f"{value:.3g}" for value in row.values())) for name, row in found.items()])
+    gain = found["independent"]["mean"] / found["banded"]["mean"]
+    print(
+        f"Correlated noise leaves {gain:.2f} times less in the model: {taking.most} turns, {separation} apart."
+        if separation > 1
+        else "Nothing is gained: everybody is in every round."
+    )
+
+
+def _mu(epsilon: float, delta: float) -> float:
+    """μ that a budget buys."""
+    from modicum.privacy.accounting import gdp
+
+    return gdp.mu_from_epsilon(epsilon, delta)
+
+
+def _factors(taking: Participation, adds_up: Workload, mu: float | None) -> dict[str, dict[str, float]]:
+    """Errors and sensitivity of each kind of factor, and the noise of a row where a budget is given."""
+    from modicum.privacy import factors
+
+    known: dict[str, factors.Factor] = {
+        "banded": factors.optimised_banded(min(taking.separation, taking.steps), taking, adds_up),
+        "blt": factors.optimised_blt(taking, adds_up),
+        "independent": factors.IDENTITY,
+    }
+    found = {}
+    for name, factor in known.items():
+        error, moved = factors.strategy_error(factor, taking, adds_up), factors.sensitivity(factor, taking)
+        found[name] = {"mean": error.mean, "last": error.last, "sensitivity": moved}
+        if mu is not None:
+            found[name]["noise of a row"] = moved / mu
+    return found
 
 
 @app.command("paper")

@@ -33,6 +33,7 @@ def run(
         [], "--track", help="Also tell tensorboard[:FOLDER] or mlflow[:URI] what is released (repeatable)."
     ),
     transcript: bool = typer.Option(False, "--transcript", help="Short for --set run.transcript=true."),
+    workers: int | None = typer.Option(None, "--workers", help="Short for --set run.workers=N."),
     explain: bool = typer.Option(
         False, "--explain", help="Say what the method decides by itself and why, and stop."
     ),
@@ -44,6 +45,8 @@ def run(
         options = [*options, f"data.dir={json.dumps(str(data_dir.absolute()), ensure_ascii=False)}"]
     if transcript:
         options = [*options, "run.transcript=true"]
+    if workers is not None:
+        options = [*options, f"run.workers={workers}"]
     if out is not None and resume is not None:
         raise UserError("--out begins a new run and --resume continues one: give only one of them")
     if len(files or ()) > 1 and (out is not None or resume is not None or print_config):
@@ -77,12 +80,17 @@ def run(
 def _explained(config: Config) -> list[str]:
     """Decisions from public facts; nothing is released or written."""
     from modicum.config import experiment
+    from modicum.federation.correlate import gain_lines
     from modicum.federation.setup import decided, set_up
     from modicum.privacy.noise import SimulatedNoise
 
     made = set_up(experiment(config), SimulatedNoise(config.run.seed))
     geometry = made.experiment.federation.data.geometry
-    said = decided(made.method, made.kit) or (f"{config.method_name} takes its settings as they are written.",)
+    own = [
+        *decided(made.method, made.kit),
+        *gain_lines(made.method, made.experiment.setting, made.experiment.max_participations),
+    ]
+    said = own or (f"{config.method_name} takes its settings as they are written.",)
     return [*((geometry.line,) if geometry else ()), *said]
 
 

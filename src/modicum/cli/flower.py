@@ -162,10 +162,13 @@ def node(
     silo: Path = typer.Option(..., "--silo", help="The silo's socket."),
 ) -> None:
     """Carry messages between a server and this machine's silo: no code of the server's runs, no port is open."""
-    from modicum.deploy.flower.node import Node
+    from modicum.deploy.flower.node import LOG, Node
+    from modicum.deploy.silo.watched import log_to_stderr
 
     _address(server)
-    Node(server, ca, key, silo.absolute(), lambda text: typer.echo(text, err=True)).serve()
+    made = Node(server, ca, key, silo.absolute(), LOG.info)
+    log_to_stderr()
+    made.serve()
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -249,21 +252,29 @@ def _follow(project: Path, folder: Path, trackers: Sequence[Tracker]) -> None:
 
 @app.command("status")
 def status(
-    project: Path = PROJECT, as_json: bool = typer.Option(False, "--json", help="Machine-readable.")
+    project: Path = PROJECT,
+    as_json: bool = typer.Option(False, "--json", help="Machine-readable."),
+    metrics: bool = typer.Option(False, "--metrics", help="Figures in Prometheus' text format."),
 ) -> None:
-    """How a started run stands: waiting, running, finished, failed or stopped, and its last round."""
+    """How a started run stands: waiting, running, died, finished, failed or stopped, and its last round."""
     from modicum.deploy.flower.follow import run_folder, status_of
+    from modicum.deploy.flower.server_app import without
     from modicum.federation.records import read_records
     from modicum.federation.run_folder import RunFolder
 
     folder = run_folder(project)
     records = read_records(RunFolder(folder).metrics)
     found = {**status_of(folder), "rounds": len(records), "folder": str(folder)}
+    if metrics:
+        from modicum.deploy.silo.watched import exposed, of_server
+
+        typer.echo(exposed(of_server(found["state"], records)), nl=False)
+        return
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
         return
     answered = records[-1].answered if records else None
-    last = "" if answered is None else f"; in the last, {counted(answered, 'silo')} answered"
+    last = "" if answered is None else f"; in the last, {counted(answered, 'silo')} answered{without(records[-1])}"
     said = f": {found['said']}" if found["said"] else ""
     typer.echo(f"{found['state']}{said}\n{counted(len(records), 'round')} done{last}")
     typer.echo(f"folder     {folder}")

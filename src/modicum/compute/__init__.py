@@ -3,7 +3,6 @@
 from modicum.compute.clipped_sum import Clipper, SlowClippingWarning, clipped_sum
 from modicum.compute.flat import Way
 from modicum.compute.problem import ClippedSum, Loss, Targets
-from modicum.compute.products import keep_rows_apart
 from modicum.compute.reference import reference_clipped_sum
 from modicum.core.clips import Auto, Clip, Flat, PerLayer
 
@@ -21,5 +20,3 @@ __all__ = [
     "clipped_sum",
     "reference_clipped_sum",
 ]
-
-keep_rows_apart()

@@ -112,8 +112,15 @@ class Graphs:
         self.refused = False
         self._pool: Any = None  # memory that all graphs share: answers are copied before the next replay
 
-    def run(self, key: Hashable, work: Work, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """`key` names everything but the inputs' values that the work depends on."""
+    def run(
+        self,
+        key: Hashable,
+        work: Work,
+        inputs: Sequence[Tensor],
+        blank: Callable[[], Sequence[Tensor]] | None = None,
+    ) -> tuple[Tensor, ...]:
+        """`key` names everything but the inputs' values that the work depends on. It is captured and compared on
+        inputs that `blank` makes, so that no record decides whether it is replayed."""
         if self.refused:
             return work(*inputs)
         key = (key, _surroundings(inputs))
@@ -121,10 +128,9 @@ class Graphs:
         if found is None:
             if not self._repeats(key):
                 return work(*inputs)
-            truth = work(*inputs)
-            found = self._captured(work, inputs, truth)
+            found = self._captured(work, inputs if blank is None else blank())
             if found is None:
-                return truth
+                return work(*inputs)
             self._keep(key, found)
         self._kept.move_to_end(key)
         return found(inputs)
@@ -135,9 +141,11 @@ class Graphs:
             self._seen.popitem(last=False)
         return self._seen[key] > self._after
 
-    def _captured(self, work: Work, inputs: Sequence[Tensor], truth: Sequence[Tensor]) -> Replay | None:
+    def _captured(self, work: Work, inputs: Sequence[Tensor]) -> Replay | None:
         if self._pool is None and inputs[0].is_cuda:
             self._pool = torch.cuda.graph_pool_handle()
+        with without_drawing(inputs[0].device):
+            truth = work(*inputs)
         try:
             with without_drawing(inputs[0].device):
                 found = self._make(work, inputs, self._pool)

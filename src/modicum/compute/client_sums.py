@@ -73,7 +73,7 @@ def _dense(gradients: Tensor, weights: Tensor | None, clients: int) -> Tensor:
 
 def _one_by_one(kept: Kept, weights: Tensor | None, clients: int, size: int) -> Tensor:
     """For pieces that know only how to sum everything, such as convolutions on a CPU."""
-    parts = [kept.rows(slice(i * size, (i + 1) * size)) for i in range(clients)]  # type: ignore[arg-type]
+    parts = [kept.rows(slice(i * size, (i + 1) * size)) for i in range(clients)]
     if weights is None:
         example = _example_of(kept)
         weights = example.new_ones(1, size, dtype=sum_dtype(example)).expand(clients, size)

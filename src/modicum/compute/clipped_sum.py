@@ -1,59 +1,76 @@
-"""What training calls: book-keeping where it is known to be right, the fall-back elsewhere."""
+"""What training calls: the fastest route that is right for a model, settled before a record is looked at."""
 
 from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from enum import IntEnum
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from modicum.compute import flat
 from modicum.compute.bookkeeping import CannotKeepBooksError, PassRecorder, requiring_grad
-from modicum.compute.even_products import even_products, multiplies
 from modicum.compute.fallback import fallback_clipped_sum, one_at_a_time
 from modicum.compute.flat import FlatSums, Problem, Way
-from modicum.compute.probe import Verdict, probe
+from modicum.compute.probe import UndecidedError, check_books
 from modicum.compute.problem import (
     ClippedSum,
     Loss,
     Parts,
     batch_size,
     check_weights,
-    enough_rows,
-    few_threads,
-    most_threads,
     nothing,
     trained_parameters,
     without_autocast,
     without_drawing,
 )
-from modicum.compute.row_steps import Operations, alike, row_step
-from modicum.compute.searched import unsearched
+from modicum.compute.search import changed_rows
+from modicum.compute.synthetic import own_weights, synthetic_rows
+from modicum.compute.tracing import LooksAtValuesError, as_traced, looking_modules, refuse_looking
 from modicum.core.clips import Clip
+from modicum.errors import UserError
 
 REMEMBERED = 64
-"""Verdicts that are kept: a loss that is made anew for each call would otherwise fill the memory."""
+"""Routes that are kept: a loss that is made anew for each call would otherwise fill the memory."""
+
+PROBED, TRIES = 16, 3
+"""Rows that a probe looks at, however many a batch has, and how often it draws them where they do not tell."""
+
+SEARCHED = 2
+"""Numbers of rows for which a model is searched: a silo's batches have one, or two where they are shuffled.
+Others, of simulations that sample, take the route that was found so far."""
 
 
 class SlowClippingWarning(UserWarning):
     """A model takes the slow way; said once for each clipper, with the reason."""
 
 
-class Clipper:
-    """The clipped sums of one model, of which the first batches are probed.
+class Route(IntEnum):
+    """How sums are computed, fastest first."""
 
-    A sum's bits are a function of its inputs: the probe only judges, and one route computes, on the first batch as
-    on later ones. Book-keeping, unless the model was found out; then the fall-back.
+    BOOKS = 0  # book-keeping
+    EXAMPLES = 1  # a gradient for each example, all at once
+    ALONE = 2  # one example at a time
+
+
+class Clipper:
+    """The clipped sums of one model.
+
+    Its route is settled by shapes, and by rows and weights that are nobody's, before the first record: no decision
+    reads one, and a sum's bits are a function of its inputs.
     """
 
     def __init__(self, model: nn.Module, way: Way = Way.AUTO) -> None:
         self.model, self.way = model, way
-        self.flat, self.operations = FlatSums(), Operations(model)
-        self._right: OrderedDict[Hashable | None, bool] = OrderedDict()
+        self.flat = FlatSums()
+        self.routes: OrderedDict[Hashable, dict[int, Route]] = OrderedDict()
+        self._looking = looking_modules(model)
 
     def __call__(
         self,
@@ -73,81 +90,113 @@ class Clipper:
         if examples == 0 or not trained:
             return nothing(trained, examples)
         problem = Problem(self.model, trained, loss, x, y, clip, weights, examples, parts)
-        seen = self.operations(trained, loss, lambda: (x, y), parts)
-        with _threads(problem, seen):
-            if problem.device.type == "cpu" and unsearched(seen):
-                self._tell(f"the operation {unsearched(seen)}, whose rows may depend on one another")
-                return one_at_a_time(problem)
-            # A row's bits may depend on how many rows there are, where these are few.
-            rows = enough_rows(examples, row_step(seen))
-            problem = problem.filled(rows)
-            found = self._by_books(problem, seen) if self._trusts_books(problem) else None
-            if found is None:
-                found = fallback_clipped_sum(problem.filled(enough_rows(rows)))
-        return ClippedSum(found.total, found.norms[:examples])
+        return self._run(self.route(problem), problem)
 
-    def _trusts_books(self, problem: Problem) -> bool:
-        """Probe the batch, unless an earlier one has settled the matter."""
+    def route(self, problem: Problem) -> Route:
+        """Found out for the first few numbers of rows of each loss, mode and kind of record."""
         key = _key(problem)
-        known = self._right.get(key)
-        if known is not None:
-            return known
-        try:
-            with without_drawing(problem.device):
-                verdict = probe(self.model, problem.trained, problem.loss, problem.x, problem.y)
-        except CannotKeepBooksError as reason:
-            self._remember(key, right=False)
-            self._tell(reason)
-            return False
-        if verdict is Verdict.PROVEN:
-            self._remember(key, right=True)
-        return verdict is not Verdict.NOT_FINITE
-
-    def _remember(self, key: Hashable | None, *, right: bool) -> None:
-        """Forgetting costs another probe and changes no number."""
+        known = self.routes.get(key, {}) if key is not None else {}
+        if problem.examples in known:
+            return known[problem.examples]
+        if len(known) >= SEARCHED:
+            return max(known.values())
+        with without_drawing(problem.device), as_traced(self._looking):
+            found, reason = self._settle(problem)
+        if reason:
+            kind = type(self.model).__name__
+            message = f"per-example clipping of {kind} takes the slow way because of {reason}"
+            warnings.warn(message, SlowClippingWarning, stacklevel=4)
         if key is not None:
-            self._right[key] = right
-        if len(self._right) > REMEMBERED:
-            self._right.popitem(last=False)
+            self.routes[key] = {**known, problem.examples: found}
+        if len(self.routes) > REMEMBERED:  # forgetting costs another look and changes no number
+            self.routes.popitem(last=False)
+        return found
 
-    def _tell(self, reason: CannotKeepBooksError | str) -> None:
-        kind = type(self.model).__name__
-        message = f"per-example clipping of {kind} takes the slow way because of {reason}"
-        warnings.warn(message, SlowClippingWarning, stacklevel=5)
+    def _settle(self, problem: Problem) -> tuple[Route, str]:
+        """The route, and why it is not the fastest."""
+        with own_weights(self.model, torch.Generator().manual_seed(0)):
+            rows = self._blank(problem, PROBED)
+            try:
+                refuse_looking(self.model, problem.trained, problem.loss, rows.x, rows.y)
+            except LooksAtValuesError as looks:
+                return Route.ALONE, str(looks)
+            except RuntimeError as failed:
+                _refuse_undetermined(failed)
+                raise
+            reason = self._against_books(problem)
+            if not reason:
+                found = self._against(Route.BOOKS, problem)
+                return (Route.ALONE if found else Route.BOOKS), found
+            found = self._against(Route.EXAMPLES, problem)
+            return (Route.ALONE, f"{reason}; {found}") if found else (Route.EXAMPLES, reason)
 
-    def _by_books(self, problem: Problem, seen: frozenset[str]) -> ClippedSum | None:
-        """None where this batch does what the probed ones did not."""
+    def _against_books(self, problem: Problem) -> str:
+        """What a probe has to say against book-keeping."""
+        found = ""
+        for seed in range(TRIES):
+            rows = self._blank(problem, PROBED, seed)
+            try:
+                check_books(self.model, problem.trained, problem.loss, rows.x, rows.y)
+            except UndecidedError as reason:
+                found = str(reason)
+            except CannotKeepBooksError as reason:
+                return str(reason)
+            except RuntimeError as failed:  # it ran without books a moment ago
+                return _in_a_line(failed)
+            else:
+                return ""
+        return found
+
+    def _against(self, route: Route, problem: Problem) -> str:
+        """What a search of rows has to say against a route; or that it cannot be gone."""
+        rows, other = (self._blank(problem, problem.examples, seed) for seed in (0, 1))
         try:
-            if flat.takes(problem, self.way):
-                return self.flat.run(problem, self.way)
-            recorder = PassRecorder(problem.model, problem.trained, problem.examples, parts=problem.parts)
-            with requiring_grad(problem.parts.parameters, {}), _products(problem, seen):
-                recorder.backward(recorder.forward(problem.loss, problem.x, problem.y))
-        except CannotKeepBooksError as reason:
-            self._tell(reason)
-            return None
+            return changed_rows(partial(self._run, route), rows, other)
+        except UserError:
+            raise
+        except Exception as failed:
+            _refuse_undetermined(failed)
+            return _in_a_line(failed)
+
+    def _blank(self, problem: Problem, number: int, seed: int = 0) -> Problem:
+        """The same with rows that are nobody's."""
+        drawn = torch.Generator().manual_seed(seed)
+        x, y = synthetic_rows(self.model, problem.x, problem.y, number, drawn)
+        return replace(problem, x=x, y=y, weights=None, examples=number)
+
+    def _run(self, route: Route, problem: Problem) -> ClippedSum:
+        with as_traced(self._looking):
+            if route is Route.BOOKS:
+                return self._by_books(problem)
+            return fallback_clipped_sum(problem) if route is Route.EXAMPLES else one_at_a_time(problem)
+
+    def _by_books(self, problem: Problem) -> ClippedSum:
+        if flat.takes(problem, self.way):
+            return self.flat.run(problem, self.way, lambda: self._blank(problem, problem.examples))
+        recorder = PassRecorder(problem.model, problem.trained, problem.examples, parts=problem.parts)
+        with requiring_grad(problem.parts.parameters, {}):
+            recorder.backward(recorder.forward(problem.loss, problem.x, problem.y))
         with torch.no_grad(), without_autocast(problem.device):
-            total, norms, _ = recorder.settle(problem.clip, problem.weights, leave_out=True)
-        return ClippedSum(total, norms)
+            return ClippedSum(*recorder.settle(problem.clip, problem.weights))
 
 
-def _threads(problem: Problem, seen: frozenset[str]) -> AbstractContextManager[None]:
-    """As many as were searched on a CPU."""
-    if problem.device.type != "cpu" or torch.get_num_threads() == 1:
-        return nullcontext()
-    return few_threads(most_threads(alike=alike(seen)))
+def _refuse_undetermined(failed: Exception) -> None:
+    """A silo's passes repeat themselves bit by bit; an operation that cannot is named."""
+    if torch.are_deterministic_algorithms_enabled() and "deterministic" in str(failed):
+        raise UserError(f"this model cannot be trained here: {' '.join(str(failed).split())}") from failed
 
 
-def _products(problem: Problem, seen: frozenset[str]) -> AbstractContextManager[None]:
-    """Where the model multiplies examples' matrices on a CPU, all of them are computed alike."""
-    return even_products() if problem.device.type == "cpu" and multiplies(seen) else nullcontext()
+def _in_a_line(failed: Exception) -> str:
+    return f"{type(failed).__name__}: {' '.join(str(failed).split())[:160]}"
 
 
 def _key(problem: Problem) -> Hashable | None:
-    """What a verdict is about; None where it cannot be remembered."""
+    """What a route is about; None where it cannot be remembered."""
     if not isinstance(problem.loss, Hashable):
         return None
-    return problem.loss, tuple(problem.trained), problem.parts.key
+    leaves, tree = tree_flatten((problem.x, problem.y))
+    kinds = tuple((t.shape[1:], t.dtype) if isinstance(t, Tensor) else None for t in leaves)
+    return problem.loss, tuple(problem.trained), problem.parts.key, kinds, str(tree), problem.device
 
 
 def clipped_sum(
@@ -169,6 +218,6 @@ def clipped_sum(
     mixed precision: norms and sums stay in float32. `way` touches speed alone: on a GPU, work that repeats itself
     is replayed as one CUDA graph or compiled, for which model and loss must be functions of their inputs.
 
-    The model is probed each time: whoever needs many sums keeps a `Clipper`.
+    The route is settled each time: whoever needs many sums keeps a `Clipper`.
     """
     return Clipper(model, way)(loss, x, y, clip, weights=weights, parameters=parameters)

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from modicum.compute.apart import each_product
 from modicum.compute.pieces import WRITE, Kept, Sliced, gram_square_norms, too_large
-from modicum.compute.problem import few_rows, sum_dtype
+from modicum.compute.problem import sum_dtype
 from modicum.compute.rounding import product_rounding, widened
-from modicum.compute.sums import as_released, longest_run, weighted_products, weighted_rows
+from modicum.compute.sums import as_released, longest_run, only_rows, weighted_products, weighted_rows
 
 TILE, PLACES, RUN = 64, 256, 16
 """Of a GPU's kernel for weighted sums: channels come in multiples, places at most, examples in float32 at most."""
@@ -111,8 +110,11 @@ class ConvWeight:
 
         return weighted_products(weights, g, inputs, self.shape[1], math.prod(geo.kernel)).view(self.shape)
 
-    def rows(self, index: Tensor) -> ConvWeight:
-        return ConvWeight(self.a[index], self.g[index], self.geometry, self.shape)
+    def rows(self, some: slice) -> ConvWeight:
+        return ConvWeight(self.a[some], self.g[some], self.geometry, self.shape)
+
+    def only(self, finite: Tensor) -> ConvWeight:
+        return ConvWeight(only_rows(self.a, finite), only_rows(self.g, finite), self.geometry, self.shape)
 
     def dense(self) -> Tensor:
         return Sliced(self._slices(*self._wide)).dense()
@@ -138,7 +140,7 @@ class ConvWeight:
         blocks, places = self.a.shape[0] * geo.groups, h * w
         x = widened(self.a, torch.float64).reshape(blocks, -1, height * width).transpose(1, 2)
         g = widened(self.g, torch.float64).reshape(blocks, -1, places).transpose(1, 2)
-        by_pixel = each_product(x, x).view(blocks, height, width, height, width)
+        by_pixel = (x @ x.transpose(1, 2)).view(blocks, height, width, height, width)
         around = (geo.padding[1], geo.padding[1], geo.padding[0], geo.padding[0])
         by_pixel = functional.pad(by_pixel, (*around, *around)).contiguous()
         width += 2 * geo.padding[1]
@@ -151,7 +153,7 @@ class ConvWeight:
                 strides = (pixels * pixels, down * pixels, right * pixels, down, right)
                 by_patch += by_pixel.as_strided(by_patch.shape, strides, shift * (pixels + 1))
         added = x.shape[2] * math.prod(geo.kernel) + g.shape[2]
-        by_patch, by_output = by_patch.view(blocks, places, places), each_product(g, g)
+        by_patch, by_output = by_patch.view(blocks, places, places), g @ g.transpose(1, 2)
         charge = None
         if self._forms_again:
             assert self._formed_off is not None
@@ -167,7 +169,7 @@ class ConvWeight:
         by_groups = on_cpu and self.shape[1] >= 8 and spread > 1
         route = self._dense_by_groups if by_groups else self._dense_by_patches
         scratch = self.shape.numel() if by_groups else a.shape[1] * spread * math.prod(g.shape[2:])
-        step = _slice((1 << 21 if on_cpu else 1 << 26) // scratch)
+        step = max(4, (1 << 21 if on_cpu else 1 << 26) // scratch // 4 * 4)  # in multiples that threads can share
         parts = zip(torch.split(a, step), torch.split(g, step), strict=True)
         return tuple(route(part_a, part_g) for part_a, part_g in parts)
 
@@ -182,8 +184,8 @@ class ConvWeight:
         batch, groups = len(a), self.geometry.groups
         places = math.prod(g.shape[2:])
         patches = self._patches(a).reshape(batch * groups, -1, places)
-        products = each_product(patches, g.reshape(batch * groups, -1, places))
-        return products.transpose(1, 2).reshape(batch, *self.shape)
+        g = g.reshape(batch * groups, -1, places)
+        return (g @ patches.transpose(1, 2)).view(batch, *self.shape)
 
     def _patches(self, a: Tensor) -> Tensor:
         """A view of the padded inputs, (B, channels, *kernel, h, w)."""
@@ -245,8 +247,11 @@ class TapGradients:
         total = weighted_rows(weights, [self.gradients.flatten(1)])
         return total.view(self.gradients.shape[1:]).permute(0, 3, 1, 2)
 
-    def rows(self, index: Tensor) -> TapGradients:
-        return TapGradients(self.gradients[index])
+    def rows(self, some: slice) -> TapGradients:
+        return TapGradients(self.gradients[some])
+
+    def only(self, finite: Tensor) -> TapGradients:
+        return TapGradients(only_rows(self.gradients, finite))
 
 
 def has_kernel(inputs: Tensor) -> bool:
@@ -282,12 +287,6 @@ def conv_square_norms(
 def _(a: Tensor, g: Tensor, kernel: list[int], *_rest: object) -> tuple[Tensor, Tensor]:
     gradients = a.new_empty(len(a), g.shape[1], *kernel, a.shape[1], dtype=torch.float32)
     return a.new_empty(len(a), dtype=torch.float64), gradients
-
-
-def _slice(most: int) -> int:
-    """How many examples a slice of about `most` holds, whatever the batch: rows come in multiples of few."""
-    few = few_rows()
-    return max(few, most - most % few)
 
 
 def _only_what_is_seen(inputs: Tensor, outputs: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from modicum.compute.capture import Graphs, rounded_up
-from modicum.compute.problem import check_losses, enough_rows, example_factors, stand_ins
+from modicum.compute.problem import check_losses, example_factors
 from modicum.compute.twin import CannotStackError, StackedPass, Twin
 from modicum.core.clips import Clip
 from modicum.core.parts import Batch, Losses
@@ -50,22 +50,16 @@ class Stack:
     real: Tensor  # (clients, size), 1 or 0
 
     @classmethod
-    def of(cls, batches: PooledBatches, like: Tensor, *, enough: bool = False) -> Stack:
-        """`enough` rows for each client, where what is computed of one must not depend on how many there are."""
+    def of(cls, batches: PooledBatches, like: Tensor) -> Stack:
+        """Of all clients, each filled up with rows of its own; weights in the precision of `like`."""
         joined, sizes = batches.pool.joined, batches.sizes
-        size = enough_rows(rounded(sizes)) if enough else rounded(sizes)
+        size = rounded(sizes)
         device = joined.x.device
         index = batches.rows(size).to(device, non_blocking=True)
         counts = torch.tensor(sizes).to(device, non_blocking=True)
         real = (torch.arange(size, device=device) < counts[:, None]).to(like.dtype)
         targets = {name: t.index_select(0, index) for name, t in joined.targets.items()}
         return cls(joined.x.index_select(0, index), targets, real)
-
-    def without(self, finite: Tensor) -> Stack:
-        """The same rows, in which a finite one stands in for each that is not, at weight 0."""
-        index = stand_ins(finite.flatten())
-        targets = {name: t.index_select(0, index) for name, t in self.targets.items()}
-        return Stack(self.x.index_select(0, index), targets, self.real * finite)
 
 
 class FixedShapeSteps:
@@ -97,13 +91,10 @@ class FixedShapeSteps:
             run = self._pass(theta, x, real, dict(zip(stack.targets, targets, strict=True)), losses, True)
             with torch.no_grad():
                 by_name, norms, finite = factors(run, clip, bounds, real)
-                return self._sums(theta, run, by_name), norms, finite
+                run.leave_out(finite.flatten())
+                return self._sums(theta, run, by_name), norms
 
-        total, norms, finite = self._run(clip.kind, losses, work, theta, stack, stack.real, bounds)
-        if not bool(finite.any()):
-            return torch.zeros_like(total), norms
-        if not bool(finite.all()):  # once more by the same kernels: others would change everybody's last bits
-            total, _ = self.clipped_sums(theta, stack.without(finite), losses, clip, bounds)
+        total, norms = self._run(clip.kind, losses, work, theta, stack, stack.real, bounds)
         return total, norms
 
     def _run(

@@ -7,7 +7,7 @@ batch all come in as tensors of fixed shape. Batches are filled up with their fi
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -23,18 +23,15 @@ from modicum.compute.problem import (
     Loss,
     Parts,
     modes,
-    nothing,
-    real_rows,
-    rows,
-    stand_ins,
     sum_dtype,
-    with_zero_rows,
 )
 from modicum.compute.rounding import product_rounding
+from modicum.compute.sums import rows_counted
 from modicum.core.clips import Clip
 
-LARGE = 1 << 20
-"""A model of more parameters gains nothing by fewer launches, and each graph would hold a copy of it."""
+LARGE = 1 << 28
+"""More trained parameters than these (1 GiB) are not replayed: each graph holds a copy of them and of their sum.
+Frozen ones are read where they are."""
 
 FLIPS, COARSE_FLIPS = 0.01, 0.25
 """How far a compiled parameter's sum may be off on its first batch: other rounding flips some ReLUs, tf32 many."""
@@ -77,22 +74,11 @@ class Problem:
     examples: int
     parts: Parts
 
-    def filled(self, size: int) -> Problem:
-        """The same with rows of zeros at weight 0, which are nobody's, up to this size."""
-        more = size - self.examples
-        if not more:
-            return self
-        if self.weights is None:
-            first = next(iter(self.trained.values()))
-            weights = real_rows(self.examples, size, sum_dtype(first), first.device)
-        else:
-            weights = with_zero_rows(self.weights, more)
-        x, y = with_zero_rows(self.x, more), with_zero_rows(self.y, more)
-        return Problem(self.model, self.trained, self.loss, x, y, self.clip, weights, size, self.parts)
-
     def key(self) -> Hashable:
         """All that the function below depends on besides its inputs and their shapes."""
-        return self.loss, self.clip.kind, tuple(self.trained), modes(self.model), str(self.batch[1])
+        frozen = tuple(p.data_ptr() for p in self.parts.parameters if not self._moves(p))
+        surroundings = rows_counted(0), frozen  # of the step that this is a part of
+        return self.loss, self.clip.kind, tuple(self.trained), modes(self.model), str(self.batch[1]), surroundings
 
     @property
     def device(self) -> torch.device:
@@ -110,11 +96,20 @@ class Problem:
         return isinstance(self.loss, Hashable) and all(isinstance(leaf, Tensor) for leaf in self.batch[0])
 
     @cached_property
+    def _ids(self) -> frozenset[int]:
+        return frozenset(id(p) for p in self.trained.values())
+
+    def _moves(self, p: Tensor) -> bool:
+        """Whether other numbers may lie elsewhere at the next call; frozen parameters stay where they are."""
+        return id(p) in self._ids
+
+    @cached_property
     def state(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name, each once; one walk, since a GPU waits for it."""
+        """Trained parameters and buffers by name, each once; one walk, since a GPU waits for it."""
         found: dict[int, tuple[str, Tensor]] = {}
-        for prefix, module in self.model.named_modules():
-            for name, t in (*module._parameters.items(), *module._buffers.items()):
+        for prefix, module in self.parts.named:
+            trained = ((name, p) for name, p in module._parameters.items() if p is not None and self._moves(p))
+            for name, t in (*trained, *module._buffers.items()):
                 if t is not None:
                     found.setdefault(id(t), (f"{prefix}.{name}" if prefix else name, t))
         return {name: t.detach() for name, t in found.values()}
@@ -135,13 +130,6 @@ class Problem:
         rows = (filled_up(leaf, size) for leaf in self.batch[0])
         return [*self.state.values(), bounds, real, *rows]
 
-    def without(self, finite: Tensor) -> Problem:
-        """The same batch, in which a finite example stands in for each that is not, at weight 0."""
-        index = stand_ins(finite)
-        ones = torch.ones_like(finite, dtype=torch.float64) if self.weights is None else self.weights
-        x, y = rows(self.x, index), rows(self.y, index)
-        return replace(self, x=x, y=y, weights=ones.to(finite.device) * finite)
-
     def work(self, size: int) -> Work:
         """The clipped sum as a function of tensors alone, for batches of this size."""
         names, tree = list(self.state), self.batch[1]
@@ -153,8 +141,8 @@ class Problem:
             recorder.backward(recorder.forward(self.loss, x, y, dict(zip(names, state, strict=True))))
             with torch.no_grad(), torch.autocast(weights.device.type, enabled=False):
                 clip = self.clip.with_values(bounds.unbind())  # a bound that changes asks for no new graph
-                total, norms, finite = recorder.settle(clip, weights, leave_out=False)
-            return (*total.values(), norms, finite)
+                total, norms = recorder.settle(clip, weights)
+            return (*total.values(), norms)
 
         return clipped
 
@@ -166,16 +154,13 @@ class FlatSums:
         self.replayed = Graphs()
         self.compiled = Graphs(compile_work, 0, compiled_agrees)
 
-    def run(self, problem: Problem, way: Way) -> ClippedSum:
-        """Once more, by the same kernels, where an example is not finite and another has to stand in for it."""
+    def run(self, problem: Problem, way: Way, blank: Callable[[], Problem]) -> ClippedSum:
+        """`blank`: the same with rows that are nobody's, on which it is settled whether this is replayed."""
         graphs = self.compiled if way is Way.COMPILED else self.replayed
         size = rounded_up(problem.examples)
-        *sums, norms, finite = graphs.run(problem.key(), problem.work(size), problem.inputs(size))
-        finite = finite[: problem.examples]
-        if not bool(finite.any()):
-            return nothing(problem.trained, problem.examples)
-        if not bool(finite.all()):
-            return ClippedSum(self.run(problem.without(finite), way).total, norms[: problem.examples])
+        *sums, norms = graphs.run(
+            problem.key(), problem.work(size), problem.inputs(size), lambda: blank().inputs(size)
+        )
         return ClippedSum(dict(zip(problem.trained, sums, strict=True)), norms[: problem.examples])
 
 
@@ -198,13 +183,13 @@ def compile_work(work: Work, inputs: Sequence[Tensor], pool: object) -> Replay:
 
 
 def compiled_agrees(found: Sequence[Tensor], truth: Sequence[Tensor]) -> bool:
-    """Norms example by example, sums parameter by parameter; the last answer says whether all were finite."""
-    device = truth[-2].device
-    coarse = product_rounding(device, truth[-2].dtype) > 0 or torch.is_autocast_enabled(device.type)
+    """Norms example by example, sums parameter by parameter."""
+    device = truth[-1].device
+    coarse = product_rounding(device, truth[-1].dtype) > 0 or torch.is_autocast_enabled(device.type)
     flips, off = (COARSE_FLIPS, COARSE_NORMS) if coarse else (FLIPS, NORMS)
-    if not agree((*found[:-2], found[-1]), (*truth[:-2], truth[-1]), flips):
+    if not agree(found[:-1], truth[:-1], flips):
         return False
-    norms, expected = found[-2].nan_to_num().double(), truth[-2].nan_to_num().double()
+    norms, expected = found[-1].nan_to_num().double(), truth[-1].nan_to_num().double()
     typical = expected.square().mean().sqrt()
     return bool(((norms - expected).abs() <= off * (expected + 0.2 * typical)).all())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from modicum.compute import Clipper, Way
 from modicum.compute.capture import Graphs, filled_up, rounded_up
 from modicum.compute.flat import applies
-from modicum.compute.problem import in_mode, rows, trained_parameters
-from modicum.compute.row_steps import row_step
+from modicum.compute.problem import in_mode, rows
+from modicum.compute.sums import part_of
+from modicum.compute.tracing import as_traced, looking_modules
 from modicum.core.clips import Clip
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch, Losses
@@ -29,7 +30,7 @@ class LoopBackend:
         self.model, self.way = model, way
         self.layout = Layout.of(model)
         self._graphs = Graphs()
-        self._clipped = Clipper(model, way)
+        self._clipped, self._looking = Clipper(model, way), looking_modules(model)
 
     def _load(self, row: Tensor) -> None:
         self.layout.load(self.model, aligned(row))
@@ -41,7 +42,8 @@ class LoopBackend:
             return self._outputs(theta, x)
         frozen = (*(p for p in self.model.parameters() if not p.requires_grad), *self.model.buffers())
         key = tuple(t.data_ptr() for t in frozen)
-        (found,) = self._graphs.run(key, self._replayable, (theta, filled_up(x, size)))
+        inputs = (theta, filled_up(x, size))
+        (found,) = self._graphs.run(key, self._replayable, inputs, lambda: (theta, torch.zeros_like(inputs[1])))
         return found[: len(x)]
 
     def _replayable(self, theta: Tensor, x: Tensor) -> tuple[Tensor]:
@@ -50,7 +52,7 @@ class LoopBackend:
     def _outputs(self, theta: Tensor, x: Any) -> Tensor:
         self._load(theta)
         starts = range(0, max(1, len(first_leaf(x))), EVALUATION_BATCH)
-        with in_mode(self.model, training=False), torch.no_grad():
+        with in_mode(self.model, training=False), torch.no_grad(), as_traced(self._looking):
             return torch.cat([self.model(rows(x, slice(i, i + EVALUATION_BATCH))) for i in starts])
 
     def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
@@ -61,17 +63,14 @@ class LoopBackend:
         if not len(batch):
             return torch.zeros_like(row)
         self._load(row)
-        loss = losses(self.model(each(aligned, batch.x)), batch.targets).mean()
+        values = losses(self.model(each(aligned, batch.x)), batch.targets)
+        if batch.present is None:
+            loss = values.mean()
+        else:
+            kept = torch.where(batch.present, values, values.new_zeros(()))
+            loss = kept.sum() / batch.present.sum().clamp(min=1)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
-
-    def row_step(self, losses: Losses, some: Callable[[], Batch]) -> int:
-        """What the number of rows of a clipped sum is a multiple of, for this loss and records like some."""
-
-        def batch() -> tuple[Any, Mapping[str, Tensor]]:
-            return some().x, dict(some().targets)
-
-        return row_step(self._clipped.operations(trained_parameters(self.model, None), losses, batch))
 
     def clipped_sums(
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, clips: Sequence[Clip]
@@ -79,7 +78,9 @@ class LoopBackend:
         sums, norms = [], []
         for row, batch, clip in zip(theta, batches, clips, strict=True):
             self._load(row)
-            clipped = self._clipped(losses, each(aligned, batch.x), dict(batch.targets), clip)
+            weights = None if batch.present is None else batch.present.to(row.dtype)
+            with part_of(batch.part_of):
+                clipped = self._clipped(losses, each(aligned, batch.x), dict(batch.targets), clip, weights=weights)
             sums.append(self.layout.flatten(clipped.total))
             norms.append(clipped.norms)
         return torch.stack(sums), norms

@@ -7,6 +7,7 @@ with a group per client would do the same work in kernels made for few, wide gro
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.nn import functional
 from modicum.compute.convolution import has_kernel
 from modicum.compute.pieces import Dense, Kept, LinearWeight
 from modicum.compute.problem import sum_dtype
-from modicum.compute.sums import square_norms, weighted_rows
+from modicum.compute.sums import only_rows, square_norms, weighted_rows
 
 KEEP = 1 << 15
 """Up to this many numbers of an example's gradient are kept for one parameter, however many examples there are."""
@@ -139,8 +140,14 @@ class PatchWeight:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.convolution.as_weight(self._factors().weighted_sum(weights)[None])[0]
 
-    def rows(self, index: Tensor) -> Dense:
-        return Dense(self.dense()[index])
+    def rows(self, some: slice) -> Dense:
+        return Dense(self.dense()[some])
+
+    def only(self, finite: Tensor) -> PatchWeight:
+        fine = finite.repeat_interleave(self.a.shape[0] * self.a.shape[1] // self.examples)
+        found = copy(self)
+        found.a, found.g = (only_rows(t.flatten(0, 1), fine).view(t.shape) for t in (self.a, self.g))
+        return found
 
 
 @dataclass(frozen=True)
@@ -159,8 +166,11 @@ class PatchGradients:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.client_sums(weights[None], 1)[0]
 
-    def rows(self, index: Tensor) -> Dense:
-        return Dense(self.convolution.as_weight(self.gradients[index]))
+    def rows(self, some: slice) -> Dense:
+        return Dense(self.convolution.as_weight(self.gradients[some]))
+
+    def only(self, finite: Tensor) -> PatchGradients:
+        return PatchGradients(self.convolution, only_rows(self.gradients, finite))
 
 
 def patch_pieces(convolution: PatchConvolution, gradient: Tensor, bias: bool) -> dict[str, Any]:

@@ -13,11 +13,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from modicum.compute.apart import each_product
+from modicum.compute import sequence
 from modicum.compute.sums import (
     as_released,
     factor_charge,
     in_range,
+    keep_rows_,
+    only_rows,
     square_lengths,
     square_norms,
     weighted_outer,
@@ -26,8 +28,8 @@ from modicum.compute.sums import (
 )
 
 KEEP, GPU_KEEP = 1 << 19, 1 << 15
-"""Up to this many numbers of an example's gradient are kept for one parameter, if that is fastest: a matter of the
-layer alone, since one record more must not change how the others are measured. GPUs are given larger batches."""
+"""Up to this many numbers of an example's gradient are kept for one parameter, if that is fastest. GPUs are given
+larger batches."""
 
 LARGER = 3
 """Beyond that, they are kept where they take at most so many times the memory of their factors."""
@@ -42,8 +44,11 @@ class Kept(Protocol):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ_i weights_i · gradient_i, in the parameter's shape."""
 
-    def rows(self, index: Tensor) -> Kept:
+    def rows(self, some: slice) -> Kept:
         """The same for some of the examples."""
+
+    def only(self, finite: Tensor) -> Kept:
+        """The same with zeros in place of the other examples, whatever they hold."""
 
 
 class Piece(Protocol):
@@ -68,8 +73,11 @@ class Dense:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return weighted_rows(weights, [self.gradients.flatten(1)]).view(self.gradients.shape[1:])
 
-    def rows(self, index: Tensor) -> Dense:
-        return Dense(self.gradients[index])
+    def rows(self, some: slice) -> Dense:
+        return Dense(self.gradients[some])
+
+    def only(self, finite: Tensor) -> Dense:
+        return Dense(keep_rows_(self.gradients, finite))
 
     def dense(self) -> Tensor:
         return self.gradients
@@ -87,8 +95,12 @@ class Sliced:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return weighted_rows(weights, [part.flatten(1) for part in self.slices]).view(self.slices[0].shape[1:])
 
-    def rows(self, index: Tensor) -> Dense:
-        return Dense(self.dense()[index])
+    def rows(self, some: slice) -> Dense:
+        return Dense(self.dense()[some])
+
+    def only(self, finite: Tensor) -> Sliced:
+        parts = zip(self.slices, torch.split(finite, len(self.slices[0])), strict=True)
+        return Sliced(tuple(keep_rows_(part, fine) for part, fine in parts))
 
     def dense(self) -> Tensor:
         return torch.cat(self.slices)
@@ -127,6 +139,8 @@ class LinearWeight:
         if self.one_place is not None:
             of_inputs, of_outputs = self.lengths
             return of_inputs * of_outputs, self
+        if sequence.takes(self.a, self.g):
+            return sequence.measured(self.a, self.g)
         places, d = self.a.shape[1:]
         p = self.g.shape[2]
         products = places * d * p
@@ -137,7 +151,7 @@ class LinearWeight:
 
     def measure_factors(self) -> Tensor:
         """Squared norms by the Gram route, for factors that are kept."""
-        by_input, by_output = (each_product(t, t) for t in (self.a.double(), self.g.double()))
+        by_input, by_output = (t @ t.transpose(1, 2) for t in (self.a.double(), self.g.double()))
         added = self.a.shape[2] + self.g.shape[2]
         return gram_square_norms(by_input, by_output, added, self.g.dtype)
 
@@ -148,11 +162,14 @@ class LinearWeight:
         a, g = (t.transpose(1, 2)[:, None] for t in (self.a, self.g))
         return weighted_products(weights, g, lambda some, units: a[some, :, units], a.shape[2], 1)[0]
 
-    def rows(self, index: Tensor) -> LinearWeight:
-        return LinearWeight(self.inputs[index], self.outputs[index])
+    def rows(self, some: slice) -> LinearWeight:
+        return LinearWeight(self.inputs[some], self.outputs[some])
+
+    def only(self, finite: Tensor) -> LinearWeight:
+        return LinearWeight(only_rows(self.inputs, finite), only_rows(self.outputs, finite))
 
     def dense(self) -> Tensor:
-        return each_product(self.g.transpose(1, 2), self.a.transpose(1, 2))
+        return self.g.transpose(1, 2) @ self.a
 
 
 @dataclass(frozen=True)
@@ -163,6 +180,9 @@ class RowBias(Dense):
 
     def measure(self) -> tuple[Tensor, Kept]:
         return self.weight.lengths[1], self
+
+    def only(self, finite: Tensor) -> Dense:
+        return Dense(only_rows(self.gradients, finite))  # the weight reads them too
 
 
 class EmbeddingWeight:
@@ -175,9 +195,14 @@ class EmbeddingWeight:
         self.size = size
 
     def measure(self) -> tuple[Tensor, Kept]:
+        return self.measure_with(None)
+
+    def measure_with(self, more: Tensor | None) -> tuple[Tensor, EmbeddingRows]:
+        """`more` is what else the rows that are looked up are given, (B, T, d) in float64."""
         same = (self.indices[:, :, None] == self.indices[:, None, :]).double()
         times = same.sum(2, keepdim=True)
-        shares = (same @ self.g.double()) / times
+        found = same @ self.g.double()
+        shares = (found if more is None else found + more) / times
         squares = (shares.square() * times).sum((1, 2))
         return squares, EmbeddingRows(self.indices, shares, self.size, self.g.dtype)
 
@@ -199,14 +224,22 @@ class EmbeddingRows:
     size: int
     dtype: torch.dtype
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def total(self, weights: Tensor) -> Tensor:
+        """The weighted sum in float64."""
         total = self.shares.new_zeros(self.size, self.shares.shape[2])
         weighted = self.shares * weights.double()[:, None, None]
-        total.index_add_(0, self.indices.flatten(), weighted.flatten(0, 1))
-        return as_released(total, len(weights), self.dtype)
+        if weighted.is_cuda:  # sorts first; additions in whatever order threads come would not repeat themselves
+            return total.index_put_((self.indices.flatten(),), weighted.flatten(0, 1), accumulate=True)
+        return total.index_add_(0, self.indices.flatten(), weighted.flatten(0, 1))
 
-    def rows(self, index: Tensor) -> EmbeddingRows:
-        return EmbeddingRows(self.indices[index], self.shares[index], self.size, self.dtype)
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return as_released(self.total(weights), len(weights), self.dtype)
+
+    def rows(self, some: slice) -> EmbeddingRows:
+        return EmbeddingRows(self.indices[some], self.shares[some], self.size, self.dtype)
+
+    def only(self, finite: Tensor) -> EmbeddingRows:
+        return EmbeddingRows(self.indices, only_rows(self.shares, finite), self.size, self.dtype)
 
 
 def too_large(gradient: int, factors: int, *, on_gpu: bool) -> bool:

@@ -6,26 +6,20 @@ the sum of all gradients must be autograd's own, the first example's loss must r
 layer, and it must be the same without the other examples, whose values may matter where no gradient flows. All
 losses must be the same in the reverse order, since the first example may be the only one that sees nobody.
 
-A verdict decides over the route by which everybody's gradients are computed, so it must not hang on a record. A
-model may be sent whose two routes differ as much as the probe allows, so that one record tips it. So the probe
-looks at weights and numbers of its own, and takes only what is not a real number (tokens, classes) from the batch.
-Nor must it hang on how many records there are: the more numbers are drawn, the sooner one of them has no root or
-no logarithm. So it looks at the same number of rows of any batch.
+It looks at weights and rows of its own (`synthetic`): a verdict decides over the route by which everybody's
+gradients are computed, so it must not hang on a record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from enum import Enum
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from modicum.compute.bookkeeping import CannotKeepBooksError, PassRecorder, requiring_grad
-from modicum.compute.problem import FEWEST, Loss, batch_size, check_losses, in_mode, rows, sum_dtype, zero_like
+from modicum.compute.problem import Loss, batch_size, check_losses, in_mode, rows, sum_dtype, zero_like
 from modicum.compute.rounding import full_precision
 
 FIRST = slice(0, 1)
@@ -34,65 +28,38 @@ LOSSES = 0.1
 """Losses may differ by less than gradients: rounding flips ReLUs, but a loss is continuous."""
 
 
-class Verdict(Enum):
-    """What a batch shows about book-keeping. Where it would be wrong, CannotKeepBooksError is raised instead."""
-
-    PROVEN = "right, and later batches need no probe"
-    UNSURE = "right for this batch, which cannot show more"
-    NOT_FINITE = "nothing could be compared"
+class UndecidedError(CannotKeepBooksError):
+    """Other rows may tell more."""
 
 
-def probe(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> Verdict:
-    """Keep books of a few rows like those of a batch that was filled up, and judge them.
+def check_books(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> None:
+    """Keep books of a few rows that are nobody's, and judge them. No sum that is used comes from a probe.
 
-    No sum that is used comes from a probe."""
-    drawn = torch.Generator().manual_seed(0)
-    x, y = (tree_map(lambda leaf: numbers_like(leaf, drawn), rows(tree, slice(0, FEWEST))) for tree in (x, y))
-    with own_weights(model, drawn):
-        return _probe(model, trained, loss, x, y)
-
-
-@contextmanager
-def own_weights(model: nn.Module, drawn: torch.Generator) -> Iterator[None]:
-    """Ordinary weights for a while, whatever the model's are."""
-    before = [(p, p.data) for p in model.parameters()]
-    for p, data in before:
-        wide = data[0].numel() if data.dim() > 1 else 4
-        p.data = (torch.randn(data.shape, generator=drawn) / wide**0.5).to(data) + (0.5 if data.dim() < 2 else 0.0)
-    try:
-        yield
-    finally:
-        for p, data in before:
-            p.data = data
-
-
-def numbers_like(leaf: Any, drawn: torch.Generator) -> Any:
-    """Between 0 and 1, in the shape and layout of these."""
-    if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
-        return leaf
-    return torch.empty_like(leaf).copy_(torch.rand(leaf.shape, generator=drawn))
-
-
-def _probe(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> Verdict:
+    Raises:
+        CannotKeepBooksError: where books would be wrong.
+        UndecidedError: where these rows cannot tell.
+    """
     examples = batch_size(x)
     _check_alone(model, loss, x, y, examples)
     recorder = PassRecorder(model, trained, examples, only_gradients=True)
     with requiring_grad(model.parameters(), trained):
         losses = recorder.forward(loss, x, y)
         if not losses.requires_grad:
-            return Verdict.UNSURE
+            return
         truths = _true_sums(recorder, losses)
         if not all(bool(torch.isfinite(truth).all()) for truth in truths.values()):
-            return Verdict.NOT_FINITE
+            raise UndecidedError("gradients that are not finite wherever it was tried")
         gradients = [call.gradient for call in recorder.calls]
         _check_first_example(recorder, losses)
     with torch.no_grad():
         for call, gradient in zip(recorder.calls, gradients, strict=True):
             if gradient is not None:
                 recorder.measure(call, gradient)
+        recorder.measure_shared()
     _check_sums(recorder, truths)
-    telling = all(bool(truth.any()) for truth in truths.values())  # else a weight may be used elsewhere
-    return Verdict.PROVEN if telling else Verdict.UNSURE
+    for name, truth in truths.items():
+        if not bool(truth.any()):
+            raise UndecidedError(f"parameter {name}, of which nothing shows how it is used")
 
 
 def _check_alone(model: nn.Module, loss: Loss, x: Any, y: Any, examples: int) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from modicum.compute.products import maker_of_processor
 from modicum.core.clips import Clip
 from modicum.errors import UserError
 
@@ -90,79 +89,6 @@ def batch_size(x: Any) -> int:
 def rows(tree: Any, index: Any) -> Any:
     """The chosen rows of every tensor in a tree."""
     return torch.utils._pytree.tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) else leaf, tree)
-
-
-ROWS = 32
-"""What the number of rows of a pass is a multiple of, if nothing is known of the model. Libraries choose kernels,
-and share work among threads, by the number of rows, and compute the last numbers of a tensor (up to 31) by other
-functions than the rest; so its bits depend on how many rows there are. With multiples of this they were found not
-to (docs/clipping.md). `row_steps` knows models for which less will do."""
-
-FEW = 4
-"""Rows that matrix libraries treat alike."""
-
-FEWEST = 16
-"""Rows of a pass at least: with fewer, libraries multiply in other ways."""
-
-
-def few_rows() -> int:
-    """What the number of rows is a multiple of at least: on AMD's and, with as few threads as sums have there,
-    on Intel's processors, which were searched so; on others 32."""
-    return FEW if maker_of_processor() in ("AuthenticAMD", "GenuineIntel") else ROWS
-
-
-def most_threads(*, alike: bool) -> int:
-    """With how many threads a row's bits were found not to depend on the others; `alike` if every operation
-    computes a number in one way wherever it stands. Others compute the last numbers of a tensor in another way,
-    and several threads share it at any of its numbers. On Intel's processors two threads divide long rows, or do
-    not, by how many rows there are; more than two were searched on a machine of two cores alone."""
-    return 2 if alike and maker_of_processor() == "AuthenticAMD" else 1
-
-
-@contextmanager
-def few_threads(most: int) -> Iterator[None]:
-    """No more than these, whatever the process has."""
-    before = torch.get_num_threads()
-    if before <= most:
-        yield
-        return
-    torch.set_num_threads(most)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def enough_rows(examples: int, step: int = ROWS) -> int:
-    """So many rows or a few more: a multiple of `step`, and enough for libraries' usual ways; 0 for none."""
-    return max(FEWEST, -(-examples // step) * step) if examples else 0
-
-
-def with_zero_rows(tree: Any, more: int) -> Any:
-    """The same batch with so many rows of zeros, which are nobody's, at its end."""
-
-    def longer(leaf: Any) -> Any:
-        return torch.cat([leaf, leaf.new_zeros(more, *leaf.shape[1:])]) if isinstance(leaf, Tensor) else leaf
-
-    return longer(tree) if isinstance(tree, Tensor) else torch.utils._pytree.tree_map(longer, tree)
-
-
-@lru_cache(maxsize=256)
-def real_rows(examples: int, rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(rows,) weights of a batch that was filled up: ones, then zeros. Kept, and not to be written to."""
-    real = torch.zeros(rows, dtype=dtype, device=device)
-    real[:examples] = 1.0
-    return real
-
-
-def stand_ins(finite: Tensor) -> Tensor:
-    """(B,) rows to take: each its own, and the first finite one in place of those that are not.
-
-    At weight 0 it adds nothing, and all shapes stay. Were the batch computed in another way, the last bits of the
-    others' gradients would change, and a model may be made to magnify them.
-    """
-    index = torch.arange(len(finite), device=finite.device)
-    return torch.where(finite, index, finite.to(torch.int8).argmax())
 
 
 def check_losses(losses: Tensor, examples: int) -> Tensor:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from modicum.compute.problem import (
     ClippedSum,
@@ -24,6 +23,7 @@ from modicum.compute.problem import (
 )
 from modicum.compute.sums import as_released, square_norms
 from modicum.core.clips import Clip
+from modicum.errors import UserError
 
 
 def reference_clipped_sum(
@@ -35,8 +35,11 @@ def reference_clipped_sum(
     *,
     weights: Tensor | None = None,
     parameters: Iterable[str] | None = None,
+    failures_are_zero: bool = False,
 ) -> ClippedSum:
-    """The same as `clipped_sum`, one forward and one backward pass per example."""
+    """The same as `clipped_sum`, one forward and one backward pass per example.
+
+    `failures_are_zero`: an example for which the model raises an error has a zero gradient."""
     trained = trained_parameters(model, parameters)
     examples = batch_size(x)
     check_weights(weights, examples)
@@ -48,7 +51,14 @@ def reference_clipped_sum(
     norms = []
     for i in range(examples):
         one = slice(i, i + 1)
-        gradient = _gradient(model, loss, _alone(x, one), _alone(y, one), trained)
+        try:
+            gradient = _gradient(model, loss, rows(x, one), rows(y, one), trained)
+        except (UserError, torch.OutOfMemoryError):
+            raise
+        except Exception:
+            if not failures_are_zero:
+                raise
+            gradient = [zero_like(p) for p in trained.values()]
         squares = torch.cat([square_norms(g.reshape(1, -1)) for g in gradient]).unsqueeze(0)
         weight = None if weights is None else weights[one]
         factors, norm, finite = example_factors(clip, list(trained), squares, weight, dtype)
@@ -58,11 +68,6 @@ def reference_clipped_sum(
                 total[name] += factors[0, j].double() * g
     sums = {name: as_released(t, examples, dtype) for name, t in total.items()}
     return ClippedSum(sums, torch.cat(norms))
-
-
-def _alone(tree: Any, one: slice) -> Any:
-    """The example in memory of its own: libraries add up in another order where numbers begin elsewhere."""
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, rows(tree, one))
 
 
 def _gradient(model: nn.Module, loss: Loss, x: Any, y: Any, trained: dict[str, nn.Parameter]) -> list[Tensor]:

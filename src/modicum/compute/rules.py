@@ -14,22 +14,30 @@ from torch.nn import functional
 from modicum.compute.convolution import ConvWeight, Geometry, takes_short
 from modicum.compute.pieces import Dense, EmbeddingWeight, Kept, LinearWeight, Piece, RowBias
 from modicum.compute.problem import sum_dtype
+from modicum.compute.sequence import takes, takes_bf16
 
 Pieces = dict[str, Piece]
+Rule = Callable[[Any, Tensor, Tensor], Pieces]
 
 
 def pieces(layer: nn.Module, inputs: Tensor, gradient: Tensor) -> Pieces:
     """What a call with these inputs and this output gradient gives each of the layer's own parameters."""
     if isinstance(layer, nn.Conv1d | nn.Conv2d) and takes_short(gradient, layer.groups):
         return RULES[type(layer)](layer, inputs.to(gradient.dtype), gradient)  # as the layer itself took them
+    if isinstance(layer, nn.Linear) and takes_bf16(gradient):
+        inputs = inputs.to(gradient.dtype)
+        if takes(inputs.flatten(1, -2), gradient.flatten(1, -2)):
+            return _linear(layer, inputs, gradient)
     dtype = sum_dtype(gradient)
     inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
-    return RULES[type(layer)](layer, inputs, gradient.to(dtype))
+    how = rule(layer)
+    assert how is not None
+    return how(layer, inputs, gradient.to(dtype))
 
 
 def known(layer: nn.Module, parameter: str) -> bool:
     """Whether the rule of this layer covers this parameter."""
-    if type(layer) not in RULES or parameter not in ("weight", "bias"):
+    if rule(layer) is None or parameter not in ("weight", "bias"):
         return False
     if isinstance(layer, nn.Embedding):
         return layer.max_norm is None and not layer.scale_grad_by_freq
@@ -37,11 +45,11 @@ def known(layer: nn.Module, parameter: str) -> bool:
 
 
 def _linear(layer: Any, a: Tensor, g: Tensor) -> Pieces:
-    weight = LinearWeight(a, g if g.dim() > 2 else g.contiguous())
+    weight = LinearWeight(a, g)
     if layer.bias is None:
         return {"weight": weight}
     one = weight.one_place
-    bias = Dense(_by_record(weight.g).sum(1)) if one is None else RowBias(one[1], weight)
+    bias = Dense(weight.g.sum(1, dtype=sum_dtype(g))) if one is None else RowBias(one[1], weight)
     return {"weight": weight, "bias": bias}
 
 
@@ -50,7 +58,7 @@ def _conv2d(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     geometry = Geometry(layer.kernel_size, layer.stride, padding, layer.dilation, layer.groups)
     found: Pieces = {"weight": ConvWeight(a, g, geometry, layer.weight.shape)}
     if layer.bias is not None:
-        found["bias"] = Dense(_by_record(g).sum((2, 3), dtype=sum_dtype(g)))
+        found["bias"] = Dense(g.sum((2, 3), dtype=sum_dtype(g)))
     return found
 
 
@@ -63,7 +71,7 @@ def _conv1d(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     flat = ConvWeight(a[:, :, None], g[:, :, None], geometry, torch.Size((out, channels, 1, width)))
     found: Pieces = {"weight": _Conv1dWeight(flat, layer.weight.shape)}
     if layer.bias is not None:
-        found["bias"] = Dense(_by_record(g).sum(2, dtype=sum_dtype(g)))
+        found["bias"] = Dense(g.sum(2, dtype=sum_dtype(g)))
     return found
 
 
@@ -77,8 +85,11 @@ class _Reshaped:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.kept.weighted_sum(weights).view(self.shape)
 
-    def rows(self, index: Tensor) -> _Reshaped:
-        return _Reshaped(self.kept.rows(index), self.shape)
+    def rows(self, some: slice) -> _Reshaped:
+        return _Reshaped(self.kept.rows(some), self.shape)
+
+    def only(self, finite: Tensor) -> _Reshaped:
+        return _Reshaped(self.kept.only(finite), self.shape)
 
 
 @dataclass(frozen=True)
@@ -103,12 +114,6 @@ def _explicit_padding(layer: Any, a: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return a, (0,) * len(layer.kernel_size)
 
 
-def _by_record(g: Tensor) -> Tensor:
-    """One record's numbers after the other's: where one number stands for many places, or places come before
-    records, torch adds up columns of all records together, and the last of them in another order."""
-    return g if g.stride(0) == g[0].numel() else g.contiguous()
-
-
 def _embedding(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     return {"weight": EmbeddingWeight(a, g, layer.num_embeddings, layer.padding_idx)}
 
@@ -123,23 +128,44 @@ def _layer_norm(layer: Any, a: Tensor, g: Tensor) -> Pieces:
 
 
 def _over_places(g: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return _by_record(g.reshape(g.shape[0], -1, math.prod(shape))).sum(1).view(-1, *shape)
+    return g.reshape(g.shape[0], -1, math.prod(shape)).sum(1).view(-1, *shape)
+
+
+def _rms_norm(layer: Any, a: Tensor, g: Tensor) -> Pieces:
+    shape = layer.normalized_shape
+    standard = functional.rms_norm(a, shape, eps=layer.eps)
+    return {"weight": Dense(_over_places(g * standard, shape))}
+
+
+def _turned_linear(_layer: Any, a: Tensor, g: Tensor) -> Pieces:
+    """GPT-2's: a linear layer whose weight is (inputs, outputs)."""
+    return {"weight": LinearWeight(g, a), "bias": Dense(g.reshape(len(g), -1, g.shape[-1]).sum(1))}
 
 
 def _group_norm(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     standard = functional.group_norm(a, layer.num_groups, eps=layer.eps)
     shape = (*a.shape[:2], -1)
     return {
-        "weight": Dense(_by_record(standard.mul_(g).reshape(shape)).sum(2)),
-        "bias": Dense(_by_record(g.reshape(shape)).sum(2)),
+        "weight": Dense(standard.mul_(g).reshape(shape).sum(2)),
+        "bias": Dense(g.reshape(shape).sum(2)),
     }
 
 
-RULES: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], Pieces]] = {
+RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: _linear,
     nn.Conv1d: _conv1d,
     nn.Conv2d: _conv2d,
     nn.Embedding: _embedding,
     nn.LayerNorm: _layer_norm,
     nn.GroupNorm: _group_norm,
+    nn.RMSNorm: _rms_norm,
 }
+
+BY_NAME: dict[str, Rule] = {"transformers.pytorch_utils.Conv1D": _turned_linear}
+"""Of packages that need not be installed."""
+
+
+def rule(layer: nn.Module) -> Rule | None:
+    """How calls of this layer become pieces; None of a layer without a rule. Subclasses may do anything."""
+    kind = type(layer)
+    return RULES.get(kind) or BY_NAME.get(f"{kind.__module__}.{kind.__qualname__}")

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from modicum.compute import fixed_shape
 from modicum.compute.client_sums import subtract_client_sums, write_client_sums
 from modicum.compute.loop import LoopBackend
-from modicum.compute.problem import check_losses, enough_rows, sum_dtype
+from modicum.compute.problem import check_losses, sum_dtype
 from modicum.compute.sums import sum_type
 from modicum.compute.twin import CannotStackError, StackedPass, Twin
 from modicum.core.clips import Clip
 from modicum.core.parts import Batch, Losses
-from modicum.core.stack import Gathered, PooledBatches, SideBySide, padded, real_rows
+from modicum.core.stack import Gathered, SideBySide, padded, real_rows
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,10 @@ class _Stack:
     size: int
 
     @classmethod
-    def of(cls, batches: Sequence[Batch], step: int = 0) -> _Stack:
-        """`step`: rows come in multiples of it, where what is computed of one must not depend on their number."""
+    def of(cls, batches: Sequence[Batch]) -> _Stack:
         sizes = batches.sizes if isinstance(batches, Gathered) else [len(b) for b in batches]
         size = max(sizes, default=0)
-        if step:
-            size = enough_rows(size, step)
-        if isinstance(batches, PooledBatches) or (isinstance(batches, Gathered) and not step):
+        if isinstance(batches, Gathered):
             return cls(*batches.padded(size), sizes, size)
         return cls(*padded(list(batches), size), sizes, size)
 
@@ -135,18 +132,17 @@ class StackedEngine:
         dtype = sum_dtype(theta)
         bounds = torch.tensor([clip.values for clip in clips], dtype=dtype, device=theta.device)
         if fixed_shape.fits(batches, theta):
-            fixed = fixed_shape.Stack.of(batches, theta, enough=True)
+            fixed = fixed_shape.Stack.of(batches, theta)
             total, norms = self._fixed.clipped_sums(theta, fixed, losses, clips[0], bounds)
             return total, [row[: len(batch)] for row, batch in zip(norms, batches.chosen, strict=True)]
         if not any(map(len, batches)):
             return torch.zeros_like(theta), [theta.new_zeros(0) for _ in batches]
-        stack = _Stack.of(batches, self.loop.row_step(losses, lambda: next(b for b in batches if len(b))))
+        stack = _Stack.of(batches)
         run, values = self._forward(self.layout.named(theta.detach()), stack.whole(), losses, measure=True)
         with torch.no_grad():
             fixed_shape.backward(values, run, torch.ones_like(values))
             factors, norms, finite = fixed_shape.factors(run, clips[0], bounds, stack.mask(theta))
-            if not bool(finite.all()):
-                run.leave_out(finite.flatten())
+            run.leave_out(finite.flatten())
             total = self._sums(theta, run, factors)
         return total, [row[:n] for row, n in zip(norms, stack.sizes, strict=True)]
 

@@ -8,19 +8,25 @@ short enough for that, and all else in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from modicum.compute.apart import ALIGNED, apart
-from modicum.compute.problem import FEW, FEWEST
 from modicum.compute.rounding import exact_product, full_precision
 
 SHARE = 1e-3 - 2.0**-16 - 2.0**-18
 """Of the bound: what rounding while adding up may move a sum by. Norms may be off by 2⁻¹⁶; a little is left."""
+
+ALIGNED = 16
+"""Numbers that fill a line of the cache."""
+
+FEW, TOGETHER = 4, 16
+"""What runs are multiples of, and examples whose products are formed at a time."""
 
 BLOCK = 256
 """Squares that are added up in float32; sums of these in float64."""
@@ -44,6 +50,9 @@ JOINT = 2 * MANY * MANY * 2.0**-53 / 2.0**-12
 """Sums over T places of m of B examples in float64 are off by 2·B·m·T·2⁻⁵³·max w_i s_i in two worlds together.
 With κ·s_i charged to norms, w_i s_i ≤ C/κ; B·m ≤ MANY² and κ = T·(this) make that 2⁻¹² of C."""
 
+WHOLE = {torch.float32: torch.int32, torch.float64: torch.int64}
+"""Whole numbers of the same size."""
+
 TILE, GPU_TILE = 1 << 21, 1 << 26
 """Numbers that a slice of products, or of rows in float64, takes at most: in the cache, or beside activations."""
 
@@ -58,27 +67,50 @@ COLUMNS, UNITS = 72, 8
 caches like few, and multiples of eight."""
 
 
+_PART_OF: ContextVar[int] = ContextVar("part_of", default=0)
+
+
+@contextmanager
+def part_of(rows: int | None) -> Iterator[None]:
+    """Sums inside are parts of one over at most so many rows, whose totals are added in float64: all of its rows
+    count when roundings are counted. None: a sum is all there is."""
+    token = _PART_OF.set(rows or 0)
+    try:
+        yield
+    finally:
+        _PART_OF.reset(token)
+
+
+def rows_counted(batch: int) -> int:
+    """The rows over which roundings are counted, of a batch of so many."""
+    return max(batch, _PART_OF.get())
+
+
 def longest_run(batch: int, dtype: torch.dtype) -> int:
     """How many of so many examples may be added up in this precision, with u half an epsilon.
 
     All of them, if B²·u ≤ SHARE. Else m of them, whose totals are added up in float64 and rounded in the end:
     B·(m + 1)·u + 2·B·u ≤ SHARE.
     """
-    most = _most(dtype)
+    batch, most = rows_counted(batch), _most(dtype)
     return batch if batch * batch <= most else max(0, most // batch - 3)
 
 
-@lru_cache(maxsize=256)
 def adds_up(batch: int, run: int, dtype: torch.dtype) -> bool:
     """Whether runs of so many examples may be added up in this precision, and their r totals as well:
     B·(m + 1)·u + B·(r + 2)·u ≤ SHARE, or B²·u for a single run."""
+    batch = rows_counted(batch)
     terms = batch if run >= batch else run + -(-batch // run) + 3
     return batch * terms <= _most(dtype)
 
 
-@lru_cache(maxsize=256)
 def runs(batch: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
     """The length of runs that a batch is added up in, and the precision of their totals: its own if it can be."""
+    return _runs(rows_counted(batch), dtype)
+
+
+@lru_cache(maxsize=256)
+def _runs(batch: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
     for totals in range(1, MOST_TOTALS + 1):
         run = min(batch, -(-batch // (totals * FEW)) * FEW)
         if adds_up(batch, run, dtype):
@@ -86,15 +118,21 @@ def runs(batch: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
     return longest_run(batch, dtype), torch.float64
 
 
+@lru_cache(maxsize=8)
 def _most(dtype: torch.dtype) -> int:
     """What SHARE is in units of half an epsilon."""
     return int(2 * SHARE / torch.finfo(dtype).eps)
 
 
-@lru_cache(maxsize=256)
+def room_for_one_more(batch: int, dtype: torch.dtype) -> bool:
+    """Whether a sum that was rounded to this precision may be rounded once more, by 2·B·u: B² + 2·B terms fit."""
+    rows = rows_counted(batch)
+    return rows * (rows + 2) <= _most(dtype)
+
+
 def sum_type(batch: int, dtype: torch.dtype) -> torch.dtype:
     """The model's precision, unless rounding a sum to it would move it by more than half a SHARE: 2·B·u."""
-    return torch.float64 if batch * torch.finfo(dtype).eps > SHARE / 2 else dtype
+    return torch.float64 if rows_counted(batch) * torch.finfo(dtype).eps > SHARE / 2 else dtype
 
 
 def as_released(total: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
@@ -140,6 +178,21 @@ def square_lengths(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 def in_range(squares: Tensor, dtype: torch.dtype) -> Tensor:
     """Infinite where the model's precision has no such number: factors would lose their digits there."""
     return squares.masked_fill(squares > torch.finfo(dtype).max, torch.inf)
+
+
+def only_rows(numbers: Tensor, finite: Tensor) -> Tensor:
+    """(B, …) numbers with zeros in place of the examples that are not finite, whatever these hold. Always, so that
+    no way of computing hangs on a record."""
+    return torch.where(finite.view(-1, *(1,) * (numbers.dim() - 1)), numbers, 0)
+
+
+def keep_rows_(numbers: Tensor, finite: Tensor) -> Tensor:
+    """The same in place, for numbers that nobody else reads: half the bytes, and no fresh memory."""
+    if not numbers.is_contiguous() or numbers.dtype not in WHOLE:
+        return only_rows(numbers, finite)
+    mask = -finite.to(WHOLE[numbers.dtype])  # all bits or none
+    numbers.view(mask.dtype).bitwise_and_(mask.view(-1, *(1,) * (numbers.dim() - 1)))
+    return numbers
 
 
 def weighted_rows(weights: Tensor, blocks: Iterable[Tensor]) -> Tensor:
@@ -245,13 +298,13 @@ def weighted_products(weights: Tensor, g: Tensor, inputs: Inputs, units: int, ta
 
 
 def _in_blocks(weights: Tensor, g: Tensor, inputs: Callable[[slice], Tensor]) -> Tensor:
-    """Blocks of `FEWEST` examples: what is formed of one does not depend on how many others there are."""
+    """Blocks of `TOGETHER` examples, whose products stay in the cache."""
     batch, dtype = len(weights), g.dtype
-    kind = dtype if adds_up(batch, FEWEST, dtype) else torch.float64
-    wide = kind != dtype and longest_run(batch, dtype) < FEWEST
+    kind = dtype if adds_up(batch, TOGETHER, dtype) else torch.float64
+    wide = kind != dtype and longest_run(batch, dtype) < TOGETHER
     total: Tensor | None = None
-    for start in range(0, max(1, batch), FEWEST):
-        some = slice(start, start + FEWEST)
+    for start in range(0, max(1, batch), TOGETHER):
+        some = slice(start, start + TOGETHER)
         part = block_of_products(weights[some], g[some], inputs(some), wide)
         total = part.to(kind) if total is None else total.add_(part)
     assert total is not None
@@ -267,12 +320,12 @@ def block_of_products(weights: Tensor, g: Tensor, a: Tensor, wide: bool) -> Tens
         found: Tensor = block_let_be(weights, g, a, wide)
         return found
     outs, columns, places = g.shape[2], a.shape[2], g.shape[3]
-    g, a = apart(g.contiguous()), apart(a.contiguous())
+    g, a = g.contiguous(), a.contiguous()
     if wide or outs * columns * places < WORTH_A_CALL:
         return _formed_first(weights, g, a, wide)
     with full_precision(g.device):
         if joins_last(outs, columns, places, g.dtype, torch.get_num_threads()):
-            return _onto_one_total(apart(g * weights[:, None, None, None]), a)
+            return _onto_one_total(g * weights[:, None, None, None], a)
     return _formed_first(weights, g, a, wide)
 
 
@@ -323,22 +376,22 @@ def joins_last(
     meet each other first, in whatever order. If some of them meet the total before, 1 is lost in it.
     """
     large = torch.finfo(dtype).eps ** -2
-    g = torch.full((FEWEST, outs, places), -large, dtype=dtype)
+    g = torch.full((TOGETHER, outs, places), -large, dtype=dtype)
     g[..., 0] = (places - 1) * large
     g[0], g[0, ..., 0] = 0.0, 1.0  # makes a total of 1 everywhere
-    ones = torch.ones(FEWEST, columns, places, dtype=dtype)
+    ones = torch.ones(TOGETHER, columns, places, dtype=dtype)
     if by_rows:  # a place's numbers side by side, as those of an example are in a run
         left, right = (t.transpose(1, 2).contiguous() for t in (g, ones))
         total = _onto(torch.zeros(outs, columns, dtype=dtype), left.transpose(1, 2).unbind(), right.unbind())
     else:
-        total = _onto_one_total(apart(g)[:, None], apart(ones)[:, None])
+        total = _onto_one_total(g[:, None], ones[:, None])
     return bool((total == 1).all())
 
 
 def _formed_first(weights: Tensor, g: Tensor, a: Tensor, wide: bool) -> Tensor:
     """Products that are written and then added, as many columns at a time as stay in the cache."""
     kind = torch.float64 if wide else g.dtype
-    step = max(UNITS, min(COLUMNS, TILE // (FEWEST * g.shape[1] * g.shape[2])))
+    step = max(UNITS, min(COLUMNS, TILE // (TOGETHER * g.shape[1] * g.shape[2])))
     parts = []
     for some in torch.split(a, step, dim=2):
         each = exact_product(g.flatten(0, 1), some.flatten(0, 1).transpose(1, 2))
@@ -349,7 +402,7 @@ def _formed_first(weights: Tensor, g: Tensor, a: Tensor, wide: bool) -> Tensor:
 
 def _joint_product(g: Tensor, a: Tensor) -> Tensor:
     """Σ_i g_i a_iᵀ in float64, of so many examples at a time that `JOINT` suffices for all of them together."""
-    run = max(1, MANY * MANY // len(g))
+    run = max(1, MANY * MANY // rows_counted(len(g)))
     parts = zip(torch.split(g, run), torch.split(a, run), strict=True)
     products = [_joined(one_g) @ _joined(one_a).transpose(1, 2) for one_g, one_a in parts]
     return products[0] if len(products) == 1 else torch.stack(products).sum(0)
@@ -362,8 +415,5 @@ def _joined(factor: Tensor) -> Tensor:
 
 def factor_charge(places: int, dtype: torch.dtype, *, joint: bool) -> float:
     """What `weighted_products` may be off by, in units of Σ_t ‖a_t‖‖δ_t‖: T·2u for a product in the model's own
-    precision, and what keeps a joint product of all examples, as on a GPU, within its share of the bound.
-
-    Not a matter of how many examples there are: one more would change everybody's norm.
-    """
+    precision, and what keeps a joint product of all examples, as on a GPU, within its share of the bound."""
     return places * (torch.finfo(dtype).eps + (JOINT if joint else 0.0))

@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from modicum.compute.patches import PatchConvolution, patch_pieces
 from modicum.compute.pieces import Dense, Kept
-from modicum.compute.problem import stand_ins
 from modicum.compute.rules import known, pieces
 
 
@@ -60,12 +59,8 @@ class StackedPass:
                 self.kept[name] = piece if hasattr(piece, "weighted_sum") else piece.measure()[1]
 
     def leave_out(self, finite: Tensor) -> None:
-        """Sum without the rows that are not finite: others stand in for them, at weight 0."""
-        if bool(finite.any()):
-            index = stand_ins(finite)
-            self.kept = {name: kept.rows(index) for name, kept in self.kept.items()}
-        else:
-            self.kept = {}
+        """Zeros in place of the rows that are not finite, whether or not there are any."""
+        self.kept = {name: kept.only(finite) for name, kept in self.kept.items()}
 
 
 class _Layer(torch.autograd.Function):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from modicum.compute.problem import check_losses, enough_rows, example_factors
-from modicum.compute.sums import square_norms, weighted_rows
+from modicum.compute.problem import check_losses, example_factors
+from modicum.compute.sums import only_rows, square_norms, weighted_rows
 from modicum.core.clips import Clip
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch, Losses
@@ -32,12 +32,12 @@ class VmapEngine:
     ) -> tuple[Tensor, list[Tensor]]:
         """As `Backend.clipped_sums`, from the gradient of each example; one that is not finite counts as zero."""
         sums, norms = [], []
-        examples = self._examples(theta, batches, losses, enough=True)
+        examples = self._examples(theta, batches, losses)
         for (flat, zero), clip in zip(examples, clips, strict=True):
             parts = torch.split(flat, list(self.layout.sizes), dim=1)
             squares = torch.stack([square_norms(part) for part in parts], dim=1)
             factors, norm, finite = example_factors(clip, self.layout.names, squares, None, flat.dtype)
-            usable = (torch.where(finite[:, None], part, 0.0) for part in parts)
+            usable = (only_rows(part, finite) for part in parts)
             found = [weighted_rows(w, [part]) for w, part in zip(factors.unbind(1), usable, strict=True)]
             sums.append(torch.cat(found) if len(flat) else zero)
             norms.append(norm)
@@ -47,14 +47,10 @@ class VmapEngine:
         """The gradient of every example at one model, one a row: for public records only."""
         return self._examples(theta[None], [batch], losses)[0][0]
 
-    def _examples(
-        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, *, enough: bool = False
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Each client's (examples, parameters) gradients, beside a row of zeros; `enough` rows."""
+    def _examples(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> list[tuple[Tensor, Tensor]]:
+        """Each client's (examples, parameters) gradients, beside a row of zeros."""
         sizes = [len(batch) for batch in batches]
         size = max(sizes, default=0)
-        if enough:
-            size = enough_rows(size)
         x, targets = padded(list(batches), size)
         if not size:
             return [(row.new_zeros(0, len(row)), torch.zeros_like(row)) for row in theta]

@@ -65,10 +65,28 @@ class PrivacyConfig:
     )
     delta: float | None = setting(None, "δ of every guarantee (default: the method's)")
     adjacency: str | None = setting(None, "zero-out or replace-one: sizes are public (default: the method's)")
-    noise: Literal["float", "integer"] | None = setting(
+    noise: Literal["float", "integer", "correlated"] | None = setting(
         None,
-        "integer: on a lattice, for whole batches (default: where masks need it, and deployed where it can be)",
+        "integer: on a lattice, for whole batches (default: where masks need it, and deployed where it can be); "
+        "correlated: over rounds, for clients behind a trusted server",
     )
+    fixed_shapes: Literal["auto", "lanes", "capacity"] | None = setting(
+        None,
+        "passes of one shape over secret Poisson batches: lanes, a capacity, or auto, the cheaper "
+        "(default: none in a simulation, deployed auto)",
+    )
+    bands: int | None = setting(
+        None, "of correlated noise, up to the rounds between two turns of a client (default: as many)"
+    )
+    factor: Literal["banded", "blt"] | None = setting(
+        None, "of correlated noise (default: banded, and blt where that would have more than 64 bands)"
+    )
+
+    def __post_init__(self) -> None:
+        if self.noise != "correlated" and (self.bands is not None or self.factor is not None):
+            raise UserError('bands and factor are those of correlated noise: set noise = "correlated"')
+        if self.bands is not None and self.bands < 1:
+            raise UserError(f"bands must be at least 1, got {self.bands}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +126,9 @@ class SiloTerms:
     budget: float = setting(0.0, "ε that it grants (inf for no privacy)")
     validation: int = setting(0, "records that it holds out for declared metrics")
     key: str = setting("", "its public key, as `modicum silo key` prints it")
+    account: Literal["known", "new"] = setting(
+        "known", "new: all agree that it begins a new account, for other records than those of its earlier one"
+    )
 
     def __post_init__(self) -> None:
         if self.records < 1 or self.validation < 0 or not self.budget > 0:
@@ -134,6 +155,9 @@ class RunConfig:
     compile: bool = setting(
         False, "compile clipped sums on the first batch of each size: pays on a GPU, after thousands of steps"
     )
+    workers: int | None = setting(
+        None, "processes that compute clients, a thread each, with the same bits for any number (default: none)"
+    )
     simulation: bool = setting(
         True, "seeded noise that protects nobody; false: cryptographic noise (deployed: unless true is written)"
     )
@@ -154,7 +178,7 @@ class RunConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "evaluate_every", "per_round", "max_participations"):
+        for name in ("rounds", "evaluate_every", "per_round", "max_participations", "workers"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} must be at least 1, got {value}")

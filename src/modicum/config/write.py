@@ -15,7 +15,12 @@ from modicum.methods import registered_name
 if TYPE_CHECKING:
     from modicum.federation.experiment import Experiment
 
-NOT_COMPARED = {("data", "dir"), ("run", "device"), ("run", "compile")}  # where and how, not what
+NOT_COMPARED = {
+    ("data", "dir"),
+    ("run", "device"),
+    ("run", "compile"),
+    ("run", "workers"),
+}  # where and how, not what
 ELSEWHERE = ("delta", "adjacency")  # a method's own fields that are written under [privacy]
 
 
@@ -34,9 +39,16 @@ def describe_experiment(
     """The same for an experiment put together in Python, whose data no file can name."""
     data, e = experiment.federation.data, experiment
     options = dict(e.model_options)
+    mixed = {"bands": e.bands, "factor": e.factor} if e.noise == "correlated" else {}
     tables: dict[str, dict[str, Any]] = {
         "data": {"name": data.dataset, "clients": len(data.clients), "records": list(data.sizes)},
-        "privacy": {"budgets": list(e.federation.budgets), **_elsewhere(e.method), "noise": e.noise},
+        "privacy": {
+            "budgets": list(e.federation.budgets),
+            **_elsewhere(e.method),
+            "noise": e.noise,
+            "fixed_shapes": e.fixed_shapes,
+            **mixed,
+        },
         "model": {"name": e.model if isinstance(e.model, str) else type(e.model).__name__, **options},
         "method": {"name": registered_name(e.method)},
         "run": {
@@ -51,6 +63,7 @@ def describe_experiment(
             "evaluate_every": e.evaluate_every,
             "device": e.device,
             "compile": e.compile,
+            "workers": e.workers,
             "simulation": simulation,
             "transcript": transcript,
             "audit": audit,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from modicum.core import integers
+from modicum.core.rows import NoiseRows
 from modicum.errors import UserError
+from modicum.privacy.correlated import Correlation
 from modicum.privacy.events import Block, NoSampling, Poisson, Release, Shuffled
+from modicum.privacy.fixed_shapes import Uniform
 from modicum.privacy.ledger.token import Token
-from modicum.privacy.noise import DType, NoiseKey, NoiseSource, SimulatedNoise
+from modicum.privacy.noise import BoolArray, DType, NoiseKey, NoiseSource, SimulatedNoise
 
 SERVER = "(server)"  # no client's name: parentheses are not allowed in one
 
@@ -29,14 +32,28 @@ class Door(Protocol):
     def reserve(self, release: Release) -> bool:
         """Whether this release is reserved, now if not before; False where the ledger refuses it."""
 
-    def sample(self, release: Release, step: int, records: int) -> Tensor:
-        """Indices of the records that enter this step, of which `release` must be reserved."""
+    def sample(self, release: Release, step: int, records: int, present: Tensor | None = None) -> Tensor:
+        """Numbers of the records that enter this step, of which `release` must be reserved.
+
+        Where the sampler fixes the shape of passes, (passes, rows) of them with `BLANK` in rows that nobody takes.
+        A record that is not `present` is never drawn; batches that are not drawn keep its row.
+        """
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Each block's clipped sum plus its noise. `release` must be reserved, each step passes once."""
 
     def release_integers(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Tensor:
         """All blocks as one vector of integers with this client's share of noise: a summand, for no eye alone."""
+
+
+def drawn(sampler: Poisson, coins: BoolArray, present: Tensor | None, uniform: Uniform) -> Tensor:
+    """Whom these coins chose, laid out in passes of one shape where the sampler asks for it (R16)."""
+    if present is not None:
+        coins = coins & present.cpu().numpy()
+    chosen = np.flatnonzero(coins)
+    if sampler.shape is not None:
+        chosen = sampler.shape.laid_out(chosen, len(coins), uniform)
+    return torch.from_numpy(chosen)
 
 
 class ReservedDoor:
@@ -82,7 +99,7 @@ class ReservedDoor:
             self._current = release
         return True
 
-    def sample(self, release: Release, step: int, records: int) -> Tensor:
+    def sample(self, release: Release, step: int, records: int, present: Tensor | None = None) -> Tensor:
         if not self._has(release):
             raise UserError(f"client {release.client!r}: nothing is reserved for {_name(release)!r}")
         match release.sampler:
@@ -90,7 +107,9 @@ class ReservedDoor:
                 return torch.arange(records)
             case Poisson(rate=rate):
                 key = NoiseKey(release.client, release.round, step, f"coins:{_name(release)}")
-                return torch.from_numpy(np.flatnonzero(self._noise.coins(key, records, rate)))
+                rows = replace(key, purpose=f"rows:{_name(release)}")
+                coins = self._noise.coins(key, records, rate)
+                return drawn(release.sampler, coins, present, lambda size: self._noise.uniform(rows, size))
             case Shuffled(batches=batches):
                 return self._shuffled(release, step // batches, records)[step % batches]
         raise UserError(f"no door for the sampler {release.sampler}: use Poisson sampling or whole batches")
@@ -227,10 +246,10 @@ class SumDoor(Protocol):
 
 
 class ReservedSumDoor:
-    """Opens when every client that the sum may depend on has a reservation."""
+    """Opens when every client that the sum may depend on has a reservation; `rows` are of correlated noise."""
 
-    def __init__(self, noise: NoiseSource, tokens: Iterable[Token]) -> None:
-        self._noise = noise
+    def __init__(self, noise: NoiseSource, tokens: Iterable[Token], rows: NoiseRows | None = None) -> None:
+        self._noise, self._rows = noise, rows
         self._tokens = {token.release: token for token in tokens}
 
     def release_sum(
@@ -244,10 +263,22 @@ class ReservedSumDoor:
                 self._tokens[release].use(release)
                 for block in release.blocks:
                     stds[block.name] = max(stds.get(block.name, 0.0), block.noise_std)
+        correlated = correlated_blocks(events, self._rows)
         return {
-            name: add_noise(self._noise, NoiseKey(SERVER, round, 0, f"noise:{name}"), value, stds[name])
+            name: value + stds[name] * self._rows.row(name, round, value)
+            if self._rows is not None and name in correlated
+            else add_noise(self._noise, NoiseKey(SERVER, round, 0, f"noise:{name}"), value, stds[name])
             for name, value in sums.items()
         }
+
+
+def correlated_blocks(events: Mapping[str, tuple[Release, ...]], rows: NoiseRows | None) -> set[str]:
+    """Blocks whose noise is a row of the factor that all of these releases name (R19)."""
+    found = {block.name for es in events.values() for e in es if e.correlated for block in e.blocks}
+    named = {e.correlated.factor for es in events.values() for e in es if e.correlated is not None}
+    if named and (rows is None or named != {rows.digest}):
+        raise UserError("these releases name another factor of correlated noise than the one that is here")
+    return found
 
 
 class DoorWatch(Protocol):
@@ -287,3 +318,12 @@ def _precision(values: Tensor) -> DType:
 
 def _name(release: Release) -> str:
     return "+".join(b.name for b in release.blocks)
+
+
+def rows_of(source: NoiseSource, owner: str, terms: Correlation) -> NoiseRows:
+    """Rows of correlated noise that a source makes for whoever adds it; the same keys give the same rows."""
+
+    def draw(block: str, number: int, like: Tensor) -> Tensor:
+        return noise_like(source, NoiseKey(owner, number, 0, f"row:{block}"), like, 1.0)
+
+    return NoiseRows(terms.factor, terms.digest, draw)

@@ -126,7 +126,7 @@ class Clients:
     ) -> Iterator[tuple[Sequence[Job], list[tuple[Message, State]]]]:
         """What the mechanism makes of each stack, one after another."""
         for stack in stacks:
-            with self._model_randomness(stack), _within_memory(len(stack)):
+            with model_randomness(self.noise, stack), within_memory(len(stack)):
                 results = self.method.mechanism.run(stack, self.kit)
             yield stack, results
 
@@ -278,19 +278,6 @@ class Clients:
             client.state = state
         return answers
 
-    @contextmanager
-    def _model_randomness(self, jobs: Sequence[Job]) -> Iterator[None]:
-        """Layers that draw for themselves, such as dropout, draw from a seed of the noise source.
-
-        Which draw an example gets depends on who else is in its batch, so an adversary must not know the draws;
-        and torch's own generator starts every process with the same well-known seed.
-        """
-        key = NoiseKey(jobs[0].facts.name, jobs[0].broadcast.round, 0, "layers")
-        model = jobs[0].broadcast.model
-        with torch.random.fork_rng(devices=[model.device] if model.is_cuda else []):
-            torch.manual_seed(int(self.noise.uniform(key, 1)[0] * 2**53))
-            yield
-
     def _write(self, name: str, round: int, state: State) -> None:
         """The client's own state is on disk before its message may be sent."""
         if state and self._folder is not None:
@@ -330,7 +317,21 @@ class Clients:
 
 
 @contextmanager
-def _within_memory(clients: int) -> Iterator[None]:
+def model_randomness(noise: NoiseSource, jobs: Sequence[Job]) -> Iterator[None]:
+    """Layers that draw for themselves, such as dropout, draw from a seed of the noise source.
+
+    Which draw an example gets depends on who else is in its batch, so an adversary must not know the draws;
+    and torch's own generator starts every process with the same well-known seed.
+    """
+    key = NoiseKey(jobs[0].facts.name, jobs[0].broadcast.round, 0, "layers")
+    model = jobs[0].broadcast.model
+    with torch.random.fork_rng(devices=[model.device] if model.is_cuda else []):
+        torch.manual_seed(int(noise.uniform(key, 1)[0] * 2**53))
+        yield
+
+
+@contextmanager
+def within_memory(clients: int) -> Iterator[None]:
     """What torch says of a GPU that is too small, in one line that says what to change."""
     try:
         yield

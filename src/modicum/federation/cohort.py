@@ -78,6 +78,50 @@ class Balanced:
 
 
 @dataclass(frozen=True)
+class Rotation:
+    """A public cycle: everybody in turn, always in the same order: a client's rounds keep a distance (R19)."""
+
+    clients: int
+    rounds: int
+    per_round: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_size(self.per_round, self.clients)
+
+    @property
+    def separation(self) -> int:
+        """Rounds from one of a client's turns to the next, at least."""
+        return self.clients // self.per_round
+
+    @property
+    def most(self) -> int:
+        """Rounds that any client is in at most."""
+        return -(-self.rounds * self.per_round // self.clients)
+
+    @cached_property
+    def _order(self) -> tuple[int, ...]:
+        rng = np.random.Generator(np.random.Philox(key=self.seed))
+        return tuple(int(i) for i in rng.permutation(self.clients))
+
+    @property
+    def size(self) -> float:
+        return float(self.per_round)
+
+    def invited(self, round: int) -> tuple[int, ...]:
+        first = round * self.per_round
+        return tuple(sorted(self._order[(first + j) % self.clients] for j in range(self.per_round)))
+
+    def rounds_of(self, client: int) -> tuple[int, ...]:
+        """Rounds in which a client is invited."""
+        turns = range(self._order.index(client), self.rounds * self.per_round, self.clients)
+        return tuple(turn // self.per_round for turn in turns)
+
+    def participations(self, client: int) -> int:
+        return len(self.rounds_of(client))
+
+
+@dataclass(frozen=True)
 class RandomCohorts:
     """A public random cohort each round: no amplification, and clients refuse beyond `max_participations` (R5)."""
 
@@ -147,6 +191,6 @@ def _check_size(per_round: int, clients: int) -> None:
 
 def rounds_of(cohorts: Cohorts, client: int, rounds: int) -> tuple[int, ...]:
     """Rounds in which a client may take part: all of them where that is not fixed beforehand."""
-    if isinstance(cohorts, Balanced):
+    if isinstance(cohorts, Balanced | Rotation):
         return cohorts.rounds_of(client)
     return tuple(range(rounds))

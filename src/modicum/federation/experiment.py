@@ -21,8 +21,11 @@ from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check
 from modicum.errors import UserError
+from modicum.federation.correlate import rotation, with_correlated
 from modicum.federation.learning import check_labels, inputs_of, made_up_rows, width_of, with_task
+from modicum.federation.settings import FactorKind, NoiseKind
 from modicum.mechanisms.class_sums import class_sums
+from modicum.mechanisms.fixed_shapes import KINDS, Kind, shapes_for, with_fixed_shapes
 from modicum.models import build, check_model, fixed_features
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
 from modicum.privacy.views import Variant
@@ -37,7 +40,6 @@ if TYPE_CHECKING:
 
     from modicum.data.partition import Partition
 
-NoiseKind = Literal["float", "integer"]
 AggregationKind = Literal["ideal", "protocol", "honest-but-curious"]
 VARIANTS = {
     "ideal": Variant.IDEAL,
@@ -124,10 +126,14 @@ class Experiment:
     noise: NoiseKind | None = (
         None  # integer: drawn on a lattice; None: what secure_aggregation asks for, else float
     )
+    fixed_shapes: Kind | None = None  # of passes over Poisson batches, as deployed silos have them (R16)
+    bands: int | None = None  # of correlated noise; None: as many as the separation of a client's rounds
+    factor: FactorKind | None = None  # of correlated noise; None: banded, and blt where that has too many bands
     secure_aggregation: AggregationKind = "ideal"  # or the protocol itself, in memory
     evaluate_every: int = 1
     device: str = "cpu"
     compile: bool = False  # clipped sums, on the first batch of each size
+    workers: int | None = None  # processes that compute clients, a thread each; None: this one
     model_options: dict[str, float | str] = field(default_factory=dict)
     task: Task = CLASSIFICATION
 
@@ -136,13 +142,21 @@ class Experiment:
             raise UserError(
                 f"rounds and evaluate_every must be at least 1, got {self.rounds} and {self.evaluate_every}"
             )
+        if self.workers is not None and self.workers < 1:
+            raise UserError(f"the number of workers must be at least 1, got {self.workers}")
         if not 0 <= self.average < 1:
             raise UserError(f"the average over rounds forgets with a factor from 0 up to 1, got {self.average}")
         if self.secure_aggregation not in VARIANTS:
             raise UserError(f"unknown secure_aggregation {self.secure_aggregation!r}: use {', '.join(VARIANTS)}")
-        if self.noise not in (None, "float", "integer"):
-            raise UserError(f"unknown noise {self.noise!r}: use float or integer")
-        if self.noise == "float" and self.secure_aggregation != "ideal":
+        if self.noise not in (None, "float", "integer", "correlated"):
+            raise UserError(f"unknown noise {self.noise!r}: use float, integer or correlated")
+        if self.noise != "correlated" and (self.bands is not None or self.factor is not None):
+            raise UserError('bands and factor are those of correlated noise: set noise = "correlated"')
+        if self.factor not in (None, "banded", "blt"):
+            raise UserError(f"unknown factor {self.factor!r}: use banded or blt")
+        if self.fixed_shapes not in (None, *KINDS):
+            raise UserError(f"unknown fixed_shapes {self.fixed_shapes!r}: use {', '.join(KINDS)}")
+        if self.noise in ("float", "correlated") and self.secure_aggregation != "ideal":
             raise UserError('masks need integers: leave noise out, or set noise = "integer"')
         data = self.federation.data
         check_labels(self.task, data)
@@ -172,6 +186,9 @@ class Experiment:
 def build_method(experiment: Experiment) -> Method:
     """The experiment's method, whose parts find what they need in its data; nothing is reserved before."""
     method = with_task(experiment.method.build(experiment.setting), experiment.task)
+    if experiment.noise == "correlated":
+        cohorts = rotation(experiment.setting, experiment.seed, experiment.max_participations)
+        method = with_correlated(method, cohorts, experiment.bands, experiment.factor)
     if experiment.integers:
         method = with_integers(method, VARIANTS[experiment.secure_aggregation])
     check_data(method, offer_of(experiment.federation.data, experiment.task))
@@ -191,6 +208,11 @@ def with_integers(method: Method, variant: Variant) -> Method:
 
         check_view(view)
     return replace(method, mechanism=mechanism)
+
+
+def in_fixed_shapes(method: Method, kind: Kind | None, data: Prepared) -> Method:
+    """The method whose drawn records are computed in passes of one shape, where that is asked for (R16)."""
+    return method if kind is None else with_fixed_shapes(method, shapes_for(kind, data.model, data.records[0].x))
 
 
 def offer_of(data: FederatedData, task: Task = CLASSIFICATION) -> Offer:

@@ -41,8 +41,11 @@ def _parts(e: Experiment) -> Iterator[bytes]:
     yield re.sub(r" at 0x[0-9a-f]+", "", repr(e.method)).encode()
     settings = (e.setting, e.max_participations, e.metrics, e.seed, e.hot_start, e.average, e.federation.budgets)
     bounds = () if e.bounds is None else (e.bounds,)
-    kind = ("integers", e.secure_aggregation) if e.integers else ()
-    yield repr((*settings, *bounds, *kind)).encode()
+    kind: tuple[object, ...] = ("integers", e.secure_aggregation) if e.integers else ()
+    if e.noise == "correlated":
+        kind = ("correlated", e.bands, e.factor)
+    shapes = () if e.fixed_shapes is None else ("fixed shapes", e.fixed_shapes)
+    yield repr((*settings, *bounds, *kind, *shapes)).encode()
     if not e.task.plain:
         yield re.sub(r" at 0x[0-9a-f]+", "", repr(e.task)).encode()
     yield from _model(e)

@@ -13,6 +13,7 @@ from modicum.federation.keep import Charges
 from modicum.federation.secure_sums import IMPOSSIBLE, NOBODY, Collect
 from modicum.federation.server import OpenedOnce, Server, TrustedLedger
 from modicum.federation.transcript import AGGREGATOR, Forget, Kind, Seen, Transcript, note_opened
+from modicum.federation.workers import Workers
 from modicum.privacy.events import Release
 from modicum.privacy.ledger.budgets import Reason, Refusal, Refused
 from modicum.privacy.views import SecureAggregation, Shows
@@ -41,9 +42,10 @@ class InProcess:
         integers: Collect | None = None,
         faults: Faults | None = None,
         transcript: Transcript | None = None,
+        workers: Workers | None = None,
     ) -> None:
         self.server, self.clients, self.ledger, self.trusted, self._once = server, clients, ledger, trusted, once
-        self._integers = integers
+        self._integers, self._workers = integers, workers
         self.faults = faults or (lambda round, client: False)  # noqa: ARG005
         self.transcript: Transcript = transcript or Forget()
 
@@ -54,7 +56,7 @@ class InProcess:
         return (self._integers or self.server.method.mechanism.collect)(state)
 
     def compute(self, stacks: Sequence[Sequence[Job]]) -> Iterator[tuple[Sequence[Job], Results]]:
-        return self.clients.compute(stacks)
+        return (self._workers or self.clients).compute(stacks)
 
     def reserve(self, state: RoundState) -> Sequence[Sequence[Job]]:
         if self.trusted is None:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
-from modicum.core.messages import Message, ReleasedSum, encode
+from modicum.core.messages import Message, ReleasedSum, encode, encoded_parts
 from modicum.privacy.events import Release
+from modicum.privacy.ledger.grammar import Settlement
 from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseSource
 
@@ -41,6 +42,9 @@ class Charges(Protocol):
     def settle_many(self, settled: Iterable[tuple[Token, bytes]], *, store: bool = True) -> None:
         """The messages under these tokens exist; with `store` they are kept, else their digests alone."""
 
+    def settle_digests(self, settled: Iterable[tuple[Token, Settlement]]) -> None:
+        """The same where nothing but digests is needed."""
+
     def message(self, token: Token) -> bytes:
         """The kept message of a settled token."""
 
@@ -68,11 +72,16 @@ class Charges(Protocol):
 
 def settle(ledger: Charges, keep: Keep, sent: Iterable[tuple[Sequence[Token], Message | ReleasedSum]]) -> None:
     """Each message under its first token; further queries of the same message are settled beside it, empty."""
-    if keep is Keep.NOTHING:
-        return
-    pairs = [
-        (token, blob if i == 0 else b"")
-        for tokens, blob in ((tokens, encode(message)) for tokens, message in sent)
-        for i, token in enumerate(tokens)
-    ]
-    ledger.settle_many(pairs, store=keep is Keep.MESSAGES)
+    if keep is Keep.MESSAGES:
+        ledger.settle_many(
+            (token, blob if i == 0 else b"")
+            for tokens, blob in ((tokens, encode(message)) for tokens, message in sent)
+            for i, token in enumerate(tokens)
+        )
+    elif keep is Keep.DIGESTS:
+        nothing = Settlement.of()
+        ledger.settle_digests(
+            (token, said if i == 0 else nothing)
+            for tokens, said in ((tokens, Settlement.of(*encoded_parts(message))) for tokens, message in sent)
+            for i, token in enumerate(tokens)
+        )

@@ -11,16 +11,20 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from modicum.core import integers
-from modicum.core.door import SERVER, Door
+from modicum.core.door import SERVER, Door, correlated_blocks, drawn
 from modicum.core.memory import keep_pages
 from modicum.core.messages import Opened, ReleasedSum
 from modicum.core.parts import Backend, Batch, Job, State
 from modicum.core.round_state import Collector, RoundState
+from modicum.core.rows import NoiseRows
 from modicum.federation.clients import Clients, Reserve
+from modicum.federation.correlate import rows_for
 from modicum.federation.evaluation import Evaluation
 from modicum.federation.experiment import Experiment, Prepared
 from modicum.federation.in_process import InProcess, Results
@@ -44,6 +48,7 @@ class RehearsedNoise:
     seed: int
     held: list[Token] = field(default_factory=list)
     ask: Reserve | None = None
+    rows: NoiseRows | None = None  # of correlated noise
 
     def opened_by(self, tokens: Sequence[Token], reserve: Reserve) -> Door:
         """The same door for one client and round."""
@@ -61,7 +66,7 @@ class RehearsedNoise:
             self.held.append(token)
         return token is not None
 
-    def sample(self, release: Release, step: int, records: int) -> Tensor:
+    def sample(self, release: Release, step: int, records: int, present: Tensor | None = None) -> Tensor:
         if isinstance(release.sampler, Shuffled):
             turn, batch = divmod(step, release.sampler.batches)
             seed = counter_seed(self.seed, release.client, release.round, turn, "pass")
@@ -70,8 +75,13 @@ class RehearsedNoise:
         if not isinstance(release.sampler, Poisson) or release.sampler.known_to is not KnownTo.CLIENT:
             return torch.arange(records)
         seed = counter_seed(self.seed, release.client, release.round, step, "coins")
-        coins = torch.rand(records, generator=torch.Generator().manual_seed(seed))
-        return torch.nonzero(coins < release.sampler.rate).flatten()
+        generator = torch.Generator().manual_seed(seed)
+        coins = torch.rand(records, generator=generator) < release.sampler.rate
+
+        def uniform(size: int) -> NDArray[np.float64]:
+            return torch.rand(size, generator=generator, dtype=torch.float64).numpy()
+
+        return drawn(release.sampler, coins.numpy(), present, uniform)
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if release.integers is not None:
@@ -90,7 +100,13 @@ class RehearsedNoise:
     ) -> dict[str, Tensor]:
         blocks = [block for es in events.values() for e in es for block in e.blocks]
         stds = {name: max(b.noise_std for b in blocks if b.name == name) for name in sums}
-        return {name: self._noised(value, stds[name], SERVER, round, 0, name) for name, value in sums.items()}
+        correlated = correlated_blocks(events, self.rows)
+        return {
+            name: value + stds[name] * self.rows.row(name, round, value)
+            if self.rows is not None and name in correlated
+            else self._noised(value, stds[name], SERVER, round, 0, name)
+            for name, value in sums.items()
+        }
 
     def _noised(self, value: Tensor, std: float, *key: object) -> Tensor:
         if not std:
@@ -135,7 +151,7 @@ class Rehearsal:
         self.backend: Backend = made.kit.backend
         self.facts = {f.name: f for f in made.facts}
         self.server = made.server("rehearsal")
-        self.door = RehearsedNoise(experiment.seed)
+        self.door = RehearsedNoise(experiment.seed, rows=rows_for(self.method.mechanism, noise))
         ledger = MemoryLedger("rehearsal", self.plans.values())
         self.clients = Clients(
             self.method,

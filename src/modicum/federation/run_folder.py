@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -80,6 +81,11 @@ class RunFolder:
     def opened(self) -> Path:
         """The one sum of a round behind secure aggregation, before it is used (R8)."""
         return self.path / "opened.safetensors"
+
+    @property
+    def noise_key(self) -> Path:
+        """The secret of correlated noise, while the run lasts (R19)."""
+        return self.path / "noise.key"
 
     @property
     def transcript(self) -> Path:
@@ -160,6 +166,14 @@ class RunFolder:
             except OSError:
                 raise UserError(f"another process is running in {self.path}: wait for it or stop it") from None
             yield
+
+    def held(self) -> bool:
+        """Whether a process holds the folder now. Where there are no file locks nobody can tell: yes."""
+        try:
+            with self.alone():
+                return sys.platform == "win32"
+        except (UserError, OSError):
+            return True
 
     def _same_records(self, mark: str) -> bool:
         """Whether the run began with these records. The mark is private: it lies with the clients' own states."""

@@ -117,7 +117,7 @@ class ByProtocol:
         try:
             added = self._parties.play(self._state.round, self._state.cohort, self._inputs)
         except VoidError as void:
-            LOG.warning("round %d: %s", self._state.round, void)
+            LOG.warning("round %d: %s", self._state.round + 1, void)
             self._state.void = str(void)
             return None
         return open_integers(self._method, *added, self._state)

@@ -29,6 +29,7 @@ from modicum.core.messages import (
 )
 from modicum.core.parts import ClientKit, Method, Observation, State
 from modicum.core.round_state import Collector, RoundState
+from modicum.core.rows import NoiseRows
 from modicum.core.sockets import PublicEvaluator, Reports
 from modicum.core.store import write_durably
 from modicum.errors import UnsoundError
@@ -169,7 +170,7 @@ class Server:
             found = self._read(answer, name, state)
             if isinstance(found, str):
                 state.impossible[name] = found
-                LOG.warning("round %d: %s counts as absent: %s", state.round, name, found)
+                LOG.warning("round %d: %s counts as absent: %s", state.round + 1, name, found)
             else:
                 possible.append(found)
         state.answered += len(possible)
@@ -212,7 +213,7 @@ class Server:
                 state.model, state.aggregation = model, aggregation
                 self._remember()
             else:
-                LOG.warning("round %d: its model would not be finite, so the last one stays", state.round)
+                LOG.warning("round %d: its model would not be finite, so the last one stays", state.round + 1)
         state.retired = {**state.retired, **retired}
         state.round += 1
         return moved
@@ -260,9 +261,10 @@ class TrustedLedger:
         watch: DoorWatch | None = None,
         keep: Keep = Keep.MESSAGES,
         door: SumDoorMaker | None = None,
+        rows: NoiseRows | None = None,
     ) -> None:
         self.ledger, self.noise, self._watch, self._keep = ledger, noise, watch, keep
-        self._make_door = door or (lambda tokens: ReservedSumDoor(self.noise, tokens))
+        self._make_door = door or (lambda tokens: ReservedSumDoor(self.noise, tokens, rows))
         kept = ledger.outbox() if keep is Keep.MESSAGES else []
         self._sent = {t.release.round: t for t in kept if ledger.message(t)}
 

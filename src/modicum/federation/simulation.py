@@ -10,8 +10,10 @@ from torch import Tensor
 from modicum.core.door import DoorWatch
 from modicum.core.memory import keep_pages
 from modicum.core.parts import Backend
+from modicum.errors import UserError
 from modicum.federation.checkpoints import Folder
 from modicum.federation.clients import Clients
+from modicum.federation.correlate import rows_for
 from modicum.federation.evaluation import Evaluation
 from modicum.federation.experiment import Experiment
 from modicum.federation.foreign import foreign_parts
@@ -25,7 +27,9 @@ from modicum.federation.secure_sums import collect_integers
 from modicum.federation.server import OpenedOnce, TrustedLedger
 from modicum.federation.setup import set_up
 from modicum.federation.transcript import Transcript
+from modicum.federation.workers import Workers
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
+from modicum.privacy.noise.keyed import destroy_key
 
 
 class Simulation:
@@ -46,6 +50,12 @@ class Simulation:
         if experiment.device == "cpu":
             keep_pages()
         made = set_up(experiment, self.noise)
+        self._workers: Workers | None = None
+        if experiment.workers is not None:
+            if watch is not None:
+                raise UserError("doors are watched in one process: leave workers out")
+            self._workers = Workers(made, self.noise, experiment.workers)
+            made = self._workers.sharing(made)
         self.method, self.data, self.cohorts, self.kit = made.method, made.data, made.cohorts, made.kit
         self.facts, self.plans = made.facts, made.plans
         self.backend: Backend = made.kit.backend
@@ -68,15 +78,20 @@ class Simulation:
             done=self.server.state.round,
         )
         central = not self.method.mechanism.spec.view.senders_add_noise
+        begun, self._key = self.ledger.share_reserved() > 0, files.noise_key
+        rows = (
+            None if self.server.finished else rows_for(self.method.mechanism, self.noise, self._key, begun=begun)
+        )
         self.carrier = InProcess(
             self.server,
             self.clients,
             self.ledger,
-            trusted=TrustedLedger(self.ledger, self.noise, watch, keep) if central else None,
+            trusted=TrustedLedger(self.ledger, self.noise, watch, keep, rows=rows) if central else None,
             once=OpenedOnce(files.opened),
             integers=collect_integers(made, self.ledger.run_id),
             faults=faults,
             transcript=transcript,
+            workers=self._workers,
         )
         # Only a run that protects nobody may look at test records: figures of them would be told for free.
         seen = bool(self.noise.describe()["simulation"])
@@ -91,12 +106,15 @@ class Simulation:
         self._rounds = Rounds(self.server, self.carrier, self.evaluation, kept)
 
     def close(self) -> None:
-        """Close the ledger."""
+        """Close the ledger, and end the workers."""
         self.ledger.close()
+        if self._workers is not None:
+            self._workers.close()
 
     def rounds(self) -> Iterator[RoundRecord]:
-        """Run what is left, round by round."""
-        return iter(self._rounds)
+        """Run what is left, round by round; noise that nobody needs any more cannot be drawn again afterwards."""
+        yield from self._rounds
+        destroy_key(self._key)
 
     def step(self) -> RoundRecord:
         """One round."""

@@ -38,6 +38,7 @@ from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, noise_norm, spread
 from modicum.privacy.accounting.calibration import calibrate_noise, largest_steps
+from modicum.privacy.correlated import Correlated, Correlation
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
@@ -61,6 +62,7 @@ class ClientLevel:
     rate: float | None = None  # of the trusted server's secret Poisson cohort
     transform: Transform | None = None  # of each client's update, before it is clipped, in every view
     integers: bool = False  # noise is drawn on a lattice: what masks need, and exact (R12)
+    correlated: Correlated | None = None  # over rounds (R19); None: fresh noise in each of them
 
     purpose = UPDATE
     offers = (Need.SIGNALS,)
@@ -71,6 +73,21 @@ class ClientLevel:
             raise UnsoundError(
                 "a random cohort amplifies only where a trusted server keeps it secret (R5): use the view "
                 "trusted-server, or a public balanced schedule"
+            )
+        if self.correlated is not None:
+            self._refuse_correlated()
+
+    def _refuse_correlated(self) -> None:
+        """One party must add the noise of successive releases, and separation must be public (R19)."""
+        if self.view.senders_add_noise:
+            raise UnsoundError(
+                "correlated noise takes back in later rounds what one party added in earlier ones, and here each "
+                "client adds its own (R19): use the view trusted-server, or independent noise"
+            )
+        if self.rate is not None:
+            raise UnsoundError(
+                "correlated noise rests on rounds that keep a distance, and secret coins keep none (R19): leave "
+                "rate out"
             )
 
     @cached_property
@@ -100,7 +117,8 @@ class ClientLevel:
         else:
             z = spec.own(self.noise_multiplier)
             count = min(count, largest_steps(exact, facts.budget, self.sampler, z, also=metrics))
-        releases = (PlannedRelease(UPDATE, z, self.sampler, count), *metrics)
+        terms = None if self.correlated is None else self.correlated.terms(count)
+        releases = (PlannedRelease(UPDATE, z, self.sampler, count, correlated=terms), *metrics)
         return PrivacyPlan(client=facts.name, spec=spec, budget=facts.budget, releases=releases)
 
     def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
@@ -132,9 +150,9 @@ class ClientLevel:
 
     def _event(self, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast) -> Release:
         decision = broadcast.decision
-        on_lattice = integers.planned(plan, UPDATE)
-        # On a lattice the noise is fixed in the agreed terms: whatever a server says of it changes nothing (R13).
-        chosen = decision.noise_multiplier if on_lattice is None else None
+        on_lattice, terms = integers.planned(plan, UPDATE), _correlation(plan)
+        # On a lattice, and in rows, noise is fixed beforehand: whatever a server says of it changes nothing (R13).
+        chosen = decision.noise_multiplier if on_lattice is None and terms is None else None
         shared = decision.signal_multiplier if on_lattice is None else None
         planned = common.training_multiplier(plan, UPDATE)
         z = planned if chosen is None else self.spec.own(chosen)
@@ -147,6 +165,7 @@ class ClientLevel:
             bound_origin=Origin.RELEASED,
             noise_origin=Origin.PRESET if chosen is None else Origin.RELEASED,
             integers=on_lattice,
+            correlated=None if terms is None else terms.rows,
         )
 
     def expected(
@@ -228,15 +247,19 @@ class ClientLevel:
     def on_integers(self, variant: Variant) -> ClientLevel:
         return replace(self, integers=True, view=integers.behind(self.view, variant))
 
+    def correlate(self, noise: Correlated) -> ClientLevel:
+        """The same with noise that is correlated over rounds."""
+        return replace(self, correlated=noise)
+
     def collect(self, state: RoundState) -> Collector:
-        return common.Individually(state) if self.individuals else Sum(self.view, state)
+        return common.Individually(state) if self.individuals else Sum(self.view, state, self.correlated)
 
 
 class Sum:
     """Adds up shares, or a trusted server's sealed messages, one after another; absentees count as zero (R7)."""
 
-    def __init__(self, view: View, state: RoundState) -> None:
-        self._view, self._state = view, state
+    def __init__(self, view: View, state: RoundState, correlated: Correlated | None = None) -> None:
+        self._view, self._state, self._correlated = view, state, correlated
         self._kind = Share if view.senders_add_noise else Sealed
         self._stds = _shared_noise(state.events)
         self._total, self._count = torch.zeros_like(state.model), 0
@@ -262,7 +285,14 @@ class Sum:
             if state.door is None:
                 raise UserError("a trusted server needs its own door to add the noise")
             sums = state.door.release_sum(state.events, state.round, sums)
+        if self._correlated is not None:
+            spread = self._correlated.spread(state.round)
+            stds = {n: std if n.startswith("metric:") else std * spread for n, std in stds.items()}
         return _released_sum(state, sums, stds)
+
+
+def _correlation(plan: PrivacyPlan) -> Correlation | None:
+    return next((r.correlated for r in plan.releases if r.purpose == UPDATE), None)
 
 
 def _clip(updates: Tensor, bounds: Sequence[float]) -> Tensor:

@@ -57,8 +57,11 @@ def contributions(norms: Tensor, bound: float, signals: Sequence[Signal]) -> dic
 
 
 def training_multiplier(plan: PrivacyPlan, purpose: str) -> float:
-    """The frozen noise multiplier of a plan's releases of this purpose (0 where no privacy is claimed)."""
-    return next((r.noise_multiplier for r in plan.releases if r.purpose == purpose), 0.0)
+    """The frozen noise multiplier of a plan's releases of this purpose (0 where no privacy is claimed).
+
+    Of correlated noise it is that of a row: what is added, and shared by the clients of a sum.
+    """
+    return next((r.row_multiplier for r in plan.releases if r.purpose == purpose), 0.0)
 
 
 def start(job: Job, kit: ClientKit) -> Tensor:
@@ -187,6 +190,8 @@ def metric_value(job: Job, kit: ClientKit, unit: Unit, block: str) -> Tensor:
     """A metric of the broadcast model, summed over the client's validation records, each at most 1 (private)."""
     outputs = kit.backend.outputs(start(job, kit), job.validation.x)
     shares = kit.task.share(block.removeprefix("metric:"), outputs, job.validation.targets["y"])
+    if job.validation.present is not None:
+        shares = torch.where(job.validation.present, shares, shares.new_zeros(()))
     total = shares.sum().reshape(1)
     return total if unit is Unit.RECORD else total / max(1, len(job.validation)) - SIGNAL_BOUND
 

@@ -200,7 +200,7 @@ def open_sum(
         try:
             terms.check_sum(part)
         except UserError as error:
-            LOG.warning("round %d: %s", state.round, error)
+            LOG.warning("round %d: %s", state.round + 1, error)
             return None
         values, spread = _means(part, event, len(survivors), state, sizes or {})
         found |= values

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from modicum.privacy.factors import Factor, Participation, factor_from_dict, sensitivity
+import numpy as np
+
+from modicum.privacy.factors import Factor, Participation, factor_from_dict, inverse, sensitivity
 
 ROUNDING = 1e-12  # relative: a scale that was written down and read back
 
@@ -85,6 +87,23 @@ class Correlation:
             "separation": self.separation,
             "scale": self.scale,
         }
+
+
+@dataclass(frozen=True)
+class Correlated:
+    """A run's noise schedule: rows mixed by one factor, for units whose steps are at least `separation` apart."""
+
+    factor: Factor
+    steps: int
+    separation: int
+
+    def terms(self, participations: int) -> Correlation:
+        """What the plan of a unit says that takes part so often."""
+        return Correlation.of(self.factor, Participation(self.steps, self.separation, participations))
+
+    def spread(self, number: int) -> float:
+        """Standard deviation of what is added in this step, over that of a row."""
+        return float(np.linalg.norm(inverse(self.factor.column(number + 1))))
 
 
 def correlation_from_dict(d: dict[str, Any]) -> Correlation | None:

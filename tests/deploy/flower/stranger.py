@@ -167,6 +167,11 @@ class Stranger:
         codes = [int(line.split()[1]) for line in heard.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
         return min((code for code in codes if code != 100), default=0)
 
+    def flood(self) -> int:
+        """More than a node ever sends, to a call that nodes may make: the answer before anything was sent."""
+        head = f"POST /v1/fleet/push-object HTTP/1.1\r\nhost: x\r\ncontent-type: {PROTOBUF}\r\n"
+        return self._send(f"{head}content-length: {2**34}\r\n\r\n".encode())
+
     def guess(self, words: list[str]) -> list[str]:
         """Of words that lie about (arguments of other users' processes), those that are the token of a task."""
         found = []
@@ -263,6 +268,7 @@ def main() -> None:
         "everything": me.everything(),
         "start run": me.start_run(given.loot),
         "tricks": me.tricks(given.loot),
+        "flood": me.flood(),
         "task": me.acquire_task(),
         "guessed": me.guess(arguments_of_others()),
         "node": me.as_a_node(public),

@@ -159,16 +159,25 @@ def test_a_superlink_that_fails_for_good_is_an_end(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_parcel_of_any_size_comes_out_as_it_went_in() -> None:
-    for body in (b"", b"x", bytes(range(256)) * 50_000):
+    for body in (b"", b"x", bytes(range(256)) * 50_000, bytes(parcel.WHOLE), bytes(parcel.WHOLE + 1)):
         assert parcel.read_request(parcel.request(Kind.JOIN, body)) == (Kind.JOIN, body)
         assert parcel.read_answer(parcel.answer(Answer(body))) == Answer(body)
 
 
-def test_the_client_app_is_light() -> None:
-    """Every message starts it in a fresh process."""
+def test_the_node_is_light() -> None:
+    """It runs beside every silo, for ever."""
     import subprocess
     import sys
 
-    code = "import sys, modicum.deploy.flower.client_app; print('torch' in sys.modules)"
+    code = "import sys, modicum.deploy.flower.node; print('torch' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip().splitlines()[-1] == "False"
+
+
+def test_who_is_waited_for_is_said_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line for each set, with whose node is not there; nothing is left when the wait is over."""
+    monkeypatch.setattr(carrier, "TELL", 0.05)
+    grid, told = Grid({"a": [], "b": []}, {b"key-a": 1}), list[str]()
+    asking = carrier.GridCarrier(grid, KEYS, told.append)
+    asking.carry(Kind.HELLO, dict.fromkeys(KEYS, b""), 0.2, lambda _, __: True)
+    assert told == ["waiting for a, b (its node is not connected)", ""]

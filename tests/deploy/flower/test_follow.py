@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from modicum.deploy.flower.follow import Started, follow, note_start, status_of
 from modicum.deploy.flower.project import LOG_FILE, STATUS, settings, write_project
 from modicum.errors import UserError
 from modicum.federation.records import MetricsFile, RoundRecord
+from modicum.federation.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -49,11 +53,41 @@ def test_rounds_are_told_as_they_come_and_the_end_is_returned(tmp_path: Path) ->
 
     seen: list[int] = []
     thread = threading.Timer(0.1, server)
-    thread.start()
-    known = follow(tmp_path, lambda r: seen.append(r.round), poll=0.01)
-    thread.join()
+    with RunFolder(tmp_path).alone():  # as a live server holds it
+        thread.start()
+        known = follow(tmp_path, lambda r: seen.append(r.round), poll=0.01)
+        thread.join()
     assert seen == [1, 2]
     assert (known["state"], known["said"]) == ("failed", "two silos are gone")
+
+
+def test_a_killed_server_is_not_running(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that says "running", holds the folder and is killed: `status` and a foreground `start` see it."""
+    folder = project.parent / "server"
+    code = "import sys, time; from pathlib import Path; from modicum.federation.run_folder import RunFolder\n"
+    code += "with RunFolder(Path(sys.argv[1])).alone(): print('up', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        say(folder, "running", "waiting for ward-b (its node is not connected)")
+        assert run(app, ["flower", "status", str(project)]) == 0
+        assert "running: waiting for ward-b (its node is not connected)" in capsys.readouterr().out
+        threading.Timer(0.3, server.kill).start()
+        began = time.monotonic()
+        assert follow(folder, lambda _: None, poll=0.05)["state"] == "died"
+        assert time.monotonic() - began < 30
+    assert run(app, ["flower", "status", str(project)]) == 0
+    assert "died: the server's process is gone" in capsys.readouterr().out
+    monkeypatch.setattr(RunFolder, "held", lambda _: True)  # without that look it seems alive
+    assert status_of(folder)["state"] == "running"
+
+
+def test_who_did_not_answer_is_named() -> None:
+    parties = {"ward-a": {"bytes_up": 1.0, "seconds": 2.0}, "ward-b": {"bytes_up": 0.0}}
+    assert server_app.without(replace(record(0), parties=parties)) == "; no answer from ward-b"
+    assert server_app.without(record(0)) == ""
 
 
 def test_a_server_that_does_not_begin_is_given_up(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from modicum.deploy.flower.register import (
 )
 from modicum.deploy.silo.signing import make_signing_key, public
 from modicum.errors import UserError
+from modicum.federation.run_folder import RunFolder
 
 NAMES = ("ward-a", "ward-b")
 
@@ -190,7 +191,8 @@ def test_a_register_that_is_none(text: str, project: Path, capsys: pytest.Captur
 def test_not_while_a_run_goes_on(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = project.parent / "server" / STATUS
     status.write_text(json.dumps({"state": "running", "said": "", "pid": 1}))
-    for verb in ("revoke", "rotate"):
-        assert "a run goes on" in said(capsys, 2, verb, str(project), "ward-a")
+    with RunFolder(project.parent / "server").alone():
+        for verb in ("revoke", "rotate"):
+            assert "a run goes on" in said(capsys, 2, verb, str(project), "ward-a")
     status.write_text(json.dumps({"state": "finished", "said": "", "pid": 1}))
     said(capsys, 0, "revoke", str(project), "ward-a")

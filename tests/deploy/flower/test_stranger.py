@@ -106,6 +106,7 @@ def nothing_won(found: dict[str, Any]) -> None:
     passed = {path: code for path, code in found["everything"].items() if code not in (401, 404)}
     assert passed == {}
     assert found["start run"] in (401, 404)
+    assert found["flood"] in (404, 413), "a stranger's request was read to its end"
     assert 200 not in found["tricks"].values(), found["tricks"]
     assert (found["task"], found["guessed"]) == ("", [])
     assert 200 not in found["node"].values(), found["node"]
@@ -120,6 +121,8 @@ def test_a_generated_deployment_lets_nobody_in(script: bool, open_folder: Path) 
     loot.chmod(0o777)
     folder, port, control = made(open_folder / "study")
     command = ["sh", str(ROOT / "containers" / "server.sh")] if script else written(folder)
+    for name in ("json", "modicum"):  # what lies in the folder is not taken for the library
+        (folder / f"{name}.py").write_text(f"open({str(loot / name)!r}, 'w')")
     with alone(), started(command, folder, PORT=str(port), **OLDER) as process:
         link.wait_for(f"127.0.0.1:{control}", folder / "keys", 60, alive=lambda: process.poll() is None)
         assert run(app, ["flower", "start", str(folder / "app"), "--detach"]) == 0  # a task runs: there is a token
@@ -168,8 +171,9 @@ def test_the_gate_asks_for_the_token_at_its_port_only(tmp_path: Path) -> None:
     async def flower(scope: Any, _: Any, __: Any) -> None:
         reached.append(scope["path"])
 
-    async def ask(port: int | None, path: str, *shown: str, method: str = "POST") -> bool:
+    async def ask(port: int | None, path: str, *shown: str, method: str = "POST", size: bytes = b"9") -> bool:
         headers = [(b"authorization", text.encode()) for text in shown]
+        headers += [(b"content-length", size)] if size else []
         server = None if port is None else ("127.0.0.1", port)
         scope = {"type": "http", "method": method, "path": path, "headers": headers, "server": server}
         before = len(reached)
@@ -200,6 +204,13 @@ def test_the_gate_asks_for_the_token_at_its_port_only(tmp_path: Path) -> None:
     for wanted, request in expected:
         assert asyncio.run(ask(*request)) is wanted, request  # type: ignore[arg-type]
     assert not asyncio.run(ask(9, start, good, method="GET"))
+    for size in (
+        b"",
+        b"-1",
+        str(gate.LARGEST + 1).encode(),
+    ):  # unread: Flower would read all of it before it asks who
+        assert not asyncio.run(ask(8, "/v1/fleet/push-object", size=size))
+    assert asyncio.run(ask(8, "/v1/fleet/push-object", size=str(gate.LARGEST).encode()))
 
 
 def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:

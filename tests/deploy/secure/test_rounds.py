@@ -144,7 +144,7 @@ def test_a_lost_or_older_store_ends_the_silo_s_part_in_the_run(tmp_path: Path) -
         made.step()
         made.close()
     store.write_bytes(older)
-    with pytest.raises(UserError, match="is an older copy, without round 1"):
+    with pytest.raises(UserError, match="is an older copy, without round 2"):
         Silo(read_spec(paths["client-00"]))
     store.unlink()
     with pytest.raises(UserError, match="is missing, though rounds were charged"):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from modicum.core.facts import ClientFacts
 from modicum.core.records import Fields, fields_from_json, fields_to_json
 from modicum.deploy.silo.wire import SMALL, Answer
+from modicum.deploy.silo.witness import Statement
 from modicum.errors import UserError
 
 Kinds = tuple[str, int, bool]
@@ -25,6 +26,7 @@ class Card:
     digest: str
     run: str | None
     ticket: str  # names the folder that it would join with
+    account: Statement | None  # None: it keeps none, and says why in its certificate
 
     @property
     def kind(self) -> Kinds:
@@ -41,6 +43,7 @@ class Card:
             budget = float("inf") if d["budget"] is None else float(d["budget"])
             facts = ClientFacts(str(d["name"]), int(d["records"]), budget, 1, int(d["validation"]))
             kind = (fields_from_json(d["shape"]), int(d["classes"]), bool(d["simulation"]))
-            return cls(facts, *kind, str(d["digest"]), d["run"], str(d["ticket"]))
+            account = None if d.get("account") is None else Statement.from_list(d["account"])
+            return cls(facts, *kind, str(d["digest"]), d["run"], str(d["ticket"]), account)
         except Exception:
             raise UserError(f"silo {name!r} introduces itself in a way that this version does not know") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,15 +17,18 @@ POLL = 0.2  # seconds between looks at the inbox
 AGAIN = 2.0  # seconds before a silo that could not serve is asked again
 RESEND = 45.0  # seconds of silence after which a copy is sent: the silo answers a copy with the same bytes
 GIVE_UP = 120.0  # seconds of nothing but failures of the grid, after which the server ends and is started again
+TELL = 10.0  # seconds of waiting after which it is said for whom
 EACH = 6.0  # more seconds for each silo that is asked at once: they may share a machine
 
 
 class GridCarrier:
     """Who counts as a silo is decided by its registered public key; its name alone proves nothing."""
 
-    def __init__(self, grid: Any, keys: Mapping[str, bytes]) -> None:
-        self.grid, self.keys = grid, dict(keys)
+    def __init__(self, grid: Any, keys: Mapping[str, bytes], tell: Callable[[str], None] = lambda _: None) -> None:
+        self.grid, self.keys, self.tell = grid, dict(keys), tell
         self._failing_since: float | None = None
+        self._connected: frozenset[str] = frozenset()
+        self._said = ""
 
     def carry(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float, take: Take) -> None:
         begun = time.monotonic()
@@ -51,9 +54,24 @@ class GridCarrier:
                     answered.add(name)
                 else:
                     due[name] = time.monotonic() + AGAIN
+            if time.monotonic() - begun > TELL:
+                self._say(self._waiting_for(sorted(bodies.keys() - answered)))
             time.sleep(POLL)
+        self._say("")
         for name in bodies.keys() - answered:
             LOG.warning("no answer from %s within %g s", name, seconds)
+
+    def _waiting_for(self, names: Sequence[str]) -> str:
+        shown = [n if n in self._connected else f"{n} (its node is not connected)" for n in names]
+        return f"waiting for {', '.join(shown)}" if names else ""
+
+    def _say(self, text: str) -> None:
+        """Once for each set of silos that is waited for."""
+        if text != self._said:
+            self._said = text
+            self.tell(text)
+            if text:
+                LOG.info("%s", text)
 
     def _try(self, step: Callable[..., None], *arguments: Any) -> None:
         """A busy SuperLink fails now and then (its database is locked, a connection is cut): that is no end."""
@@ -69,7 +87,9 @@ class GridCarrier:
 
     def _nodes(self) -> dict[str, int]:
         by_key = {bytes(node.public_key): int(node.node_id) for node in self.grid.get_nodes()}
-        return {name: by_key[key] for name, key in self.keys.items() if key in by_key}
+        found = {name: by_key[key] for name, key in self.keys.items() if key in by_key}
+        self._connected = frozenset(found)
+        return found
 
     def _send(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float, sent: dict[str, str]) -> None:
         """Fills `sent` as it goes, so that what was sent before a failure is known."""

@@ -28,8 +28,10 @@ from modicum.deploy.flower.secure_silos import SecureSilos
 from modicum.deploy.flower.signed import Carrier, SignedCourier
 from modicum.deploy.flower.silos import Silos
 from modicum.deploy.silo.secure import SecureTerms, check_terms
+from modicum.deploy.silo.signing import read_public
 from modicum.deploy.silo.terms import Join, Terms, check_agreed, deployed, digest
 from modicum.deploy.silo.wire import ADVICE, Answer, Code, Kind
+from modicum.deploy.silo.witness import Statement, Witness
 from modicum.errors import UserError, counted
 from modicum.federation.checkpoints import Folder
 from modicum.federation.evaluation import Evaluation
@@ -48,6 +50,7 @@ from modicum.report.write import write_report
 
 LOG = logging.getLogger("modicum.server")
 INVITATION, KINDS, SECURE = "invitation.json", "kinds.json", "secure"
+ACCOUNTS = "accounts.json"  # beside the server's key, which outlasts runs too
 
 
 @dataclass(frozen=True)
@@ -78,18 +81,20 @@ class Coordinator:
             )
         config = deployed(config)
         self.config, self.patience = config, patience or Patience()
-        self.courier = SignedCourier(carrier, key, config)
+        self.witness, self.accounts = Witness(key.with_name(ACCOUNTS)), dict[str, Statement]()
         self.files = RunFolder(folder)
         self.files.make(fresh=False)
         self.transcript = transcript_in(self.files, config.run.transcript)
         self.names = tuple(sorted(names))
         self.terms = Terms(config, self.names)
+        self.terms.agreed()  # names every silo, whose keys stand beside it
+        self.courier = SignedCourier(carrier, key, config)
         self._continuing = self.files.ledger.exists()  # everybody had joined before it was made
         cards = self._cards()
         kind = self._kind(cards)
         self.simulation = kind[2]
         self._derive(kind)
-        self.join = self._invitation({name: card.ticket for name, card in cards.items()})
+        self.join = self._invitation(cards)
         self.courier.run = self.join.run
         self._model()
         self._invite()
@@ -167,14 +172,22 @@ class Coordinator:
         if card.digest != digest(self.config):
             raise UserError(f"silo {name!r} agreed to another experiment: {ADVICE[Code.EXPERIMENT_DIFFERS]}")
         check_agreed(replace(card.facts, participations=agreed.participations), agreed)
+        if not card.simulation:
+            shown, new = card.account or Statement("", 0, ""), self.config.run.silos[name].account == "new"
+            if behind := self.witness.objection(name, shown, new=new):
+                raise UserError(behind)
         return card
 
-    def _invitation(self, tickets: Mapping[str, str]) -> Join:
+    def _invitation(self, cards: Mapping[str, Card]) -> Join:
         """Made once; a restarted server repeats it word for word."""
         path = self.files.path / INVITATION
         if path.exists():
             return self._kept(Join.decode(path.read_bytes()))
-        join = self.terms.invitation(secrets.token_hex(8), self.plans, tickets)
+        join = replace(
+            self.terms.invitation(secrets.token_hex(8), self.plans, {n: card.ticket for n, card in cards.items()}),
+            accounts={name: card.account for name, card in cards.items() if card.account is not None},
+            heard={name: heard for name in self.names if (heard := self.witness.heard(name))},
+        )
         self.files.write(path, join.encode())
         return join
 
@@ -187,6 +200,7 @@ class Coordinator:
         """Everybody's plans, and the lattice of their noise, as silos derive them too."""
         self.experiment = _without_data(self.config, self.terms, kind)
         self.data = prepare(self.experiment, self.terms.method)
+        self.terms = self.terms.for_model(self.data)
         self.plans, self.integers = self.terms.plans(self.terms.agreed(), self.experiment, self.data)
 
     def _model(self) -> None:
@@ -208,10 +222,27 @@ class Coordinator:
         for name in self.names:
             refused = answers[name].refused if name in answers else Code.UNAVAILABLE
             if refused is None:
+                self._remember(name, answers[name])
                 continue
             if not self._continuing:
                 raise UserError(f"silo {name!r} does not join: {refused}{_advice(refused)}")
             LOG.warning("going on without %s: %s", name, refused)  # it answers later rounds, or is absent
+
+    def _remember(self, name: str, answer: Answer) -> None:
+        """How far a silo's account had come when it joined or finished, for the next run and for the others."""
+        try:
+            said = answer.json().get("account")
+            statement = None if said is None else Statement.from_list(said)
+        except (ValueError, TypeError, AttributeError):
+            LOG.warning("%s states its account in a way that this version does not know", name)
+            return
+        if statement is None:
+            return
+        if not statement.said_by(name, read_public(name, self.config.run.silos[name].key)):
+            LOG.warning("%s does not sign what it states of its account", name)
+            return
+        self.accounts[name] = statement
+        self.witness.keep({name: statement})
 
     def rounds(self) -> Iterator[RoundRecord]:
         """Run what is left, round by round."""
@@ -237,7 +268,11 @@ class Coordinator:
         certificate = Certificate.from_ledger(self.ledger)
         certificate.write(self.files.certificate)
         self._report(certificate)
-        self.courier.ask(Kind.FINISH, dict.fromkeys(self.names, b""), self.patience.continuing)
+        said = json.dumps({name: one.to_list() for name, one in self.accounts.items()}).encode()
+        answers = self.courier.ask(Kind.FINISH, dict.fromkeys(self.names, said), self.patience.continuing)
+        for name, answer in answers.items():
+            if answer.refused is None:
+                self._remember(name, answer)
 
     def _report(self, certificate: Certificate) -> None:
         """Page and picture, of what the server knows: no client's accuracy, and its own only in simulation."""

@@ -19,6 +19,8 @@ from modicum.federation.run_folder import RunFolder
 
 STARTED = "started.json"  # in the run folder: which SuperLink runs it, under which number
 BEGIN = 180.0  # seconds for a submitted server to say that it runs
+DIED = "the server's process is gone: `modicum flower start` continues its run"
+ENDED = ("finished", "failed", "stopped", "died")
 OnRound = Callable[[RoundRecord], None]
 
 
@@ -59,12 +61,15 @@ def note_start(folder: Path, started: Started) -> None:
 
 
 def status_of(folder: Path) -> dict[str, Any]:
-    """What the server last said of itself; "waiting" before it has said anything."""
+    """What the server last said of itself: "waiting" before it has said anything, "died" where it is gone."""
     try:
         value: dict[str, Any] = json.loads((folder / STATUS).read_bytes())
-        return {**value, "state": str(value["state"]), "said": str(value["said"])}
+        known = {**value, "state": str(value["state"]), "said": str(value["said"])}
     except (OSError, ValueError, KeyError, TypeError):
         return {"state": "waiting", "said": "", "pid": 0}
+    if known["state"] == "running" and not RunFolder(folder).held():  # a killed server says nothing any more
+        return {**known, "state": "died", "said": DIED}
+    return known
 
 
 def new_rounds(folder: Path, seen: int, watch: OnRound) -> int:
@@ -77,12 +82,12 @@ def new_rounds(folder: Path, seen: int, watch: OnRound) -> int:
 
 
 def follow(folder: Path, watch: OnRound, *, poll: float = 0.5, begin: float = BEGIN) -> dict[str, Any]:
-    """Until the run is finished or has failed; rounds are told as they come."""
+    """Until the run has ended, however it did; rounds are told as they come."""
     seen, until = new_rounds(folder, 0, lambda _: None), time.monotonic() + begin  # those of an earlier start
     while True:
         known = status_of(folder)
         seen = new_rounds(folder, seen, watch)
-        if known["state"] in ("finished", "failed", "stopped"):
+        if known["state"] in ENDED:
             return known
         if known["state"] == "waiting" and time.monotonic() > until:
             raise UserError(

@@ -43,6 +43,7 @@ APPS = _paths(
     "pull-object confirm-message-received",
 )  # tasks are handed out in the SuperLink's own process, so nobody acquires one over HTTP
 HEALTH = "/health"
+LARGEST = 8 * 2**20  # bytes of a node's request: Flower cuts what is larger into pieces of 5 MiB
 
 
 class Gate:
@@ -75,7 +76,7 @@ class Gate:
         if method != "POST":
             return 404
         if (scope.get("server") or ("", 0))[1] != self.control:
-            return 200 if path in NODES else 404
+            return _of_a_size(scope) if path in NODES else 404
         if path in OPERATORS:
             return 200 if self._shown(scope) else 401
         return 200 if path in APPS else 404
@@ -83,6 +84,14 @@ class Gate:
     def _shown(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         return len(given) == 1 and hmac.compare_digest(given[0], self._token)
+
+
+def _of_a_size(scope: Scope) -> int:
+    """Flower reads a request to its end before it asks who sent it, so its length is told first, and small."""
+    given = [value for name, value in scope["headers"] if name == b"content-length"]
+    if len(given) != 1 or not given[0].isdigit():
+        return 411
+    return 200 if int(given[0]) <= LARGEST else 413
 
 
 async def _refuse(send: Send, status: int) -> None:

@@ -58,7 +58,7 @@ class SecureRound:
             self.sum.total = self._reveal(masked, self._consents(masked))
         except protocol.VoidError as void:
             self.sum.void = self._named(void)
-            LOG.warning("round %d: %s", self.round, self.sum.void)
+            LOG.warning("round %d: %s", self.round + 1, self.sum.void)
         return self.sum
 
     def _named(self, void: protocol.VoidError) -> str:
@@ -154,7 +154,7 @@ class SecureRound:
         there = set(self._names(valid))
         for name in answers.keys() - there:
             self.sum.impossible[name] = "it sent something else than this round's message"
-            LOG.warning("round %d: %s drops out: %s", self.round, name, "; ".join(why))
+            LOG.warning("round %d: %s drops out: %s", self.round + 1, name, "; ".join(why))
 
 
 def survivors(terms: SecureTerms, folder: Path, round: int) -> tuple[str, ...]:

@@ -8,10 +8,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from modicum.deploy.flower.project import LOG_FILE, STATUS
+from modicum.deploy.silo.watched import log_format
 from modicum.errors import UserError
+
+if TYPE_CHECKING:
+    from modicum.federation.records import RoundRecord
 
 LOG = logging.getLogger("modicum.flower")
 
@@ -37,12 +41,12 @@ def run(grid: Any, settings: dict[str, str]) -> None:
         try:
             keys = read_public_keys(Path(settings["silos"]))
             patience = Patience(joining=float(settings["joining"]), round=float(settings["round"]))
-            carrier = GridCarrier(grid, keys)
+            carrier = GridCarrier(grid, keys, lambda said: status("running", said))
             config, key = read(settings["experiment"]), _key(settings)
             coordinator = Coordinator(config, list(keys), folder, carrier, key, patience)
             try:
                 for record in coordinator.rounds():
-                    LOG.info("round %d: %s answered", record.round + 1, record.answered)
+                    LOG.info("round %d: %s answered%s", record.round + 1, record.answered, without(record))
                 coordinator.finish()
             finally:
                 coordinator.close()
@@ -58,6 +62,12 @@ def run(grid: Any, settings: dict[str, str]) -> None:
         status("finished")
 
 
+def without(record: RoundRecord) -> str:
+    """Who was asked in a round and did not answer in time, for the end of a sentence."""
+    missing = [name for name, party in record.parties.items() if "seconds" not in party]
+    return f"; no answer from {', '.join(missing)}" if missing else ""
+
+
 def _key(settings: dict[str, str]) -> Path:
     if "key" not in settings:
         raise UserError(
@@ -71,7 +81,7 @@ def _key(settings: dict[str, str]) -> Path:
 def _written_down(path: Path) -> Iterator[None]:
     """What Modicum logs also goes to a file in the run folder."""
     handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    handler.setFormatter(log_format())
     top = logging.getLogger("modicum")
     before = top.level
     top.addHandler(handler)

@@ -220,7 +220,7 @@ class Deployment:
                 return
             if known["state"] == "failed":
                 raise UserError(known["said"])
-            died = known["state"] == "running" and not _exists(int(known["pid"]))
+            died = known["state"] == "died"
             lost = known["state"] == "waiting" and time.monotonic() > submitted + BEGIN
             if died or lost:
                 tell("the server died: continuing its run" if died else "the server did not begin: asking again")
@@ -242,21 +242,8 @@ class Deployment:
         return status_of(self.at.server)
 
 
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:  # a killed process that nobody has waited for yet
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return sys.platform != "linux"
-
-
 def _modicum(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from modicum.cli import main; main()", *arguments]
+    return [sys.executable, "-P", "-c", "from modicum.cli import main; main()", *arguments]
 
 
 def _ports(nodes: int | None) -> Ports:

@@ -16,6 +16,7 @@ from modicum.data.arrays import Arrays, ClientData
 from modicum.data.own import csv_ids, npz_ids
 from modicum.deploy.silo.spec import SiloSpec
 from modicum.deploy.silo.terms import Join
+from modicum.deploy.silo.witness import Statement
 from modicum.errors import UserError
 from modicum.federation.run_folder import RunFolder
 from modicum.privacy.accounting.rdp import ORDERS
@@ -43,6 +44,12 @@ class Account(Protocol):
     def remember(self, ledger: Ledger) -> None:
         """Notes how far the run's ledger has come. Before anything is sent."""
 
+    def shown(self) -> Statement | None:
+        """How far it has come, unsigned; None where none is kept."""
+
+    def holds(self, statement: Statement) -> bool:
+        """Whether this is an account that somebody remembers, with all that he remembers of it."""
+
     def statement(self, run: str) -> dict[str, Any]:
         """The certificate's section on the account."""
 
@@ -64,6 +71,12 @@ class Exempt:
 
     def remember(self, ledger: Ledger) -> None:
         pass
+
+    def shown(self) -> Statement | None:
+        return None
+
+    def holds(self, statement: Statement) -> bool:  # noqa: ARG002
+        return True
 
     def statement(self, run: str) -> dict[str, Any]:  # noqa: ARG002
         return {"kept": False, "sentence": self.reason}
@@ -98,6 +111,7 @@ class Kept:
             self._account = DatasetAccount.open(spec.account_folder)
             self._account.check(lifetime_in(spec, self._account.lifetime), *identity_of(spec))
         self._check_receipt()
+        self._check_siblings()
 
     def draw(self, join: Join, plan: PrivacyPlan) -> None:
         if self._account is None:
@@ -106,7 +120,8 @@ class Kept:
         agreement = hashlib.sha256(join.terms()).hexdigest()
         done = account.draw(join.run, agreement, plan, self._table(account))
         account.check_ledger(join.run, RunFolder(self.spec.folder).ledger)
-        receipt = {"account": account.id, "run": join.run, "entry": done.number, "hash": done.hash}
+        known = {"account": account.id, "run": join.run, "entry": done.number, "hash": done.hash}
+        receipt = {**known, "silo": self.spec.name}
         if self._receipt() != receipt:
             write_durably(self.spec.folder / RECEIPT, json.dumps(receipt).encode())
 
@@ -124,6 +139,15 @@ class Kept:
     def remember(self, ledger: Ledger) -> None:
         assert self._account is not None  # drawn on before there was a ledger
         self._account.remember(ledger.run_id, len(ledger), ledger.head())
+
+    def shown(self) -> Statement | None:
+        account = self._account
+        return Statement("", 0, "") if account is None else Statement(account.id, account.entries, account.head)
+
+    def holds(self, statement: Statement) -> bool:
+        account = self._account
+        known = account is not None and account.id == statement.id
+        return known and account is not None and account.holds(statement.entries, statement.head)
 
     def statement(self, run: str) -> dict[str, Any]:
         assert self._account is not None
@@ -187,6 +211,31 @@ class Kept:
                 f"the account in {folder} is an older copy, without this run's draw: put the last one back"
             )
 
+    def _check_siblings(self) -> None:
+        """Earlier runs' folders beside this one have receipts too: an account from a backup lacks their draws."""
+        for path in sorted(self.spec.folder.parent.glob(f"*/{RECEIPT}")):
+            try:
+                receipt = json.loads(path.read_bytes())
+                silo, drawn = (
+                    receipt.get("silo"),
+                    Statement(receipt["account"], int(receipt["entry"]), receipt["hash"]),
+                )
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                continue  # another silo's, which only its own user reads, or damaged: its own run says so
+            mine = self._account is not None and drawn.id == self._account.id
+            gone = self._account is None and silo == self.spec.name and not new_account(self.spec)
+            if gone or (mine and not self.holds(drawn)):
+                raise UserError(
+                    f"the account in {self.spec.account_folder} is an older copy, or gone: it lacks the draw of "
+                    f"the run in {path.parent}, which would be spent twice; put the last copy back"
+                )
+
+
+def new_account(spec: SiloSpec) -> bool:
+    """Whether all agreed that this silo begins a new account."""
+    agreed = spec.experiment.run.silos.get(spec.name)
+    return agreed is not None and agreed.account == "new"
+
 
 def lifetime_for(spec: SiloSpec, first: PrivacyPlan) -> Lifetime:
     """The grant of a new account. What the silo's file leaves open follows from the first run's plan."""
@@ -229,7 +278,7 @@ def table_of(spec: SiloSpec, own: ClientData, key: bytes) -> Digests:
         case Identity.CLIENT:
             return whole_client()
         case Identity.ID:
-            return by_id(key, _ids(spec))
+            return by_id(key, record_ids(spec))
         case Identity.CONTENTS:
             return by_contents(key, _blocks(own.train, own.validation, own.test))
 
@@ -241,7 +290,8 @@ def _blocks(*parts: Arrays) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArr
             yield block.scaled(), block.y
 
 
-def _ids(spec: SiloSpec) -> list[str]:
+def record_ids(spec: SiloSpec) -> list[str]:
+    """Who each of the silo's own records is, in the order of its table; the data name an id_column."""
     data = spec.experiment.data
     assert data.id_column is not None
     if data.partition not in (None, "natural"):

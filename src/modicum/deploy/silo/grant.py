@@ -68,7 +68,8 @@ class GrantWatch:
                 chosen = block.noise_multiplier if release.noise_origin is Origin.RELEASED else None
                 self.refused = self.refused or objection(self.grant, block.bound, chosen)
         if self.refused is not None:
-            LOG.warning("round %d, step %d is outside of the grant: %s", release.round, release.step, self.refused)
+            where = release.round + 1, release.step + 1
+            LOG.warning("round %d, step %d is outside of the grant: %s", *where, self.refused)
         return self.refused is None
 
 
@@ -83,8 +84,8 @@ class _GrantedDoor:
     def reserve(self, release: Release) -> bool:
         return self._watch.allows(release) and self._inner.reserve(release)
 
-    def sample(self, release: Release, step: int, records: int) -> Tensor:
-        return self._inner.sample(release, step, records)
+    def sample(self, release: Release, step: int, records: int, present: Tensor | None = None) -> Tensor:
+        return self._inner.sample(release, step, records, present)
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self._inner.release(release, step, sums)

@@ -106,7 +106,7 @@ class SecureSilo:
         self._store = protocol.SqliteStore(path, terms.join.run, own)
         latest = self._store.latest()
         if charged and (latest is None or latest < max(charged)):
-            raise UserError(f"{path} is an older copy, without round {max(charged)}: put the last one back")
+            raise UserError(f"{path} is an older copy, without round {max(charged) + 1}: put the last one back")
 
     def close(self) -> None:
         """Let go of the protocol's store."""

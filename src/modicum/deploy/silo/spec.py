@@ -35,6 +35,8 @@ class SiloConfig:
     )
     simulation: bool = setting(False, "seeded noise that protects nobody, for trying things out")
     timeout: float = setting(30.0, "seconds to wait for a request to arrive in full")
+    device: str = setting("cpu", "where this silo computes: cpu, cuda, cuda:1, …; nobody else has a say in it")
+    threads: int | None = setting(None, "threads on the processor (default: all that torch finds)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,8 @@ class SiloSpec:
     key: Path  # signs all that it says
     simulation: bool
     timeout: float
+    device: str
+    threads: int | None
     grant: Grant
     account: AccountConfig
     account_folder: Path
@@ -113,6 +117,8 @@ def read_spec(path: str | os.PathLike[str]) -> SiloSpec:
     silo: SiloConfig = _required(source, SiloConfig, "silo", "name")
     grant: Grant = _required(source, Grant, "grant", "budget")
     account: AccountConfig = read_table(source, AccountConfig, "account", source.tables.get("account", {}))
+    if silo.threads is not None and silo.threads < 1:
+        raise source.error("threads must be at least 1", "silo", "threads")
     experiment = deployed(read(here / Path(silo.experiment).expanduser()))
     if "data" in source.tables:
         experiment = replace(experiment, data=_data(source, here, experiment.data))
@@ -133,6 +139,8 @@ def read_spec(path: str | os.PathLike[str]) -> SiloSpec:
         key=here / Path(silo.key or f"{silo.name}.key").expanduser(),
         simulation=silo.simulation,
         timeout=silo.timeout,
+        device=silo.device,
+        threads=silo.threads,
         grant=grant,
         account=account,
         account_folder=account_folder,

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,12 +20,14 @@ from modicum.core.integers import Agreed
 from modicum.core.parts import Method, OnLattice
 from modicum.core.setting import Setting
 from modicum.data.geometry import load_geometry
+from modicum.deploy.silo.witness import Statement, read_heard, read_statements
 from modicum.errors import UserError, counted
 from modicum.federation.cohort import Cohorts, public_cohorts, rounds_of
 from modicum.federation.experiment import VARIANTS, Experiment, Prepared, with_integers
 from modicum.federation.learning import with_task
 from modicum.federation.setup import adapts, put_on_lattice
 from modicum.mechanisms.common import metric_plans, training_multiplier
+from modicum.mechanisms.fixed_shapes import FixedShapes, shapes_for, with_fixed_shapes
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import SecureAggregation, Shows, Variant
@@ -38,6 +40,10 @@ BOUNDS = (1e-3, 1e3)
 
 def deployed(config: Config) -> Config:
     """The experiment as a deployment takes it: its noise is real unless the file says `simulation = true`."""
+    if config.run.workers is not None:
+        raise UserError(
+            "workers are for simulations: in a deployment each silo computes for itself, leave them out"
+        )
     said = config.source.tables.get("run", {}).get("simulation") is True
     return replace(config, run=replace(config.run, simulation=said))
 
@@ -46,7 +52,8 @@ def digest(config: Config) -> str:
     """Names method, model, features, schedule and agreed silos. Data and folders are each party's own business."""
     run = config.run
     schedule = (run.rounds, run.per_round, run.max_participations, run.metrics)
-    agreed = (run.bounds, run.server, sorted(run.silos.items()), run.secure_aggregation, config.privacy.noise)
+    privacy = (config.privacy.noise, *filter(None, [config.privacy.fixed_shapes]))
+    agreed = (run.bounds, run.server, sorted(run.silos.items()), run.secure_aggregation, *privacy)
     model = (config.model.name, sorted(config.model.options.items()), _features(config.data.features))
     task = () if config.task == TaskConfig() else (config.task.name, sorted(config.task.options.items()))
     text = repr((config.method_name, config.method, model, schedule, agreed, *task))
@@ -64,6 +71,7 @@ class Terms:
 
     config: Config
     names: tuple[str, ...]
+    shapes: FixedShapes | None = None  # what passes over drawn records are chosen from, once the model is known
 
     def __post_init__(self) -> None:
         if any(isinstance(value, str) for value in self.config.model.options.values()):
@@ -71,6 +79,11 @@ class Terms:
                 f"{self.config.model.name} is made of files, which no invitation carries: in a deployment each "
                 "silo has its own data.backbone and features, and the head is trained"
             )
+
+    def for_model(self, data: Prepared) -> Terms:
+        """With passes of one shape over drawn records: a server that chooses the model may be hostile (R16)."""
+        kind = self.config.privacy.fixed_shapes or "auto"
+        return replace(self, shapes=shapes_for(kind, data.model, data.records[0].x))
 
     @property
     def setting(self) -> Setting:
@@ -81,7 +94,8 @@ class Terms:
     @cached_property
     def method(self) -> Method:
         """The agreed method; one whose server would have to be trusted is refused."""
-        method: Method = with_task(self.config.method.build(self.setting), task_in(self.config))
+        built = with_task(self.config.method.build(self.setting), task_in(self.config))
+        method: Method = with_fixed_shapes(built, self.shapes)
         if self.integers(method):
             method = with_integers(method, VARIANTS[self.config.run.secure_aggregation])
         method.mechanism.spec.refuse_true_sizes()
@@ -211,6 +225,8 @@ class Join:
     multipliers: dict[str, float]
     adaptive: bool
     tickets: dict[str, str]  # of each silo's folder: an invitation to an earlier one is refused
+    accounts: dict[str, Statement] = field(default_factory=dict)  # as silos state them now
+    heard: dict[str, tuple[Statement, ...]] = field(default_factory=dict)  # as the server remembers them
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -219,7 +235,9 @@ class Join:
 
     def encode(self) -> bytes:
         """The bytes of an invitation."""
-        return _json({**self._terms(), "tickets": self.tickets})
+        accounts = {name: one.to_list() for name, one in self.accounts.items()}
+        heard = {name: [one.to_list() for one in many] for name, many in self.heard.items()}
+        return _json({**self._terms(), "tickets": self.tickets, "accounts": accounts, "heard": heard})
 
     def terms(self) -> bytes:
         """What is agreed on, apart from to whose folders the invitation went."""
@@ -252,7 +270,8 @@ class Join:
             raise ValueError("a view is a table")
         multipliers = {str(k): _finite(v) for k, v in d["multipliers"].items()}
         tickets = {str(name): str(ticket) for name, ticket in d["tickets"].items()}
-        return cls(d["run"], str(d["digest"]), d["spec"], facts, multipliers, d["adaptive"], tickets)
+        told = (tickets, read_statements(d["accounts"]), read_heard(d["heard"]))
+        return cls(d["run"], str(d["digest"]), d["spec"], facts, multipliers, d["adaptive"], *told)
 
 
 def _json(value: dict[str, Any]) -> bytes:

@@ -71,6 +71,7 @@ class Code(StrEnum):
     OUT_OF_ORDER = "out-of-order"
     REPLAYED = "replayed"  # sent, acknowledged and no longer kept; an invitation to an earlier folder
     BUDGET = "budget"  # the ledger has nothing left for it
+    ACCOUNT_BEHIND = "account-behind"  # its own, or another silo's: an older copy than somebody remembers
     NOT_PLANNED = "not-planned"  # the ledger knows no such release
     OUT_OF_STEP = "out-of-step"  # not what an honest server sends at this point of a secure aggregation
     UNAVAILABLE = "unavailable"  # the silo cannot serve now; nothing was computed
@@ -82,6 +83,7 @@ ADVICE = {
     Code.UNKNOWN_RUN: "it belongs to another run; a new run needs a new folder, and draws on its account",
     Code.EXPERIMENT_DIFFERS: "give all the same experiment file, and restart the silos to agree to it",
     Code.BUDGET: "its budget, or what its account has left over all runs, is too small for this run",
+    Code.ACCOUNT_BEHIND: "an account is older than somebody remembers: the silo's log says whose, and what to do",
     Code.FACTS_DIFFER: "its records, budget or noise are not those of [run.silos]: correct either",
     Code.NOISE_TOO_SMALL: "its calibrated noise is under its own floor, smallest_noise under [grant]",
     Code.TOO_MANY_ROUNDS: "it would take part more often than rounds under its [grant]",

@@ -13,6 +13,7 @@ refused, by whoever writes and by whoever reads: an entry can add a charge, neve
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,6 +64,14 @@ class Settlement:
     def __post_init__(self) -> None:
         if not re.fullmatch("[0-9a-f]{64}", self.digest) or self.size < 0:
             raise UserError("a settlement names a SHA-256 and a size")
+
+    @classmethod
+    def of(cls, *parts: bytes | memoryview) -> Settlement:
+        """Of a message, whole or in parts."""
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+        return cls(digest.hexdigest(), sum(map(len, parts)))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for the journal."""
@@ -152,6 +161,18 @@ class Grammar:
         if problem is not None:
             raise UserError(problem)
         return said
+
+    def check(self, entry: Entry, said: Said, body: dict[str, Any]) -> None:
+        """As `understand`, for who writes the entry: whether a reader will find in it what is said."""
+        try:
+            plain = canonical(KINDS[entry.kind].says.from_dict(body).to_dict()) == entry.body
+        except _NONSENSE:
+            plain = False
+        if not plain or (entry.refers is not None) != isinstance(said, Settlement):
+            self.understand(entry)  # says what is wrong, if anything is: a whole number may stand for a float
+        problem = self._misplaced(entry, said)
+        if problem is not None:
+            raise UserError(problem)
 
     def take(self, entry: Entry, said: Said) -> None:
         """Goes on from an entry that was understood and is durable."""

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ APPLICATION_ID = 0x6D6F6463  # "modc"
 FORMAT = 2  # since format 2 the first entry says so too, inside the chain
 READABLE = (1, FORMAT)
 BUSY_SECONDS = 30.0
+AT_ONCE = 500  # values in one lookup: SQLite has always taken 999
 GENESIS = "0" * 64
 
 TABLES = {
@@ -227,6 +228,25 @@ class Journal:
     def entry(self, number: int) -> Entry | None:
         """The entry of this number, counted from 1, or None."""
         return self._one("SELECT * FROM journal WHERE number = ?", number)
+
+    def by_keys(self, keys: Sequence[str]) -> dict[str, Entry]:
+        """The entries that have one of these keys, by key."""
+        return {str(entry.key): entry for entry in self._some("key", keys)}
+
+    def entries(self, numbers: Sequence[int]) -> dict[int, Entry]:
+        """The entries of these numbers, by number."""
+        return {entry.number: entry for entry in self._some("number", numbers)}
+
+    def referring(self, numbers: Sequence[int]) -> dict[int, Entry]:
+        """The entries that refer to one of these, by the number that they refer to."""
+        return {int(entry.refers or 0): entry for entry in self._some("refers", numbers)}
+
+    def _some(self, column: str, values: Sequence[str] | Sequence[int]) -> Iterator[Entry]:
+        for start in range(0, len(values), AT_ONCE):
+            some = values[start : start + AT_ONCE]
+            query = f"SELECT * FROM journal WHERE {column} IN ({','.join('?' * len(some))})"
+            with self.readable():
+                yield from (Entry(*row) for row in self._db.execute(query, some))
 
     def with_hash(self, digits: str) -> Entry | None:
         """The first entry whose hash begins with these digits."""

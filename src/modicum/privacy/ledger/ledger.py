@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -174,17 +174,19 @@ class Ledger:
         new: list[Release] = []
         if not batch:
             return tokens
+        keys = [reservation_key(release) for release in batch]
         with self._lock:
             with self._adding() as append:
-                for release in batch:
-                    entry = self._journal.by_key(reservation_key(release))
+                known = self._journal.by_keys(keys)
+                for release, key in zip(batch, keys, strict=True):
+                    entry = known.get(key)
                     settled = not redo and entry is not None and self._is_settled(entry)
                     problem = self._charge(release, charged) if entry is None else conflict(entry, release)
                     if problem is not None:
                         refused.append(problem)
                     elif not refused:
                         if entry is None:
-                            entry = append(release)
+                            entry = known[key] = append(release, key=key)
                             new.append(release)
                         tokens.append(Token(MINT, entry, release, settled))
                 if refused:
@@ -205,20 +207,29 @@ class Ledger:
         stands.
         """
         pairs = list(settled)
+        kept = {token.entry: message for token, message in pairs} if store else {}
+        self._settle([(token, Settlement.of(message)) for token, message in pairs], kept)
+
+    def settle_digests(self, settled: Iterable[tuple[Token, Settlement]]) -> None:
+        """As `settle_many` without storing, where messages are known by their digests alone."""
+        self._settle(list(settled), {})
+
+    def _settle(self, pairs: Sequence[tuple[Token, Settlement]], kept: Mapping[int, bytes]) -> None:
+        numbers = [token.entry for token, _ in pairs]
         with self._lock, self._adding() as append:
-            for token, message in pairs:
-                digest = hashlib.sha256(message).hexdigest()
-                self._check_issued(token)
-                before = self._journal.referring_to(token.entry)
+            issued, known = self._journal.entries(numbers), self._journal.referring(numbers)
+            for token, said in pairs:
+                self._check_issued(token, issued.get(token.entry))
+                before = known.get(token.entry)
                 if before is not None:
-                    if before.value["digest"] != digest:
+                    if before.value["digest"] != said.digest:
                         raise UserError(
                             f"entry {token.entry} is settled with another message: send the stored one again"
                         )
                     continue
-                append(Settlement(digest, len(message)), token.entry)
-                if store:
-                    self._journal.put_message(token.entry, token.release.round, message)
+                known[token.entry] = append(said, token.entry)
+                if token.entry in kept:
+                    self._journal.put_message(token.entry, token.release.round, kept[token.entry])
         for token, _ in pairs:
             token._settled = True
 
@@ -329,16 +340,16 @@ class Ledger:
         """A transaction. Yields what appends an entry, checked as a reader will check it."""
         added: list[tuple[Entry, Said]] = []
 
-        def append(said: Said, refers: int | None = None) -> Entry:
-            kind, body = KIND_OF[type(said)], canonical(said.to_dict())
-            key = KINDS[kind].key(said)
+        def append(said: Said, refers: int | None = None, *, key: str | None = None) -> Entry:
+            kind, value = KIND_OF[type(said)], said.to_dict()
+            body, key = canonical(value), key or KINDS[kind].key(said)
             draft = Entry(self._journal.number + 1, kind, key, refers, body, "")
             try:
-                understood = self._grammar.understand(draft)
+                self._grammar.check(draft, said, value)
             except UserError as error:
                 raise UserError(f"the ledger {self.path} cannot hold this {kind!r} entry: {error}") from None
             entry = self._journal.append(kind, body, key, refers)
-            added.append((entry, understood))
+            added.append((entry, said))
             return entry
 
         with self._journal.transaction(self._read):
@@ -393,7 +404,6 @@ class Ledger:
     def _is_settled(self, entry: Entry) -> bool:
         return self._journal.referring_to(entry.number) is not None
 
-    def _check_issued(self, token: Token) -> None:
-        entry = self._journal.entry(token.entry)
+    def _check_issued(self, token: Token, entry: Entry | None) -> None:
         if entry is None or entry.kind != "reserve" or entry.hash != token.hash:
             raise UserError(f"the token of entry {token.entry} was not issued by the ledger {self.path}")

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from modicum.errors import UserError
 from modicum.privacy.events import Release
 from modicum.privacy.ledger.budgets import BudgetGuard, Refusal, Refused, check_plan, guard_for, no_plan
+from modicum.privacy.ledger.grammar import Settlement
 from modicum.privacy.ledger.journal import Entry
 from modicum.privacy.ledger.token import MINT, Token
 from modicum.privacy.plan import PrivacyPlan, share_reserved
@@ -61,6 +62,9 @@ class MemoryLedger:
         return {client: guard.stock_left() for client, guard in self._guards.items()}
 
     def settle_many(self, settled: Iterable[tuple[Token, bytes]], *, store: bool = True) -> None:  # noqa: ARG002
+        raise UserError("a rehearsal sends nothing, so there is nothing to settle")
+
+    def settle_digests(self, settled: Iterable[tuple[Token, Settlement]]) -> None:  # noqa: ARG002
         raise UserError("a rehearsal sends nothing, so there is nothing to settle")
 
     def message(self, token: Token) -> bytes:

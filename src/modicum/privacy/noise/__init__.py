@@ -1,6 +1,7 @@
 """Noise: where it comes from (`source`), how much of it there is, and integers in place of floats.
 
-`stock` holds planned kinds of noise; `lattice`, `skellam` and `integer_terms` are noise behind a sum of integers.
+`stock` holds planned kinds of noise; `lattice`, `skellam` and `integer_terms` are noise behind a sum of integers;
+`keyed` is cryptographic noise that a resumed run can draw again.
 """
 
 from modicum.privacy.noise.source import (

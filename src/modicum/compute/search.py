@@ -1,0 +1,46 @@
+"""A short search for a row whose values change what is computed of others: (c′) of docs/clipping.md.
+
+One shape, one device, one number of threads: whatever a row holds, the others' bits must stay what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from modicum.compute.flat import Problem
+from modicum.compute.problem import ClippedSum, without_drawing
+from modicum.compute.synthetic import CONTENTS, with_row
+
+
+def changed_rows(run: Callable[[Problem], ClippedSum], problem: Problem, other: Problem) -> str:
+    """What is found to depend on another row's values; empty if nothing is.
+
+    `problem` and `other` are the same batch of rows that are nobody's, with different numbers. Some rows count
+    nothing, and take each content in turn: the sum, and every other row's norm, must keep their bits.
+    """
+    examples = problem.examples
+    changing = sorted({0, examples // 2, examples - 1} if examples > 3 else {0})
+    weights = torch.ones(examples, device=problem.device)
+    weights[changing] = 0.0
+    others = weights.bool()
+    problem = replace(problem, weights=weights)
+
+    def seen(one: Problem) -> list[Tensor]:
+        with without_drawing(problem.device):
+            torch.manual_seed(0)
+            found = run(one)
+        return [*found.total.values(), found.norms[others]]
+
+    base = seen(problem)
+    if not all(map(torch.equal, base, seen(problem))):
+        return "numbers that are other ones when it is run again"
+    for i, (name, content) in enumerate(CONTENTS.items()):
+        row = changing[i % len(changing)]
+        x, y = (with_row(mine, row, content, its) for mine, its in ((problem.x, other.x), (problem.y, other.y)))
+        if not all(map(torch.equal, base, seen(replace(problem, x=x, y=y)))):
+            return f"what is computed of other records when one holds {name}"
+    return ""

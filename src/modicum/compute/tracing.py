@@ -1,0 +1,123 @@
+"""Which models run without a look at a number.
+
+Shapes and groups that come from values (a gather of experts, packed sequences, boolean indices) would make what is
+computed of one record depend on the others, and so would code that reads a number and goes another way by it. So a
+model is watched while it runs on rows that are nobody's: what a tensor without values could not do is refused, as
+torch's `FakeTensorMode` would. (That one needs torch's compiler, two seconds of every process; a test compares.)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from modicum.compute.bookkeeping import requiring_grad
+from modicum.compute.problem import Loss, batch_size, check_losses
+
+FAILS = "may fail on what a record holds"
+REFUSED = {
+    "linalg_matrix_exp": "groups matrices by their norms",
+    **dict.fromkeys(("linalg_lstsq", "_linalg_check_errors", "_linalg_svd", "_linalg_eigh", "linalg_eig"), FAILS),
+    **dict.fromkeys(("binary_cross_entropy", "bernoulli", "multinomial"), FAILS),
+}
+"""Operations that need no value for a shape, and whose way of computing depends on values all the same."""
+
+READS = ("tolist", "numpy", "item", "__array__", "__dlpack__", "__bool__", "__int__", "__float__", "__index__")
+"""What Python reads numbers by."""
+
+KERNELS = (
+    "Meta",
+    "CompositeExplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+    "CompositeImplicitAutograd",
+)
+"""Where torch keeps what an operation does to shapes."""
+
+
+class LooksAtValuesError(Exception):
+    """This model goes by what its records hold; the message says where."""
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses operations whose results' shapes, or ways of computing, come from values."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not asked for: torch would import its compiler at the first operation."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        reason = REFUSED.get(name) or _by_values(func)
+        if name in ("index", "_unsafe_index"):  # the one operation that is of either kind
+            chosen = [t for t in args[1] if isinstance(t, Tensor) and t.dtype in (torch.bool, torch.uint8)]
+            reason = "takes as many rows as values say" if chosen else ""
+        if reason:
+            raise LooksAtValuesError(f"the operation {name}, which {reason}")
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def _by_values(func: Any) -> str:
+    if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+        return "reads values"
+    known = any(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key) for key in KERNELS)
+    return "" if known else "does not say what it does to shapes"
+
+
+class _Reads(TorchFunctionMode):
+    """Refuses Python a number."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in READS:
+            raise LooksAtValuesError(f"a number that it reads ({name.strip('_')}) and may go another way by")
+        return func(*args, **(kwargs or {}))
+
+
+def refuse_looking(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> None:
+    """Watch forward pass, loss and backward pass of rows that are nobody's.
+
+    Raises:
+        LooksAtValuesError: where a value would be asked for.
+    """
+    with requiring_grad(model.parameters(), trained), torch.enable_grad(), _Reads(), _Operations():  # type: ignore[no-untyped-call]
+        losses = check_losses(loss(model(x), y), batch_size(x))
+        if losses.requires_grad:
+            torch.autograd.grad(losses, list(trained.values()), torch.ones_like(losses), allow_unused=True)
+
+
+def looking_modules(model: nn.Module) -> list[ModuleType]:
+    """The modules of `transformers` that look, if the model is one of theirs.
+
+    They read whether an attention mask is all ones and take another kernel then, so that one record with padding
+    would change everybody's."""
+    if not any(type(part).__module__.startswith("transformers.") for part in model.modules()):
+        return []
+    return [m for name, m in sys.modules.items() if name.startswith("transformers.") and "is_tracing" in vars(m)]
+
+
+@contextmanager
+def as_traced(modules: Sequence[Any]) -> Iterator[None]:
+    """These do as when they are traced, and look at no number."""
+    before = [module.is_tracing for module in modules]
+    for module in modules:
+        module.is_tracing = lambda *_, **__: True
+    try:
+        yield
+    finally:
+        for module, real in zip(modules, before, strict=True):
+            module.is_tracing = real

@@ -1,0 +1,103 @@
+"""Settings of a run in groups, as `train` takes them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+NoiseKind = Literal["float", "integer", "correlated"]
+FactorKind = Literal["banded", "blt"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohorts:
+    """Who takes part.
+
+    Args:
+        per_round: clients of each round [default: all of them].
+        max_participations: how often one client may be drawn, where cohorts are random; none: a balanced schedule.
+    """
+
+    per_round: int | None = None
+    max_participations: int | None = None
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How noise is drawn.
+
+    Args:
+        kind: `"correlated"` takes back in later rounds what it added in earlier ones (docs/correlated.md),
+            `"integer"` draws on a lattice [default: floats, and integers where masks need them].
+        bands: of correlated noise [default: as many as rounds between two turns of a client].
+        factor: of correlated noise, `"banded"` or `"blt"` [default: banded, and blt beyond 64 bands].
+    """
+
+    kind: NoiseKind | None = None
+    bands: int | None = None
+    factor: FactorKind | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """What the server does beside aggregating.
+
+    Args:
+        hot_start: epochs on public records before the first round.
+        average: weight of the past in an average of released models, which is evaluated and kept; 0: none.
+        bounds: the smallest and the largest clipping bound that clients accept.
+        evaluate_every: rounds between evaluations.
+    """
+
+    hot_start: int = 0
+    average: float = 0.0
+    bounds: tuple[float, float] | None = None
+    evaluate_every: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """How a run is computed: speed alone, nothing of what is guaranteed.
+
+    Args:
+        device: `cpu`, `cuda` or `cuda:N`.
+        compile: compiles clipped sums of single models, which pays on a GPU after thousands of steps.
+    """
+
+    device: str = "cpu"
+    compile: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watching:
+    """Who hears of a run, and what is written down of it beside its results.
+
+    Args:
+        watch: called after each round with the simulation and the round's record.
+        track: hears of every round what was released: `[mo.TensorBoard()]`, `[mo.MLflow()]`, or your own.
+        transcript: writes down what each party sees; `modicum.load_transcript` reads it back.
+        audit: names an audit (docs/audits.md) that plays the experiment once more with canaries when it is over.
+    """
+
+    watch: Callable[..., None] | None = None
+    track: Sequence[Any] = ()
+    transcript: bool = False
+    audit: str | None = None
+
+
+def regrouped(
+    old: Mapping[str, Any], cohorts: Cohorts, server: Server, engine: Engine, watching: Watching
+) -> tuple[Cohorts, Server, Engine, Watching]:
+    """Settings that are given by their own names, as they were before there were groups, put into theirs."""
+    groups: dict[str, Any] = {"cohorts": cohorts, "server": server, "engine": engine, "watching": watching}
+    for name, value in old.items():
+        group = next((g for g, made in groups.items() if name in {f.name for f in fields(made)}), None)
+        if group is None:
+            raise TypeError(f"train() got an unexpected keyword argument {name!r}")
+        made = groups[group]
+        instead = f"{group}=mo.{type(made).__name__}({name}=…)"
+        warnings.warn(f"{name}=… becomes {instead} in the next version", DeprecationWarning, stacklevel=3)
+        groups[group] = replace(made, **{name: value})
+    return groups["cohorts"], groups["server"], groups["engine"], groups["watching"]

@@ -1,0 +1,174 @@
+"""One worker process: computes stacks of clients, as it is told, and keeps nothing between them.
+
+It writes no ledger and opens nothing: each job comes with the permission that the driver's ledger gave, and what
+the mechanism makes of it goes back to the driver, who settles it.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modicum.compute.choose import choose
+from modicum.core.door import ReservedDoor
+from modicum.core.messages import Message
+from modicum.core.parts import Backend, Batch, ClientKit, Job, Method, State
+from modicum.core.records import Tree, each
+from modicum.federation.clients import model_randomness, within_memory
+from modicum.privacy.ledger.token import Token
+from modicum.privacy.noise import NoiseSource
+
+Results = list[tuple[Message, State]]
+
+
+def shared(values: Tensor) -> Tensor:
+    """The tensor, moved to memory that processes share."""
+    values.share_memory_()  # type: ignore[no-untyped-call]
+    return values
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Records of all clients one after another, in memory that processes share; client i has rows i to i + 1."""
+
+    x: Tree
+    targets: Tree
+    starts: Tensor
+
+    @classmethod
+    def of(cls, batches: Sequence[Batch]) -> Shelf:
+        """A shared copy of these records."""
+        starts = torch.tensor([0, *(len(batch) for batch in batches)]).cumsum(0)
+
+        def together(*parts: Tensor) -> Tensor:
+            return shared(torch.cat([part.cpu() for part in parts]))
+
+        x, targets = [b.x for b in batches], [b.targets for b in batches]
+        return cls(each(together, *x), each(together, *targets), starts)
+
+    def batch(self, client: int, device: torch.device | str = "cpu") -> Batch:
+        """One client's records."""
+        rows = slice(int(self.starts[client]), int(self.starts[client + 1]))
+        x, targets = (each(lambda t: t[rows].to(device), tree) for tree in (self.x, self.targets))
+        return Batch(x, targets)
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What a worker is given once: the parts that compute, the records, and a place for the round's model."""
+
+    method: Method
+    kit: ClientKit  # without a backend: each process makes its own
+    model: nn.Module
+    noise: NoiseSource
+    records: Shelf
+    validation: Shelf
+    place: Tensor  # where the driver lays the round's model
+    devices: tuple[str, ...]
+    share: float  # of a GPU's memory, for each of the workers on it
+
+
+@dataclass(frozen=True)
+class Task:
+    """A stack of jobs without records, doors and models, which would weigh too much to travel."""
+
+    number: int
+    round: int
+    clients: tuple[int, ...]
+    jobs: tuple[Job, ...]
+    tokens: tuple[tuple[Token, ...], ...]
+
+
+def light(job: Job) -> Job:
+    """A job that can travel: its records and its model are in shared memory, its permission beside it."""
+    nothing: Any = None
+    broadcast = replace(job.broadcast, model=nothing)
+    return replace(job, records=nothing, validation=nothing, door=nothing, broadcast=broadcast)
+
+
+def serve(workshop: Workshop, connection: Connection, number: int) -> None:
+    """Answer tasks until the driver is gone, with one thread: bits do not depend on the number of workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when it is over
+    torch.set_num_threads(1)
+    bench = Bench(workshop, workshop.devices[number % len(workshop.devices)])
+    while True:
+        try:
+            task: Task | None = connection.recv()
+        except (EOFError, OSError):
+            return
+        if task is None:
+            return
+        try:
+            answer: Any = (task.number, bench.results(task))
+        except Exception as error:  # the driver raises it
+            answer = (task.number, error)
+        connection.send_bytes(_packed(answer))
+
+
+class Bench:
+    """A worker's own engine, and the model of the round."""
+
+    def __init__(self, workshop: Workshop, device: str) -> None:
+        self.workshop, self.device = workshop, torch.device(device)
+        if self.device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(workshop.share, self.device)
+        model = workshop.model.to(self.device)
+        backend: Backend = choose(model, self.device).backend
+        self.kit = replace(workshop.kit, backend=backend, shared=workshop.kit.shared.to(self.device))
+        self.round, self.model = -1, workshop.place
+
+    def results(self, task: Task) -> Results:
+        """What the mechanism makes of a stack; tensors as arrays, which travel faster."""
+        if task.round != self.round:
+            self.round, self.model = task.round, self.workshop.place.clone().to(self.device)
+        shop = self.workshop
+        jobs = [
+            replace(
+                job,
+                records=shop.records.batch(client, self.device),
+                validation=shop.validation.batch(client, self.device),
+                broadcast=replace(job.broadcast, model=self.model),
+                state=_moved(job.state, self.device),
+                door=ReservedDoor(shop.noise, tokens),
+            )
+            for job, client, tokens in zip(task.jobs, task.clients, task.tokens, strict=True)
+        ]
+        with model_randomness(shop.noise, jobs), within_memory(len(jobs)):
+            return shop.method.mechanism.run(jobs, self.kit)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return {k: _moved(v, device) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def _packed(answer: Any) -> bytes:
+    number, results = answer
+    if not isinstance(results, Exception):
+        results = [
+            (replace(message, update=message.update.cpu().numpy()), _moved(state, torch.device("cpu")))
+            for message, state in results
+        ]
+    try:
+        return pickle.dumps((number, results), protocol=5)
+    except Exception as error:  # what was raised, or kept, cannot travel
+        return pickle.dumps((number, RuntimeError(f"{type(error).__name__}: {error}")), protocol=5)
+
+
+def unpacked(blob: bytes, device: torch.device) -> tuple[int, Results | Exception]:
+    """A worker's answer, back on the driver's device."""
+    number, results = pickle.loads(blob)
+    if isinstance(results, Exception):
+        return number, results
+    return number, [
+        (replace(message, update=torch.from_numpy(message.update).to(device)), _moved(state, device))
+        for message, state in results
+    ]
