@@ -124,9 +124,9 @@ def _suggestions(data: DataConfig) -> Iterator[str]:
     """Lines for the experiment file. They tell of private records: only the owner may decide to give them away."""
     from modicum.config.write import toml_value
     from modicum.data.columns import suggest
-    from modicum.data.own import csv_features
+    from modicum.data.tables import csv_features
 
-    if data.csv is None:
+    if data.csv is None or not isinstance(data.label_column, str):
         raise UserError("--suggest reads a csv file: this silo's data are not one")
     rows, names = csv_features(
         data.csv, client=data.client_column, label=data.label_column, id=data.id_column, alone=""
