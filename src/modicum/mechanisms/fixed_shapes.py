@@ -29,7 +29,7 @@ WIDTHS = (4, 8, 16, 32, 64, 128)
 DOUBT = 2.0**-50
 """How often a capacity may overflow, a step; less where a share of 1e-11 of δ would not pay for all steps."""
 
-PASS, NUMBER, PRODUCT = 3e-3, 8e-8, 2e-10
+PASS, NUMBER, PRODUCT = 7e-4, 7e-9, 1e-10
 """Seconds of a pass: of its calls, of each parameter, and of each multiply-add of a row's forward pass. Only their
 proportions matter. Measured by benchmarks/lanes.py."""
 

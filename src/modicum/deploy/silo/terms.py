@@ -25,12 +25,14 @@ from modicum.federation.cohort import Cohorts, public_cohorts, rounds_of
 from modicum.federation.experiment import VARIANTS, Experiment, Prepared, with_integers
 from modicum.federation.learning import with_task
 from modicum.federation.setup import adapts, put_on_lattice
-from modicum.mechanisms.common import metric_plans, training_multiplier
+from modicum.mechanisms.common import metric_plans
 from modicum.mechanisms.fixed_shapes import FixedShapes, shapes_for, with_fixed_shapes
+from modicum.models.named import is_import_path, is_shipped, package_of
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import SecureAggregation, Shows, Variant
 from modicum.public.features import is_file
+from modicum.tasks.catalogue import GROUP as TASKS
 
 MOST_CLIENTS = 10_000  # a run's silos; an invitation that names more is refused before it is looked at
 
@@ -61,8 +63,8 @@ def agreed_parts(config: Config) -> dict[str, str]:
     run, data = config.run, config.data
     parts: dict[str, Any] = {
         "method": (config.method_name, config.method),
-        "model": (config.model.name, sorted(config.model.options.items())),
-        "task": (config.task.name, sorted(config.task.options.items())),
+        "model": (config.model.name, sorted(config.model.options.items()), _package(config)),
+        "task": (config.task.name, sorted(config.task.options.items()), package_of(config.task.name, TASKS)),
         "data.features": _features(data.features),
         "data.columns": sorted(data.columns.items()),
         "privacy.noise": config.privacy.noise,
@@ -90,6 +92,11 @@ def differences(own: Mapping[str, str], other: Mapping[str, str]) -> str:
     return ", ".join(found) or "nothing that this version knows of"
 
 
+def _package(config: Config) -> Any:
+    """Whose model it is, where Modicum does not ship it."""
+    return None if is_shipped(config.model.name) else package_of(config.model.name)
+
+
 def _short(text: str) -> str:
     """A value that fits into a line, or a digest of one that does not."""
     return text if len(text) <= 40 else "#" + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -109,7 +116,14 @@ class Terms:
     shapes: FixedShapes | None = None  # what passes over drawn records are chosen from, once the model is known
 
     def __post_init__(self) -> None:
-        if any(isinstance(value, str) for value in self.config.model.options.values()):
+        name = self.config.model.name
+        if is_import_path(name):
+            raise UserError(
+                f"in a deployment no code travels: every silo has the package that brings model {name!r}, and the "
+                "file names its entry point of the group modicum.models"
+            )
+        shipped = is_shipped(name)
+        if shipped and any(isinstance(value, str) for value in self.config.model.options.values()):
             raise UserError(
                 f"{self.config.model.name} is made of files, which no invitation carries: in a deployment each "
                 "silo has its own data.backbone and features, and the head is trained"
@@ -213,7 +227,7 @@ class Terms:
 
     def multiplier(self, plan: PrivacyPlan) -> float:
         """The noise multiplier of a plan's training releases."""
-        return training_multiplier(plan, self.method.mechanism.purpose)
+        return plan.multiplier(self.method.mechanism.purpose)
 
     def invitation(self, run: str, plans: Mapping[str, PrivacyPlan], tickets: Mapping[str, str]) -> Join:
         """What an honest server asks of every silo, given everybody's plans."""
