@@ -216,8 +216,8 @@ class Ajar:
             tokens = inner.tokens
             reserve = staticmethod(inner.reserve)
 
-            def sample(self, release: Release, step: int, records: int) -> Tensor:
-                rows = inner.sample(release, step, records)
+            def sample(self, release: Release, step: int, records: int, present: Tensor | None = None) -> Tensor:
+                rows = inner.sample(release, step, records, present)
                 drawn[0] = len(rows)
                 return rows
 

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
         assign_budgets,
         federate,
         from_csv,
+        from_frame,
         from_npz_folder,
+        from_parquet,
         from_torch,
     )
     from modicum.data import load as load_dataset
@@ -44,7 +46,8 @@ __version__ = "0.1.0"
 
 _DATA = (
     *("Dirichlet", "Iid", "Natural", "Shards", "SizeSkew"),
-    *("assign_budgets", "federate", "from_csv", "from_npz_folder", "from_torch"),
+    *("assign_budgets", "federate", "from_csv", "from_frame", "from_npz_folder"),
+    *("from_parquet", "from_torch"),
 )
 _WHERE = {
     **dict.fromkeys(_DATA, "modicum.data"),
@@ -97,7 +100,9 @@ __all__ = [
     "compare",
     "federate",
     "from_csv",
+    "from_frame",
     "from_npz_folder",
+    "from_parquet",
     "from_torch",
     "load",
     "load_dataset",

@@ -31,7 +31,14 @@ from modicum.data.check import refuse_peeks
 from modicum.errors import DAMAGED, MissingExtraError, UserError, counted
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.learning import inputs_of, width_of
-from modicum.federation.model_file import as_inputs, described_inputs, frozen_digest, restored
+from modicum.federation.model_file import (
+    as_inputs,
+    described_inputs,
+    frozen_digest,
+    inputs_in,
+    label_names,
+    restored,
+)
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.settings import Cohorts, Engine, Noise, Server, Watching, regrouped
@@ -39,6 +46,7 @@ from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import Transcript
 from modicum.federation.transcript_file import FileTranscript, transcript_in
 from modicum.methods import method_of, settings_of
+from modicum.models.export import export
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.noise import CryptoNoise
 from modicum.report.picture import Curve
@@ -103,9 +111,29 @@ class Run:
         return answers
 
     @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes in their order, where the data had names; `labels[i]` is class i."""
+        return label_names(self.folder)
+
+    @cached_property
     def inputs(self) -> Fields | None:
         """What records are made of, as the weights' file says; None where they are plain numbers or images."""
         return described_inputs(self.folder)
+
+    def export(self, path: str | PathLike[str], format: str = "safetensors") -> Path:
+        """Write the final model for other programs, frozen parameters included.
+
+        Args:
+            path: A file; for hugging-face and peft a folder.
+            format: state-dict, safetensors, hugging-face, peft or onnx.
+
+        Returns:
+            Where it lies.
+
+        Raises:
+            UserError: Where the model has no such form, or a package is missing.
+        """
+        return export(self.model, inputs_in(self.folder), Path(path), format)
 
     def to_frame(self) -> Any:
         """One line a round, for pandas: bound, answers, reserved share and every metric that the run has."""
@@ -256,7 +284,8 @@ def load(folder: str | PathLike[str], model: nn.Module | None = None, task: Task
 
     Args:
         folder: Of the run.
-        model: The module that was trained, where it was one of your own; frozen parameters are taken from it.
+        model: The module that was trained, where it was one of your own and no name of it stands in the folder;
+            frozen parameters are taken from it.
         task: What was learned, where it was a task of your own.
 
     Returns:
@@ -439,6 +468,8 @@ def _write_model(run: Simulation, parameters: Mapping[str, Tensor], files: RunFo
     }
     if not data.clients[0].train.plain:
         facts["inputs"] = fields_to_json(inputs_of(data, run.experiment.model))
+    if data.labels:
+        facts["labels"] = list(data.labels)
     if base := frozen_digest(run.data.model):
         facts["base"] = base
     about = {"modicum": json.dumps(facts)}

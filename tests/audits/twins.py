@@ -40,8 +40,8 @@ class ChangedDoor:
     def reserve(self, release: Release) -> bool:
         return self.inner.reserve(release)
 
-    def sample(self, release: Release, step: int, records: int) -> Tensor:
-        return self.inner.sample(release, step, records)
+    def sample(self, release: Release, step: int, records: int, present: Tensor | None = None) -> Tensor:
+        return self.inner.sample(release, step, records, present)
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Values:
         return self.change(dict(sums), self.inner.release(release, step, sums), release)

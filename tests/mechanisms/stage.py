@@ -44,9 +44,9 @@ class OpenDoor(ReservedDoor):
     def reserve(self, release: Release) -> bool:  # noqa: ARG002
         return True
 
-    def sample(self, release: Release, step: int, records: int) -> Tensor:
+    def sample(self, release: Release, step: int, records: int, present: Tensor | None = None) -> Tensor:
         self._tokens.setdefault(release, None)  # type: ignore[arg-type]
-        chosen = super().sample(release, step, records)
+        chosen = super().sample(release, step, records, present)
         self.drawn.append(chosen)
         return chosen
 

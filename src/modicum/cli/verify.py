@@ -78,8 +78,11 @@ def _of_the_claim(outcome: Verification) -> list[str]:
     if not outcome.noise:
         return []
     claims: dict[PrivacySpec | None, list[str]] = {}
+    shapes: dict[PrivacySpec | None, dict[str, None]] = {}
     for check in outcome.clients:
-        claims.setdefault(check.spec if check.private else None, []).append(check.client)
+        kind = check.spec if check.private else None
+        claims.setdefault(kind, []).append(check.client)
+        shapes.setdefault(kind, {}).update(dict.fromkeys(check.shapes))
     said = str(outcome.noise["sentence"]).removeprefix("SIMULATION: ")
     lines = ["", f"SIMULATION: {said}" if outcome.simulation else said]
     for spec, clients in claims.items():
@@ -94,6 +97,7 @@ def _of_the_claim(outcome: Verification) -> list[str]:
             f"adjacency  {spec.adjacency}",
             f"δ          {spec.delta:g}",
             f"adversary  {spec.view.sentence()}",
+            *(f"batches    {said}" for said in list(shapes[spec])[:3]),
         ]
     return lines
 

@@ -141,6 +141,8 @@ class Clipper:
                 found = str(reason)
             except CannotKeepBooksError as reason:
                 return str(reason)
+            except RuntimeError as failed:  # it ran without books a moment ago
+                return _in_a_line(failed)
             else:
                 return ""
         return found

@@ -18,7 +18,7 @@ from modicum.compute.twin import CannotStackError
 from modicum.compute.vmapped import VmapEngine
 from modicum.core.clips import Clip
 from modicum.core.parts import Batch, Losses
-from modicum.core.stack import SideBySide
+from modicum.core.stack import SideBySide, has_blanks
 
 FEW = slice(0, 3)  # clients whose first results are compared with the loop's
 GRADIENTS, SUMS = "gradients", "clipped sums"
@@ -57,6 +57,8 @@ class FusedBackend:
         def few(engine: Engine) -> Tensor:
             return engine.gradients(theta[FEW], batches[FEW], losses)
 
+        if has_blanks(batches):
+            return self.loop.gradients(theta, batches, losses)
         return self._by_either(GRADIENTS, batches, few, lambda engine: engine.gradients(theta, batches, losses))
 
     def descend(self, theta: Tensor, steps: Sequence[Sequence[Batch]], losses: Losses, rate: float) -> Tensor:
@@ -90,7 +92,7 @@ class FusedBackend:
         def all_of(engine: Engine) -> tuple[Tensor, list[Tensor]]:
             return engine.clipped_sums(theta, batches, losses, clips)
 
-        if len({clip.kind for clip in clips}) > 1:  # factors of a stack are one computation
+        if len({clip.kind for clip in clips}) > 1 or has_blanks(batches):  # factors of a stack are one computation
             return all_of(self.loop)
         return self._by_either(SUMS, batches, few, all_of)
 

@@ -12,6 +12,7 @@ from modicum.compute import Clipper, Way
 from modicum.compute.capture import Graphs, filled_up, rounded_up
 from modicum.compute.flat import applies
 from modicum.compute.problem import in_mode, rows
+from modicum.compute.sums import part_of
 from modicum.compute.tracing import as_traced, looking_modules
 from modicum.core.clips import Clip
 from modicum.core.layout import Layout
@@ -62,7 +63,12 @@ class LoopBackend:
         if not len(batch):
             return torch.zeros_like(row)
         self._load(row)
-        loss = losses(self.model(each(aligned, batch.x)), batch.targets).mean()
+        values = losses(self.model(each(aligned, batch.x)), batch.targets)
+        if batch.present is None:
+            loss = values.mean()
+        else:
+            kept = torch.where(batch.present, values, values.new_zeros(()))
+            loss = kept.sum() / batch.present.sum().clamp(min=1)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
 
@@ -72,7 +78,9 @@ class LoopBackend:
         sums, norms = [], []
         for row, batch, clip in zip(theta, batches, clips, strict=True):
             self._load(row)
-            clipped = self._clipped(losses, each(aligned, batch.x), dict(batch.targets), clip)
+            weights = None if batch.present is None else batch.present.to(row.dtype)
+            with part_of(batch.part_of):
+                clipped = self._clipped(losses, each(aligned, batch.x), dict(batch.targets), clip, weights=weights)
             sums.append(self.layout.flatten(clipped.total))
             norms.append(clipped.norms)
         return torch.stack(sums), norms

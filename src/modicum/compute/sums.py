@@ -8,7 +8,9 @@ short enough for that, and all else in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 
 import torch
@@ -48,6 +50,9 @@ JOINT = 2 * MANY * MANY * 2.0**-53 / 2.0**-12
 """Sums over T places of m of B examples in float64 are off by 2·B·m·T·2⁻⁵³·max w_i s_i in two worlds together.
 With κ·s_i charged to norms, w_i s_i ≤ C/κ; B·m ≤ MANY² and κ = T·(this) make that 2⁻¹² of C."""
 
+WHOLE = {torch.float32: torch.int32, torch.float64: torch.int64}
+"""Whole numbers of the same size."""
+
 TILE, GPU_TILE = 1 << 21, 1 << 26
 """Numbers that a slice of products, or of rows in float64, takes at most: in the cache, or beside activations."""
 
@@ -62,27 +67,50 @@ COLUMNS, UNITS = 72, 8
 caches like few, and multiples of eight."""
 
 
+_PART_OF: ContextVar[int] = ContextVar("part_of", default=0)
+
+
+@contextmanager
+def part_of(rows: int | None) -> Iterator[None]:
+    """Sums inside are parts of one over at most so many rows, whose totals are added in float64: all of its rows
+    count when roundings are counted. None: a sum is all there is."""
+    token = _PART_OF.set(rows or 0)
+    try:
+        yield
+    finally:
+        _PART_OF.reset(token)
+
+
+def rows_counted(batch: int) -> int:
+    """The rows over which roundings are counted, of a batch of so many."""
+    return max(batch, _PART_OF.get())
+
+
 def longest_run(batch: int, dtype: torch.dtype) -> int:
     """How many of so many examples may be added up in this precision, with u half an epsilon.
 
     All of them, if B²·u ≤ SHARE. Else m of them, whose totals are added up in float64 and rounded in the end:
     B·(m + 1)·u + 2·B·u ≤ SHARE.
     """
-    most = _most(dtype)
+    batch, most = rows_counted(batch), _most(dtype)
     return batch if batch * batch <= most else max(0, most // batch - 3)
 
 
-@lru_cache(maxsize=256)
 def adds_up(batch: int, run: int, dtype: torch.dtype) -> bool:
     """Whether runs of so many examples may be added up in this precision, and their r totals as well:
     B·(m + 1)·u + B·(r + 2)·u ≤ SHARE, or B²·u for a single run."""
+    batch = rows_counted(batch)
     terms = batch if run >= batch else run + -(-batch // run) + 3
     return batch * terms <= _most(dtype)
 
 
-@lru_cache(maxsize=256)
 def runs(batch: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
     """The length of runs that a batch is added up in, and the precision of their totals: its own if it can be."""
+    return _runs(rows_counted(batch), dtype)
+
+
+@lru_cache(maxsize=256)
+def _runs(batch: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
     for totals in range(1, MOST_TOTALS + 1):
         run = min(batch, -(-batch // (totals * FEW)) * FEW)
         if adds_up(batch, run, dtype):
@@ -90,15 +118,21 @@ def runs(batch: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
     return longest_run(batch, dtype), torch.float64
 
 
+@lru_cache(maxsize=8)
 def _most(dtype: torch.dtype) -> int:
     """What SHARE is in units of half an epsilon."""
     return int(2 * SHARE / torch.finfo(dtype).eps)
 
 
-@lru_cache(maxsize=256)
+def room_for_one_more(batch: int, dtype: torch.dtype) -> bool:
+    """Whether a sum that was rounded to this precision may be rounded once more, by 2·B·u: B² + 2·B terms fit."""
+    rows = rows_counted(batch)
+    return rows * (rows + 2) <= _most(dtype)
+
+
 def sum_type(batch: int, dtype: torch.dtype) -> torch.dtype:
     """The model's precision, unless rounding a sum to it would move it by more than half a SHARE: 2·B·u."""
-    return torch.float64 if batch * torch.finfo(dtype).eps > SHARE / 2 else dtype
+    return torch.float64 if rows_counted(batch) * torch.finfo(dtype).eps > SHARE / 2 else dtype
 
 
 def as_released(total: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
@@ -150,6 +184,15 @@ def only_rows(numbers: Tensor, finite: Tensor) -> Tensor:
     """(B, …) numbers with zeros in place of the examples that are not finite, whatever these hold. Always, so that
     no way of computing hangs on a record."""
     return torch.where(finite.view(-1, *(1,) * (numbers.dim() - 1)), numbers, 0)
+
+
+def keep_rows_(numbers: Tensor, finite: Tensor) -> Tensor:
+    """The same in place, for numbers that nobody else reads: half the bytes, and no fresh memory."""
+    if not numbers.is_contiguous() or numbers.dtype not in WHOLE:
+        return only_rows(numbers, finite)
+    mask = -finite.to(WHOLE[numbers.dtype])  # all bits or none
+    numbers.view(mask.dtype).bitwise_and_(mask.view(-1, *(1,) * (numbers.dim() - 1)))
+    return numbers
 
 
 def weighted_rows(weights: Tensor, blocks: Iterable[Tensor]) -> Tensor:
@@ -359,7 +402,7 @@ def _formed_first(weights: Tensor, g: Tensor, a: Tensor, wide: bool) -> Tensor:
 
 def _joint_product(g: Tensor, a: Tensor) -> Tensor:
     """Σ_i g_i a_iᵀ in float64, of so many examples at a time that `JOINT` suffices for all of them together."""
-    run = max(1, MANY * MANY // len(g))
+    run = max(1, MANY * MANY // rows_counted(len(g)))
     parts = zip(torch.split(g, run), torch.split(a, run), strict=True)
     products = [_joined(one_g) @ _joined(one_a).transpose(1, 2) for one_g, one_a in parts]
     return products[0] if len(products) == 1 else torch.stack(products).sum(0)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from modicum.config.schema import Config
 from modicum.core.setting import Setting
-from modicum.data import Dataset, assign_budgets, federate, from_csv, from_npz_folder, load
+from modicum.data import Dataset, assign_budgets, federate, from_csv, from_npz_folder, from_parquet, load
+from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets
 from modicum.errors import UserError
 from modicum.tasks import Task, named
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
     from modicum.public.features import Proxy
 
 DEFAULT_CLIENTS = 20
+Numbers = npt.NDArray[np.int64]
 
 
 def federation(config: Config, alone: str | None = None) -> Federation:
@@ -29,21 +35,45 @@ def federation(config: Config, alone: str | None = None) -> Federation:
     seed = config.run.seed if data.seed is None else data.seed
     with config.source.at("data"):
         dataset, proxy, source = _datasets(config, alone)
-        natural = dataset.clients is not None and data.partition in (None, "natural")
-        divided = federate(
-            dataset,
-            clients=data.clients if data.clients is not None or natural else DEFAULT_CLIENTS,
-            partition=data.partition,
-            seed=seed,
-            validation=data.validation,
-            test=data.test,
-            proxy=proxy,
-        )
+        divided = _divided(config, dataset, proxy)
     with config.source.at("privacy", "budgets"):
         budgets = assign_budgets(_budgets(config), len(divided.clients), seed)
     with config.source.at("data"):
         spec = partial(_spec, config, len(budgets))
         return Federation(stand_on(divided, _features(config), budgets, spec, source, data.backbone), budgets)
+
+
+def _divided(config: Config, dataset: Dataset, proxy: Proxy) -> FederatedData:
+    data = config.data
+    natural = dataset.clients is not None and data.partition in (None, "natural")
+    return federate(
+        dataset,
+        clients=data.clients if data.clients is not None or natural else DEFAULT_CLIENTS,
+        partition=data.partition,
+        seed=config.run.seed if data.seed is None else data.seed,
+        validation=data.validation,
+        test=data.test,
+        proxy=proxy,
+    )
+
+
+def row_numbers(config: Config, name: str) -> tuple[Numbers, Numbers, Numbers]:
+    """Which rows of its own table, from 0, a client trains on, validates with and tests with.
+
+    The division goes by position: the same division of row numbers says where each record went.
+    """
+    dataset = _records(config, name)
+    rows = Arrays(np.arange(len(dataset.train))[:, None], dataset.train.y)
+    none = Arrays(np.full((len(dataset.test), 1), -1), dataset.test.y)  # test records are in no such table
+    proxy = False if isinstance(config.data.proxy, str) else config.data.proxy
+    divided = _divided(config, replace(dataset, train=rows, test=none), proxy)
+    own = divided.clients[divided.names.index(name)]
+    parts = [part.x[:, 0][part.x[:, 0] >= 0] for part in (own.train, own.validation, own.test)]
+    table = np.sort(np.concatenate(parts))
+    if dataset.clients is not None and config.data.partition in (None, "natural"):
+        table = np.flatnonzero(dataset.clients == dataset.client_names.index(name))
+    train, validation, test = (np.searchsorted(table, part) for part in parts)
+    return train, validation, test
 
 
 def experiment(config: Config) -> Experiment:
@@ -78,6 +108,7 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
         average=run.average,
         bounds=run.bounds,
         noise=config.privacy.noise,
+        fixed_shapes=config.privacy.fixed_shapes,
         bands=config.privacy.bands,
         factor=config.privacy.factor,
         secure_aggregation=run.secure_aggregation,
@@ -127,14 +158,17 @@ def _records(config: Config, alone: str | None = None) -> Dataset:
     if data.name is not None:
         return load(data.name, data.dir)
     if data.npz is not None:
-        return from_npz_folder(data.npz, classes=data.classes, scale=data.scale)
-    assert data.csv is not None  # the schema allows one of the three
-    return from_csv(
-        data.csv,
+        how = {"labels": data.labels, "values": data.values, "scale": data.scale, "id": data.id_column}
+        return from_npz_folder(data.npz, classes=data.classes, **how)  # type: ignore[arg-type]
+    assert data.table is not None  # the schema allows one of the four
+    read = from_parquet if data.csv is None else from_csv
+    return read(
+        data.table,
         client=data.client_column,
         label=data.label_column,
         id=data.id_column,
         classes=data.classes,
+        labels=data.labels,
         columns=data.columns,
         alone=alone,
     )

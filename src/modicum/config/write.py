@@ -42,7 +42,13 @@ def describe_experiment(
     mixed = {"bands": e.bands, "factor": e.factor} if e.noise == "correlated" else {}
     tables: dict[str, dict[str, Any]] = {
         "data": {"name": data.dataset, "clients": len(data.clients), "records": list(data.sizes)},
-        "privacy": {"budgets": list(e.federation.budgets), **_elsewhere(e.method), "noise": e.noise, **mixed},
+        "privacy": {
+            "budgets": list(e.federation.budgets),
+            **_elsewhere(e.method),
+            "noise": e.noise,
+            "fixed_shapes": e.fixed_shapes,
+            **mixed,
+        },
         "model": {"name": e.model if isinstance(e.model, str) else type(e.model).__name__, **options},
         "method": {"name": registered_name(e.method)},
         "run": {

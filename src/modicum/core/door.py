@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -15,8 +15,9 @@ from modicum.core.rows import NoiseRows
 from modicum.errors import UserError
 from modicum.privacy.correlated import Correlation
 from modicum.privacy.events import Block, NoSampling, Poisson, Release, Shuffled
+from modicum.privacy.fixed_shapes import Uniform
 from modicum.privacy.ledger.token import Token
-from modicum.privacy.noise import DType, NoiseKey, NoiseSource, SimulatedNoise
+from modicum.privacy.noise import BoolArray, DType, NoiseKey, NoiseSource, SimulatedNoise
 
 SERVER = "(server)"  # no client's name: parentheses are not allowed in one
 
@@ -31,14 +32,28 @@ class Door(Protocol):
     def reserve(self, release: Release) -> bool:
         """Whether this release is reserved, now if not before; False where the ledger refuses it."""
 
-    def sample(self, release: Release, step: int, records: int) -> Tensor:
-        """Indices of the records that enter this step, of which `release` must be reserved."""
+    def sample(self, release: Release, step: int, records: int, present: Tensor | None = None) -> Tensor:
+        """Numbers of the records that enter this step, of which `release` must be reserved.
+
+        Where the sampler fixes the shape of passes, (passes, rows) of them with `BLANK` in rows that nobody takes.
+        A record that is not `present` is never drawn; batches that are not drawn keep its row.
+        """
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Each block's clipped sum plus its noise. `release` must be reserved, each step passes once."""
 
     def release_integers(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Tensor:
         """All blocks as one vector of integers with this client's share of noise: a summand, for no eye alone."""
+
+
+def drawn(sampler: Poisson, coins: BoolArray, present: Tensor | None, uniform: Uniform) -> Tensor:
+    """Whom these coins chose, laid out in passes of one shape where the sampler asks for it (R16)."""
+    if present is not None:
+        coins = coins & present.cpu().numpy()
+    chosen = np.flatnonzero(coins)
+    if sampler.shape is not None:
+        chosen = sampler.shape.laid_out(chosen, len(coins), uniform)
+    return torch.from_numpy(chosen)
 
 
 class ReservedDoor:
@@ -84,7 +99,7 @@ class ReservedDoor:
             self._current = release
         return True
 
-    def sample(self, release: Release, step: int, records: int) -> Tensor:
+    def sample(self, release: Release, step: int, records: int, present: Tensor | None = None) -> Tensor:
         if not self._has(release):
             raise UserError(f"client {release.client!r}: nothing is reserved for {_name(release)!r}")
         match release.sampler:
@@ -92,7 +107,9 @@ class ReservedDoor:
                 return torch.arange(records)
             case Poisson(rate=rate):
                 key = NoiseKey(release.client, release.round, step, f"coins:{_name(release)}")
-                return torch.from_numpy(np.flatnonzero(self._noise.coins(key, records, rate)))
+                rows = replace(key, purpose=f"rows:{_name(release)}")
+                coins = self._noise.coins(key, records, rate)
+                return drawn(release.sampler, coins, present, lambda size: self._noise.uniform(rows, size))
             case Shuffled(batches=batches):
                 return self._shuffled(release, step // batches, records)[step % batches]
         raise UserError(f"no door for the sampler {release.sampler}: use Poisson sampling or whole batches")

@@ -9,7 +9,7 @@ are dictionaries of plain numbers, strings, lists and tensors, so that a checkpo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -135,11 +135,14 @@ class Policy(Protocol):
 class Batch:
     """Records that enter one step: a tensor, or several by name; the first dimension of each is the record.
 
-    Targets hold `y` and whatever else the loss needs.
+    Targets hold `y` and whatever else the loss needs. A blank keeps its row and counts for nothing: weight 0 in
+    sums, left out of signals, counts and metrics (R16).
     """
 
     x: Any
     targets: Mapping[str, Tensor]
+    present: Tensor | None = None  # (rows,) False for a blank; None: there is none
+    part_of: int | None = None  # the most rows of the step that this pass is a part of; None: it is all of it
 
     def __len__(self) -> int:
         return int(first_leaf(self.x).shape[0])
@@ -156,7 +159,31 @@ class Batch:
         return Batch(
             each(lambda t: t.index_select(0, index), self.x),
             {name: t.index_select(0, index) for name, t in self.targets.items()},
+            None if self.present is None else self.present.index_select(0, index),
         )
+
+    def blanked(self, present: Tensor) -> Batch:
+        """The same rows with zeros, at weight 0, in place of those that are not present."""
+        present = present.to(self.device)
+        both = present if self.present is None else present & self.present
+        return Batch(
+            each(lambda t: _kept(t, both), self.x),
+            {name: _kept(t, both) for name, t in self.targets.items()},
+            both,
+        )
+
+    def with_targets(self, targets: Mapping[str, Tensor]) -> Batch:
+        """The same records with other targets; what is a blank stays one."""
+        return Batch(self.x, targets, self.present)
+
+    @property
+    def real(self) -> Batch:
+        """The rows that are no blanks, for what is counted and never leaves by itself."""
+        return self if self.present is None else replace(self.take(self.present.nonzero().flatten()), present=None)
+
+
+def _kept(t: Tensor, present: Tensor) -> Tensor:
+    return torch.where(present.view(-1, *(1,) * (t.dim() - 1)), t, t.new_zeros(()))
 
 
 class Losses(Protocol):

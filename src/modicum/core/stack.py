@@ -128,6 +128,14 @@ class SideBySide(Gathered):
         return x, targets
 
 
+def has_blanks(batches: Sequence[Batch]) -> bool:
+    """Whether rows of some batch count for nothing; a stack has no weights, so that those go client by client."""
+    if isinstance(batches, SideBySide):
+        return False
+    records = batches.pool.records if isinstance(batches, PooledBatches) else batches
+    return any(batch.present is not None for batch in records)
+
+
 def _by_step(trees: Sequence[Any], steps: int) -> Any:
     def stacked(*parts: Tensor) -> Tensor:
         return torch.stack([part.view(steps, len(part) // steps, *part.shape[1:]) for part in parts], dim=1)

@@ -25,7 +25,10 @@ from modicum.federation.correlate import pays, rotation, with_correlated
 from modicum.federation.learning import check_labels, inputs_of, made_up_rows, width_of, with_task
 from modicum.federation.settings import FactorKind, NoiseKind
 from modicum.mechanisms.class_sums import class_sums
+from modicum.mechanisms.fixed_shapes import KINDS, Kind, shapes_for, with_fixed_shapes
 from modicum.models import build, check_model, fixed_features
+from modicum.models.adapter import adapted
+from modicum.models.named import build_named, is_shipped
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
 from modicum.privacy.views import Variant
 from modicum.public.features import behind, stand_on
@@ -125,6 +128,7 @@ class Experiment:
     noise: NoiseKind | None = (
         None  # integer: drawn on a lattice; None: what secure_aggregation asks for, else float
     )
+    fixed_shapes: Kind | None = None  # of passes over Poisson batches, as deployed silos have them (R16)
     bands: int | None = None  # of correlated noise; None: as many as the separation of a client's rounds
     factor: FactorKind | None = None  # of correlated noise; None: banded, and blt where that has too many bands
     secure_aggregation: AggregationKind = "ideal"  # or the protocol itself, in memory
@@ -152,6 +156,8 @@ class Experiment:
             raise UserError('bands and factor are those of correlated noise: set noise = "correlated"')
         if self.factor not in (None, "banded", "blt"):
             raise UserError(f"unknown factor {self.factor!r}: use banded or blt")
+        if self.fixed_shapes not in (None, *KINDS):
+            raise UserError(f"unknown fixed_shapes {self.fixed_shapes!r}: use {', '.join(KINDS)}")
         if self.noise in ("float", "correlated") and self.secure_aggregation != "ideal":
             raise UserError('masks need integers: leave noise out, or set noise = "integer"')
         data = self.federation.data
@@ -208,6 +214,11 @@ def with_integers(method: Method, variant: Variant) -> Method:
     return replace(method, mechanism=mechanism)
 
 
+def in_fixed_shapes(method: Method, kind: Kind | None, data: Prepared) -> Method:
+    """The method whose drawn records are computed in passes of one shape, where that is asked for (R16)."""
+    return method if kind is None else with_fixed_shapes(method, shapes_for(kind, data.model, data.records[0].x))
+
+
 def offer_of(data: FederatedData, task: Task = CLASSIFICATION) -> Offer:
     """What these data offer to the parts of a method."""
     return Offer(
@@ -245,7 +256,7 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
     _check_division(wrap, trained)
 
     def batch(arrays: Arrays) -> Batch:
-        x = each(lambda t: t.to(device), arrays.tensors(floats=isinstance(experiment.model, str)))
+        x = each(lambda t: t.to(device), arrays.tensors(floats=is_shipped(experiment.model)))
         return Batch(
             _transform(features, x), {"y": experiment.task.targets(torch.from_numpy(arrays.y)).to(device)}
         )
@@ -323,10 +334,12 @@ def _made_up(experiment: Experiment, features: nn.Module | None, device: torch.d
 
 
 def _uncompressed(experiment: Experiment, options: Mapping[str, float | str]) -> nn.Module:
-    if isinstance(experiment.model, nn.Module):
-        return copy.deepcopy(experiment.model)  # training must not change the caller's
     data = experiment.federation.data
     inputs, width = inputs_of(data, experiment.model), width_of(experiment.task, data)
+    if isinstance(experiment.model, nn.Module):
+        return adapted(copy.deepcopy(experiment.model), inputs)  # training must not change the caller's
+    if not is_shipped(experiment.model):
+        return adapted(build_named(experiment.model, inputs, width, experiment.seed, options), inputs)
     assert isinstance(inputs, Field)
     if width is None:
         raise UserError(

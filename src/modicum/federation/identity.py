@@ -12,6 +12,7 @@ from torch import nn
 from modicum.core.records import leaves
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.federation.experiment import Experiment
+from modicum.models.named import is_shipped, package_of
 
 
 def run_id(experiment: Experiment) -> str:
@@ -44,7 +45,8 @@ def _parts(e: Experiment) -> Iterator[bytes]:
     kind: tuple[object, ...] = ("integers", e.secure_aggregation) if e.integers else ()
     if e.noise == "correlated":
         kind = ("correlated", e.bands, e.factor)
-    yield repr((*settings, *bounds, *kind)).encode()
+    shapes = () if e.fixed_shapes is None else ("fixed shapes", e.fixed_shapes)
+    yield repr((*settings, *bounds, *kind, *shapes)).encode()
     if not e.task.plain:
         yield re.sub(r" at 0x[0-9a-f]+", "", repr(e.task)).encode()
     yield from _model(e)
@@ -54,6 +56,9 @@ def _parts(e: Experiment) -> Iterator[bytes]:
 def _model(e: Experiment) -> Iterator[bytes]:
     if not isinstance(e.model, nn.Module):
         yield repr((e.model, sorted(e.model_options.items()))).encode()
+        if not is_shipped(e.model):
+            yield package_of(e.model).encode()
+            return
         yield from (Path(value).read_bytes() for value in e.model_options.values() if isinstance(value, str))
         return
     yield repr((e.model, sorted(e.model_options.items())) if e.model_options else e.model).encode()

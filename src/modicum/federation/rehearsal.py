@@ -11,11 +11,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from modicum.core import integers
-from modicum.core.door import SERVER, Door, correlated_blocks
+from modicum.core.door import SERVER, Door, correlated_blocks, drawn
 from modicum.core.memory import keep_pages
 from modicum.core.messages import Opened, ReleasedSum
 from modicum.core.parts import Backend, Batch, Job, State
@@ -64,7 +66,7 @@ class RehearsedNoise:
             self.held.append(token)
         return token is not None
 
-    def sample(self, release: Release, step: int, records: int) -> Tensor:
+    def sample(self, release: Release, step: int, records: int, present: Tensor | None = None) -> Tensor:
         if isinstance(release.sampler, Shuffled):
             turn, batch = divmod(step, release.sampler.batches)
             seed = counter_seed(self.seed, release.client, release.round, turn, "pass")
@@ -73,8 +75,13 @@ class RehearsedNoise:
         if not isinstance(release.sampler, Poisson) or release.sampler.known_to is not KnownTo.CLIENT:
             return torch.arange(records)
         seed = counter_seed(self.seed, release.client, release.round, step, "coins")
-        coins = torch.rand(records, generator=torch.Generator().manual_seed(seed))
-        return torch.nonzero(coins < release.sampler.rate).flatten()
+        generator = torch.Generator().manual_seed(seed)
+        coins = torch.rand(records, generator=generator) < release.sampler.rate
+
+        def uniform(size: int) -> NDArray[np.float64]:
+            return torch.rand(size, generator=generator, dtype=torch.float64).numpy()
+
+        return drawn(release.sampler, coins.numpy(), present, uniform)
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if release.integers is not None:

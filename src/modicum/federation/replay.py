@@ -50,8 +50,8 @@ class _Around:
     def reserve(self, release: Release) -> bool:
         return self._inner.reserve(release)
 
-    def sample(self, release: Release, step: int, records: int) -> Tensor:
-        return self._inner.sample(release, step, records)
+    def sample(self, release: Release, step: int, records: int, present: Tensor | None = None) -> Tensor:
+        return self._inner.sample(release, step, records, present)
 
 
 class _RecordingDoor(_Around):

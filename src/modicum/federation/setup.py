@@ -24,7 +24,7 @@ from modicum.federation.clients import Client
 from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, rounds_of
 from modicum.federation.correlate import Correlates, rotation
 from modicum.federation.evaluation import public_evaluator
-from modicum.federation.experiment import Experiment, Prepared, build_method, prepare
+from modicum.federation.experiment import Experiment, Prepared, build_method, in_fixed_shapes, prepare
 from modicum.federation.server import Server
 from modicum.mechanisms.common import metric_plans, training_multiplier
 from modicum.mechanisms.integers import on_lattice
@@ -61,6 +61,7 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     """`prepared` may be shared by runs on the same data and model. `noise` draws a trusted server's cohorts."""
     method = build_method(experiment)
     data = prepared or prepare(experiment, method)
+    method = in_fixed_shapes(method, experiment.fixed_shapes, data)
     engine = choose(data.model, data.first.device, compiled=experiment.compile, several=_several(data))
     cohorts = make_cohorts(experiment, method.mechanism, noise)
     facts = make_facts(experiment, cohorts)

@@ -153,7 +153,8 @@ class ClassSums:
     def _release(self, job: Job, kit: ClientKit) -> tuple[Message, State]:
         event = self._event(job.facts, job.plan, job.broadcast)
         model = job.broadcast.model
-        sums, counts = class_sums(job.records.x, job.records.targets["y"], kit.backend.layout.shapes[0])
+        records = job.records.real  # a label 0 of a blank would move a count
+        sums, counts = class_sums(records.x, records.targets["y"], kit.backend.layout.shapes[0])
         blocks = {CLASS_SUMS: sums, CLASS_COUNTS: counts}
         if not self.individuals:
             requests = [ReleaseRequest(job.door, event, 0, blocks), *common.metric_requests(job, kit, self.spec)]

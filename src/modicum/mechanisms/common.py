@@ -190,6 +190,8 @@ def metric_value(job: Job, kit: ClientKit, unit: Unit, block: str) -> Tensor:
     """A metric of the broadcast model, summed over the client's validation records, each at most 1 (private)."""
     outputs = kit.backend.outputs(start(job, kit), job.validation.x)
     shares = kit.task.share(block.removeprefix("metric:"), outputs, job.validation.targets["y"])
+    if job.validation.present is not None:
+        shares = torch.where(job.validation.present, shares, shares.new_zeros(()))
     total = shares.sum().reshape(1)
     return total if unit is Unit.RECORD else total / max(1, len(job.validation)) - SIGNAL_BOUND
 

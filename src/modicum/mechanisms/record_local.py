@@ -23,6 +23,8 @@ from modicum.core.sockets import Climbs, Pulls
 from modicum.core.stack import Pool
 from modicum.errors import UserError, counted
 from modicum.mechanisms import common, integers
+from modicum.mechanisms.fixed_shapes import FixedShapes
+from modicum.mechanisms.passes import clipped_in_passes
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, most_drawn, noise_norm, rounded_away, spread
 from modicum.mechanisms.record_steps import Stepper, release, uphill
 from modicum.privacy.accounting.calibration import calibrate_kinds, calibrate_noise, largest_steps
@@ -53,6 +55,7 @@ class RecordLocal:
     adaptive: bool = False  # the policy chooses the noise of each step, and a filter guards the budget (R2)
     integers: bool = False  # noise is drawn on a lattice: whole batches, and noise that the plan fixes (R12)
     normalised: bool = False  # steps go by gradients in units of their bound, so that C changes no step's length
+    shapes: FixedShapes | None = None  # of passes over drawn records, where a server may be hostile; None: ragged
     stock: Stock | None = None  # kinds of noise to choose from: in the plan (R11), or before a filter (`adaptive`)
 
     individuals = True
@@ -91,6 +94,14 @@ class RecordLocal:
         return replace(self, integers=True)
 
     def sampler(self, facts: ClientFacts) -> Sampler:
+        """Who enters a step, and in what passes if their shapes are to tell nobody who was drawn (R16)."""
+        sampler = self._drawn_from(facts)
+        if self.shapes is None or not isinstance(sampler, Poisson):
+            return sampler
+        steps = None if self.adaptive else self.total_steps(facts)  # a filter does not know them
+        return replace(sampler, shape=self.shapes.choose(facts.records, sampler.rate, self.delta, steps))
+
+    def _drawn_from(self, facts: ClientFacts) -> Sampler:
         """Poisson sampling at rate batch/records, or all records in each step; a batch above them is refused."""
         if self.batch is None or self.batch == facts.records:
             return NoSampling()
@@ -329,12 +340,7 @@ class RecordLocal:
     def _noised_gradients(
         self, steppers: Sequence[Stepper], pool: Pool, theta: Tensor, kit: ClientKit, step: int
     ) -> Tensor:
-        sums, norms = kit.backend.clipped_sums(
-            theta,
-            pool.batches([stepper.chosen(step) for stepper in steppers]),
-            kit.training.losses,
-            [stepper.decision.rule(self.rule) for stepper in steppers],
-        )
+        sums, norms = self._clipped_sums(steppers, pool, theta, kit, step)
         live = [i for i, stepper in enumerate(steppers) if stepper.stopped is None]
         if len(live) == len(steppers):
             return release(steppers, step, sums, norms)
@@ -342,6 +348,21 @@ class RecordLocal:
         if live:
             gradients[live] = release([steppers[i] for i in live], step, sums[live], [norms[i] for i in live])
         return gradients
+
+    def _clipped_sums(
+        self, steppers: Sequence[Stepper], pool: Pool, theta: Tensor, kit: ClientKit, step: int
+    ) -> tuple[Tensor, list[Tensor]]:
+        chosen = [stepper.chosen(step) for stepper in steppers]
+        clips = [stepper.decision.rule(self.rule) for stepper in steppers]
+        if all(stepper.shape is None for stepper in steppers):
+            batches = pool.batches(chosen)
+            sums, norms = kit.backend.clipped_sums(theta, batches, kit.training.losses, clips)
+            return sums, [s.real(own, rows) for s, own, rows in zip(steppers, norms, chosen, strict=True)]
+        found = [
+            clipped_in_passes(kit.backend, row, stepper.records, rows, kit.training.losses, clip, stepper.shape)
+            for stepper, row, rows, clip in zip(steppers, theta, chosen, clips, strict=True)
+        ]
+        return torch.stack([total for total, _ in found]), [norms for _, norms in found]
 
     def collect(self, state: RoundState) -> Collector:
         return common.Individually(state)

@@ -14,10 +14,11 @@ from torch import Tensor
 from modicum.core.door import ReleaseRequest, release_together
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Decision, Message, Noised, NoiseFacts
-from modicum.core.parts import Batch, ClientKit, Job, Observation, Place, Scope, State
+from modicum.core.parts import ClientKit, Job, Observation, Place, Scope, State
 from modicum.core.sockets import Climbs
 from modicum.mechanisms import common
-from modicum.privacy.events import Release
+from modicum.privacy.events import Poisson, Release
+from modicum.privacy.fixed_shapes import FixedShape
 from modicum.privacy.spec import PrivacySpec
 
 
@@ -53,7 +54,7 @@ class Stepper:
 
     def __init__(self, mechanism: Steps, job: Job, kit: ClientKit) -> None:
         self.mechanism, self.job, self.kit = mechanism, job, kit
-        self.records = Batch(job.records.x, kit.training.targets(job.records, job.state, kit.backend))
+        self.records = job.records.with_targets(kit.training.targets(job.records, job.state, kit.backend))
         self.expected = mechanism.expected_batch(job.facts)
         self.decision = job.broadcast.decision
         self.steps = mechanism.steps_in(job.facts, job.participation)
@@ -98,7 +99,16 @@ class Stepper:
         """Which records enter this step."""
         if self.stopped is not None:
             return torch.arange(0)
-        return self.job.door.sample(self.event, step, len(self.records))
+        return self.job.door.sample(self.event, step, len(self.records), self.records.present)
+
+    @property
+    def shape(self) -> FixedShape | None:
+        """Of the passes over drawn records; None: their number is whatever was drawn."""
+        return self.event.sampler.shape if isinstance(self.event.sampler, Poisson) else None
+
+    def real(self, norms: Tensor, chosen: Tensor) -> Tensor:
+        """The norms of chosen rows that are no blanks: a blank's norm would move a signal."""
+        return norms if self.records.present is None else norms[self.records.present[chosen]]
 
     def request(self, step: int, total: Tensor, norms: Tensor) -> ReleaseRequest:
         """The clipped sum and the signals of this step, for the door to add noise to."""

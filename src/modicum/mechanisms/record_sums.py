@@ -21,7 +21,7 @@ from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, NoiseFacts, ReleasedSum
 from modicum.core.needs import Need
 from modicum.core.optimisers import Optimiser
-from modicum.core.parts import Batch, ClientKit, Job, State
+from modicum.core.parts import ClientKit, Job, State
 from modicum.core.round_state import Collector, RoundState
 from modicum.core.sockets import Pulls
 from modicum.errors import UserError
@@ -118,8 +118,11 @@ class RecordSums:
                 "a pull towards the server's model acts between local steps, and here each round is one"
             )
         theta, clips = common.starts(jobs, kit), [job.broadcast.decision.rule(self.rule) for job in jobs]
-        batches = [Batch(job.records.x, kit.training.targets(job.records, job.state, kit.backend)) for job in jobs]
+        batches = [
+            job.records.with_targets(kit.training.targets(job.records, job.state, kit.backend)) for job in jobs
+        ]
         sums, norms = kit.backend.clipped_sums(theta, batches, kit.training.losses, clips)
+        norms = [own if b.present is None else own[b.present] for own, b in zip(norms, batches, strict=True)]
         done: list[tuple[Message, State]] = []
         for job, total, norm, start in zip(jobs, sums.unbind(), common.on_cpu(norms), theta, strict=True):
             request = self._request(job, kit, common.shared_part(total, job, kit), norm)

@@ -49,6 +49,7 @@ class ClientGuarantee:
     releases_planned: int | None  # a filter has no plan
     meaning: str
     integers: dict[str, Any] | None = None  # the terms of integer noise; None: noise of floating-point numbers
+    overflow: float = 0.0  # what a capacity takes of δ (R16)
     correlated: dict[str, Any] | None = None  # the one Gaussian that correlated noise makes of a run (R19)
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,6 +66,7 @@ class ClientGuarantee:
             "releases_planned": self.releases_planned,
             "meaning": self.meaning,
             **({} if self.integers is None else {"integers": self.integers}),
+            **({"overflow": self.overflow} if self.overflow else {}),
             **({} if self.correlated is None else {"correlated": self.correlated}),
         }
 
@@ -86,6 +88,7 @@ class ClientGuarantee:
             releases_planned=None if d["releases_planned"] is None else int(d["releases_planned"]),
             meaning=str(d["meaning"]),
             integers=dict(d["integers"]) if "integers" in d else None,
+            overflow=float(d.get("overflow", 0.0)),
             correlated=dict(d["correlated"]) if "correlated" in d else None,
         )
 
@@ -265,6 +268,7 @@ def _guarantee(plan: PrivacyPlan, used: dict[Sampler, None], bare: dict[str, Non
         releases_planned=planned,
         meaning=_meaning(plan, epsilon, tuple(bare)),
         integers=_integers(plan, epsilon),
+        overflow=sampler_charge.overflow(plan.releases),
         correlated=_correlated(plan),
     )
 
@@ -339,6 +343,11 @@ def _assumptions(
         said.append(
             "Clients draw their own sampling coins afresh for each step and tell nobody, nor the batch size."
         )
+    said += [
+        f"Drawn records are computed {shape.sentence()}: no shape depends on who was drawn, and no number of one "
+        "record on another's."
+        for shape in sorted({s.shape for s in samplers if isinstance(s, Poisson) and s.shape}, key=str)
+    ]
     said += sorted({view.assumption for view in views if view.assumption})
     if any(line.correlated is not None for line in clients.values()):
         said.append(

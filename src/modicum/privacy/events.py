@@ -16,6 +16,7 @@ from typing import Any
 
 from modicum.errors import UserError
 from modicum.privacy.correlated import Rows, correlated_to_dict, rows_from_dict
+from modicum.privacy.fixed_shapes import FixedShape, shape_from_dict
 from modicum.privacy.integer_noise import IntegerNoise
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import KnownTo
@@ -47,6 +48,9 @@ class Poisson:
 
     rate: float
     known_to: KnownTo
+    shape: FixedShape | None = (
+        None  # of the passes that hide who was drawn (R16); None: as many rows as were drawn
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "known_to", KnownTo(self.known_to))
@@ -55,7 +59,13 @@ class Poisson:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for the journal."""
-        return {"kind": "poisson", "rate": self.rate, "known_to": str(self.known_to)}
+        said = {"kind": "poisson", "rate": self.rate, "known_to": str(self.known_to)}
+        return said if self.shape is None else {**said, "shape": self.shape.to_dict()}
+
+    @property
+    def overflow(self) -> float:
+        """The probability a release that a capacity leaves somebody out on account of one unit: δ pays for it."""
+        return 0.0 if self.shape is None else self.shape.overflow(self.rate)
 
 
 @dataclass(frozen=True)
@@ -91,8 +101,9 @@ def sampler_from_dict(d: dict[str, Any]) -> Sampler:
     match d:
         case {"kind": "none"}:
             return NoSampling()
-        case {"kind": "poisson", "rate": rate, "known_to": known_to}:
-            return Poisson(float(rate), KnownTo(known_to))
+        case {"kind": "poisson", "rate": rate, "known_to": known_to, **rest}:
+            shape = shape_from_dict(rest["shape"]) if "shape" in rest else None
+            return Poisson(float(rate), KnownTo(known_to), shape)
         case {"kind": "shuffled", **rest}:
             return Shuffled(int(rest.get("batches", 1)))
     raise UserError(f"unknown sampler {d!r}")

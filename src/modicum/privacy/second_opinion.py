@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 import scipy.signal
+from scipy.special import betainc
 
 from modicum.errors import MissingExtraError
 from modicum.privacy import skellam_second_opinion as skellam
 from modicum.privacy.accounting.filters import NO_NOISE
 from modicum.privacy.correlated import Correlation
 from modicum.privacy.events import Poisson, Sampler
+from modicum.privacy.fixed_shapes import Capacity
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, SecureAggregation, TrustedServer
 from modicum.privacy.views import KnownTo
@@ -77,6 +79,7 @@ def _price(spec: PrivacySpec, releases: tuple[PlannedRelease, ...], grid: float)
         accountant.compose(dp.GaussianDpEvent(1 / math.sqrt(plain)))
     first = float(accountant.get_epsilon(spec.delta))
     taken = skellam.delta_taken([(r.integers, r.count) for r in releases if r.integers is not None], first)
+    taken += math.fsum(_left_out(r.sampler) * r.count for r in releases)
     if not taken:
         return first
     return float(accountant.get_epsilon(spec.delta - taken)) if taken < spec.delta else math.inf
@@ -154,6 +157,14 @@ def _hidden(sampler: Sampler, spec: PrivacySpec) -> bool:
         sampler.known_to is KnownTo.CLIENT
         or (sampler.known_to is KnownTo.SERVER and isinstance(spec.view, TrustedServer))
     )
+
+
+def _left_out(sampler: Sampler) -> float:
+    """P[Bin(n − 1, q) ≥ K] of a capacity, as an incomplete beta function."""
+    shape = sampler.shape if isinstance(sampler, Poisson) else None
+    if not isinstance(sampler, Poisson) or not isinstance(shape, Capacity) or shape.rows > shape.records - 1:
+        return 0.0
+    return float(betainc(shape.rows, shape.records - shape.rows, sampler.rate))
 
 
 def _event(dp: Any, z: float, sampler: Sampler, spec: PrivacySpec) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from modicum.errors import UserError
 from modicum.privacy import second_opinion
 from modicum.privacy.certificate import Certificate, ClientGuarantee
-from modicum.privacy.events import Sampler
+from modicum.privacy.events import Poisson, Sampler
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.ledger.budgets import noise_problems
 from modicum.privacy.ledger.journal import LedgerDamaged
@@ -38,6 +38,9 @@ class ClientCheck:
     recomputed: float
     second_opinion: float | None  # for a filter: of what it let through, at most the cap
     problems: tuple[str, ...]
+    shapes: tuple[
+        str, ...
+    ] = ()  # of passes over secretly drawn records, in words; none: as many rows as were drawn
 
     @property
     def matches(self) -> bool:
@@ -61,6 +64,7 @@ class ClientCheck:
             "certified": _finite(self.certified),
             "recomputed": _finite(self.recomputed),
             "second_opinion": _finite(self.second_opinion),
+            "shapes": list(self.shapes),
             "problems": list(self.problems),
         }
 
@@ -188,6 +192,7 @@ def _verify(ledger: Ledger, certificate: Certificate | None, kept: KeptHead | No
                 line.epsilon,
                 second,
                 tuple(problems),
+                _shapes(line),
             )
         )
     whole = []
@@ -210,6 +215,13 @@ def _verify(ledger: Ledger, certificate: Certificate | None, kept: KeptHead | No
         problems=tuple(whole),
         clients=tuple(checks),
     )
+
+
+def _shapes(line: ClientGuarantee) -> tuple[str, ...]:
+    """How drawn records were computed, and what a capacity takes of δ (R16)."""
+    found = [s.shape.sentence() for s in line.samplers if isinstance(s, Poisson) and s.shape is not None]
+    taken = f" (δ includes {line.overflow:.2g} for more than that)" if line.overflow else ""
+    return tuple(f"{said}{taken}" for said in dict.fromkeys(found))
 
 
 class _SecondOpinions:

@@ -16,7 +16,8 @@ import torch
 
 from modicum.core.messages import Decision, Noised, encode
 from modicum.deploy.silo.serve import MOST, Desk
-from modicum.deploy.silo.silo import own_experiment
+from modicum.deploy.silo.silo import Silo, own_experiment
+from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.terms import MOST_CLIENTS
 from modicum.deploy.silo.wire import (
     HEADER,
@@ -403,13 +404,25 @@ def test_compiled_sums_are_for_simulations() -> None:
         own_experiment(spec)
 
 
-@pytest.mark.parametrize(
-    ("device", "unit", "refused"),
-    [("cuda", "record", True), ("cuda:1", "record", True), ("cuda", "client", False), ("cpu", "record", False)],
-)
-def test_records_are_clipped_on_a_processor(device: str, unit: str, refused: bool) -> None:
-    """On a GPU a record's bits depend on how many others there are. A client is clipped as a whole."""
-    run = SimpleNamespace(compile=False, device=device)
-    spec: Any = SimpleNamespace(experiment=SimpleNamespace(run=run), grant=SimpleNamespace(unit=unit), name="a")
-    with pytest.raises(UserError if refused else AttributeError, match="on its processor" if refused else None):
-        own_experiment(spec)
+def test_a_silo_computes_where_its_own_file_says(tmp_path: Path) -> None:
+    """Not where the experiment says that a server may have written."""
+    text = EXPERIMENT.replace("[run]", '[run]\ndevice = "cuda:7"')
+    assert "cuda:7" in text
+    path = write_silo(tmp_path, "client-00", experiment=text)
+    assert own_experiment(read_spec(path)).device == "cpu"
+    path.write_text(path.read_text().replace("[silo]", '[silo]\ndevice = "cuda:7"'))
+    with pytest.raises(UserError, match="the device 'cuda:7' is not there"):
+        own_experiment(read_spec(path))
+
+
+def test_a_silo_answers_with_its_own_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_silo(tmp_path, "client-00")
+    path.write_text(path.read_text().replace("[silo]", "[silo]\nthreads = 3"))
+    silo, seen, before = Silo(read_spec(path)), list[int](), torch.get_num_threads()
+    monkeypatch.setattr(silo, "_answer", lambda *_: (seen.append(torch.get_num_threads()), Answer(b""))[1])
+    silo.answer(Kind.HELLO, b"")
+    silo.close()
+    assert (seen, torch.get_num_threads()) == ([3], before)
+    path.write_text(path.read_text().replace("threads = 3", "threads = 0"))
+    with pytest.raises(UserError, match="threads must be at least 1"):
+        read_spec(path)

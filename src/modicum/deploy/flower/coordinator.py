@@ -200,6 +200,7 @@ class Coordinator:
         """Everybody's plans, and the lattice of their noise, as silos derive them too."""
         self.experiment = _without_data(self.config, self.terms, kind)
         self.data = prepare(self.experiment, self.terms.method)
+        self.terms = self.terms.for_model(self.data)
         self.plans, self.integers = self.terms.plans(self.terms.agreed(), self.experiment, self.data)
 
     def _model(self) -> None:

@@ -84,8 +84,8 @@ class _GrantedDoor:
     def reserve(self, release: Release) -> bool:
         return self._watch.allows(release) and self._inner.reserve(release)
 
-    def sample(self, release: Release, step: int, records: int) -> Tensor:
-        return self._inner.sample(release, step, records)
+    def sample(self, release: Release, step: int, records: int, present: Tensor | None = None) -> Tensor:
+        return self._inner.sample(release, step, records, present)
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self._inner.release(release, step, sums)

@@ -14,7 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from modicum.compute.switches import refuse_switches, repeatable
 from modicum.config import Config, experiment_over, federation
+from modicum.core.device import device_named
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, decode
 from modicum.core.needs import Offer, check_data
@@ -37,6 +41,7 @@ from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import adapts
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.certificate import Certificate
+from modicum.privacy.events import Poisson
 from modicum.privacy.lifetime import DrawRefused
 from modicum.privacy.noise import CryptoNoise, NoiseSource, SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
@@ -53,7 +58,7 @@ class Silo:
     """Answers requests. Its folder holds all that it must remember; opening it again continues."""
 
     def __init__(self, spec: SiloSpec) -> None:
-        self.spec = spec
+        self.spec, self.threads = spec, spec.threads or torch.get_num_threads()
         self.files = RunFolder(spec.folder)
         self.files.make(fresh=False)
         self._key, self._server = own_keys(spec)
@@ -89,6 +94,11 @@ class Silo:
             self._prepared = prepare(self.experiment, method)
         return self._prepared
 
+    def terms(self, names: tuple[str, ...]) -> Terms:
+        """The agreed experiment for these silos and the model that it trains."""
+        terms = Terms(self.spec.experiment, names)
+        return terms.for_model(self.prepared(terms.method))
+
     @property
     def _offer(self) -> Offer:
         """What its own records offer to a method's parts; public data are the server's."""
@@ -109,7 +119,8 @@ class Silo:
 
     def answer(self, kind: int, body: bytes) -> Answer:
         """The signed answer to one request. No exception, and no text of one, ever gets out of here."""
-        return sign_answer(self._key, kind, body, self._answer(kind, body))
+        with repeatable(torch.device(self.spec.device), self.threads):
+            return sign_answer(self._key, kind, body, self._answer(kind, body))
 
     def _answer(self, kind: int, body: bytes) -> Answer:
         handlers: dict[int, Callable[[bytes], bytes]] = {
@@ -220,9 +231,8 @@ class Silo:
                 ADVICE[Code.EXPERIMENT_DIFFERS],
             )
             raise Refuse(Code.EXPERIMENT_DIFFERS)
-        terms = Terms(self.spec.experiment, join.names)
         try:
-            spec = terms.spec
+            spec = Terms(self.spec.experiment, join.names).spec
         except UserError:
             raise Refuse(Code.WEAKER_VIEW) from None
         views = {spec.view.to_dict()["kind"], join.spec.get("view", {}).get("kind")}
@@ -231,6 +241,7 @@ class Silo:
         agreed = (str(spec.unit), str(spec.adjacency)) == (grant.unit, grant.adjacency)
         if join.spec != spec.to_dict() or not agreed or spec.delta > grant.delta:
             raise Refuse(Code.SPEC_DIFFERS)
+        terms = self.terms(join.names)
         said = join.facts[join.names.index(own.name)]
         own = replace(own, participations=terms.participations(own.name))
         if said != own or not terms.as_agreed(join.facts):
@@ -260,7 +271,7 @@ class Silo:
     def check_beforehand(self) -> str:
         """Asks itself what the run will ask, as far as the experiment file tells; raises what would be refused."""
         config = self.spec.experiment
-        terms = Terms(config, tuple(sorted(config.run.silos)) or (self.spec.name,))
+        terms = self.terms(tuple(sorted(config.run.silos)) or (self.spec.name,))
         if not config.run.silos:
             terms.plan(self.facts)
             return "the experiment names no silos under [run.silos]: only this one's own plan could be checked"
@@ -279,7 +290,7 @@ class Silo:
         multiplier, rounds = terms.multiplier(plan), own.participations
         return (
             f"would join: {counted(rounds, 'round')}, noise multiplier {multiplier:.4g}, "
-            f"ε = {shown(plan.budget)} of {self.spec.grant.budget:g}"
+            f"ε = {shown(plan.budget)} of {self.spec.grant.budget:g}{_batches(plan)}"
         )
 
     def _check_secure(self, agreement: Agreement) -> None:
@@ -334,6 +345,13 @@ class Silo:
         Certificate.from_ledger(ledger, self.account.statement(ledger.run_id)).write(self.files.certificate)
 
 
+def _batches(plan: PrivacyPlan) -> str:
+    """How drawn records are computed, where a plan says so."""
+    samplers = dict.fromkeys(r.sampler for r in plan.releases)
+    said = [s.shape.sentence() for s in samplers if isinstance(s, Poisson) and s.shape is not None]
+    return f"; Poisson batches {said[0]}" if said else ""
+
+
 def _proposal(body: bytes) -> Broadcast:
     try:
         broadcast = decode(body)
@@ -369,14 +387,11 @@ def own_experiment(spec: SiloSpec) -> Experiment:
     config = spec.experiment
     if config.run.compile:
         raise UserError(
-            "compile is for simulations: a compiled sum is used if it agrees with another on the first batch, and "
-            "a hostile server could make that hang on one record: set compile = false in everybody's file"
+            "compile is for simulations: of a compiler's kernels nobody has searched whether one record changes "
+            "another's bits (docs/clipping.md): set compile = false in everybody's file"
         )
-    if config.run.device != "cpu" and spec.grant.unit == "record":
-        raise UserError(
-            f"a silo that hides records computes on its processor, not on {config.run.device}: on a GPU what is "
-            'computed of a record depends on how many others there are (docs/clipping.md): set device = "cpu"'
-        )
+    refuse_switches(device_named(spec.device))
+    config = replace(config, run=replace(config.run, device=spec.device))  # its own file's, whatever was agreed
     data = federation(config, alone=spec.name).data
     if spec.name not in data.names:
         shown = ", ".join(data.names[:5]) + (", …" if len(data.names) > 5 else "")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from modicum.config import Config, read
+from modicum.config import Config, read, task_in
 from modicum.config.fields import setting
 from modicum.config.read import absolute, read_table
 from modicum.config.schema import DataConfig
@@ -17,6 +17,7 @@ from modicum.deploy.silo.terms import BOUNDS, deployed
 from modicum.deploy.silo.wire import check_path
 from modicum.errors import UserError
 from modicum.public.features import is_file
+from modicum.tasks import Labels
 
 FIRST = "first"  # as `run`: whichever run asks first, and that one only
 
@@ -35,6 +36,8 @@ class SiloConfig:
     )
     simulation: bool = setting(False, "seeded noise that protects nobody, for trying things out")
     timeout: float = setting(30.0, "seconds to wait for a request to arrive in full")
+    device: str = setting("cpu", "where this silo computes: cpu, cuda, cuda:1, …; nobody else has a say in it")
+    threads: int | None = setting(None, "threads on the processor (default: all that torch finds)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +100,8 @@ class SiloSpec:
     key: Path  # signs all that it says
     simulation: bool
     timeout: float
+    device: str
+    threads: int | None
     grant: Grant
     account: AccountConfig
     account_folder: Path
@@ -113,9 +118,12 @@ def read_spec(path: str | os.PathLike[str]) -> SiloSpec:
     silo: SiloConfig = _required(source, SiloConfig, "silo", "name")
     grant: Grant = _required(source, Grant, "grant", "budget")
     account: AccountConfig = read_table(source, AccountConfig, "account", source.tables.get("account", {}))
+    if silo.threads is not None and silo.threads < 1:
+        raise source.error("threads must be at least 1", "silo", "threads")
     experiment = deployed(read(here / Path(silo.experiment).expanduser()))
+    classes = task_in(experiment).labels is Labels.CLASSES
     if "data" in source.tables:
-        experiment = replace(experiment, data=_data(source, here, experiment.data))
+        experiment = replace(experiment, data=_data(source, here, experiment.data, classes))
     socket = here / Path(silo.socket).expanduser()
     check_path(socket)
     folder = here / Path(silo.folder).expanduser()
@@ -133,6 +141,8 @@ def read_spec(path: str | os.PathLike[str]) -> SiloSpec:
         key=here / Path(silo.key or f"{silo.name}.key").expanduser(),
         simulation=silo.simulation,
         timeout=silo.timeout,
+        device=silo.device,
+        threads=silo.threads,
         grant=grant,
         account=account,
         account_folder=account_folder,
@@ -142,7 +152,7 @@ def read_spec(path: str | os.PathLike[str]) -> SiloSpec:
 
 def _beside(data: DataConfig, here: Path) -> Path:
     """Where a silo's own data lie: whatever silo's file names them, and for whatever run, it finds one account."""
-    own = data.csv or data.npz
+    own = data.table or data.npz
     return here if own is None else Path(own).expanduser().resolve().parent
 
 
@@ -153,9 +163,9 @@ def _required(source: Source, cls: type[Any], name: str, key: str) -> Any:
     return read_table(source, cls, name, given)
 
 
-def _data(source: Source, here: Path, agreed: DataConfig) -> DataConfig:
+def _data(source: Source, here: Path, agreed: DataConfig, classes: bool) -> DataConfig:
     data: DataConfig = read_table(source, DataConfig, "data", source.tables["data"])
-    if data.csv is not None and agreed.columns:
+    if data.table is not None and agreed.columns:
         if data.columns:
             raise source.error("columns are agreed in the experiment file: leave them out here", "data", "columns")
         data = replace(data, columns=agreed.columns)
@@ -165,7 +175,7 @@ def _data(source: Source, here: Path, agreed: DataConfig) -> DataConfig:
             "make other records of the same people",
             "data",
         )
-    if data.name is None and data.classes is None:
+    if data.name is None and data.classes is None and data.labels is None and classes:
         raise source.error(
             "say how many classes there are: the largest label of private records is private", "data"
         )

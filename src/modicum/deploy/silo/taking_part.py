@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from modicum.compute.loop import LoopBackend
+from modicum.compute.switches import refuse_half
 from modicum.core.clips import Clip
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
@@ -22,6 +23,7 @@ from modicum.deploy.silo.grant import GrantWatch, objection, too_much, within
 from modicum.deploy.silo.spec import SiloSpec
 from modicum.deploy.silo.terms import Join, Terms
 from modicum.deploy.silo.wire import Code, Kind, Refuse
+from modicum.deploy.silo.withdrawal import Withdrawn
 from modicum.errors import UserError, counted
 from modicum.federation.clients import Answer as Answered
 from modicum.federation.clients import Client, Clients
@@ -113,6 +115,9 @@ class Holder(Protocol):
     def prepared(self, method: Method) -> Prepared:
         """Its records as tensors, and the model."""
 
+    def terms(self, names: tuple[str, ...]) -> Terms:
+        """The agreed experiment for these silos and the model that it trains."""
+
 
 def agree(silo: Holder, join: Join, terms: Terms) -> Agreement:
     """What follows from an invitation and the silo's own copy of the experiment."""
@@ -127,13 +132,14 @@ class TakingPart:
 
     def __init__(self, silo: Holder, join: Join) -> None:
         self.join, self.grant, self.name = join, silo.spec.grant, silo.spec.name
-        self.terms = Terms(silo.spec.experiment, join.names)
+        self.terms = silo.terms(join.names)
         facts = join.facts[join.names.index(self.name)]
         agreement = agree(silo, join, self.terms)
         self.plan, data = agreement.plan, agreement.data
         if not within(self.plan, self.grant):
             raise UserError(too_much(self.terms, self.plan, self.grant))
         method = self.terms.method
+        refuse_half(data.model.parameters())
         backend = Careful(LoopBackend(data.model))
         self.kit = make_kit(
             silo.experiment, method, data, backend, join.facts, join.multipliers, join.adaptive, agreement.integers
@@ -147,10 +153,18 @@ class TakingPart:
         self.dtype = data.first.dtype
         self.model_bytes = int(self.kit.shared.sum()) * data.first.element_size()
         client = Client(facts, self.plan, data.records[0], data.validation[0], first_state(data, self.kit))
+        self.withdrawn = Withdrawn(
+            silo.spec,
+            silo.experiment.federation.data.clients[0],
+            method.mechanism.spec.unit,
+            (client.records, client.validation),
+        )
         self.watch = GrantWatch(self.grant, method.mechanism.purpose)
         self.clients = Clients(
             method, self.kit, [client], self.ledger, silo.noise, silo.files.clients, watch=self.watch
         )
+        reserved = client.rounds
+        self.withdrawn.as_reserved(max(reserved, default=-1) + 1, reserved)  # says now what does not fit the table
         self.secure: SecureSilo | None = None
         if self.terms.secure:
             from modicum.deploy.silo.secure import SecureSilo
@@ -200,6 +214,8 @@ class TakingPart:
     def _message(self, b: Broadcast) -> Message:
         """Charged, computed, settled: it may leave in the way that the view allows."""
         charged = self.ledger.releases_made(self.name)
+        client = self.clients.clients[self.name]
+        client.records, client.validation = self.withdrawn.as_reserved(b.round, client.rounds)
         try:
             answer = self._ask(b, self.kit)
         except Exception:  # what failed may depend on the records, so the message must not

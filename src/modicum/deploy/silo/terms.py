@@ -27,10 +27,13 @@ from modicum.federation.experiment import VARIANTS, Experiment, Prepared, with_i
 from modicum.federation.learning import with_task
 from modicum.federation.setup import adapts, put_on_lattice
 from modicum.mechanisms.common import metric_plans, training_multiplier
+from modicum.mechanisms.fixed_shapes import FixedShapes, shapes_for, with_fixed_shapes
+from modicum.models.named import is_import_path, is_shipped, package_of
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import SecureAggregation, Shows, Variant
 from modicum.public.features import is_file
+from modicum.tasks.catalogue import GROUP as TASKS
 
 MOST_CLIENTS = 10_000  # a run's silos; an invitation that names more is refused before it is looked at
 
@@ -51,10 +54,16 @@ def digest(config: Config) -> str:
     """Names method, model, features, schedule and agreed silos. Data and folders are each party's own business."""
     run = config.run
     schedule = (run.rounds, run.per_round, run.max_participations, run.metrics)
-    agreed = (run.bounds, run.server, sorted(run.silos.items()), run.secure_aggregation, config.privacy.noise)
+    privacy = (config.privacy.noise, *filter(None, [config.privacy.fixed_shapes]))
+    agreed = (run.bounds, run.server, sorted(run.silos.items()), run.secure_aggregation, *privacy)
     model = (config.model.name, sorted(config.model.options.items()), _features(config.data.features))
-    task = () if config.task == TaskConfig() else (config.task.name, sorted(config.task.options.items()))
-    text = repr((config.method_name, config.method, model, schedule, agreed, *task))
+    brought = () if is_shipped(config.model.name) else (package_of(config.model.name),)
+    task = (
+        ()
+        if config.task == TaskConfig()
+        else (config.task.name, sorted(config.task.options.items()), package_of(config.task.name, TASKS))
+    )
+    text = repr((config.method_name, config.method, model, schedule, agreed, *task, *brought))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -69,13 +78,26 @@ class Terms:
 
     config: Config
     names: tuple[str, ...]
+    shapes: FixedShapes | None = None  # what passes over drawn records are chosen from, once the model is known
 
     def __post_init__(self) -> None:
-        if any(isinstance(value, str) for value in self.config.model.options.values()):
+        name = self.config.model.name
+        if is_import_path(name):
+            raise UserError(
+                f"in a deployment no code travels: every silo has the package that brings model {name!r}, and the "
+                "file names its entry point of the group modicum.models"
+            )
+        shipped = is_shipped(name)
+        if shipped and any(isinstance(value, str) for value in self.config.model.options.values()):
             raise UserError(
                 f"{self.config.model.name} is made of files, which no invitation carries: in a deployment each "
                 "silo has its own data.backbone and features, and the head is trained"
             )
+
+    def for_model(self, data: Prepared) -> Terms:
+        """With passes of one shape over drawn records: a server that chooses the model may be hostile (R16)."""
+        kind = self.config.privacy.fixed_shapes or "auto"
+        return replace(self, shapes=shapes_for(kind, data.model, data.records[0].x))
 
     @property
     def setting(self) -> Setting:
@@ -90,7 +112,8 @@ class Terms:
             raise UserError(
                 "correlated noise is a trusted server's, which is not offered to deployed silos: leave noise out"
             )
-        method: Method = with_task(self.config.method.build(self.setting), task_in(self.config))
+        built = with_task(self.config.method.build(self.setting), task_in(self.config))
+        method: Method = with_fixed_shapes(built, self.shapes)
         if self.integers(method):
             method = with_integers(method, VARIANTS[self.config.run.secure_aggregation])
         method.mechanism.spec.refuse_true_sizes()

@@ -48,7 +48,7 @@ class SampledByBudget(RecordLocal):
     def takes_integers(self) -> bool:
         return False  # some clients' batches are drawn
 
-    def sampler(self, facts: ClientFacts) -> Sampler:
+    def _drawn_from(self, facts: ClientFacts) -> Sampler:
         """Poisson sampling at the largest rate that the client's budget allows; none at the full budget."""
         if facts.budget >= self.full_budget:
             return NoSampling()
@@ -61,7 +61,7 @@ class SampledByBudget(RecordLocal):
 
     def expected_batch(self, facts: ClientFacts) -> float:
         """Records times the rate: public, like both of them (R4)."""
-        sampler = self.sampler(facts)
+        sampler = self._drawn_from(facts)
         return facts.records * (sampler.rate if isinstance(sampler, Poisson) else 1.0)
 
 

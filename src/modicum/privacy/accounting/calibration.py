@@ -60,6 +60,7 @@ def calibrate_kinds(
     """The smallest z with which n_j releases at s_j·z, for all (s_j, n_j) of `kinds`, cost at most ε (R11)."""
     target = positive("the budget ε", epsilon)
     kinds = tuple((positive("a multiple of the noise", s), steps(n)) for s, n in kinds)
+    spec = _beside_overflow(spec, sampler, sum(n for _, n in kinds))
     rest = normal_form(tuple(also), spec)
     rate = hidden_rate(sampler, spec)
     seen = _effective_noise(target, spec.delta, spec.adjacency, rate, kinds, rest)
@@ -92,7 +93,7 @@ def largest_steps(
     rest, rate = normal_form(tuple(also), spec), hidden_rate(sampler, spec)
 
     def fits(count: int) -> bool:
-        return _cost(z, rate, ((1.0, count),), rest, spec) <= target
+        return _cost(z, rate, ((1.0, count),), rest, _beside_overflow(spec, sampler, count)) <= target
 
     if not fits(1):
         raise UserError(
@@ -126,6 +127,16 @@ def largest_rate(
             f"any rate: a rate of {1 / _TICKS:g} reaches {cost(1):.4g} (raise the noise or lower the steps)"
         )
     return _largest(lambda ticks: cost(ticks) <= target, _TICKS) / _TICKS
+
+
+def _beside_overflow(spec: PrivacySpec, sampler: Sampler, count: int) -> PrivacySpec:
+    """The spec with what so many releases leave of δ where a capacity may overflow (R16)."""
+    taken = sampler.overflow * count if isinstance(sampler, Poisson) else 0.0
+    if not taken:
+        return spec
+    if taken >= spec.delta:
+        raise UserError(f"a capacity overflows too often for δ={spec.delta:g}: use lanes, or fewer steps")
+    return replace(spec, delta=spec.delta - taken)
 
 
 _TICKS = 100_000  # rates are searched in multiples of 1e-5

@@ -84,10 +84,10 @@ def epsilon(releases: Iterable[Release | PlannedRelease], spec: PrivacySpec) -> 
 def _with_draws(
     releases: tuple[Release | PlannedRelease, ...], groups: Sequence[Gaussians], spec: PrivacySpec
 ) -> tuple[float, str]:
-    """(ε, accountant) where integer noise pays for its sampler out of δ (R12)."""
-    if all(r.integers is None for r in releases):
-        return epsilon_of(groups, spec.delta, spec.adjacency)
+    """(ε, accountant) where integer noise pays for its sampler out of δ (R12), and a capacity for its overflow."""
     value, accountant = epsilon_of(groups, sampler_charge.exact_delta(releases, spec.delta), spec.adjacency)
+    if all(r.integers is None for r in releases):
+        return value, accountant
     sampler_charge.refuse_uncertain(releases, value, spec.delta)
     return value, SKELLAM if all(r.integers is not None for r in releases) else f"{accountant}+{SKELLAM}"
 

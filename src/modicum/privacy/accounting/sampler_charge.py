@@ -1,10 +1,14 @@
-"""What integer noise and the sums it hides in leave to chance, in δ (R12): a part of δ is kept for it.
+"""What integer noise, the sums it hides in and a capacity leave to chance, in δ (R12, R16).
 
 A table of Skellam's distribution is within a known total variation distance τ of it. Releases whose draws are
 together within τ of exact ones, which would be (ε, δ′)-private, are (ε, δ′ + (1 + e^ε)·τ)-private. A sum that is
 rounded as a whole moves further than its bound with probability `DOUBT` a release; a sum over more than
 `ALL_MASK` clients is masked along a drawn graph, which lets parts of it be opened with probability `GRAPH`. δ pays
 for both. So exact noise is priced at δ·(1 − `SHARE`), and all of this must fit into the rest.
+
+A capacity leaves somebody out on account of one unit with probability p a release. Others' coins have one law in
+both worlds and divergences are jointly convex, so T releases cost T·p in δ beside what sampling without a capacity
+costs; that is priced at δ − T·p.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from collections.abc import Iterable
 
 from modicum.errors import UnsoundError
 from modicum.privacy.accounting.skellam_tables import delta_charge, distance
-from modicum.privacy.events import Release
+from modicum.privacy.events import Poisson, Release
 from modicum.privacy.integer_noise import Rounding
 from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.views import ALL_MASK
@@ -50,16 +54,28 @@ def doubts(releases: Iterable[Release | PlannedRelease]) -> float:
     return rounding_doubt(releases) + graphs
 
 
+def overflow(releases: Iterable[Release | PlannedRelease]) -> float:
+    """T·p: the chance that a capacity leaves somebody out on account of one unit, in all releases together."""
+    return math.fsum(r.sampler.overflow * r.count for r in releases if isinstance(r.sampler, Poisson))
+
+
 def charge(releases: Iterable[Release | PlannedRelease], epsilon: float) -> float:
-    """What draws, rounding and graphs add to δ at this ε."""
+    """What draws, rounding, graphs and capacities add to δ at this ε."""
     releases = tuple(releases)
     tau = draws_distance(releases)
-    return (delta_charge(tau, 1, 1, 1, epsilon) if tau else 0.0) + doubts(releases)
+    return (delta_charge(tau, 1, 1, 1, epsilon) if tau else 0.0) + doubts(releases) + overflow(releases)
 
 
 def exact_delta(releases: Iterable[Release | PlannedRelease], delta: float) -> float:
-    """The part of δ at which the noise is priced as if it were exact."""
-    return delta * (1 - SHARE) if any(r.integers is not None for r in releases) else delta
+    """The part of δ at which noise is priced as if it were exact, and capacities as if they never overflowed."""
+    releases = tuple(releases)
+    left = delta * (1 - SHARE) if any(r.integers is not None for r in releases) else delta
+    left -= overflow(releases)
+    if not left > 0:
+        raise UnsoundError(
+            f"a capacity of so few rows overflows too often for δ={delta:g}: plan more rows, or use lanes"
+        )
+    return left
 
 
 def largest_epsilon(releases: Iterable[Release | PlannedRelease], delta: float) -> float:

@@ -14,7 +14,7 @@ from typing import Protocol
 from modicum.errors import UserError
 from modicum.privacy.accounting.filters import filter_cap, filter_cost, plan_guarantee
 from modicum.privacy.correlated import Correlation
-from modicum.privacy.events import NoSampling, Origin, Release
+from modicum.privacy.events import NoSampling, Origin, Poisson, Release
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 
@@ -195,6 +195,12 @@ class FilterGuard:
                 release.client,
                 Reason.NO_SOUND_CHARGE,
                 f"{what} is fixed by a plan, which lists everything that it may cost",
+            )
+        if isinstance(release.sampler, Poisson) and release.sampler.overflow:
+            return Refusal(
+                release.client,
+                Reason.NO_SOUND_CHARGE,
+                "a plan pays for a capacity's overflow: a filter takes lanes",
             )
         if cost is None:
             return Refusal(

@@ -159,14 +159,16 @@ class Lifetime:
         )
 
     def _draws(self, plan: PrivacyPlan) -> float:
-        """What integer noise pays for draws that are not exact (R12), in the filter's currency.
+        """What integer noise pays for inexact draws (R12), and a capacity for its overflow (R16), in the filter's
+        currency.
 
         They add τ·(1 + e^ε) to δ, or a doubt of their own. δ grows with the filter's spend, ever faster up to the
         cap (for μ² while t·(ε/μ + μ/2) ≥ 1, t = ε/μ − μ/2; for ρ exponentially), so a spend that ends x under the
         cap leaves at least x times the slope at 0.999 of the cap, as long as all these x are under 0.001 of it:
         each is under a millionth of that.
         """
-        if all(r.integers is None for r in plan.releases) or self.budget is None or self.delta is None:
+        exact = all(r.integers is None for r in plan.releases) and not sampler_charge.overflow(plan.releases)
+        if exact or self.budget is None or self.delta is None:
             return 0.0
         if math.isinf(self.budget):  # nothing is promised
             return 0.0
@@ -180,8 +182,8 @@ class Lifetime:
 
     def _too_coarse(self) -> DrawRefused:
         return DrawRefused(
-            f"integer noise is drawn too coarsely for a lifetime grant of ε = {self.budget:g} at δ = "
-            f"{self.delta:g}: grant less, or more δ"
+            f"integer noise is drawn too coarsely, or a capacity too small, for a lifetime grant of ε = "
+            f"{self.budget:g} at δ = {self.delta:g}: grant less, or more δ"
         )
 
     def _slope(self) -> float:

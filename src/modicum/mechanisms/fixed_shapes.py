@@ -1,0 +1,106 @@
+"""Which passes of one shape drawn records are computed in: lanes or a capacity, by what a step costs (R16).
+
+The choice follows from public facts alone (records, rate, the model's size and work), so that server and silo make
+the same one, and it stands in plan, ledger and certificate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from modicum.core.parts import Method
+from modicum.core.records import each
+from modicum.errors import UserError
+from modicum.privacy.fixed_shapes import FixedShape, Lanes, smallest_capacity
+
+Kind = Literal["auto", "lanes", "capacity"]
+KINDS = ("auto", "lanes", "capacity")
+
+WIDTHS = (4, 8, 16, 32, 64, 128)
+"""Rows of a pass in lanes that are tried."""
+
+DOUBT = 2.0**-50
+"""How often a capacity may overflow, a step; less where a share of 1e-11 of δ would not pay for all steps."""
+
+PASS, NUMBER, PRODUCT = 7e-4, 7e-9, 1e-10
+"""Seconds of a pass: of its calls, of each parameter, and of each multiply-add of a row's forward pass. Only their
+proportions matter. Measured by benchmarks/lanes.py."""
+
+
+@dataclass(frozen=True)
+class FixedShapes:
+    """What is to be chosen from, for a model of so many parameters and multiply-adds a record."""
+
+    kind: Kind = "auto"
+    size: int = 0
+    work: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UserError(f"unknown fixed_shapes {self.kind!r}: use {', '.join(KINDS)}")
+
+    def choose(self, records: int, rate: float, delta: float, steps: int | None) -> FixedShape:
+        """The cheapest for a client; `steps` is None where a filter guards it, which pays for no overflow."""
+        return _chosen(self, records, rate, delta, steps)
+
+    def seconds(self, shape: FixedShape, records: int, rate: float) -> float:
+        """What a step is expected to take."""
+        once = PASS + NUMBER * self.size + shape.rows * PRODUCT * self.work
+        return shape.expected_passes(records, rate) * once
+
+
+@lru_cache(maxsize=4096)
+def _chosen(shapes: FixedShapes, records: int, rate: float, delta: float, steps: int | None) -> FixedShape:
+    def cheapest(tried: Sequence[FixedShape]) -> FixedShape:
+        return min(tried, key=lambda shape: shapes.seconds(shape, records, rate))
+
+    lanes: list[FixedShape] = [Lanes(rows) for rows in WIDTHS if rows <= max(records, WIDTHS[0])]
+    if steps is None:
+        if shapes.kind == "capacity":
+            raise UserError(
+                "noise that adapts is guarded by a filter, which pays for no capacity's overflow: set "
+                'fixed_shapes = "lanes"'
+            )
+        return cheapest(lanes)
+    capacity = smallest_capacity(records, rate, min(DOUBT, 1e-11 * delta / steps))
+    if shapes.kind == "lanes":
+        return cheapest(lanes)
+    return capacity if shapes.kind == "capacity" else cheapest([*lanes, capacity])
+
+
+def shapes_for(kind: Kind, model: nn.Module, records: Any) -> FixedShapes:
+    """The choice for a model that is trained on records like these; none of their values is looked at."""
+    size = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return FixedShapes(kind, size, work_of(model, records))
+
+
+def work_of(model: nn.Module, records: Any) -> int:
+    """Multiply-adds of one record's forward pass, counted on a blank."""
+    before = {module: module.training for module in model.modules()}
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.eval()(each(lambda t: t.new_zeros((1, *t.shape[1:])), records))
+    for module, training in before.items():
+        module.training = training
+    return int(counter.get_total_flops()) // 2
+
+
+def with_fixed_shapes(method: Method, shapes: FixedShapes | None) -> Method:
+    """The method whose drawn records are computed in passes of one shape; None: as it is."""
+    return method if shapes is None else replace(method, mechanism=_shaped(method.mechanism, shapes))
+
+
+def _shaped(mechanism: Any, shapes: FixedShapes) -> Any:
+    """Also where another mechanism, such as published noise, stands around the one that draws."""
+    names = {f.name for f in fields(mechanism)} if is_dataclass(mechanism) else set()
+    if "shapes" in names:
+        return replace(mechanism, shapes=shapes)
+    if "inner" in names:
+        return replace(mechanism, inner=_shaped(mechanism.inner, shapes))
+    return mechanism
