@@ -181,6 +181,9 @@ class RunConfig:
     audit: Literal["one-run", "canife", "client-canaries"] | None = setting(
         None, "play the experiment again with canaries when it is over; in the certificate beside ε"
     )
+    early_stop: str | None = setting(
+        None, 'a public or released metric and rounds without a better one that end the run, e.g. "loss:5"'
+    )
     metrics: tuple[MetricConfig, ...] = setting((), "metrics on clients' own data, paid from their budgets")
     secure_aggregation: Literal["ideal", "protocol", "honest-but-curious"] = setting(
         "ideal", "ideal: assumed and simulated; protocol: its masks are made and taken away, in memory"

@@ -255,7 +255,17 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
     features, trained = split if split else (None, model)
     _check_division(wrap, trained)
 
+    nothing: list[Batch] = []  # most clients of a large federation hold nothing back: they share one empty batch
+
     def batch(arrays: Arrays) -> Batch:
+        if not len(arrays) and nothing:
+            return nothing[0]
+        made = made_of(arrays)
+        if not len(arrays):
+            nothing.append(made)
+        return made
+
+    def made_of(arrays: Arrays) -> Batch:
         x = each(lambda t: t.to(device), arrays.tensors(floats=is_shipped(experiment.model)))
         return Batch(
             _transform(features, x), {"y": experiment.task.targets(torch.from_numpy(arrays.y)).to(device)}

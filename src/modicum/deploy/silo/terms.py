@@ -26,7 +26,7 @@ from modicum.federation.cohort import Cohorts, public_cohorts, rounds_of
 from modicum.federation.experiment import VARIANTS, Experiment, Prepared, with_integers
 from modicum.federation.learning import with_task
 from modicum.federation.setup import adapts, put_on_lattice
-from modicum.mechanisms.common import metric_plans, training_multiplier
+from modicum.mechanisms.common import metric_plans
 from modicum.mechanisms.fixed_shapes import FixedShapes, shapes_for, with_fixed_shapes
 from modicum.models.named import is_import_path, is_shipped, package_of
 from modicum.privacy.plan import PrivacyPlan
@@ -196,7 +196,7 @@ class Terms:
 
     def multiplier(self, plan: PrivacyPlan) -> float:
         """The noise multiplier of a plan's training releases."""
-        return training_multiplier(plan, self.method.mechanism.purpose)
+        return plan.multiplier(self.method.mechanism.purpose)
 
     def invitation(self, run: str, plans: Mapping[str, PrivacyPlan], tickets: Mapping[str, str]) -> Join:
         """What an honest server asks of every silo, given everybody's plans."""
