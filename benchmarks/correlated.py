@@ -104,7 +104,7 @@ def picture() -> None:
 
 
 CLIENTS, PER_ROUND, ROUNDS = 1000, 50, 200
-RATES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+RATES = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Steps of the server among which each kind of noise gets its best, on a division that is not counted."""
 APART = 1000  # the seed of that division
 
