@@ -153,7 +153,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "record-replace-one": RecordLocal(adjacency=Adjacency.REPLACE_ONE),
     "class-sums": ClassSums(rounds=ROUNDS, total=ROUNDS),
     "class-sums-steps": ClassSums(rounds=1, total=ROUNDS),
-    "falling-noise": FallingNoise(total=ROUNDS, stages=3, batch=4, steps=2),
+    "falling-noise": RecordLocal(noise=FallingNoise(total=ROUNDS, stages=3), batch=4, steps=2),
     "class-sums-replace-one": ClassSums(
         rounds=1, total=ROUNDS, after=RecordLocal(steps=2, adjacency=Adjacency.REPLACE_ONE)
     ),

@@ -118,7 +118,7 @@ WRONG = [
     (("budgets = [1.0, 8.0]", "budgets = [[1.0]]"), "line 6: budgets"),
     (
         ('name = "digits"   # line 2', 'name = "digits"\ncsv = "x"'),
-        "line 1: give exactly one of name, npz and csv",
+        "line 1: give exactly one of name, npz, csv and parquet",
     ),
     (("rounds = 2", "rounds = 2\nmetrics = [{ evry = 1 }]"), "line 13: unknown key 'run.metrics.evry'"),
     (("rounds = 2", "rounds = 2\nmetrics = [{ every = 0 }]"), "line 13: a metric needs every of at least 1"),

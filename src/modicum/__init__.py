@@ -25,11 +25,14 @@ if TYPE_CHECKING:
         assign_budgets,
         federate,
         from_csv,
+        from_frame,
         from_npz_folder,
+        from_parquet,
         from_torch,
     )
     from modicum.data import load as load_dataset
     from modicum.errors import PrivacyWarning, UnsoundError, UserError
+    from modicum.federation.control import EarlyStop, PublicRound
     from modicum.federation.experiment import Federation
     from modicum.federation.interference import Checked, check
     from modicum.federation.settings import Cohorts, Engine, Noise, Server, Watching
@@ -44,7 +47,8 @@ __version__ = "0.1.0"
 
 _DATA = (
     *("Dirichlet", "Iid", "Natural", "Shards", "SizeSkew"),
-    *("assign_budgets", "federate", "from_csv", "from_npz_folder", "from_torch"),
+    *("assign_budgets", "federate", "from_csv", "from_frame", "from_npz_folder"),
+    *("from_parquet", "from_torch"),
 )
 _WHERE = {
     **dict.fromkeys(_DATA, "modicum.data"),
@@ -53,6 +57,7 @@ _WHERE = {
     **dict.fromkeys(("Cohorts", "Engine", "Noise", "Server", "Watching"), "modicum.federation.settings"),
     "Certificate": "modicum.privacy.certificate",
     "Checked": "modicum.federation.interference",
+    **dict.fromkeys(("EarlyStop", "PublicRound"), "modicum.federation.control"),
     "Federation": "modicum.federation.experiment",
     "Metric": "modicum.core.parts",
     "Run": "modicum.runs",
@@ -74,6 +79,7 @@ __all__ = [
     "Cohorts",
     "Comparison",
     "Dirichlet",
+    "EarlyStop",
     "Engine",
     "Federation",
     "Iid",
@@ -82,6 +88,7 @@ __all__ = [
     "Natural",
     "Noise",
     "PrivacyWarning",
+    "PublicRound",
     "Run",
     "Server",
     "Shards",
@@ -97,7 +104,9 @@ __all__ = [
     "compare",
     "federate",
     "from_csv",
+    "from_frame",
     "from_npz_folder",
+    "from_parquet",
     "from_torch",
     "load",
     "load_dataset",

@@ -6,6 +6,7 @@ import json
 import math
 import time
 import tomllib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -28,10 +29,19 @@ from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import refuse_peeks
-from modicum.errors import DAMAGED, MissingExtraError, UserError, counted
+from modicum.errors import DAMAGED, MissingExtraError, PrivacyWarning, UserError, counted
+from modicum.federation.control import Callback, EarlyStop, PublicRound, asked_again, check_known
 from modicum.federation.experiment import Experiment, Federation
+from modicum.federation.identity import records_id
 from modicum.federation.learning import inputs_of, width_of
-from modicum.federation.model_file import as_inputs, described_inputs, frozen_digest, restored
+from modicum.federation.model_file import (
+    as_inputs,
+    described_inputs,
+    frozen_digest,
+    inputs_in,
+    label_names,
+    restored,
+)
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.settings import Cohorts, Engine, Noise, Server, Watching, regrouped
@@ -39,9 +49,12 @@ from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import Transcript
 from modicum.federation.transcript_file import FileTranscript, transcript_in
 from modicum.methods import method_of, settings_of
+from modicum.models.export import export
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.noise import CryptoNoise
 from modicum.report.picture import Curve
+from modicum.report.progress import somebody_looks
+from modicum.report.progress import watching as progress_of
 from modicum.report.summary import Spread, Summary, last, summarise
 from modicum.report.table import NAMES, frame, metric, spread
 from modicum.report.track import Tracker, tracking
@@ -103,9 +116,29 @@ class Run:
         return answers
 
     @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes in their order, where the data had names; `labels[i]` is class i."""
+        return label_names(self.folder)
+
+    @cached_property
     def inputs(self) -> Fields | None:
         """What records are made of, as the weights' file says; None where they are plain numbers or images."""
         return described_inputs(self.folder)
+
+    def export(self, path: str | PathLike[str], format: str = "safetensors") -> Path:
+        """Write the final model for other programs, frozen parameters included.
+
+        Args:
+            path: A file; for hugging-face and peft a folder.
+            format: state-dict, safetensors, hugging-face, peft or onnx.
+
+        Returns:
+            Where it lies.
+
+        Raises:
+            UserError: Where the model has no such form, or a package is missing.
+        """
+        return export(self.model, inputs_in(self.folder), Path(path), format)
 
     def to_frame(self) -> Any:
         """One line a round, for pandas: bound, answers, reserved share and every metric that the run has."""
@@ -224,16 +257,28 @@ def train(
     path = new_folder(f"{type(method).__name__.lower()}-seed{seed}") if folder is None else Path(folder)
     files = RunFolder(path)
     files.make(fresh=not resume)
-    return carry_out(
-        experiment,
-        files,
-        describe_experiment(experiment, simulation, watching.transcript, watching.audit),
-        simulation=simulation,
-        watch=watching.watch,
-        track=watching.track,
-        transcript=transcript_in(files, watching.transcript),
-        audit=watching.audit,
-    )
+    stops = () if watching.early_stop is None else (EarlyStop.read(watching.early_stop),)
+    with progress_of(path.name, quiet=watching.progress is False, lines=watching.progress is True) as shown:
+        return carry_out(
+            experiment,
+            files,
+            describe_experiment(experiment, simulation, watching.transcript, watching.audit),
+            simulation=simulation,
+            watch=_both(shown, watching.watch),
+            callbacks=(*stops, *watching.callbacks),
+            track=watching.track,
+            transcript=transcript_in(files, watching.transcript),
+            audit=watching.audit,
+        )
+
+
+def _both(*watches: Watch | None) -> Watch:
+    def watch(run: Simulation, record: RoundRecord) -> None:
+        for one in watches:
+            if one is not None:
+                one(run, record)
+
+    return watch
 
 
 def _with_budgets(federation: Federation | FederatedData, budgets: Budgets | None, seed: int) -> Federation:
@@ -256,7 +301,8 @@ def load(folder: str | PathLike[str], model: nn.Module | None = None, task: Task
 
     Args:
         folder: Of the run.
-        model: The module that was trained, where it was one of your own; frozen parameters are taken from it.
+        model: The module that was trained, where it was one of your own and no name of it stands in the folder;
+            frozen parameters are taken from it.
         task: What was learned, where it was a task of your own.
 
     Returns:
@@ -335,6 +381,7 @@ def carry_out(
     *,
     simulation: bool = True,
     watch: Watch | None = None,
+    callbacks: Sequence[Callback] = (),
     track: Sequence[Tracker] = (),
     title: str | None = None,
     transcript: Transcript | None = None,
@@ -343,22 +390,47 @@ def carry_out(
     """Run what is left of an experiment in a folder, then write its results. Safe to repeat after any crash.
 
     `config` is the text of the folder's config.toml; one that is there already is kept. `title` is the run's name
-    for trackers [default: the folder's].
+    for trackers [default: the folder's]. Where a person stops the run twice, or a callback asks for it, the run
+    ends after the last whole round, with the certificate of the whole plan.
     """
     _needs_safetensors()
     with files.alone():
         run = _open(experiment, files, config, simulation, transcript, audit)
         try:
+            _check_stops(run, callbacks)
             with tracking(track, title or files.path.name, _public_settings(run)) as heard:
-                for record in run.rounds():
-                    heard.round(record)
-                    if watch is not None:
-                        watch(run, record)
+                try:
+                    _play(run, heard.round, watch, callbacks)
+                except KeyboardInterrupt:
+                    if not (read_records(files.metrics) and somebody_looks() and asked_again(files.path)):
+                        raise
+                    run.close()
+                    # As the last whole round left it.
+                    run = _open(experiment, files, config, simulation, transcript, audit)
             return _finish(run, files, audit)
         finally:
             run.close()
             if isinstance(transcript, FileTranscript):
                 transcript.close()
+
+
+def _play(
+    run: Simulation, heard: Callable[[RoundRecord], None], watch: Watch | None, callbacks: Sequence[Callback]
+) -> None:
+    for record in run.rounds():
+        heard(record)
+        if watch is not None:
+            watch(run, record)
+        said = [callback(PublicRound.of(record)) for callback in callbacks]
+        if True in said:
+            return
+
+
+def _check_stops(run: Simulation, callbacks: Sequence[Callback]) -> None:
+    released = tuple(metric.name for metric in run.experiment.metrics)
+    for stop in callbacks:
+        if isinstance(stop, EarlyStop):
+            check_known(stop, public=run.data.proxy is not None, released=released)
 
 
 def _public_settings(run: Simulation) -> dict[str, str]:
@@ -389,6 +461,7 @@ def _open(
             refuse_unfit(audit, experiment)
         if not simulation:
             refuse_peeks(experiment.federation.data)
+            _warn_of_others(experiment, files)
         if not files.config.exists():
             files.write(files.config, config.encode())
         geometry = experiment.federation.data.geometry
@@ -399,6 +472,19 @@ def _open(
     except BaseException:
         files.leave_if_nothing_began()
         raise
+
+
+def _warn_of_others(experiment: Experiment, files: RunFolder) -> None:
+    """Where real noise protects somebody: what other runs beside this one told of the same records adds up."""
+    others = files.others_with(records_id(experiment))
+    if others:
+        warnings.warn(
+            f"{counted(len(others), 'run')} beside this one ({', '.join(others[:3])}) used the same records; "
+            "each certificate speaks of its own run, and what they tell together is more; a silo's account keeps "
+            "the sum (docs/silo-account.md)",
+            PrivacyWarning,
+            stacklevel=4,
+        )
 
 
 def _finish(run: Simulation, files: RunFolder, audit: str | None) -> Run:
@@ -439,6 +525,8 @@ def _write_model(run: Simulation, parameters: Mapping[str, Tensor], files: RunFo
     }
     if not data.clients[0].train.plain:
         facts["inputs"] = fields_to_json(inputs_of(data, run.experiment.model))
+    if data.labels:
+        facts["labels"] = list(data.labels)
     if base := frozen_digest(run.data.model):
         facts["base"] = base
     about = {"modicum": json.dumps(facts)}

@@ -92,7 +92,7 @@ def test_a_silo_reads_its_table_by_the_agreed_columns_and_needs_no_column_of_cli
         (("age = {", "height = {"), "no feature column 'height'"),
         ((", fill = 150.0", ""), "the cell is empty; give the column a fill"),
         (("sex = {", "# sex = {"), "'f' is not a number; give the column categories"),
-        (('csv = "simulated.csv"\nclasses = 2', 'name = "digits"'), "columns belong to a csv file"),
+        (('csv = "simulated.csv"\nclasses = 2', 'name = "digits"'), "columns belong to a csv or parquet file"),
     ],
 )
 def test_bad_columns_are_one_line(change: tuple[str, str], said: str, folder: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from modicum.data import federate, from_csv, from_npz_folder, from_torch
-from modicum.data.own import csv_ids
+from modicum.data.tables import csv_ids
 from modicum.errors import UserError
 
 GUIDE = Path(__file__).parents[2] / "docs" / "data.md"

@@ -35,32 +35,8 @@ from tests.rows import METHOD_ROWS, experiment
 FROZEN = Path(__file__).with_name("golden.json")
 HASHES = ("ledger",)  # its head, which messages enter
 STOP = 2  # the round before which an interrupted run stops
-NAMED = (
-    "fedavg",
-    "dp-sgd",
-    "dp-sgd-auto",
-    "dp-sgd-sum",
-    "dp-sgd-layers",
-    "aqc",
-    "aqc-client",
-    "dp-fedavg",
-    "dp-fedavg-local",
-    "dp-fedavg-central",
-    "cgm-median",
-    "class-means-steps",
-    "acdp-pfsd",
-    "dp-pfsd",
-    "fedper",
-    "pac-dp",
-    "nbafl",
-    "fedmap",
-    "fedmap-filter",
-    "fedcompdp",
-    "dp-acdn-poisson",
-    "auto",
-)
 ROWS: dict[str, tuple[MethodSpec, dict[str, Any]]] = {
-    **{name: (METHOD_ROWS[name], {}) for name in NAMED},
+    **{name: (spec, {}) for name, spec in METHOD_ROWS.items()},
     "some of them": (DpSgd(batch=4), {"per_round": 2}),
     "random cohorts": (Aqc(batch=4), {"per_round": 2, "max_participations": 2}),
     "integers": (DpFedAvg(batch=4), {"noise": "integer"}),

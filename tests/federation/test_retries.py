@@ -67,7 +67,7 @@ def fail_once(sim: Simulation, what: str) -> None:
         if what == "state":
             patch.setattr(clients, "save_state", full_disk)
         else:
-            patch.setattr(sim.ledger, "settle_many", locked)
+            patch.setattr(sim.ledger, "settle_digests", locked)  # what a seeded run settles by
         with pytest.raises((OSError, UserError)):
             ask(sim)
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from modicum.aggregation import Mean
+from modicum.compute.fused import FusedBackend
 from modicum.core.messages import Message
 from modicum.core.parts import ClientKit, Job, Method, State
 from modicum.core.setting import MethodSpec, Setting
@@ -21,7 +22,7 @@ from modicum.errors import UserError
 from modicum.federation import workers
 from modicum.federation.experiment import Experiment
 from modicum.federation.simulation import Simulation
-from modicum.federation.worker import Results
+from modicum.federation.worker import Bench, Results
 from modicum.federation.workers import Workers
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import Aqc, DpPfsd, DpSgd
@@ -162,3 +163,17 @@ def test_what_cannot_be_handed_out_is_refused_before_anything_is_reserved(tmp_pa
         assert not (tmp_path / str(i) / "ledger.sqlite").exists()
     with pytest.raises(UserError, match="at least 1"):
         run(DpSgd(), 0)
+
+
+def test_an_engine_judges_itself_by_rows_that_nobody_has(tmp_path: Path) -> None:
+    """Whatever stack a worker sees first: its engine was proven before, the same in every process."""
+    sim = Simulation(run(PERSONAL, 1), tmp_path / "run")
+    sim.close()
+    assert sim._workers is not None
+    shop = sim._workers._workshop
+    bench = Bench(shop, "cpu")
+    assert isinstance(bench.kit.backend, FusedBackend)
+    assert {kind for kind, _ in bench.kit.backend._proven} == {"gradients", "clipped sums"}
+    untried = Bench(replace(shop, made_up=None), "cpu")
+    assert isinstance(untried.kit.backend, FusedBackend)
+    assert untried.kit.backend._proven == {}

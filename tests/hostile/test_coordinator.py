@@ -59,7 +59,7 @@ def test_an_impossible_answer_is_absent_and_named(
     for record in read_records(tmp_path / "attacked" / "server" / "metrics.jsonl"):
         assert set(record.impossible) == {HOSTILE}
         assert set(record.released) == {"accuracy"}
-        line = f"round {record.round}: {HOSTILE} counts as absent: {record.impossible[HOSTILE]}"
+        line = f"round {record.round + 1}: {HOSTILE} counts as absent: {record.impossible[HOSTILE]}"
         assert caplog.messages.count(line) >= 1
 
 

@@ -98,7 +98,7 @@ def test_a_filter_has_the_same_kinds(tmp_path: Path) -> None:
     for facts in run.facts:
         assert {r.noise_origin for r in run.ledger.spent(facts.name)} == {Origin.RELEASED}
         assert run.ledger.reported(facts.name) == facts.budget  # the cap, whatever was spent (R3)
-        constant = FILTERED._filtered(facts, run.plans[facts.name])
+        constant = FILTERED.noise_of_kind(facts, run.plans[facts.name], 0) / FILTERED.schedule.scales[0]
         assert {round(z / constant, 9) for z in noises(run, facts.name)} <= {0.7, 1.4}
     run.close()
 

@@ -22,7 +22,8 @@ from modicum.privacy.accounting.pairs import Direction, Pair, directions
 from modicum.privacy.events import Block, NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.ledger import budgets
 from modicum.privacy.ledger.budgets import BudgetGuard, PlanGuard, Reason, guard_for
-from modicum.privacy.noise.stock import Stock, filtered_noise
+from modicum.privacy.noise.filtered import filtered_noise
+from modicum.privacy.noise.stock import Stock
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, Unit
 from modicum.privacy.views import KnownTo

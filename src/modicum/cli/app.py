@@ -20,6 +20,7 @@ from modicum.cli import (
     demo,
     doctor,
     experiment,
+    export,
     fit,
     fit_metanet,
     flower,
@@ -85,6 +86,7 @@ app.command("methods")(methods.methods)
 app.command("check")(check.check)
 app.command("studio")(studio.studio)
 app.command("verify")(verify.verify)
+app.command("export")(export.export)
 app.command("attack")(attack.attack)
 app.command("doctor")(doctor.doctor)
 app.command("audit")(audit.audit)

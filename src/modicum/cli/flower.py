@@ -74,7 +74,7 @@ def _telling(
     title: str, config: Config, trackers: Sequence[Tracker], *, quiet: bool
 ) -> Iterator[Callable[[RoundRecord], None]]:
     """Rounds on the screen, and to trackers."""
-    from modicum.cli.progress import watching
+    from modicum.report.progress import watching
     from modicum.report.track import tracking
 
     shape: Any = SimpleNamespace(experiment=SimpleNamespace(rounds=config.run.rounds))
@@ -162,10 +162,13 @@ def node(
     silo: Path = typer.Option(..., "--silo", help="The silo's socket."),
 ) -> None:
     """Carry messages between a server and this machine's silo: no code of the server's runs, no port is open."""
-    from modicum.deploy.flower.node import Node
+    from modicum.deploy.flower.node import LOG, Node
+    from modicum.deploy.silo.watched import log_to_stderr
 
     _address(server)
-    Node(server, ca, key, silo.absolute(), lambda text: typer.echo(text, err=True)).serve()
+    made = Node(server, ca, key, silo.absolute(), LOG.info)
+    log_to_stderr()
+    made.serve()
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -249,7 +252,9 @@ def _follow(project: Path, folder: Path, trackers: Sequence[Tracker]) -> None:
 
 @app.command("status")
 def status(
-    project: Path = PROJECT, as_json: bool = typer.Option(False, "--json", help="Machine-readable.")
+    project: Path = PROJECT,
+    as_json: bool = typer.Option(False, "--json", help="Machine-readable."),
+    metrics: bool = typer.Option(False, "--metrics", help="Figures in Prometheus' text format."),
 ) -> None:
     """How a started run stands: waiting, running, died, finished, failed or stopped, and its last round."""
     from modicum.deploy.flower.follow import run_folder, status_of
@@ -260,6 +265,11 @@ def status(
     folder = run_folder(project)
     records = read_records(RunFolder(folder).metrics)
     found = {**status_of(folder), "rounds": len(records), "folder": str(folder)}
+    if metrics:
+        from modicum.deploy.silo.watched import exposed, of_server
+
+        typer.echo(exposed(of_server(found["state"], records)), nl=False)
+        return
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +25,11 @@ FILE = typer.Argument(help="The silo's own file, SILO.toml.")
 @app.command("serve")
 def serve(file: Path = FILE) -> None:
     """Answer proposals at the silo's local socket until stopped. Resumes where it was."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     from modicum.deploy.silo.serve import serve as run
     from modicum.deploy.silo.spec import read_spec
+    from modicum.deploy.silo.watched import log_to_stderr
+
+    log_to_stderr()
 
     spec = read_spec(file)
     run(spec, ready=lambda silo: typer.echo(f"{_line(silo)}\nlistening  {spec.socket}"))
@@ -41,7 +42,10 @@ def check(
         False, "--suggest", help="Propose ranges for [data.columns] from the records here."
     ),
 ) -> None:
-    """Read data and grant as `serve` would, ask what the run will ask, say what the account has left, and stop."""
+    """Read data and grant as `serve` would, ask what the run will ask, say what the account has left, and stop.
+
+    Beside a silo that serves, this is `modicum silo status`.
+    """
     from modicum.data.columns import unscaled
     from modicum.deploy.silo.account import overview
     from modicum.deploy.silo.silo import Silo
@@ -54,6 +58,9 @@ def check(
         return
     spec.folder.mkdir(parents=True, exist_ok=True)
     files = RunFolder(spec.folder)
+    if files.held():  # `serve` is at it, and has read data and grant
+        status(file, as_json=False, metrics=False)
+        return
     with files.alone():
         try:
             silo = Silo(spec)
@@ -72,6 +79,39 @@ def check(
         typer.echo("account    " + "\n".join(_account_lines(overview(spec, own))))
 
 
+@app.command("status")
+def status(
+    file: Path = FILE,
+    as_json: bool = typer.Option(False, "--json", help="Machine-readable."),
+    metrics: bool = typer.Option(False, "--metrics", help="Figures in Prometheus' text format."),
+) -> None:
+    """Whether the silo answers, what its run has charged, what the account has left. Exit code 1: no answer."""
+    from modicum.deploy.silo.account import overview
+    from modicum.deploy.silo.silo import own_experiment
+    from modicum.deploy.silo.spec import read_spec
+    from modicum.deploy.silo.watched import exposed, of_silo, silo_status
+
+    spec = read_spec(file)
+    found = silo_status(spec)
+    drawn = overview(spec, own_experiment(spec).federation.data.clients[0])
+    if metrics:
+        typer.echo(exposed(of_silo(found, drawn)), nl=False)
+    elif as_json:
+        typer.echo(json.dumps({**found, "account": drawn}, ensure_ascii=False, indent=2))
+    else:
+        typer.echo(
+            f"silo       {spec.name} "
+            + ("serves at " if found["serving"] else "does not answer at ")
+            + found["socket"]
+        )
+        if "run" in found:
+            charged = f"{counted(found['releases'], 'release')} charged in {counted(found['rounds'], 'round')}"
+            typer.echo(f"run        {found['run']}: {charged}; {100 * found['left']:.0f}% of the plan is left")
+        typer.echo("account    " + "\n".join(_account_lines(drawn)))
+    if not found["serving"]:
+        raise typer.Exit(1)
+
+
 @app.command("key")
 def key(file: Path = typer.Argument(help="Where to keep the key; made if it is not there.")) -> None:
     """This silo's own key, which signs what it says; prints the public half for everybody's experiment file."""
@@ -84,9 +124,9 @@ def _suggestions(data: DataConfig) -> Iterator[str]:
     """Lines for the experiment file. They tell of private records: only the owner may decide to give them away."""
     from modicum.config.write import toml_value
     from modicum.data.columns import suggest
-    from modicum.data.own import csv_features
+    from modicum.data.tables import csv_features
 
-    if data.csv is None:
+    if data.csv is None or not isinstance(data.label_column, str):
         raise UserError("--suggest reads a csv file: this silo's data are not one")
     rows, names = csv_features(
         data.csv, client=data.client_column, label=data.label_column, id=data.id_column, alone=""

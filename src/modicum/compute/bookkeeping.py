@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from modicum.compute import group_norm
+from modicum.compute import any_module, group_norm
+from modicum.compute.any_module import Inputs
 from modicum.compute.linear import fits, shown_linear
 from modicum.compute.pieces import Dense, Kept, Piece
 from modicum.compute.problem import (
@@ -33,6 +34,7 @@ from modicum.compute.problem import (
     zero_like,
 )
 from modicum.compute.rules import known, pieces
+from modicum.compute.shared_weights import joined
 from modicum.core.clips import Clip
 
 
@@ -45,9 +47,14 @@ class Call:
     """One call of a layer. The gradient of its output is kept on request only."""
 
     layer: nn.Module
-    input: Tensor | None
+    input: Tensor | Inputs | None
     version: int
     gradient: Tensor | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether its input is no longer what it was."""
+        return self.input is None or self.input._version != self.version
 
 
 class _Tap(torch.autograd.Function):
@@ -63,6 +70,15 @@ class _Tap(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
         ctx.recorder.receive(ctx.call, gradient)
         return gradient if ctx.needs_input_grad[0] else None, None, None, None
+
+
+class _Aside(_Tap):
+    """The same beside the output, for modules that may need it as it was in their own backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, _anchor: Tensor, recorder: PassRecorder, call: Call) -> Tensor:
+        ctx.recorder, ctx.call = recorder, call
+        return output.view_as(output)
 
 
 class PassRecorder:
@@ -83,8 +99,9 @@ class PassRecorder:
         self.uses: Counter[str] = Counter()
         self.squares: dict[str, Tensor] = {}
         self.kept: dict[str, Kept] = {}
+        self.shared: dict[str, list[Piece]] = {}
         self.only_gradients = only_gradients  # the probe looks at raw gradients before anything is measured
-        self.owned = _owned(self.parts, trained)
+        self.owned, self.whole = _owned(self.parts, trained)
         # With every parameter frozen nothing would require a gradient: the anchor makes each tap's output do so.
         self.anchor = torch.zeros((), requires_grad=True)
 
@@ -103,7 +120,9 @@ class PassRecorder:
         replaced, handles = [], []
         for layer in self.owned:
             way = own.get(type(layer))
-            if way is None or "forward" in vars(layer):  # somebody else's stays
+            if layer in self.whole:
+                handles.append(layer.register_forward_hook(self._record_whole, with_kwargs=True))
+            elif way is None or "forward" in vars(layer):  # somebody else's stays
                 handles.append(layer.register_forward_hook(self._record))
             else:
                 vars(layer)["forward"] = partial(way, layer)
@@ -116,7 +135,21 @@ class PassRecorder:
             for layer in replaced:
                 del vars(layer)["forward"]
 
+    def _record_whole(self, layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
+        """Of a module without a rule: it will be run again, with what it was called with."""
+        shown = any_module.first_tensor(output)
+        if shown is None:
+            raise CannotKeepBooksError(f"a {type(layer).__name__} whose output is no tensor")
+        inputs = Inputs.of(layer, args, keywords)
+        call = self._noted(Call(layer, inputs, inputs._version))
+        tapped: Tensor = _Aside.apply(shown, self.anchor, self, call)  # type: ignore[no-untyped-call]
+        return (tapped, *output[1:]) if isinstance(output, tuple) else tapped
+
     def _record(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        if len(args) == 1 and len(args[0]) == 1 < self.examples and len(output) == 1:
+            # One row for everybody, as of positions: each example gets its own, and so a gradient of its own.
+            args = (args[0].expand(self.examples, *args[0].shape[1:]),)
+            output = output.expand(self.examples, *output.shape[1:]).contiguous()
         call = self._called(layer, args)
         tapped: Tensor = _Tap.apply(output, self.anchor, self, call)  # type: ignore[no-untyped-call]
         return tapped
@@ -148,9 +181,11 @@ class PassRecorder:
     def _called(self, layer: nn.Module, args: tuple[Any, ...]) -> Call:
         if len(args) != 1:
             raise CannotKeepBooksError(f"a {type(layer).__name__} called with keywords")
-        call = Call(layer, args[0].detach(), args[0]._version)
+        return self._noted(Call(layer, args[0].detach(), args[0]._version))
+
+    def _noted(self, call: Call) -> Call:
         self.calls.append(call)
-        for name in self.owned[layer].values():
+        for name in self.owned[call.layer].values():
             self.uses[name] += 1
         return call
 
@@ -165,7 +200,7 @@ class PassRecorder:
         kind = type(call.layer).__name__
         if gradient.shape[0] != self.examples:
             raise CannotKeepBooksError(f"a {kind} whose input's first dimension is not the batch")
-        if call.input is None or call.input._version != call.version:
+        if call.changed:
             raise CannotKeepBooksError(f"a {kind} whose input is later changed in place")
         if self.only_gradients:
             call.gradient = gradient
@@ -173,58 +208,86 @@ class PassRecorder:
             self.measure(call, gradient, found)
 
     def measure(self, call: Call, gradient: Tensor, found: dict[str, Piece] | None = None) -> None:
-        """Each parameter's squared norms, and what to keep of it; several calls are added up by example.
+        """Each parameter's squared norms, and what to keep of it; those of several calls wait for the last.
 
         Where nothing requires gradients, as in a backward pass."""
         assert call.input is not None
         with without_autocast(gradient.device):
-            for local, piece in (found or pieces(call.layer, call.input, gradient)).items():
+            for local, piece in (found or self._pieces(call, gradient)).items():
                 name = self.owned[call.layer].get(local)
                 if name is None:
                     continue
                 if self.uses[name] > 1:
-                    before = self.kept.get(name)
-                    now = piece.dense()
-                    piece = Dense(before.gradients + now if isinstance(before, Dense) else now)
-                self.squares[name], self.kept[name] = piece.measure()
+                    self.shared.setdefault(name, []).append(piece)
+                else:
+                    self.squares[name], self.kept[name] = piece.measure()
         call.input = call.gradient = None
+
+    def _pieces(self, call: Call, gradient: Tensor) -> dict[str, Piece]:
+        if isinstance(call.input, Tensor):
+            return pieces(call.layer, call.input, gradient)
+        assert call.input is not None
+        try:
+            by_name = any_module.gradients(call.layer, self.owned[call.layer], call.input, gradient)
+        except Exception as failed:  # a module may do anything, and not everything can be done for each example
+            raise CannotKeepBooksError(f"a {type(call.layer).__name__} that has no rule") from failed
+        return {local: Dense(found) for local, found in by_name.items()}
+
+    def measure_shared(self) -> None:
+        """Weights that several calls use, once all calls are known."""
+        for name, found in self.shared.items():
+            self.squares[name], self.kept[name] = joined(found).measure()
+        self.shared = {}
 
     def settle(self, clip: Clip, weights: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
         """The weighted sum, and the norms; an example that is not finite is zero in both.
 
         Zeros are put in its place always, without asking whether there is one."""
+        self.measure_shared()
         names = [name for name in self.trained if name in self.squares]
         if not names:
             none = nothing(self.trained, self.examples)
             return none.total, none.norms
         factors, norms, finite = self._factors(clip, names, weights)
-        kept, self.kept = {name: kept.only(finite) for name, kept in self.kept.items()}, {}
-        return self._weighted(kept, names, factors), norms
+        kept, self.kept = self.kept, {}
+        return self._weighted(kept, names, factors, finite), norms
 
     def _factors(self, clip: Clip, names: list[str], weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         squares = torch.stack([self.squares[name] for name in names], dim=1)
         return example_factors(clip, names, squares, weights, sum_dtype(self.trained[names[0]]))
 
-    def _weighted(self, kept: dict[str, Kept], names: list[str], factors: Tensor) -> dict[str, Tensor]:
+    def _weighted(
+        self, kept: dict[str, Kept], names: list[str], factors: Tensor, finite: Tensor
+    ) -> dict[str, Tensor]:
         column = dict(zip(names, factors.unbind(1), strict=True))
         return {
-            name: kept.pop(name).weighted_sum(column[name]) if name in kept else zero_like(p)
+            name: kept.pop(name).only(finite).weighted_sum(column[name]) if name in kept else zero_like(p)
             for name, p in self.trained.items()
         }
 
 
-def _owned(parts: Parts, trained: dict[str, nn.Parameter]) -> dict[nn.Module, dict[str, str]]:
-    """By layer, which of its own parameters are trained and under which name."""
+def _owned(
+    parts: Parts, trained: dict[str, nn.Parameter]
+) -> tuple[dict[nn.Module, dict[str, str]], set[nn.Module]]:
+    """By layer, which of its parameters are trained and under which name; and the modules without a rule, to which
+    all parameters below them belong."""
     names = {id(p): name for name, p in trained.items()}
     owned: dict[nn.Module, dict[str, str]] = {}
+    whole: set[nn.Module] = set()
+    inside: set[nn.Module] = set()
     for layer_name, layer in parts.named:
-        for local, p in layer._parameters.items():
-            if p is None or id(p) not in names:
-                continue
-            if not known(layer, local):
-                raise CannotKeepBooksError(f"layer {layer_name or '(the model)'} ({type(layer).__name__})")
-            owned.setdefault(layer, {})[local] = names[id(p)]
-    return owned
+        own = {local: names[id(p)] for local, p in layer._parameters.items() if p is not None and id(p) in names}
+        if layer in inside or not own:
+            continue
+        if all(known(layer, local) for local in own):
+            owned[layer] = own
+            continue
+        if not layer_name or any_module.draws(layer):
+            raise CannotKeepBooksError(f"layer {layer_name or '(the model)'} ({type(layer).__name__})")
+        inside.update(layer.modules())
+        whole.add(layer)
+        owned[layer] = {local: names[id(p)] for local, p in layer.named_parameters() if id(p) in names}
+    return owned, whole
 
 
 @contextmanager

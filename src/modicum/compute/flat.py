@@ -29,8 +29,9 @@ from modicum.compute.rounding import product_rounding
 from modicum.compute.sums import rows_counted
 from modicum.core.clips import Clip
 
-LARGE = 1 << 20
-"""A model of more parameters gains nothing by fewer launches, and each graph would hold a copy of it."""
+LARGE = 1 << 28
+"""More trained parameters than these (1 GiB) are not replayed: each graph holds a copy of them and of their sum.
+Frozen ones are read where they are."""
 
 FLIPS, COARSE_FLIPS = 0.01, 0.25
 """How far a compiled parameter's sum may be off on its first batch: other rounding flips some ReLUs, tf32 many."""
@@ -75,8 +76,9 @@ class Problem:
 
     def key(self) -> Hashable:
         """All that the function below depends on besides its inputs and their shapes."""
-        counted = rows_counted(self.examples)
-        return self.loss, self.clip.kind, tuple(self.trained), modes(self.model), str(self.batch[1]), counted
+        frozen = tuple(p.data_ptr() for p in self.parts.parameters if not self._moves(p))
+        surroundings = rows_counted(0), frozen  # of the step that this is a part of
+        return self.loss, self.clip.kind, tuple(self.trained), modes(self.model), str(self.batch[1]), surroundings
 
     @property
     def device(self) -> torch.device:
@@ -94,11 +96,20 @@ class Problem:
         return isinstance(self.loss, Hashable) and all(isinstance(leaf, Tensor) for leaf in self.batch[0])
 
     @cached_property
+    def _ids(self) -> frozenset[int]:
+        return frozenset(id(p) for p in self.trained.values())
+
+    def _moves(self, p: Tensor) -> bool:
+        """Whether other numbers may lie elsewhere at the next call; frozen parameters stay where they are."""
+        return id(p) in self._ids
+
+    @cached_property
     def state(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name, each once; one walk, since a GPU waits for it."""
+        """Trained parameters and buffers by name, each once; one walk, since a GPU waits for it."""
         found: dict[int, tuple[str, Tensor]] = {}
-        for prefix, module in self.model.named_modules():
-            for name, t in (*module._parameters.items(), *module._buffers.items()):
+        for prefix, module in self.parts.named:
+            trained = ((name, p) for name, p in module._parameters.items() if p is not None and self._moves(p))
+            for name, t in (*trained, *module._buffers.items()):
                 if t is not None:
                     found.setdefault(id(t), (f"{prefix}.{name}" if prefix else name, t))
         return {name: t.detach() for name, t in found.values()}

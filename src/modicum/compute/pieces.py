@@ -13,10 +13,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from modicum.compute import sequence
 from modicum.compute.sums import (
     as_released,
     factor_charge,
     in_range,
+    keep_rows_,
     only_rows,
     square_lengths,
     square_norms,
@@ -75,7 +77,7 @@ class Dense:
         return Dense(self.gradients[some])
 
     def only(self, finite: Tensor) -> Dense:
-        return Dense(only_rows(self.gradients, finite))
+        return Dense(keep_rows_(self.gradients, finite))
 
     def dense(self) -> Tensor:
         return self.gradients
@@ -98,7 +100,7 @@ class Sliced:
 
     def only(self, finite: Tensor) -> Sliced:
         parts = zip(self.slices, torch.split(finite, len(self.slices[0])), strict=True)
-        return Sliced(tuple(only_rows(part, fine) for part, fine in parts))
+        return Sliced(tuple(keep_rows_(part, fine) for part, fine in parts))
 
     def dense(self) -> Tensor:
         return torch.cat(self.slices)
@@ -137,6 +139,8 @@ class LinearWeight:
         if self.one_place is not None:
             of_inputs, of_outputs = self.lengths
             return of_inputs * of_outputs, self
+        if sequence.takes(self.a, self.g):
+            return sequence.measured(self.a, self.g)
         places, d = self.a.shape[1:]
         p = self.g.shape[2]
         products = places * d * p
@@ -177,6 +181,9 @@ class RowBias(Dense):
     def measure(self) -> tuple[Tensor, Kept]:
         return self.weight.lengths[1], self
 
+    def only(self, finite: Tensor) -> Dense:
+        return Dense(only_rows(self.gradients, finite))  # the weight reads them too
+
 
 class EmbeddingWeight:
     """g_i adds δ_it to row index_it, for output gradients δ (B, T, d)."""
@@ -188,9 +195,14 @@ class EmbeddingWeight:
         self.size = size
 
     def measure(self) -> tuple[Tensor, Kept]:
+        return self.measure_with(None)
+
+    def measure_with(self, more: Tensor | None) -> tuple[Tensor, EmbeddingRows]:
+        """`more` is what else the rows that are looked up are given, (B, T, d) in float64."""
         same = (self.indices[:, :, None] == self.indices[:, None, :]).double()
         times = same.sum(2, keepdim=True)
-        shares = (same @ self.g.double()) / times
+        found = same @ self.g.double()
+        shares = (found if more is None else found + more) / times
         squares = (shares.square() * times).sum((1, 2))
         return squares, EmbeddingRows(self.indices, shares, self.size, self.g.dtype)
 
@@ -212,11 +224,16 @@ class EmbeddingRows:
     size: int
     dtype: torch.dtype
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def total(self, weights: Tensor) -> Tensor:
+        """The weighted sum in float64."""
         total = self.shares.new_zeros(self.size, self.shares.shape[2])
         weighted = self.shares * weights.double()[:, None, None]
-        total.index_add_(0, self.indices.flatten(), weighted.flatten(0, 1))
-        return as_released(total, len(weights), self.dtype)
+        if weighted.is_cuda:  # sorts first; additions in whatever order threads come would not repeat themselves
+            return total.index_put_((self.indices.flatten(),), weighted.flatten(0, 1), accumulate=True)
+        return total.index_add_(0, self.indices.flatten(), weighted.flatten(0, 1))
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return as_released(self.total(weights), len(weights), self.dtype)
 
     def rows(self, some: slice) -> EmbeddingRows:
         return EmbeddingRows(self.indices[some], self.shares[some], self.size, self.dtype)

@@ -55,6 +55,7 @@ def check_books(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, 
         for call, gradient in zip(recorder.calls, gradients, strict=True):
             if gradient is not None:
                 recorder.measure(call, gradient)
+        recorder.measure_shared()
     _check_sums(recorder, truths)
     for name, truth in truths.items():
         if not bool(truth.any()):

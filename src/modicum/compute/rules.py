@@ -14,22 +14,30 @@ from torch.nn import functional
 from modicum.compute.convolution import ConvWeight, Geometry, takes_short
 from modicum.compute.pieces import Dense, EmbeddingWeight, Kept, LinearWeight, Piece, RowBias
 from modicum.compute.problem import sum_dtype
+from modicum.compute.sequence import takes, takes_bf16
 
 Pieces = dict[str, Piece]
+Rule = Callable[[Any, Tensor, Tensor], Pieces]
 
 
 def pieces(layer: nn.Module, inputs: Tensor, gradient: Tensor) -> Pieces:
     """What a call with these inputs and this output gradient gives each of the layer's own parameters."""
     if isinstance(layer, nn.Conv1d | nn.Conv2d) and takes_short(gradient, layer.groups):
         return RULES[type(layer)](layer, inputs.to(gradient.dtype), gradient)  # as the layer itself took them
+    if isinstance(layer, nn.Linear) and takes_bf16(gradient):
+        inputs = inputs.to(gradient.dtype)
+        if takes(inputs.flatten(1, -2), gradient.flatten(1, -2)):
+            return _linear(layer, inputs, gradient)
     dtype = sum_dtype(gradient)
     inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
-    return RULES[type(layer)](layer, inputs, gradient.to(dtype))
+    how = rule(layer)
+    assert how is not None
+    return how(layer, inputs, gradient.to(dtype))
 
 
 def known(layer: nn.Module, parameter: str) -> bool:
     """Whether the rule of this layer covers this parameter."""
-    if type(layer) not in RULES or parameter not in ("weight", "bias"):
+    if rule(layer) is None or parameter not in ("weight", "bias"):
         return False
     if isinstance(layer, nn.Embedding):
         return layer.max_norm is None and not layer.scale_grad_by_freq
@@ -41,7 +49,7 @@ def _linear(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     if layer.bias is None:
         return {"weight": weight}
     one = weight.one_place
-    bias = Dense(weight.g.sum(1)) if one is None else RowBias(one[1], weight)
+    bias = Dense(weight.g.sum(1, dtype=sum_dtype(g))) if one is None else RowBias(one[1], weight)
     return {"weight": weight, "bias": bias}
 
 
@@ -123,6 +131,17 @@ def _over_places(g: Tensor, shape: tuple[int, ...]) -> Tensor:
     return g.reshape(g.shape[0], -1, math.prod(shape)).sum(1).view(-1, *shape)
 
 
+def _rms_norm(layer: Any, a: Tensor, g: Tensor) -> Pieces:
+    shape = layer.normalized_shape
+    standard = functional.rms_norm(a, shape, eps=layer.eps)
+    return {"weight": Dense(_over_places(g * standard, shape))}
+
+
+def _turned_linear(_layer: Any, a: Tensor, g: Tensor) -> Pieces:
+    """GPT-2's: a linear layer whose weight is (inputs, outputs)."""
+    return {"weight": LinearWeight(g, a), "bias": Dense(g.reshape(len(g), -1, g.shape[-1]).sum(1))}
+
+
 def _group_norm(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     standard = functional.group_norm(a, layer.num_groups, eps=layer.eps)
     shape = (*a.shape[:2], -1)
@@ -132,11 +151,21 @@ def _group_norm(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     }
 
 
-RULES: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], Pieces]] = {
+RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: _linear,
     nn.Conv1d: _conv1d,
     nn.Conv2d: _conv2d,
     nn.Embedding: _embedding,
     nn.LayerNorm: _layer_norm,
     nn.GroupNorm: _group_norm,
+    nn.RMSNorm: _rms_norm,
 }
+
+BY_NAME: dict[str, Rule] = {"transformers.pytorch_utils.Conv1D": _turned_linear}
+"""Of packages that need not be installed."""
+
+
+def rule(layer: nn.Module) -> Rule | None:
+    """How calls of this layer become pieces; None of a layer without a rule. Subclasses may do anything."""
+    kind = type(layer)
+    return RULES.get(kind) or BY_NAME.get(f"{kind.__module__}.{kind.__qualname__}")

@@ -35,12 +35,18 @@ def changed_rows(run: Callable[[Problem], ClippedSum], problem: Problem, other: 
             found = run(one)
         return [*found.total.values(), found.norms[others]]
 
+    # A simulation's GPU adds up as it likes, and need not repeat itself; a silo's does (`switches`).
+    same = torch.equal if problem.device.type == "cpu" or torch.are_deterministic_algorithms_enabled() else _near
     base = seen(problem)
-    if not all(map(torch.equal, base, seen(problem))):
+    if not all(map(same, base, seen(problem))):
         return "numbers that are other ones when it is run again"
     for i, (name, content) in enumerate(CONTENTS.items()):
         row = changing[i % len(changing)]
         x, y = (with_row(mine, row, content, its) for mine, its in ((problem.x, other.x), (problem.y, other.y)))
-        if not all(map(torch.equal, base, seen(replace(problem, x=x, y=y)))):
+        if not all(map(same, base, seen(replace(problem, x=x, y=y)))):
             return f"what is computed of other records when one holds {name}"
     return ""
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    return bool(torch.linalg.vector_norm(one - other) <= 1e-2 * torch.linalg.vector_norm(one) + 1e-6)

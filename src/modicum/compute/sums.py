@@ -50,6 +50,9 @@ JOINT = 2 * MANY * MANY * 2.0**-53 / 2.0**-12
 """Sums over T places of m of B examples in float64 are off by 2·B·m·T·2⁻⁵³·max w_i s_i in two worlds together.
 With κ·s_i charged to norms, w_i s_i ≤ C/κ; B·m ≤ MANY² and κ = T·(this) make that 2⁻¹² of C."""
 
+WHOLE = {torch.float32: torch.int32, torch.float64: torch.int64}
+"""Whole numbers of the same size."""
+
 TILE, GPU_TILE = 1 << 21, 1 << 26
 """Numbers that a slice of products, or of rows in float64, takes at most: in the cache, or beside activations."""
 
@@ -121,6 +124,12 @@ def _most(dtype: torch.dtype) -> int:
     return int(2 * SHARE / torch.finfo(dtype).eps)
 
 
+def room_for_one_more(batch: int, dtype: torch.dtype) -> bool:
+    """Whether a sum that was rounded to this precision may be rounded once more, by 2·B·u: B² + 2·B terms fit."""
+    rows = rows_counted(batch)
+    return rows * (rows + 2) <= _most(dtype)
+
+
 def sum_type(batch: int, dtype: torch.dtype) -> torch.dtype:
     """The model's precision, unless rounding a sum to it would move it by more than half a SHARE: 2·B·u."""
     return torch.float64 if rows_counted(batch) * torch.finfo(dtype).eps > SHARE / 2 else dtype
@@ -175,6 +184,15 @@ def only_rows(numbers: Tensor, finite: Tensor) -> Tensor:
     """(B, …) numbers with zeros in place of the examples that are not finite, whatever these hold. Always, so that
     no way of computing hangs on a record."""
     return torch.where(finite.view(-1, *(1,) * (numbers.dim() - 1)), numbers, 0)
+
+
+def keep_rows_(numbers: Tensor, finite: Tensor) -> Tensor:
+    """The same in place, for numbers that nobody else reads: half the bytes, and no fresh memory."""
+    if not numbers.is_contiguous() or numbers.dtype not in WHOLE:
+        return only_rows(numbers, finite)
+    mask = -finite.to(WHOLE[numbers.dtype])  # all bits or none
+    numbers.view(mask.dtype).bitwise_and_(mask.view(-1, *(1,) * (numbers.dim() - 1)))
+    return numbers
 
 
 def weighted_rows(weights: Tensor, blocks: Iterable[Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from modicum.config.schema import Config
 from modicum.core.setting import Setting
-from modicum.data import Dataset, assign_budgets, federate, from_csv, from_npz_folder, load
+from modicum.data import Dataset, assign_budgets, federate, from_csv, from_npz_folder, from_parquet, load
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets
 from modicum.errors import UserError
@@ -158,14 +158,17 @@ def _records(config: Config, alone: str | None = None) -> Dataset:
     if data.name is not None:
         return load(data.name, data.dir)
     if data.npz is not None:
-        return from_npz_folder(data.npz, classes=data.classes, scale=data.scale)
-    assert data.csv is not None  # the schema allows one of the three
-    return from_csv(
-        data.csv,
+        how = {"labels": data.labels, "values": data.values, "scale": data.scale, "id": data.id_column}
+        return from_npz_folder(data.npz, classes=data.classes, **how)  # type: ignore[arg-type]
+    assert data.table is not None  # the schema allows one of the four
+    read = from_parquet if data.csv is None else from_csv
+    return read(
+        data.table,
         client=data.client_column,
         label=data.label_column,
         id=data.id_column,
         classes=data.classes,
+        labels=data.labels,
         columns=data.columns,
         alone=alone,
     )

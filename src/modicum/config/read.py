@@ -22,6 +22,7 @@ from modicum.config.schema import (
 from modicum.config.source import Source, read_source, with_option
 from modicum.data.columns import Column
 from modicum.errors import MissingExtraError
+from modicum.models.named import is_shipped
 
 DEFAULT_METHOD = "auto"
 TABLES = ("data", "task", "privacy", "model", "method", "run", "fit", "metanet")  # the last two: `modicum fit-…`
@@ -82,15 +83,19 @@ def _run(source: Source) -> RunConfig:
 
 
 def _model(source: Source, folder: Path) -> ModelConfig:
-    """Options are numbers, or names of .npz files, which are taken from `folder`."""
+    """Options are numbers, or names of .npz files, which are taken from `folder`; of other models, also text."""
     table = dict(source.tables.get("model", {}))
     named = {"name": table.pop("name")} if "name" in table else {}
+    name = read_table(source, ModelConfig, "model", named).name
+    own = not is_shipped(name)
     for key, value in table.items():
         if isinstance(value, str) and value.endswith(".npz") and "\0" not in value:
             table[key] = _absolute(value, folder)
+        elif own and isinstance(value, str | bool):
+            continue
         elif isinstance(value, bool) or not isinstance(value, int | float):
             raise source.error(f"the model option {key} must be a number, got {value!r}", "model", key)
-    return ModelConfig(name=read_table(source, ModelConfig, "model", named).name, options=table)
+    return ModelConfig(name=name, options=table)
 
 
 def _task(source: Source) -> TaskConfig:
@@ -206,7 +211,7 @@ def absolute(data: DataConfig, folder: Path) -> DataConfig:
     """Paths relative to `folder` become absolute ones."""
     changed: dict[str, Any] = {
         key: _absolute(value, folder)
-        for key in ("npz", "csv", "dir", "backbone", "features")
+        for key in ("npz", "csv", "parquet", "dir", "backbone", "features")
         if (value := getattr(data, key)) is not None and (key != "features" or value.endswith(".npz"))
     }
     return replace(data, **changed)

@@ -15,18 +15,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """The records and how they divide among clients. Give one of `name`, `npz` and `csv`."""
+    """The records and how they divide among clients. Give one of `name`, `npz`, `csv` and `parquet`."""
 
     name: str | None = setting(None, 'a named dataset, e.g. "digits" or "emnist-balanced:10-46"')
     npz: str | None = setting(None, "your own: a folder with one .npz file per client")
     csv: str | None = setting(None, "your own: a table with a client column")
+    parquet: str | None = setting(None, "your own: the same as a Parquet file")
     client_column: str = setting("client", "of the csv file")
-    label_column: str = setting("label", "of the csv file")
+    label_column: str | list[str] = setting("label", "of the csv file; several: a row of labels")  # noqa: RUF009
+    labels: list[str] | None = setting(None, "names of the classes in their order, where labels are text")  # noqa: RUF009
     id_column: str | None = setting(None, "of the csv file, or an array of the npz files: who a record is")
     columns: dict[str, Column] = setting(  # noqa: RUF009
         dict, "of the csv file, by public constants: age = { range = [0, 120], fill = 50 }"
     )
     classes: int | None = setting(None, "of your own data (default: the largest label + 1)")
+    values: int | dict[str, int] | None = setting(  # noqa: RUF009
+        None, "how many different whole numbers the npz files' inputs hold, e.g. tokens (default: the largest + 1)"
+    )
     scale: float | None = setting(None, "a public constant that the npz files' inputs are divided by, e.g. 255")
     dir: str | None = setting(None, "folder of dataset files (default: MODICUM_DATA, else the cache)")
     clients: int | None = setting(None, "how many (default: the clients that the data come with, else 20)")
@@ -46,14 +51,22 @@ class DataConfig:
     seed: int | None = setting(None, "decides the division (default: the run's seed)")
 
     def __post_init__(self) -> None:
-        if sum(given is not None for given in (self.name, self.npz, self.csv)) != 1:
-            raise UserError('give exactly one of name, npz and csv, e.g. name = "digits"')
-        if any("\0" in (path or "") for path in (self.npz, self.csv, self.dir, self.backbone, self.features)):
+        if sum(given is not None for given in (self.name, self.npz, self.csv, self.parquet)) != 1:
+            raise UserError('give exactly one of name, npz, csv and parquet, e.g. name = "digits"')
+        paths = (self.npz, self.csv, self.parquet, self.dir, self.backbone, self.features)
+        if any("\0" in (path or "") for path in paths):
             raise UserError("a path holds no zero byte")
         if self.scale is not None and not (self.npz is not None and 0 < self.scale < float("inf")):
             raise UserError("scale is a positive number that the inputs of npz files are divided by")
-        if self.columns and self.csv is None:
-            raise UserError("columns belong to a csv file: leave them out, or give csv")
+        if self.columns and self.table is None:
+            raise UserError("columns belong to a csv or parquet file: leave them out, or give one")
+        if self.values is not None and self.npz is None:
+            raise UserError("values belong to npz files: leave them out, or give npz")
+
+    @property
+    def table(self) -> str | None:
+        """The csv or parquet file, where there is one."""
+        return self.csv or self.parquet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +81,7 @@ class PrivacyConfig:
     noise: Literal["float", "integer", "correlated"] | None = setting(
         None,
         "integer: on a lattice, for whole batches (default: where masks need it, and deployed where it can be); "
-        "correlated: over rounds, for clients behind a trusted server",
+        "correlated: over rounds (default: where clients come in turn to a trusted server); float: neither",
     )
     fixed_shapes: Literal["auto", "lanes", "capacity"] | None = setting(
         None,
@@ -93,7 +106,10 @@ class PrivacyConfig:
 class ModelConfig:
     """A model by name; the other keys of the table are its options."""
 
-    name: str = setting("logistic", "logistic, mlp, cnn-small, lenet, cnn8, resnet18, resnet34, …")
+    name: str = setting(
+        "logistic",
+        "logistic, mlp, cnn-small, lenet, cnn8, resnet18, resnet34, …, or your own: package.module:factory",
+    )
     options: dict[str, float | str] = setting(dict, "of the model, e.g. hidden: numbers, or names of .npz files")  # noqa: RUF009
 
 
@@ -164,6 +180,9 @@ class RunConfig:
     transcript: bool = setting(False, "write down what each party sees, in transcript.bin (read: load_transcript)")
     audit: Literal["one-run", "canife", "client-canaries"] | None = setting(
         None, "play the experiment again with canaries when it is over; in the certificate beside ε"
+    )
+    early_stop: str | None = setting(
+        None, 'a public or released metric and rounds without a better one that end the run, e.g. "loss:5"'
     )
     metrics: tuple[MetricConfig, ...] = setting((), "metrics on clients' own data, paid from their budgets")
     secure_aggregation: Literal["ideal", "protocol", "honest-but-curious"] = setting(

@@ -5,8 +5,9 @@ from modicum.data.budgets import Budgets, assign_budgets, parse_budgets
 from modicum.data.catalogue import Entry, catalogue, load
 from modicum.data.check import check
 from modicum.data.federate import federate
-from modicum.data.own import from_csv, from_npz_folder, from_torch
+from modicum.data.own import from_npz_folder, from_torch
 from modicum.data.partition import Dirichlet, Iid, Natural, Partition, Shards, SizeSkew, parse_partition
+from modicum.data.tables import from_csv, from_frame, from_parquet
 
 __all__ = [
     "Arrays",
@@ -26,7 +27,9 @@ __all__ = [
     "check",
     "federate",
     "from_csv",
+    "from_frame",
     "from_npz_folder",
+    "from_parquet",
     "from_torch",
     "load",
     "parse_budgets",

@@ -157,6 +157,7 @@ class Dataset:
     peeks: tuple[Peek, ...] = ()  # what was taken from these very records instead of being agreed on
 
     values: Mapping[str, int] = field(default_factory=dict)  # how many whole numbers an array may hold, by name
+    labels: tuple[str, ...] = ()  # names of the classes, where labels were text
 
     def only(self, classes: Iterable[int]) -> Dataset:
         """The records of some classes, relabelled 0, 1, … in the order given."""
@@ -207,6 +208,7 @@ class FederatedData:
     geometry: Geometry | None = None  # what made these features of records; None: nothing did
     peeks: tuple[Peek, ...] = ()  # what clients' records decided for everybody to see: for simulations alone
     values: Mapping[str, int] = field(default_factory=dict)  # as in `Dataset`
+    labels: tuple[str, ...] = ()
 
     @property
     def input_shape(self) -> Any:

@@ -6,20 +6,25 @@ would be a release that nobody paid for.
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from modicum.errors import UserError
 
+EPOCH = datetime.date(1970, 1, 1).toordinal()
 MISSING = ("", "?", "na", "nan", "null", "none")
+NUMBERS = "numbers"  # all columns of numbers together, where texts stand beside them
+LONGEST, BYTES = 1 << 16, 257
 LARGE = 20.0
 """Inputs beyond this are called unscaled: gradients grow with them, and clipping hides the rest."""
 
-Cells = Sequence[str]
+Cells = Sequence[Any]
 Table = npt.NDArray[np.float64]
 
 
@@ -27,12 +32,16 @@ Table = npt.NDArray[np.float64]
 class Column:
     """How one column is read. With a range: clipped to it and brought to [0, 1]; with categories: one column each.
 
-    A missing cell takes `fill`, in the column's own units; a category that is not listed is all zeros.
+    A missing cell takes `fill`, in the column's own units; a category that is not listed is all zeros. Dates are
+    brought to [0, 1] between the two that are given. A text becomes the numbers of its bytes, 1 to 256, cut or
+    filled up with 0 to the length that is given, as an array of its own.
     """
 
     range: tuple[float, float] | None = None
     fill: float | None = None
     categories: tuple[str, ...] | None = None
+    dates: tuple[str, str] | None = None  # the first and the last, as 2026-01-31
+    text: int | None = None  # its public length in bytes
     drop: bool = False
 
     def __post_init__(self) -> None:
@@ -42,8 +51,22 @@ class Column:
             raise UserError("a column has categories, or a range and a fill: not both")
         if self.categories is not None and len({*self.categories}) != len(self.categories):
             raise UserError(f"categories must differ, got {list(self.categories)}")
-        if self.drop and (self.range, self.fill, self.categories) != (None, None, None):
+        given = [x for x in (self.range, self.categories, self.dates, self.text) if x is not None]
+        if len(given) > 1:
+            raise UserError("a column has one of range, categories, dates and text")
+        if self.drop and (given or self.fill is not None):
             raise UserError("a column that is dropped has no range, fill or categories")
+        if self.dates is not None and not _day(self.dates[0]) < _day(self.dates[1]):
+            raise UserError(
+                f'dates are two, the first one first, e.g. ["2000-01-01", "2030-01-01"], got {list(self.dates)}'
+            )
+        if self.text is not None and not 1 <= self.text <= LONGEST:
+            raise UserError(f"the length of a text lies between 1 and {LONGEST}, got {self.text}")
+
+    @property
+    def values(self) -> int | None:
+        """How many whole numbers it becomes; None where it becomes numbers."""
+        return None if self.text is None else BYTES
 
     def table(self, name: str, cells: Cells, where: str) -> Table:
         """The column as one or more columns of numbers, named in errors by its row."""
@@ -51,6 +74,11 @@ class Column:
             return np.empty((len(cells), 0))
         if self.categories is not None:
             return self._one_hot(cells)
+        if self.dates is not None:
+            first, last = (_day(date) for date in self.dates)
+            days = np.array([self._date(name, cell, f"{where}, row {i + 2}") for i, cell in enumerate(cells)])
+            scaled: Table = ((np.clip(days, first, last) - first) / (last - first))[:, None]
+            return scaled
         values = np.array([self._number(name, cell, f"{where}, row {i + 2}") for i, cell in enumerate(cells)])
         if self.range is not None:
             low, high = self.range
@@ -61,8 +89,29 @@ class Column:
         assert self.categories is not None
         return np.array([[float(_same(cell, category)) for category in self.categories] for cell in cells])
 
-    def _number(self, name: str, cell: str | None, where: str) -> float:
-        text = (cell or "").strip()
+    def tokens(self, cells: Cells) -> npt.NDArray[np.int64]:
+        """The bytes of each text plus 1; 0 where it has ended."""
+        assert self.text is not None
+        out = np.zeros((len(cells), self.text), np.int64)
+        for row, cell in zip(out, cells, strict=True):
+            found = np.frombuffer(_text(cell).encode()[: self.text], np.uint8)
+            row[: len(found)] = found.astype(np.int64) + 1
+        return out
+
+    def _date(self, name: str, cell: Any, where: str) -> float:
+        if not _text(cell) or _text(cell).lower() in MISSING:
+            if self.fill is None:
+                raise UserError(
+                    f"{where}, column {name!r}: the date is missing; leave the row out, or drop the column"
+                )
+            return self.fill
+        try:
+            return _day(cell)
+        except UserError:
+            raise UserError(f"{where}, column {name!r}: {cell!r} is no date; write it as 2026-01-31") from None
+
+    def _number(self, name: str, cell: Any, where: str) -> float:
+        text = _text(cell)
         if text.lower() in MISSING:
             if self.fill is None:
                 raise UserError(
@@ -75,21 +124,26 @@ class Column:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise UserError(
-                f"{where}, column {name!r}: {cell!r} is not a number; give the column categories, or drop it"
-            )
+            raise UserError(f"{where}, column {name!r}: {cell!r} is not a number; {_advice(name, cell)}")
         return value
 
 
 def read_columns(
-    rows: Sequence[Mapping[str, str]], names: Sequence[str], columns: Mapping[str, Column], where: str
-) -> Table:
-    """All feature columns, side by side, in the table's own order."""
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], columns: Mapping[str, Column], where: str
+) -> Any:
+    """All feature columns, side by side, in the table's own order; texts as arrays of their own."""
     for name in columns:
         if name not in names:
             raise UserError(f"{where} has no feature column {name!r}: it has {', '.join(names)}")
-    parts = [columns.get(n, Column()).table(n, [row[n] for row in rows], where) for n in names]
-    return np.concatenate(parts, axis=1)
+    how = {name: columns.get(name, Column()) for name in names}
+    parts = [c.table(n, [row[n] for row in rows], where) for n, c in how.items() if c.text is None]
+    texts = {n: c.tokens([row[n] for row in rows]) for n, c in how.items() if c.text is not None}
+    numbers = np.concatenate(parts, axis=1) if parts else np.empty((len(rows), 0))
+    if not texts:
+        return numbers
+    if not numbers.shape[1]:
+        return next(iter(texts.values())) if len(texts) == 1 else texts
+    return {NUMBERS: numbers, **texts}
 
 
 def suggest(rows: Sequence[Mapping[str, str]], names: Sequence[str], most: int = 12) -> dict[str, Column]:
@@ -97,7 +151,7 @@ def suggest(rows: Sequence[Mapping[str, str]], names: Sequence[str], most: int =
 
     The owner approves public ones, such as what the quantity can be at all.
     """
-    return {name: _suggested([(row[name] or "").strip() for row in rows], most) for name in names}
+    return {name: _suggested([_text(row[name]) for row in rows], most) for name in names}
 
 
 def _suggested(cells: Cells, most: int) -> Column:
@@ -121,9 +175,34 @@ def _rounded(value: float, way: Callable[[float], int]) -> float:
     return float(way(value / unit) * unit)
 
 
-def _same(cell: str | None, category: str) -> bool:
+def _text(cell: Any) -> str:
+    return "" if cell is None else str(cell).strip()
+
+
+def _day(date: Any) -> float:
+    """Days since 1970, with a fraction where there is a time."""
+    try:
+        found = datetime.datetime.fromisoformat(str(date).strip())
+    except ValueError:
+        raise UserError(f"{date!r} is no date: write it as 2026-01-31") from None
+    return found.toordinal() - EPOCH + (found.hour * 60 + found.minute) / 1440
+
+
+def _advice(name: str, cell: Any) -> str:
+    """What a column of such cells can be given."""
+    try:
+        _day(cell)
+    except UserError:
+        return (
+            f'give the column categories ([data.columns] {name} = {{ categories = ["…"] }}), a length as a text '
+            "({ text = 64 }), or drop it ({ drop = true })"
+        )
+    return f'it looks like a date: [data.columns] {name} = {{ dates = ["2000-01-01", "2030-01-01"] }}'
+
+
+def _same(cell: Any, category: str) -> bool:
     """Text, or the same number: spreadsheets write 1 as 1.0."""
-    text = (cell or "").strip()
+    text = _text(cell)
     if text == category:
         return True
     try:

@@ -66,6 +66,7 @@ def federate(
         proxy_name=public.name,
         peeks=_peeks(dataset, part, proxy),
         values=dataset.values,
+        labels=dataset.labels,
     )
 
 

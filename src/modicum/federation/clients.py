@@ -306,12 +306,14 @@ class Clients:
             """A round that is redone from its reservations begins with the state before it; see `Keep`."""
             return round < self._done if self._keep.redoes else (name, round) not in open_rounds
 
-        for name, client in self.clients.items():
-            client.rounds = {release.round for release in self.ledger.spent(name)}
-            if self._folder is None:
-                continue
-            for path in sorted((self._folder / name).glob("*.pt"), reverse=True):
-                if is_past(name, int(path.stem)) and int(path.stem) in client.rounds:
+        for release in self.ledger.charges():
+            if release.client in self.clients:
+                self.clients[release.client].rounds.add(release.round)
+        kept = self._folder.iterdir() if self._folder is not None and self._folder.is_dir() else ()
+        for folder in (path for path in kept if path.name in self.clients):
+            client = self.clients[folder.name]
+            for path in sorted(folder.glob("*.pt"), reverse=True):
+                if is_past(folder.name, int(path.stem)) and int(path.stem) in client.rounds:
                     client.state = load_state(path)
                     break
 

@@ -21,12 +21,14 @@ from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check
 from modicum.errors import UserError
-from modicum.federation.correlate import rotation, with_correlated
+from modicum.federation.correlate import pays, rotation, with_correlated
 from modicum.federation.learning import check_labels, inputs_of, made_up_rows, width_of, with_task
 from modicum.federation.settings import FactorKind, NoiseKind
 from modicum.mechanisms.class_sums import class_sums
 from modicum.mechanisms.fixed_shapes import KINDS, Kind, shapes_for, with_fixed_shapes
 from modicum.models import build, check_model, fixed_features
+from modicum.models.adapter import adapted
+from modicum.models.named import build_named, is_shipped
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
 from modicum.privacy.views import Variant
 from modicum.public.features import behind, stand_on
@@ -186,9 +188,11 @@ class Experiment:
 def build_method(experiment: Experiment) -> Method:
     """The experiment's method, whose parts find what they need in its data; nothing is reserved before."""
     method = with_task(experiment.method.build(experiment.setting), experiment.task)
-    if experiment.noise == "correlated":
-        cohorts = rotation(experiment.setting, experiment.seed, experiment.max_participations)
-        method = with_correlated(method, cohorts, experiment.bands, experiment.factor)
+    setting, most = experiment.setting, experiment.max_participations
+    if experiment.noise == "correlated" or (experiment.noise is None and pays(method.mechanism, setting, most)):
+        method = with_correlated(
+            method, rotation(setting, experiment.seed, most), experiment.bands, experiment.factor
+        )
     if experiment.integers:
         method = with_integers(method, VARIANTS[experiment.secure_aggregation])
     check_data(method, offer_of(experiment.federation.data, experiment.task))
@@ -251,8 +255,18 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
     features, trained = split if split else (None, model)
     _check_division(wrap, trained)
 
+    nothing: list[Batch] = []  # most clients of a large federation hold nothing back: they share one empty batch
+
     def batch(arrays: Arrays) -> Batch:
-        x = each(lambda t: t.to(device), arrays.tensors(floats=isinstance(experiment.model, str)))
+        if not len(arrays) and nothing:
+            return nothing[0]
+        made = made_of(arrays)
+        if not len(arrays):
+            nothing.append(made)
+        return made
+
+    def made_of(arrays: Arrays) -> Batch:
+        x = each(lambda t: t.to(device), arrays.tensors(floats=is_shipped(experiment.model)))
         return Batch(
             _transform(features, x), {"y": experiment.task.targets(torch.from_numpy(arrays.y)).to(device)}
         )
@@ -330,10 +344,12 @@ def _made_up(experiment: Experiment, features: nn.Module | None, device: torch.d
 
 
 def _uncompressed(experiment: Experiment, options: Mapping[str, float | str]) -> nn.Module:
-    if isinstance(experiment.model, nn.Module):
-        return copy.deepcopy(experiment.model)  # training must not change the caller's
     data = experiment.federation.data
     inputs, width = inputs_of(data, experiment.model), width_of(experiment.task, data)
+    if isinstance(experiment.model, nn.Module):
+        return adapted(copy.deepcopy(experiment.model), inputs)  # training must not change the caller's
+    if not is_shipped(experiment.model):
+        return adapted(build_named(experiment.model, inputs, width, experiment.seed, options), inputs)
     assert isinstance(inputs, Field)
     if width is None:
         raise UserError(

@@ -57,8 +57,8 @@ class Charges(Protocol):
     def prune_before(self, round: int) -> None:
         """Forget messages of earlier rounds; charges stay."""
 
-    def spent(self, client: str) -> list[Release]:
-        """All that is charged to a client, in order."""
+    def charges(self) -> Iterable[Release]:
+        """All that is charged to anyone, in order."""
 
     def share_reserved(self) -> float:
         """Share of the planned releases that is charged, in the mean over clients (R3)."""

@@ -12,6 +12,7 @@ from modicum.core.parts import Batch, Method
 from modicum.core.records import Field, Fields, each, leaves
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.errors import UserError
+from modicum.models.named import is_shipped
 from modicum.tasks import Labels, Task
 
 MADE_UP = 32  # rows that a model is tried on
@@ -89,7 +90,7 @@ def width_of(task: Task, data: FederatedData) -> int | None:
 def inputs_of(data: FederatedData, model: object) -> Fields:
     """What the model is given: a model of the catalogue takes numbers, whole ones as floats."""
     inputs = data.inputs
-    if not isinstance(model, str):
+    if not is_shipped(model):
         return inputs
     if isinstance(inputs, Mapping):
         names = ", ".join(name for name, _ in leaves(inputs))

@@ -18,7 +18,9 @@ from modicum.core.parts import ModelWrapper
 from modicum.core.records import Field, Fields, each, fields_from_json, leaves
 from modicum.errors import DAMAGED, UserError
 from modicum.federation.run_folder import RunFolder
-from modicum.models import CATALOGUE, build, fixed_features
+from modicum.models import build, fixed_features
+from modicum.models.adapter import adapted
+from modicum.models.named import build_named, has_factory, is_shipped
 from modicum.training.compressed import from_options
 
 
@@ -31,7 +33,7 @@ def restored(
     are those that the run was trained on. `wrapper` is the method's, which may put layers of its own in place.
     """
     files = RunFolder(folder)
-    whole = wrapper.wrap(_named(files) if own is None else copy.deepcopy(own))
+    whole = wrapper.wrap(_named(files) if own is None else adapted(copy.deepcopy(own), inputs_in(folder)))
     split = fixed_features(whole)
     features, trained = split if split else (None, whole)
     learned = {name: value.shape for name, value in trained.named_parameters() if value.requires_grad}
@@ -101,6 +103,17 @@ def described_inputs(folder: Path) -> Fields | None:
     return None if said is None else fields_from_json(said)
 
 
+def inputs_in(folder: Path) -> Fields:
+    """What the run's records were made of, plain numbers included."""
+    facts = _facts(RunFolder(folder))
+    return fields_from_json(facts.get("inputs") or facts.get("input_shape") or [])
+
+
+def label_names(folder: Path) -> tuple[str, ...]:
+    """Names of the classes, where the data had some."""
+    return tuple(str(name) for name in _facts(RunFolder(folder)).get("labels", ()))
+
+
 def _named(files: RunFolder) -> nn.Module:
     try:
         return _described(files)
@@ -117,8 +130,11 @@ def _described(files: RunFolder) -> nn.Module:
         {k: v for k, v in tables["model"].items() if k != "name"}, tables["run"]["seed"]
     )
     name = tables["model"]["name"]
-    if name not in CATALOGUE:
+    if not is_shipped(name) and not has_factory(name):
         raise UserError(f"{name} is a model of your own: mo.load(folder, model={name}(…))")
+    if not is_shipped(name):
+        inputs = fields_from_json(facts.get("inputs") or facts["input_shape"])
+        return adapted(build_named(name, inputs, facts["classes"], tables["run"]["seed"], options), inputs)
     if "input_shape" not in facts:
         raise UserError(f"{files.model} does not say its inputs: give the model, mo.load(folder, model=…)")
     shape = facts["input_shape"] or facts["inputs"]  # whole numbers, as floats

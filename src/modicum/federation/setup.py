@@ -22,11 +22,11 @@ from modicum.core.sockets import Explains, LooksInside
 from modicum.errors import UserError
 from modicum.federation.clients import Client
 from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, rounds_of
-from modicum.federation.correlate import rotation
+from modicum.federation.correlate import Correlates, rotation
 from modicum.federation.evaluation import public_evaluator
 from modicum.federation.experiment import Experiment, Prepared, build_method, in_fixed_shapes, prepare
 from modicum.federation.server import Server
-from modicum.mechanisms.common import metric_plans, training_multiplier
+from modicum.mechanisms.common import metric_plans
 from modicum.mechanisms.integers import on_lattice
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.privacy.noise import NoiseSource
@@ -85,7 +85,7 @@ def decided(method: Method, kit: ClientKit) -> tuple[str, ...]:
 
 def frozen_multipliers(plans: Mapping[str, PrivacyPlan], purpose: str) -> dict[str, float]:
     """The noise multiplier of each client's training releases, as its plan has it (R1)."""
-    return {name: training_multiplier(plan, purpose) for name, plan in plans.items()}
+    return {name: plan.multiplier(purpose) for name, plan in plans.items()}
 
 
 def make_kit(
@@ -161,9 +161,9 @@ def kinds_of(
     mechanism: Mechanism, facts: tuple[ClientFacts, ...]
 ) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
     """Multiples of each client's noise to choose from, and for how many participations (R11)."""
-    if not isinstance(mechanism, RecordLocal) or mechanism.stock is None:
+    if not isinstance(mechanism, RecordLocal) or not mechanism.schedule.scales:
         return (), {}
-    return mechanism.stock.scales, {f.name: mechanism.kinds(f) for f in facts}
+    return mechanism.schedule.scales, {f.name: mechanism.kinds(f) for f in facts}
 
 
 def _refuse_codec_on_sums(method: Method) -> None:
@@ -181,7 +181,7 @@ def make_cohorts(experiment: Experiment, mechanism: Mechanism, noise: NoiseSourc
     s = experiment.setting
     if mechanism.cohort_rate is not None:
         return SecretPoisson(s.clients, s.rounds, mechanism.cohort_rate, noise)
-    if experiment.noise == "correlated":
+    if isinstance(mechanism, Correlates) and mechanism.correlated is not None:
         return rotation(s, experiment.seed, experiment.max_participations)
     return public_cohorts(s, experiment.max_participations, experiment.seed)
 

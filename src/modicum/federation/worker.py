@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from modicum.compute.choose import choose
+from modicum.compute.fused import FusedBackend
+from modicum.core.clips import Flat
 from modicum.core.door import ReservedDoor
 from modicum.core.messages import Message
 from modicum.core.parts import Backend, Batch, ClientKit, Job, Method, State
@@ -70,6 +72,8 @@ class Workshop:
     noise: NoiseSource
     records: Shelf
     validation: Shelf
+    first: Tensor  # all parameters before the run
+    made_up: Batch | None  # rows that nobody has, to try the engine on
     place: Tensor  # where the driver lays the round's model
     devices: tuple[str, ...]
     share: float  # of a GPU's memory, for each of the workers on it
@@ -120,9 +124,26 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(workshop.share, self.device)
         model = workshop.model.to(self.device)
-        backend: Backend = choose(model, self.device).backend
+        several = isinstance(workshop.records.x, Mapping)
+        backend: Backend = choose(model, self.device, several=several).backend
         self.kit = replace(workshop.kit, backend=backend, shared=workshop.kit.shared.to(self.device))
+        self._try_engine()
         self.round, self.model = -1, workshop.place
+
+    def _try_engine(self) -> None:
+        """An engine that judges itself by the first stack it sees would judge otherwise in another worker: it does
+        so here, by rows that nobody has, the same in all of them."""
+        shop, kit = self.workshop, self.kit
+        if shop.made_up is None or not isinstance(kit.backend, FusedBackend):
+            return
+        made = Batch(
+            each(lambda t: t.to(self.device), shop.made_up.x),
+            {name: t.to(self.device) for name, t in shop.made_up.targets.items()},
+        )
+        rows = Batch(made.x, kit.training.targets(made, {}, kit.backend))
+        theta = shop.first.to(self.device).repeat(2, 1)
+        kit.backend.gradients(theta, [rows, rows], kit.training.losses)
+        kit.backend.clipped_sums(theta, [rows, rows], kit.training.losses, [Flat().scaled_to(1.0)] * 2)
 
     def results(self, task: Task) -> Results:
         """What the mechanism makes of a stack; tensors as arrays, which travel faster."""

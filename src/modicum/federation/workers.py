@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.multiprocessing as processes
 
-from modicum.core.parts import Job, Scope
+from modicum.core.parts import Batch, Job, Scope
+from modicum.core.records import each
 from modicum.errors import UserError
 from modicum.federation.worker import Results, Shelf, Task, Workshop, light, serve, shared, unpacked
 
@@ -60,10 +61,15 @@ class Workers:
         kit = replace(context.kit, backend=nothing, shared=context.kit.shared.cpu())
         parts = (context.method, kit, copy.deepcopy(context.data.model).cpu(), noise)
         _check_travels(parts)
+        made_up = context.data.made_up
         self._workshop = Workshop(
             *parts,
             Shelf.of(context.data.records),
             Shelf.of(context.data.validation),
+            context.data.first.detach().cpu(),
+            None
+            if made_up is None
+            else Batch(*(each(lambda t: t.cpu(), part) for part in (made_up.x, made_up.targets))),
             shared(context.data.first[context.kit.shared].detach().cpu().clone()),
             devices,
             0.9 / -(-count // len(devices)),

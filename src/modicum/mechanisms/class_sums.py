@@ -28,6 +28,7 @@ from modicum.mechanisms.record_local import GRADIENT, RecordLocal
 from modicum.mechanisms.record_sums import RecordSums
 from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import Block, NoSampling, Release
+from modicum.privacy.noise.fixed import priced
 from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, Unit
@@ -91,7 +92,7 @@ class ClassSums:
             return PrivacyPlan(client=facts.name, spec=self.spec, budget=math.inf, guard=Guard.NONE)
         first = min(facts.participations, self.rounds)
         later = min(facts.participations, self.total - self.rounds)
-        exact = integers.priced(self.spec, integers=self.integers)
+        exact = priced(self.spec, integers=self.integers)
         z = calibrate_noise(exact, facts.budget, NoSampling(), first, also=metrics)
         releases = [PlannedRelease(CLASS_SUMS, z, NoSampling(), first), *metrics]
         if later:
@@ -108,7 +109,7 @@ class ClassSums:
         return broadcast.round < self.rounds
 
     def _event(self, facts: ClientFacts, plan: PrivacyPlan, broadcast: Broadcast) -> Release:
-        z = common.training_multiplier(plan, CLASS_SUMS) * math.sqrt(1 + self.counts**2) * (1 + 1e-14)
+        z = plan.multiplier(CLASS_SUMS) * math.sqrt(1 + self.counts**2) * (1 + 1e-14)
         blocks = (Block(CLASS_SUMS, LENGTH, z), Block(CLASS_COUNTS, 1.0, z / self.counts))
         return Release(
             client=facts.name,
@@ -116,7 +117,7 @@ class ClassSums:
             spec=self.spec,
             blocks=blocks,
             sampler=NoSampling(),
-            integers=integers.planned(plan, CLASS_SUMS),
+            integers=plan.integers(CLASS_SUMS),
         )
 
     def events(

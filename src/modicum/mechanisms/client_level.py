@@ -31,17 +31,19 @@ from modicum.core.messages import (
     Share,
 )
 from modicum.core.needs import Need
-from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, State
+from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Signal, State
 from modicum.core.round_state import Collector, RoundState
 from modicum.core.sockets import Transform
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, noise_norm, spread
-from modicum.privacy.accounting.calibration import calibrate_noise, largest_steps
-from modicum.privacy.correlated import Correlated, Correlation
+from modicum.privacy.correlated import Correlated
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
+from modicum.privacy.noise.choose import schedule_for
+from modicum.privacy.noise.correlated import CorrelatedNoise
 from modicum.privacy.noise.lattice import Integers
-from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
+from modicum.privacy.noise.schedule import Moment, Schedule, TrainingReleases
+from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Adjacency, KnownTo, ServerSeesMessages, Shows, Unit, Variant, View
 from modicum.training.local_steps import LocalSteps, train_locally
@@ -68,7 +70,7 @@ class ClientLevel:
     offers = (Need.SIGNALS,)
 
     def __post_init__(self) -> None:
-        common.check_noise(self.noise_multiplier)
+        _ = self.schedule  # refuses what cannot be
         if self.rate is not None and KnownTo.SERVER not in self.view.hides:
             raise UnsoundError(
                 "a random cohort amplifies only where a trusted server keeps it secret (R5): use the view "
@@ -91,6 +93,12 @@ class ClientLevel:
             )
 
     @cached_property
+    def schedule(self) -> Schedule:
+        """How much noise each release carries."""
+        fixed = schedule_for(self.noise_multiplier, integers=self.integers)
+        return fixed if self.correlated is None else CorrelatedNoise(self.correlated, self.noise_multiplier)
+
+    @cached_property
     def spec(self) -> PrivacySpec:
         return PrivacySpec(unit=Unit.CLIENT, adjacency=self.adjacency, view=self.view, delta=self.delta)
 
@@ -108,18 +116,18 @@ class ClientLevel:
         return NoSampling() if self.rate is None else Poisson(self.rate, KnownTo.SERVER)
 
     def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
-        spec, count = self.spec, facts.participations
-        if math.isinf(facts.budget):
-            return PrivacyPlan(client=facts.name, spec=spec, budget=math.inf, guard=Guard.NONE)
-        exact = integers.priced(spec, integers=self.integers)
-        if self.noise_multiplier is None:
-            z = calibrate_noise(exact, facts.budget, self.sampler, count, also=metrics)
-        else:
-            z = spec.own(self.noise_multiplier)
-            count = min(count, largest_steps(exact, facts.budget, self.sampler, z, also=metrics))
-        terms = None if self.correlated is None else self.correlated.terms(count)
-        releases = (PlannedRelease(UPDATE, z, self.sampler, count, correlated=terms), *metrics)
-        return PrivacyPlan(client=facts.name, spec=spec, budget=facts.budget, releases=releases)
+        return self.schedule.agree(self._releases_of(facts), metrics)
+
+    def _releases_of(self, facts: ClientFacts) -> TrainingReleases:
+        return TrainingReleases(
+            client=facts.name,
+            budget=facts.budget,
+            spec=self.spec,
+            purpose=UPDATE,
+            sampler=self.sampler,
+            steps=facts.participations,
+            participations=facts.participations,
+        )
 
     def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
         """In a sum, bounds go in inverse proportion to the multipliers: z_i·C_i is one noise for all.
@@ -136,34 +144,27 @@ class ClientLevel:
         }
 
     def events(
-        self,
-        facts: ClientFacts,  # noqa: ARG002
-        plan: PrivacyPlan,
-        kit: ClientKit,
-        broadcast: Broadcast,
-        participation: int,  # noqa: ARG002
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> tuple[Release, ...]:
-        return (
-            self._event(plan, kit, broadcast),
-            *common.metric_events(self.spec, broadcast, kit.metrics, plan),
-        )
+        asked = common.Asked(facts, plan, broadcast.round, participation, broadcast.decision)
+        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
+        return (self._event(asked, kit.policy.signals), *metrics)
 
-    def _event(self, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast) -> Release:
-        decision = broadcast.decision
-        on_lattice, terms = integers.planned(plan, UPDATE), _correlation(plan)
-        # On a lattice, and in rows, noise is fixed beforehand: whatever a server says of it changes nothing (R13).
-        chosen = decision.noise_multiplier if on_lattice is None and terms is None else None
+    def _event(self, asked: common.Asked, signals: Sequence[Signal]) -> Release:
+        decision, plan = asked.decision, asked.plan
+        now = Moment(asked.round, asked.participation, decision.noise_multiplier, decision.kind)
+        z, origin = self.schedule.noise(self._releases_of(asked.facts), plan, now)
+        on_lattice, terms = plan.integers(UPDATE), plan.correlation(UPDATE)
+        # On a lattice the noise is fixed in the agreed terms: whatever a server says of it changes nothing (R13).
         shared = decision.signal_multiplier if on_lattice is None else None
-        planned = common.training_multiplier(plan, UPDATE)
-        z = planned if chosen is None else self.spec.own(chosen)
         return Release(
-            client=broadcast.client,
-            round=broadcast.round,
+            client=asked.facts.name,
+            round=asked.round,
             spec=self.spec,
-            blocks=common.query(UPDATE, decision.bound, z, kit.policy.signals, shared),
+            blocks=common.query(UPDATE, decision.bound, z, signals, shared),
             sampler=self.sampler,
             bound_origin=Origin.RELEASED,
-            noise_origin=Origin.PRESET if chosen is None else Origin.RELEASED,
+            noise_origin=origin,
             integers=on_lattice,
             correlated=None if terms is None else terms.rows,
         )
@@ -221,7 +222,7 @@ class ClientLevel:
         return [
             ReleaseRequest(
                 job.door,
-                self._event(job.plan, kit, job.broadcast),
+                self._event(common.Asked.of(job), kit.policy.signals),
                 0,
                 {UPDATE: update, **common.contributions(norm.reshape(1), bound, kit.policy.signals)},
             )
@@ -289,10 +290,6 @@ class Sum:
             spread = self._correlated.spread(state.round)
             stds = {n: std if n.startswith("metric:") else std * spread for n, std in stds.items()}
         return _released_sum(state, sums, stds)
-
-
-def _correlation(plan: PrivacyPlan) -> Correlation | None:
-    return next((r.correlated for r in plan.releases if r.purpose == UPDATE), None)
 
 
 def _clip(updates: Tensor, bounds: Sequence[float]) -> Tensor:

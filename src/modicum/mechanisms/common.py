@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from modicum.core.door import ReleaseRequest
 from modicum.core.facts import ClientFacts, Metric
-from modicum.core.messages import Broadcast, Message, Noised, Opened, Range, Released, ReleasedSum, mean_metrics
+from modicum.core.messages import (
+    Broadcast,
+    Decision,
+    Message,
+    Noised,
+    Opened,
+    Range,
+    Released,
+    ReleasedSum,
+    mean_metrics,
+)
 from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Signal, SignalName
 from modicum.core.round_state import RoundState
 from modicum.core.sockets import Transform
@@ -19,6 +30,23 @@ from modicum.mechanisms.possible import around, spread
 from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, Unit
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one client is asked to release, by a decision that may be its own."""
+
+    facts: ClientFacts
+    plan: PrivacyPlan
+    round: int
+    participation: int
+    decision: Decision
+
+    @classmethod
+    def of(cls, job: Job, decision: Decision | None = None) -> Asked:
+        """What a job is asked, by the server's decision or another."""
+        chosen = job.broadcast.decision if decision is None else decision
+        return cls(job.facts, job.plan, job.broadcast.round, job.participation, chosen)
 
 
 def query(
@@ -54,14 +82,6 @@ def contributions(norms: Tensor, bound: float, signals: Sequence[Signal]) -> dic
         SignalName.SQUARE_NORM: lambda: (norms.clamp(max=bound) / bound) ** 2 - 0.5,
     }
     return {s.name: values[s.name]().sum().reshape(1) for s in signals}
-
-
-def training_multiplier(plan: PrivacyPlan, purpose: str) -> float:
-    """The frozen noise multiplier of a plan's releases of this purpose (0 where no privacy is claimed).
-
-    Of correlated noise it is that of a row: what is added, and shared by the clients of a sum.
-    """
-    return next((r.row_multiplier for r in plan.releases if r.purpose == purpose), 0.0)
 
 
 def start(job: Job, kit: ClientKit) -> Tensor:
@@ -230,14 +250,3 @@ def released_metrics(job: Job, kit: ClientKit, spec: PrivacySpec) -> dict[str, f
         noised = job.door.release(event, 0, {block: metric_value(job, kit, spec.unit, block)})[block].item()
         rates[block.removeprefix("metric:")] = metric_rate(noised, spec.unit, job.facts.validation)
     return rates
-
-
-SMALLEST_NOISE, LARGEST_NOISE = 1e-100, 1e100  # multipliers whose squares accountants can add up
-
-
-def check_noise(multiplier: float | None) -> None:
-    """Noise that somebody sets, if anybody does, is positive and of a size that can be computed with."""
-    if multiplier is not None and not SMALLEST_NOISE <= multiplier <= LARGEST_NOISE:
-        raise UserError(
-            f"the noise multiplier lies between {SMALLEST_NOISE:g} and {LARGEST_NOISE:g}, got {multiplier:g}"
-        )

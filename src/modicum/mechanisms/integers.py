@@ -18,7 +18,6 @@ from modicum.core.messages import Expected, NoiseFacts, ReleasedSum, Summand
 from modicum.core.parts import SIGNAL_BOUND
 from modicum.core.round_state import RoundState
 from modicum.errors import UnsoundError, UserError
-from modicum.privacy.accounting.sampler_charge import SHARE
 from modicum.privacy.events import NoSampling, Release
 from modicum.privacy.integer_noise import IntegerNoise
 from modicum.privacy.noise.integer_terms import IntegerTerms, agree, rounding_for
@@ -31,11 +30,6 @@ LOG = logging.getLogger("modicum.server")
 METRIC = "metric:"
 TOLD = ("update", "gradient")  # blocks whose bound the server tells; the others' are fixed
 _ROOM = 1e-12  # relative: a multiplier goes through a square root on its way to what is seen, and back
-
-
-def priced(spec: PrivacySpec, *, integers: bool) -> PrivacySpec:
-    """The spec at whose δ exact noise is calibrated: integer noise leaves a part of δ for its sampler."""
-    return replace(spec, delta=spec.delta * (1 - SHARE)) if integers else spec
 
 
 def behind(view: View, variant: Variant) -> View:
@@ -155,11 +149,6 @@ def _put(plan: PrivacyPlan, agreed: Mapping[str, IntegerNoise]) -> PrivacyPlan:
         return replace(planned, noise_multiplier=worth, integers=noise)
 
     return replace(plan, releases=tuple(put(r) for r in plan.releases))
-
-
-def planned(plan: PrivacyPlan, purpose: str) -> IntegerNoise | None:
-    """The integer noise of a plan's releases of this purpose; None where it is of floats."""
-    return next((r.integers for r in plan.releases if r.purpose == purpose), None)
 
 
 def summand(requests: Sequence[ReleaseRequest]) -> Summand:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from modicum.core.clips import Clip, Flat
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, NoiseFacts, Range
 from modicum.core.needs import Need
-from modicum.core.parts import ClientKit, Job, Scope, State
+from modicum.core.parts import ClientKit, Job, Scope, Signal, State
 from modicum.core.round_state import Collector, RoundState
 from modicum.core.sockets import Climbs, Pulls
 from modicum.core.stack import Pool
@@ -27,12 +28,11 @@ from modicum.mechanisms.fixed_shapes import FixedShapes
 from modicum.mechanisms.passes import clipped_in_passes
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, most_drawn, noise_norm, rounded_away, spread
 from modicum.mechanisms.record_steps import Stepper, release, uphill
-from modicum.privacy.accounting.calibration import calibrate_kinds, calibrate_noise, largest_steps
-from modicum.privacy.accounting.filters import filter_cap, price
-from modicum.privacy.accounting.rdp import best_order
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
-from modicum.privacy.noise.stock import Stock, filtered_noise
-from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
+from modicum.privacy.noise.choose import schedule_for
+from modicum.privacy.noise.schedule import Moment, Noise, Schedule, TrainingReleases
+from modicum.privacy.noise.stock import Stock
+from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, ServerSeesMessages, Unit
 from modicum.privacy.views import KnownTo, Variant
 from modicum.training.descent import Descent
@@ -57,28 +57,36 @@ class RecordLocal:
     normalised: bool = False  # steps go by gradients in units of their bound, so that C changes no step's length
     shapes: FixedShapes | None = None  # of passes over drawn records, where a server may be hostile; None: ragged
     stock: Stock | None = None  # kinds of noise to choose from: in the plan (R11), or before a filter (`adaptive`)
+    noise: Schedule | None = None  # a schedule of its own, in place of the four settings above
 
     individuals = True
     purpose = GRADIENT
     cohort_rate = None
 
     def __post_init__(self) -> None:
-        common.check_noise(self.noise_multiplier)
         if self.batch is not None and self.batch < 1:
             raise UserError(f"the batch size must be at least 1, got {self.batch}")
         if self.steps is not None and self.steps < 1:
             raise UserError(f"local steps must be at least 1, got {self.steps}")
         if not 0 < self.epochs <= MOST_EPOCHS:
             raise UserError(f"local epochs must be positive and at most {MOST_EPOCHS:,}, got {self.epochs}")
-        if self.stock is not None and self.noise_multiplier is not None:
-            raise UserError("noise comes from a stock or is set, not both: leave out one of them")
-        if self.stock is not None and self.integers:
-            raise UserError("noise on a lattice has one kind: leave out integers or the stock")
+        _ = self.schedule  # refuses what cannot be
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """How much noise each release carries."""
+        return schedule_for(
+            self.noise_multiplier,
+            adaptive=self.adaptive,
+            stock=self.stock,
+            integers=self.integers,
+            given=self.noise,
+        )
 
     @property
     def offers(self) -> tuple[Need, ...]:
         """Clipping signals, steps, bounds by layer, and noise that adapts or comes in kinds where asked to."""
-        noise = [Need.ADAPTIVE_NOISE] * self.adaptive + [Need.KINDS] * (self.stock is not None)
+        noise = [Need.ADAPTIVE_NOISE] * self.schedule.adapts + [Need.KINDS] * bool(self.schedule.scales)
         return (Need.SIGNALS, Need.STEPS, Need.LAYERS, *noise)
 
     @property
@@ -87,7 +95,7 @@ class RecordLocal:
 
     @property
     def takes_integers(self) -> bool:
-        return self.batch is None and not self.adaptive and self.stock is None
+        return self.batch is None and self.schedule.fits_lattice
 
     def on_integers(self, variant: Variant) -> RecordLocal:
         integers.behind(self.spec.view, variant)
@@ -98,7 +106,7 @@ class RecordLocal:
         sampler = self._drawn_from(facts)
         if self.shapes is None or not isinstance(sampler, Poisson):
             return sampler
-        steps = None if self.adaptive else self.total_steps(facts)  # a filter does not know them
+        steps = None if self.schedule.adapts else self.total_steps(facts)  # a filter does not know them
         return replace(sampler, shape=self.shapes.choose(facts.records, sampler.rate, self.delta, steps))
 
     def _drawn_from(self, facts: ClientFacts) -> Sampler:
@@ -121,7 +129,7 @@ class RecordLocal:
         if self.steps is not None:
             return self.steps * facts.participations
         passes = self.epochs * facts.records / self.expected_batch(facts)
-        if self.stock is not None:  # every kind of noise fits every participation
+        if self.schedule.scales:  # every kind of noise fits every participation
             return max(1, round(passes)) * facts.participations
         return max(facts.participations, round(passes * facts.participations))
 
@@ -130,87 +138,28 @@ class RecordLocal:
         total, parts = self.total_steps(facts), facts.participations
         return (participation + 1) * total // parts - participation * total // parts
 
-    def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
-        if math.isinf(facts.budget):
-            return PrivacyPlan(client=facts.name, spec=self.spec, budget=math.inf, guard=Guard.NONE)
-        sampler, count = self.sampler(facts), self.total_steps(facts)
-        if self.adaptive:
-            return self._filter_plan(facts, sampler, count, metrics)
-        if self.stock is not None:
-            return self._stock_plan(facts, self.stock, metrics)
-        exact = integers.priced(self.spec, integers=self.integers)
-        if self.noise_multiplier is None:
-            z = calibrate_noise(exact, facts.budget, sampler, count, also=metrics)
-        else:
-            z = self.noise_multiplier
-            count = min(count, largest_steps(exact, facts.budget, sampler, z, also=metrics))
-        releases = (PlannedRelease(GRADIENT, z, sampler, count), *metrics)
-        return PrivacyPlan(client=facts.name, spec=self.spec, budget=facts.budget, releases=releases)
-
-    def _filter_plan(
-        self, facts: ClientFacts, sampler: Sampler, count: int, metrics: tuple[PlannedRelease, ...]
-    ) -> PrivacyPlan:
-        """Under sampling one order α* is fixed now: the best for the planned steps at one constant noise (R2)."""
-        order = None
-        if isinstance(sampler, Poisson):
-            z = calibrate_noise(self.spec, facts.budget, sampler, count, also=metrics)
-            order = best_order(sampler.rate, self.spec.charged(z), count, self.delta)
-        return PrivacyPlan(
+    def releases_of(self, facts: ClientFacts) -> TrainingReleases:
+        """A client's releases of the whole run, for the schedule to give them noise."""
+        return TrainingReleases(
             client=facts.name,
-            spec=self.spec,
             budget=facts.budget,
-            guard=Guard.GDP_FILTER if order is None else Guard.RDP_FILTER,
-            order=order,
+            spec=self.spec,
+            purpose=GRADIENT,
+            sampler=self.sampler(facts),
+            steps=self.total_steps(facts),
+            participations=facts.participations,
         )
 
-    def _stock_plan(self, facts: ClientFacts, stock: Stock, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
-        """All kinds together cost the budget, whatever their order (R11)."""
-        kinds = stock.kinds(facts.participations, self.steps_in(facts, 0))
-        sampler = self.sampler(facts)
-        z = calibrate_kinds(self.spec, facts.budget, sampler, kinds, also=metrics)
-        releases = tuple(PlannedRelease(GRADIENT, s * z, sampler, n) for s, n in kinds)
-        return PrivacyPlan(client=facts.name, spec=self.spec, budget=facts.budget, releases=(*releases, *metrics))
+    def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
+        return self.schedule.agree(self.releases_of(facts), metrics)
 
     def kinds(self, facts: ClientFacts) -> tuple[float, ...]:
         """Participations of each kind that the plan holds, or that a filter would let through of it alone."""
-        if self.stock is None or math.isinf(facts.budget):
-            return ()
-        if not self.adaptive:
-            return self.stock.participations(facts.participations)
-        plan, steps, sampler = self.plan(facts, ()), self.steps_in(facts, 0), self.sampler(facts)
-        z, cap = self._filtered(facts, plan), filter_cap(plan)
-        return tuple(cap / price(plan, scale * z, sampler, steps) for scale in self.stock.scales)
-
-    def _filtered(self, facts: ClientFacts, plan: PrivacyPlan) -> float:
-        """z of the constant noise that a client's filter lets through to the end; kinds are multiples of it."""
-        sampler = self.sampler(facts)
-        rate = sampler.rate if isinstance(sampler, Poisson) else 1.0
-        moves = self.adjacency.moves
-        return filtered_noise(filter_cap(plan), plan.order, rate, moves, self.total_steps(facts))
-
-    def _noise(
-        self, facts: ClientFacts, plan: PrivacyPlan, broadcast: Broadcast, decision: Decision, participation: int
-    ) -> tuple[float, Origin]:
-        """This participation's noise multiplier, and where it comes from."""
-        del broadcast  # whose round decides where noise falls in stages
-        if integers.planned(plan, GRADIENT) is not None:  # on a lattice the plan fixes it
-            return common.training_multiplier(plan, GRADIENT), Origin.PRESET
-        if decision.noise_multiplier is not None:
-            return decision.noise_multiplier, Origin.RELEASED
-        if self.stock is None or plan.guard is Guard.NONE:
-            return common.training_multiplier(plan, GRADIENT), Origin.PRESET
-        kind, origin = decision.kind, Origin.PLANNED
-        if kind is None:
-            kind, origin = self.stock.in_turn(facts.participations, participation), Origin.PRESET
-        return self.noise_of_kind(facts, plan, kind), Origin.RELEASED if self.adaptive else origin
+        return () if math.isinf(facts.budget) else self.schedule.participations(self.releases_of(facts))
 
     def noise_of_kind(self, facts: ClientFacts, plan: PrivacyPlan, kind: int) -> float:
         """The multiplier of one of a client's kinds of noise; of its only one where there is no stock."""
-        if self.stock is None or plan.guard is Guard.NONE:
-            return common.training_multiplier(plan, GRADIENT)
-        if self.adaptive:
-            return self.stock.scales[kind] * self._filtered(facts, plan)
-        return plan.releases[kind].noise_multiplier
+        return self.schedule.of_kind(self.releases_of(facts), plan, kind)
 
     def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:  # noqa: ARG002
         return dict(chosen)
@@ -221,39 +170,37 @@ class RecordLocal:
         metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
         if kit.policy.scope is Scope.STEP:
             return metrics  # each step is reserved by itself, once its noise is known
-        count = self.steps_in(facts, participation)
-        noise = self._noise(facts, plan, broadcast, broadcast.decision, participation)
-        return (self._event(facts, plan, kit, broadcast, broadcast.decision, noise, 0, count), *metrics)
+        asked = common.Asked(facts, plan, broadcast.round, participation, broadcast.decision)
+        return (self.release(asked, kit.policy.signals, 0, self.steps_in(facts, participation)), *metrics)
 
-    def _event(
-        self,
-        facts: ClientFacts,
-        plan: PrivacyPlan,
-        kit: ClientKit,
-        broadcast: Broadcast,
-        decision: Decision,
-        noise: tuple[float, Origin],
-        step: int,
-        count: int,
-    ) -> Release:
-        z, origin = noise
+    def release(self, asked: common.Asked, signals: Sequence[Signal], step: int, count: int) -> Release:
+        """What a client releases in so many steps from this one on."""
+        z, origin = self._noise(asked)
         return Release(
-            client=facts.name,
-            round=broadcast.round,
+            client=asked.facts.name,
+            round=asked.round,
             step=step,
-            count=count,
+            count=self.charged(asked.facts, count),
             spec=self.spec,
-            blocks=common.query(GRADIENT, decision.bound, z, kit.policy.signals),
-            sampler=self.sampler(facts),
+            blocks=common.query(GRADIENT, self.sensitivity(asked.decision), z, signals),
+            sampler=self.sampler(asked.facts),
             bound_origin=Origin.RELEASED,
             noise_origin=origin,
-            integers=integers.planned(plan, GRADIENT),
+            integers=asked.plan.integers(GRADIENT),
         )
 
-    def step_event(self, job: Job, kit: ClientKit, decision: Decision, step: int, count: int) -> Release:
-        """What a job releases in so many steps from this one on, by a decision that may be the client's own."""
-        noise = self._noise(job.facts, job.plan, job.broadcast, decision, job.participation)
-        return self._event(job.facts, job.plan, kit, job.broadcast, decision, noise, step, count)
+    def _noise(self, asked: common.Asked) -> Noise:
+        now = Moment(asked.round, asked.participation, asked.decision.noise_multiplier, asked.decision.kind)
+        return self.schedule.noise(self.releases_of(asked.facts), asked.plan, now)
+
+    def sensitivity(self, decision: Decision) -> float:
+        """How far one record moves the clipped sum: as far as its own clipped gradient reaches."""
+        return decision.bound
+
+    def charged(self, facts: ClientFacts, steps: int) -> int:
+        """Releases that so many steps count as."""
+        del facts
+        return steps
 
     def expected(
         self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
@@ -266,8 +213,8 @@ class RecordLocal:
         Nor is it known how far a pull of the training reaches: facts leave it out.
         """
         count = self.steps_in(facts, participation)
-        noise = self._noise(facts, plan, broadcast, broadcast.decision, participation)
-        event = self._event(facts, plan, kit, broadcast, broadcast.decision, noise, 0, count)
+        asked = common.Asked(facts, plan, broadcast.round, participation, broadcast.decision)
+        event = self.release(asked, kit.policy.signals, 0, count)
         metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
         known = self.facts_of(event, facts, count, kit.training.optimiser.gains(count))
         doubt = DOUBT / (2 + len(event.blocks) - 1 + len(metrics))

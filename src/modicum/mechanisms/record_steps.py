@@ -13,8 +13,8 @@ from torch import Tensor
 
 from modicum.core.door import ReleaseRequest, release_together
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Decision, Message, Noised, NoiseFacts
-from modicum.core.parts import ClientKit, Job, Observation, Place, Scope, State
+from modicum.core.messages import Message, Noised, NoiseFacts
+from modicum.core.parts import ClientKit, Job, Observation, Place, Scope, Signal, State
 from modicum.core.sockets import Climbs
 from modicum.mechanisms import common
 from modicum.privacy.events import Poisson, Release
@@ -39,7 +39,7 @@ class Steps(Protocol):
     def steps_in(self, facts: ClientFacts, participation: int) -> int:
         """Local steps of one participation."""
 
-    def step_event(self, job: Job, kit: ClientKit, decision: Decision, step: int, count: int) -> Release:
+    def release(self, asked: common.Asked, signals: Sequence[Signal], step: int, count: int) -> Release:
         """What so many steps from this one on release."""
 
     def unit_of(self, bound: float) -> float:
@@ -74,7 +74,8 @@ class Stepper:
         return self.kit.policy.scope is Scope.STEP and self.kit.policy.place is Place.CLIENT
 
     def _event(self, step: int, count: int) -> Release:
-        return self.mechanism.step_event(self.job, self.kit, self.decision, step, count)
+        asked = common.Asked.of(self.job, self.decision)
+        return self.mechanism.release(asked, self.kit.policy.signals, step, count)
 
     def decide(self, step: int, model: Tensor) -> None:
         """Settle this step's bound and noise, and have it reserved before any record is looked at.

@@ -7,7 +7,6 @@ round is one step of the optimiser, taken by the server on the mean gradient: a 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,10 +26,11 @@ from modicum.core.sockets import Pulls
 from modicum.errors import UserError
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.record_local import GRADIENT
-from modicum.privacy.accounting.calibration import calibrate_noise, largest_steps
 from modicum.privacy.events import NoSampling, Origin, Release
+from modicum.privacy.noise.choose import schedule_for
 from modicum.privacy.noise.lattice import Integers
-from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
+from modicum.privacy.noise.schedule import TrainingReleases
+from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, Unit
 from modicum.privacy.views import SecureAggregation, Variant, View
 
@@ -57,7 +57,7 @@ class RecordSums:
     cohort_rate = None
 
     def __post_init__(self) -> None:
-        common.check_noise(self.noise_multiplier)
+        schedule_for(self.noise_multiplier, integers=True)  # refuses what cannot be
         if not isinstance(self.view, SecureAggregation):
             raise UserError("sums of records need the view secure-aggregation")
 
@@ -69,17 +69,16 @@ class RecordSums:
         return replace(self, view=integers.behind(self.view, variant))
 
     def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
-        spec, count = self.spec, facts.participations
-        if math.isinf(facts.budget):
-            return PrivacyPlan(client=facts.name, spec=spec, budget=math.inf, guard=Guard.NONE)
-        exact = integers.priced(spec, integers=True)
-        if self.noise_multiplier is None:
-            z = calibrate_noise(exact, facts.budget, NoSampling(), count, also=metrics)
-        else:
-            z = spec.own(self.noise_multiplier)
-            count = min(count, largest_steps(exact, facts.budget, NoSampling(), z, also=metrics))
-        releases = (PlannedRelease(GRADIENT, z, NoSampling(), count), *metrics)
-        return PrivacyPlan(client=facts.name, spec=spec, budget=facts.budget, releases=releases)
+        of = TrainingReleases(
+            client=facts.name,
+            budget=facts.budget,
+            spec=self.spec,
+            purpose=GRADIENT,
+            sampler=NoSampling(),
+            steps=facts.participations,
+            participations=facts.participations,
+        )
+        return schedule_for(self.noise_multiplier, integers=True).agree(of, metrics)
 
     def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:  # noqa: ARG002
         return dict(chosen)
@@ -96,7 +95,7 @@ class RecordSums:
         return (self._event(plan, kit, broadcast), *metrics)
 
     def _event(self, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast) -> Release:
-        z = common.training_multiplier(plan, GRADIENT)
+        z = plan.multiplier(GRADIENT)
         return Release(
             client=broadcast.client,
             round=broadcast.round,
@@ -104,7 +103,7 @@ class RecordSums:
             blocks=common.query(GRADIENT, broadcast.decision.bound, z, kit.policy.signals),
             sampler=NoSampling(),
             bound_origin=Origin.RELEASED,
-            integers=integers.planned(plan, GRADIENT),
+            integers=plan.integers(GRADIENT),
         )
 
     def expected(

@@ -92,6 +92,21 @@ class PrivacyPlan:
         if (self.guard is Guard.RDP_FILTER) != (self.order is not None):
             raise UserError(f"client {self.client!r}: the RDP filter, and nothing else, needs an order α*")
 
+    def multiplier(self, purpose: str) -> float:
+        """The frozen noise multiplier of the releases of this purpose; 0 where no privacy is claimed.
+
+        Of correlated noise it is that of a row: what is added, and shared by the clients of a sum.
+        """
+        return next((r.row_multiplier for r in self.releases if r.purpose == purpose), 0.0)
+
+    def correlation(self, purpose: str) -> Correlation | None:
+        """How the noise of the releases of this purpose is correlated; None where each draws its own."""
+        return next((r.correlated for r in self.releases if r.purpose == purpose), None)
+
+    def integers(self, purpose: str) -> IntegerNoise | None:
+        """The integer noise of the releases of this purpose; None where it is of floats."""
+        return next((r.integers for r in self.releases if r.purpose == purpose), None)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for the journal; null stands for a budget of ∞."""
         return {

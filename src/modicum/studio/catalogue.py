@@ -16,6 +16,7 @@ from typing import Any
 from modicum.errors import UserError
 from modicum.federation.run_folder import LOCK, RunFolder
 from modicum.report.colours import colour_of
+from modicum.studio.silo_row import INVITATION, of_silo
 
 DEEPEST = 5  # folders below the studio's in which runs are looked for
 MOST = 20_000  # runs: more belong into folders of their own
@@ -24,7 +25,12 @@ ACCOUNT = "account.sqlite"
 OTHERS = ("clients", "attacks", "secure")  # folders inside a run, which hold none
 STATUS = "status.json"  # of a deployed server
 LASTING = ("metrics.jsonl", "summary.json", "ledger.sqlite")  # the latest of them says when a run last moved
-STAMPED = (*LASTING, "config.toml", STATUS)  # while these stay as they were, so does a run's line
+STAMPED = (
+    *LASTING,
+    "config.toml",
+    "certificate.json",
+    STATUS,
+)  # while these stay as they were, so does a run's line
 FRESH = 120.0  # seconds after which a run that nobody holds and nothing was written to counts as stopped
 ABSENT = (0, 0)
 Stamps = tuple[tuple[int, int], ...]  # time in nanoseconds and size of each of STAMPED
@@ -122,7 +128,9 @@ def describe(found: Found) -> dict[str, Any]:
     method = str(summary.get("method") or table(config, "method").get("name") or "")
     groups = summary.get("groups")
     certified = [most(group) for group in groups] if isinstance(groups, list) else []
-    return {
+    joined = {} if summary or config else read_json(found.folder / INVITATION)
+    silo = of_silo(joined, read_json(files.certificate)) if joined else {}
+    known = {
         "id": found.id,
         "name": found.name,
         "method": method,
@@ -143,6 +151,7 @@ def describe(found: Found) -> dict[str, Any]:
         "finished": bool(summary),
         "said": str(read_json(found.folder / STATUS).get("said") or ""),
     }
+    return known | silo
 
 
 def inside(path: Path, root: Path) -> bool:

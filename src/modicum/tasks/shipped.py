@@ -26,7 +26,7 @@ class _CrossEntropy:
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
         losses = functional.cross_entropy(outputs, y, reduction="none")
-        return losses if self.weights is None else losses * _like(self.weights, outputs)[y]
+        return losses if self.weights is None else losses * _like(_at_most_one(self.weights), outputs)[y]
 
     def mean(self, outputs: Tensor, y: Tensor) -> Tensor:
         """In one call where no class counts for more: its last bits are not those of the mean of single losses."""
@@ -38,11 +38,12 @@ class _Binary:
     weights: tuple[float, ...] | None
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
-        positive = functional.softplus(-outputs)
-        if self.weights is not None:
-            positive = positive * _like(self.weights, outputs)
         y = y.to(outputs)
-        return y * positive + (1 - y) * functional.softplus(outputs)
+        positive, negative = y * functional.softplus(-outputs), (1 - y) * functional.softplus(outputs)
+        if self.weights is None:
+            return positive + negative
+        *weights, one = _at_most_one((*self.weights, 1.0))
+        return positive * _like(weights, outputs) + one * negative
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def classification(*, weights: Sequence[float] | None = None, metrics: Sequence[
 
     Args:
         weights: Of each class, in its records' losses: public constants, e.g. [1, 13] where 7% are of class 1.
+            They are taken in proportion to the largest, since clipping would undo a larger one.
         metrics: Told beside accuracy, loss and macro_f1: auc, f1, calibration. The first of them is shown.
     """
     given = _weights(weights)
@@ -164,6 +166,11 @@ SHIPPED: dict[str, Callable[..., Task]] = {
 
 def _like(values: Sequence[float], outputs: Tensor) -> Tensor:
     return torch.tensor(values, dtype=outputs.dtype, device=outputs.device)
+
+
+def _at_most_one(weights: Sequence[float]) -> tuple[float, ...]:
+    """In proportion: what is above the clipping bound is cut off, and a weight above 1 would be undone."""
+    return tuple(weight / max(weights) for weight in weights)
 
 
 def _right(outputs: Tensor, y: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ def test_a_superlink_that_fails_for_good_is_an_end(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_parcel_of_any_size_comes_out_as_it_went_in() -> None:
-    for body in (b"", b"x", bytes(range(256)) * 50_000):
+    for body in (b"", b"x", bytes(range(256)) * 50_000, bytes(parcel.WHOLE), bytes(parcel.WHOLE + 1)):
         assert parcel.read_request(parcel.request(Kind.JOIN, body)) == (Kind.JOIN, body)
         assert parcel.read_answer(parcel.answer(Answer(body))) == Answer(body)
 

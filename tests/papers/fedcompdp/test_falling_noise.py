@@ -22,7 +22,7 @@ from tests.rows import ROUNDS, simulate
 @pytest.mark.parametrize("batch", [None, 10])
 @pytest.mark.parametrize("participations", [12, 5])
 def test_the_first_noise_is_the_least_that_keeps_the_budget(batch: int | None, participations: int) -> None:
-    mechanism = FallingNoise(total=12, stages=4, ratio=0.7, batch=batch, steps=2)
+    mechanism = RecordLocal(noise=FallingNoise(total=12, stages=4, ratio=0.7), batch=batch, steps=2)
     plan = mechanism.plan(ClientFacts("c", 100, 3.0, participations), ())
     noises = [r.noise_multiplier for r in plan.releases]
     assert all(b == pytest.approx(0.7 * a) for a, b in pairwise(noises))
@@ -31,7 +31,7 @@ def test_the_first_noise_is_the_least_that_keeps_the_budget(batch: int | None, p
 
 
 def test_without_a_fall_it_is_one_noise() -> None:
-    mechanism = FallingNoise(total=8, stages=2, ratio=1.0)
+    mechanism = RecordLocal(noise=FallingNoise(total=8, stages=2, ratio=1.0))
     plan = mechanism.plan(ClientFacts("c", 50, 2.0, 8), ())
     even = calibrate_noise(mechanism.spec, 2.0, NoSampling(), 8)
     assert plan.releases[0].noise_multiplier == pytest.approx(even, rel=1e-4)
@@ -51,9 +51,9 @@ def test_every_round_has_its_stages_noise(tmp_path: Path) -> None:
 def test_a_release_with_a_later_stages_noise_is_not_planned_twice(tmp_path: Path) -> None:
     """The guard counts stages apart: low noise in every round, the twin, is stopped."""
     run = simulate(DpAcdn(stages=2, ratio=0.5), tmp_path)
-    object.__setattr__(
-        run.method.mechanism, "total", 1
-    )  # from its second round on it believes to be in the last stage
+    mechanism = run.method.mechanism
+    assert isinstance(mechanism, RecordLocal)
+    object.__setattr__(mechanism.schedule, "total", 1)  # from round 2 on it believes to be in the last stage
     refused = [bool(record.refused) for record in run.rounds()]
     run.close()
     assert refused == [False, False, False, True]  # two releases of the last stage are planned
@@ -71,7 +71,7 @@ def test_integers_do_not_flatten_the_fall(monkeypatch: pytest.MonkeyPatch) -> No
 
     Twin: without the refusal every stage has the noise of the first, and a third of the budget is not used.
     """
-    mechanism, facts = FallingNoise(total=8, steps=1), ClientFacts("c", 100, 2.0, 8, 0)
+    mechanism, facts = RecordLocal(noise=FallingNoise(total=8), steps=1), ClientFacts("c", 100, 2.0, 8, 0)
     assert not mechanism.takes_integers
     assert RecordLocal(steps=1).takes_integers
     assert not RecordLocal(steps=1, stock=Stock()).takes_integers

@@ -6,6 +6,7 @@ of the server's and listens at no port, so that neither the server nor another u
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ PATIENCE = 20.0  # seconds for a silo that restarts
 TIMEOUT = 3600.0  # seconds for a silo that computes
 BUSY, IDLE = 0.2, 2.0  # seconds between looks for messages: while a run goes on, and long after
 AGAIN = 1.0  # seconds before a server that is away is asked again
+LOG = logging.getLogger("modicum.node")
 Tell = Callable[[str], None]
 
 

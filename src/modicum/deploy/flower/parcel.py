@@ -10,6 +10,7 @@ from modicum.errors import MissingExtraError
 ACTION = "silo"
 MESSAGE_TYPE = f"query.{ACTION}"
 STYPE = "modicum.bytes"
+WHOLE = 2**22  # bytes up to which a body travels in one piece; each piece costs Flower three requests more
 
 
 def flower() -> Any:
@@ -23,14 +24,15 @@ def flower() -> Any:
 
 def _content(about: dict[str, Any], body: bytes) -> Any:
     app = flower()
-    records = {"about": app.ConfigRecord(about)}
-    if body:  # an array is cut into chunks on its way, a plain value is not
-        records["body"] = app.ArrayRecord({"bytes": app.Array("uint8", (len(body),), STYPE, body)})
+    if len(body) <= WHOLE:
+        return app.RecordDict({"about": app.ConfigRecord({**about, "body": body})})
+    records = {"about": app.ConfigRecord(about)}  # an array is cut into chunks on its way, a plain value is not
+    records["body"] = app.ArrayRecord({"bytes": app.Array("uint8", (len(body),), STYPE, body)})
     return app.RecordDict(records)
 
 
 def _body(content: Any) -> bytes:
-    return bytes(content["body"]["bytes"].data) if "body" in content else b""
+    return bytes(content["body"]["bytes"].data if "body" in content else content["about"]["body"])
 
 
 def request(kind: Kind, body: bytes) -> Any:

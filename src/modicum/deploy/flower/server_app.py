@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modicum.deploy.flower.project import LOG_FILE, STATUS
+from modicum.deploy.silo.watched import log_format
 from modicum.errors import UserError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _key(settings: dict[str, str]) -> Path:
 def _written_down(path: Path) -> Iterator[None]:
     """What Modicum logs also goes to a file in the run folder."""
     handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    handler.setFormatter(log_format())
     top = logging.getLogger("modicum")
     before = top.level
     top.addHandler(handler)

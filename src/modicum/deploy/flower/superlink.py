@@ -23,7 +23,7 @@ from modicum.deploy.flower.crew import die_with_parent
 from modicum.errors import UserError
 
 LOOPBACK = "127.0.0.1"
-POLL = 0.2  # seconds between looks for a run that was started
+POLL = 0.5  # seconds between looks for a run that was started
 LEGACY = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")  # ports without our gate
 LOG = logging.getLogger("modicum.flower")
 

@@ -11,9 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from modicum.core.records import leaves
 from modicum.core.store import write_durably
 from modicum.data.arrays import Arrays, ClientData
-from modicum.data.own import csv_ids, npz_ids
+from modicum.data.own import npz_ids
+from modicum.data.tables import csv_ids, parquet_ids
 from modicum.deploy.silo.spec import SiloSpec
 from modicum.deploy.silo.terms import Join
 from modicum.deploy.silo.witness import Statement
@@ -287,7 +289,7 @@ def _blocks(*parts: Arrays) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArr
     for part in parts:
         for start in range(0, len(part), BLOCK):
             block = part.take(slice(start, start + BLOCK))
-            yield block.scaled(), block.y
+            yield as_table(block)
 
 
 def record_ids(spec: SiloSpec) -> list[str]:
@@ -298,8 +300,22 @@ def record_ids(spec: SiloSpec) -> list[str]:
         raise UserError("id_column needs the clients that the data come with: leave partition under [data] out")
     if data.npz is not None:
         return npz_ids(data.npz, spec.name, data.id_column)
-    assert data.csv is not None  # named data have no account
-    return csv_ids(data.csv, spec.name, client=data.client_column, id=data.id_column)
+    assert data.table is not None  # named data have no account
+    ids = parquet_ids if data.csv is None else csv_ids
+    return ids(data.table, spec.name, client=data.client_column, id=data.id_column)
+
+
+def as_table(block: Arrays) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Records as rows of numbers, and a whole number each: what makes one record differ from another.
+
+    Of other records than numbers with a class, every byte is a number of the row, labels included.
+    """
+    if block.plain and block.has_classes:
+        return block.scaled(), block.y
+    held = [leaf + leaf.dtype.type(0) if leaf.dtype.kind == "f" else leaf for _, leaf in leaves(block.x)]
+    rows = [np.ascontiguousarray(part.reshape(len(block), -1)) for part in (*held, block.y)]
+    table = np.concatenate([part.view(np.uint8).reshape(len(block), -1) for part in rows], axis=1)
+    return table.astype(np.float32), np.zeros(len(block), np.int64)
 
 
 def overview(spec: SiloSpec, own: ClientData) -> dict[str, Any]:

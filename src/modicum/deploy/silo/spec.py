@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from modicum.config import Config, read
+from modicum.config import Config, read, task_in
 from modicum.config.fields import setting
 from modicum.config.read import absolute, read_table
 from modicum.config.schema import DataConfig
@@ -17,6 +17,7 @@ from modicum.deploy.silo.terms import BOUNDS, deployed
 from modicum.deploy.silo.wire import check_path
 from modicum.errors import UserError
 from modicum.public.features import is_file
+from modicum.tasks import Labels
 
 FIRST = "first"  # as `run`: whichever run asks first, and that one only
 
@@ -120,8 +121,9 @@ def read_spec(path: str | os.PathLike[str]) -> SiloSpec:
     if silo.threads is not None and silo.threads < 1:
         raise source.error("threads must be at least 1", "silo", "threads")
     experiment = deployed(read(here / Path(silo.experiment).expanduser()))
+    classes = task_in(experiment).labels is Labels.CLASSES
     if "data" in source.tables:
-        experiment = replace(experiment, data=_data(source, here, experiment.data))
+        experiment = replace(experiment, data=_data(source, here, experiment.data, classes))
     socket = here / Path(silo.socket).expanduser()
     check_path(socket)
     folder = here / Path(silo.folder).expanduser()
@@ -150,7 +152,7 @@ def read_spec(path: str | os.PathLike[str]) -> SiloSpec:
 
 def _beside(data: DataConfig, here: Path) -> Path:
     """Where a silo's own data lie: whatever silo's file names them, and for whatever run, it finds one account."""
-    own = data.csv or data.npz
+    own = data.table or data.npz
     return here if own is None else Path(own).expanduser().resolve().parent
 
 
@@ -161,9 +163,9 @@ def _required(source: Source, cls: type[Any], name: str, key: str) -> Any:
     return read_table(source, cls, name, given)
 
 
-def _data(source: Source, here: Path, agreed: DataConfig) -> DataConfig:
+def _data(source: Source, here: Path, agreed: DataConfig, classes: bool) -> DataConfig:
     data: DataConfig = read_table(source, DataConfig, "data", source.tables["data"])
-    if data.csv is not None and agreed.columns:
+    if data.table is not None and agreed.columns:
         if data.columns:
             raise source.error("columns are agreed in the experiment file: leave them out here", "data", "columns")
         data = replace(data, columns=agreed.columns)
@@ -173,7 +175,7 @@ def _data(source: Source, here: Path, agreed: DataConfig) -> DataConfig:
             "make other records of the same people",
             "data",
         )
-    if data.name is None and data.classes is None:
+    if data.name is None and data.classes is None and data.labels is None and classes:
         raise source.error(
             "say how many classes there are: the largest label of private records is private", "data"
         )

@@ -26,12 +26,14 @@ from modicum.federation.cohort import Cohorts, public_cohorts, rounds_of
 from modicum.federation.experiment import VARIANTS, Experiment, Prepared, with_integers
 from modicum.federation.learning import with_task
 from modicum.federation.setup import adapts, put_on_lattice
-from modicum.mechanisms.common import metric_plans, training_multiplier
+from modicum.mechanisms.common import metric_plans
 from modicum.mechanisms.fixed_shapes import FixedShapes, shapes_for, with_fixed_shapes
+from modicum.models.named import is_import_path, is_shipped, package_of
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import SecureAggregation, Shows, Variant
 from modicum.public.features import is_file
+from modicum.tasks.catalogue import GROUP as TASKS
 
 MOST_CLIENTS = 10_000  # a run's silos; an invitation that names more is refused before it is looked at
 
@@ -55,8 +57,13 @@ def digest(config: Config) -> str:
     privacy = (config.privacy.noise, *filter(None, [config.privacy.fixed_shapes]))
     agreed = (run.bounds, run.server, sorted(run.silos.items()), run.secure_aggregation, *privacy)
     model = (config.model.name, sorted(config.model.options.items()), _features(config.data.features))
-    task = () if config.task == TaskConfig() else (config.task.name, sorted(config.task.options.items()))
-    text = repr((config.method_name, config.method, model, schedule, agreed, *task))
+    brought = () if is_shipped(config.model.name) else (package_of(config.model.name),)
+    task = (
+        ()
+        if config.task == TaskConfig()
+        else (config.task.name, sorted(config.task.options.items()), package_of(config.task.name, TASKS))
+    )
+    text = repr((config.method_name, config.method, model, schedule, agreed, *task, *brought))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -74,7 +81,14 @@ class Terms:
     shapes: FixedShapes | None = None  # what passes over drawn records are chosen from, once the model is known
 
     def __post_init__(self) -> None:
-        if any(isinstance(value, str) for value in self.config.model.options.values()):
+        name = self.config.model.name
+        if is_import_path(name):
+            raise UserError(
+                f"in a deployment no code travels: every silo has the package that brings model {name!r}, and the "
+                "file names its entry point of the group modicum.models"
+            )
+        shipped = is_shipped(name)
+        if shipped and any(isinstance(value, str) for value in self.config.model.options.values()):
             raise UserError(
                 f"{self.config.model.name} is made of files, which no invitation carries: in a deployment each "
                 "silo has its own data.backbone and features, and the head is trained"
@@ -94,6 +108,10 @@ class Terms:
     @cached_property
     def method(self) -> Method:
         """The agreed method; one whose server would have to be trusted is refused."""
+        if self.config.privacy.noise == "correlated":
+            raise UserError(
+                "correlated noise is a trusted server's, which is not offered to deployed silos: leave noise out"
+            )
         built = with_task(self.config.method.build(self.setting), task_in(self.config))
         method: Method = with_fixed_shapes(built, self.shapes)
         if self.integers(method):
@@ -178,7 +196,7 @@ class Terms:
 
     def multiplier(self, plan: PrivacyPlan) -> float:
         """The noise multiplier of a plan's training releases."""
-        return training_multiplier(plan, self.method.mechanism.purpose)
+        return plan.multiplier(self.method.mechanism.purpose)
 
     def invitation(self, run: str, plans: Mapping[str, PrivacyPlan], tickets: Mapping[str, str]) -> Join:
         """What an honest server asks of every silo, given everybody's plans."""

@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Decision, Range
+from modicum.core.messages import Decision, Range
 from modicum.core.needs import Need
 from modicum.core.parts import ClientKit
 from modicum.core.stack import Pool
 from modicum.errors import UserError
 from modicum.mechanisms.possible import ROUNDING, noise_norm, rounded_away
-from modicum.mechanisms.record_local import GRADIENT, RecordLocal
+from modicum.mechanisms.record_local import RecordLocal
 from modicum.mechanisms.record_steps import Stepper, release
-from modicum.privacy.events import Block, Origin, Release, Sampler, Shuffled
-from modicum.privacy.plan import PrivacyPlan
+from modicum.privacy.events import Release, Sampler, Shuffled
 from modicum.privacy.spec import Adjacency
 
 SLACK = 1e-6  # of Eq. (4), beside the norm
@@ -39,7 +38,7 @@ class BatchClipped(RecordLocal):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.batch is None or self.steps is not None or self.adaptive or self.stock is not None:
+        if self.batch is None or self.steps is not None or not self.schedule.fits_lattice:
             raise UserError("clipped batches need a batch size and passes (epochs): leave steps out")
         if self.adjacency is not Adjacency.ZERO_OUT:
             raise UserError("a clipped batch moves by 2C under zero-out already: use adjacency zero-out")
@@ -65,27 +64,13 @@ class BatchClipped(RecordLocal):
         assert isinstance(sampler, Shuffled)
         return sampler.batches
 
-    def _event(
-        self,
-        facts: ClientFacts,
-        plan: PrivacyPlan,  # noqa: ARG002
-        kit: ClientKit,  # noqa: ARG002
-        broadcast: Broadcast,
-        decision: Decision,
-        noise: tuple[float, Origin],
-        step: int,
-        count: int,
-    ) -> Release:
-        return Release(
-            client=facts.name,
-            round=broadcast.round,
-            step=step,
-            count=count // self._batches(facts),
-            spec=self.spec,
-            blocks=(Block(GRADIENT, 2 * decision.bound, noise[0]),),
-            sampler=self.sampler(facts),
-            bound_origin=Origin.RELEASED,
-        )
+    def sensitivity(self, decision: Decision) -> float:
+        """2C, whatever the batch: one record can turn the clipped gradient anywhere."""
+        return 2 * decision.bound
+
+    def charged(self, facts: ClientFacts, steps: int) -> int:
+        """Passes: batches of one share no record."""
+        return steps // self._batches(facts)
 
     def _reach(
         self, event: Release, facts: ClientFacts, kit: ClientKit, model: Tensor, doubt: float

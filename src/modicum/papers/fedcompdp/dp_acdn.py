@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from modicum.aggregation import Momentum
 from modicum.core.parts import Aggregation, Method
+from modicum.mechanisms.record_local import RecordLocal
 from modicum.papers.fedcompdp.denoised import Denoised
 from modicum.papers.fedcompdp.falling_noise import FallingNoise
 from modicum.parts.groups import Promise, RecordSteps, ServerStep
@@ -48,16 +49,18 @@ class DpAcdn(RecordSteps, ServerStep, Promise):
             name="dp-acdn",
             training=Supervised(self.local_optimiser()),
             policy=Fixed(self.clip),
-            mechanism=FallingNoise(
+            mechanism=RecordLocal(
                 batch=self.batch,
                 epochs=self.epochs,
                 steps=self.steps,
                 adjacency=Adjacency(self.adjacency),
                 delta=self.delta,
-                total=setting.rounds,
-                stages=min(self.stages, setting.rounds),
-                ratio=self.ratio,
-                printed=(lambda facts: classic_noise(facts.budget, self.delta)) if faithful else None,
+                noise=FallingNoise(
+                    total=setting.rounds,
+                    stages=min(self.stages, setting.rounds),
+                    ratio=self.ratio,
+                    printed=(lambda budget: classic_noise(budget, self.delta)) if faithful else None,
+                ),
             ),
             aggregation=self._denoised(),
             notes=(FAITHFUL,) if faithful else (),

@@ -145,7 +145,7 @@ def fit_metanet(
     policy, mechanism = method.policy, method.mechanism
     if not isinstance(policy, MetaNet) or not isinstance(mechanism, RecordLocal):
         raise UserError('only fedmap has a network to fit: set [method] name = "fedmap", clipping = "metanet"')
-    scales = () if mechanism.stock is None else mechanism.stock.scales
+    scales = mechanism.schedule.scales
     network, encoder = Network(len(scales), schedule.body), None
     if schedule.backbone not in ("random", "trained"):
         network, encoder = with_folder(network, schedule.backbone)

@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from modicum.privacy.events import Release, Sampler, Shuffled
-from modicum.privacy.plan import Guard, PrivacyPlan
-from modicum.privacy.spec import Adjacency
+from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
+from modicum.privacy.spec import Adjacency, PrivacySpec
 
 if TYPE_CHECKING:
     from modicum.privacy.accounting import Guarantee
@@ -48,9 +48,15 @@ def price(plan: PrivacyPlan, noise_multiplier: float, sampler: Sampler, count: i
 
 def plan_guarantee(plan: PrivacyPlan) -> Guarantee:
     """ε of everything the plan lists, whether it is released in the end or not."""
+    return _plan_guarantee(plan.releases, plan.spec)
+
+
+@lru_cache(maxsize=4096)
+def _plan_guarantee(releases: tuple[PlannedRelease, ...], spec: PrivacySpec) -> Guarantee:
+    """Many clients plan the same."""
     from modicum.privacy import accounting
 
-    return accounting.epsilon(plan.releases, plan.spec)
+    return accounting.epsilon(releases, spec)
 
 
 @lru_cache(maxsize=4096)

@@ -45,6 +45,10 @@ class MemoryLedger:
         self._spent[release.client].append(release)
         return Token(MINT, Entry(self._entries, "reserve", None, None, "", ""), release, settled=False)
 
+    def charges(self) -> list[Release]:
+        """Everything charged to anyone."""
+        return [release for spent in self._spent.values() for release in spent]
+
     def spent(self, client: str) -> list[Release]:
         return list(self._spent[client])
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 from modicum.errors import UserError
-from modicum.privacy.accounting.calibration import Kinds, round_up
-from modicum.privacy.accounting.rdp import rdp_sampled_gaussian
+from modicum.privacy.accounting.calibration import Kinds
 
 
 @dataclass(frozen=True)
@@ -54,23 +52,3 @@ class Stock:
                 return kind
             number -= count
         return len(self.scales) - 1
-
-
-@lru_cache(maxsize=1 << 12)
-def filtered_noise(cap: float, order: float | None, rate: float, moves: float, count: int) -> float:
-    """The smallest z with which `count` equal releases stay within a filter's cap, rounded up (R2).
-
-    Without an order the filter is GDP's and z is exact. `moves` is how far one unit moves an unsampled sum.
-    """
-    if order is None:
-        return round_up(moves * math.sqrt(count / cap))
-    low, high = 1e-2, 1e6
-    for _ in range(100):
-        middle = math.sqrt(low * high)
-        if count * rdp_sampled_gaussian(rate, middle / moves, order) > cap:
-            low = middle
-        else:
-            high = middle
-        if high / low < 1 + 1e-9:
-            break
-    return round_up(high)

@@ -1,0 +1,322 @@
+"""The price of one per-example clipped step of a transformer: plain training, Modicum, Opacus, in one run.
+
+python benchmarks/transformer_steps.py [--device cuda] [--only NAME …] [--out FILE.json] [--repeats 12]
+
+An encoder and a language model of our own, so that every library can follow, and Hugging Face's BERT and GPT-2
+with random weights where `transformers` is installed. Medians of repeated steps after warm-up; on a GPU the most
+memory that was allocated as well, warm-up included. Ways take turns step by step on a CPU, where other work would
+otherwise favour one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from modicum.compute import Clipper, Flat
+
+Step = Callable[[], object]
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, each behind a layer norm."""
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.before(x)
+        q, k, v = (layer(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        seen = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        x = x + self.o(seen.transpose(1, 2).flatten(2))
+        return x + self.down(functional.gelu(self.up(self.between(x))))
+
+
+class Transformer(nn.Module):
+    """An encoder with a classifier on its first place, or a causal language model."""
+
+    def __init__(self, width: int, heads: int, layers: int, words: int, length: int, classes: int = 0) -> None:
+        super().__init__()
+        self.classifies = classes > 0
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, heads, not classes) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.out = nn.Linear(width, classes or words, bias=bool(classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.words(x) + self.places(torch.arange(x.shape[1], device=x.device).expand_as(x))
+        for block in self.blocks:
+            y = block(y)
+        y = self.norm(y)
+        found: Tensor = self.out(y[:, 0] if self.classifies else y)
+        return found
+
+
+class LowRank(nn.Module):
+    """A frozen layer and a trained product of two narrow ones."""
+
+    def __init__(self, layer: nn.Linear, rank: int = 8) -> None:
+        super().__init__()
+        self.layer = layer
+        self.a = nn.Linear(layer.in_features, rank, bias=False)
+        self.b = nn.Linear(rank, layer.out_features, bias=False)
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x) + self.b(self.a(x))
+        return found
+
+
+def adapted(model: Transformer) -> Transformer:
+    """Only adapters of queries and values and the output layer are trained."""
+    model.requires_grad_(False)
+    for block in model.blocks:
+        block.q, block.v = LowRank(block.q), LowRank(block.v)
+    model.out.requires_grad_(True)
+    return model
+
+
+class Logits(nn.Module):
+    """A Hugging Face model as a function of token ids."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(input_ids=x, attention_mask=torch.ones_like(x)).logits
+        return found
+
+
+def hf_bert() -> nn.Module:
+    import transformers as t
+
+    config = t.BertConfig(
+        vocab_size=1000, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return Logits(t.BertForSequenceClassification(config))
+
+
+def hf_gpt2() -> nn.Module:
+    import transformers as t
+
+    config = t.GPT2Config(
+        vocab_size=1000, n_embd=128, n_layer=2, n_head=2, n_positions=64,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    return Logits(t.GPT2LMHeadModel(config))
+
+
+Job = tuple[Callable[[], nn.Module], int, int, bool]
+GPU_JOBS: dict[str, Job] = {
+    "encoder 110 M": (lambda: Transformer(768, 12, 12, 30522, 128, 2), 32, 128, False),
+    "encoder 110 M, LoRA": (lambda: adapted(Transformer(768, 12, 12, 30522, 128, 2)), 32, 128, False),
+    "encoder 14 M": (lambda: Transformer(256, 4, 6, 30522, 64, 2), 256, 64, False),
+    "LM 124 M": (lambda: Transformer(768, 12, 12, 50257, 256), 16, 256, True),
+    "LM 124 M, LoRA": (lambda: adapted(Transformer(768, 12, 12, 50257, 256)), 16, 256, True),
+    "LM 1.3 B, LoRA": (lambda: adapted(Transformer(2048, 16, 24, 50257, 512)), 8, 512, True),
+}
+CPU_JOBS: dict[str, Job] = {
+    "encoder 0.5 M": (lambda: Transformer(128, 2, 2, 1000, 64, 2), 32, 64, False),
+    "encoder 0.5 M, LoRA": (lambda: adapted(Transformer(128, 2, 2, 1000, 64, 2)), 32, 64, False),
+    "HF BERT 0.5 M": (hf_bert, 32, 64, False),
+    "HF GPT-2 0.5 M": (hf_gpt2, 16, 64, True),
+}
+"""A model, examples, places, and whether every place is a target."""
+
+
+def losses(out: Tensor, y: Tensor) -> Tensor:
+    if out.dim() == 2:
+        return functional.cross_entropy(out.float(), y, reduction="none")
+    by_place = functional.cross_entropy(out.flatten(0, 1).float(), y.flatten(), reduction="none")
+    return by_place.view(y.shape).mean(1)
+
+
+def plain(model: nn.Module, x: Tensor, y: Tensor, half: bool) -> Step:
+    trained = [p for p in model.parameters() if p.requires_grad]
+
+    def step() -> None:
+        for p in trained:
+            p.grad = None
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
+            out = model(x)
+        losses(out, y).sum().backward()  # type: ignore[no-untyped-call]
+
+    return step
+
+
+def ours(model: nn.Module, x: Tensor, y: Tensor, half: bool) -> Step:
+    clipper = Clipper(model)
+
+    def step() -> object:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
+            return clipper(losses, x, y, Flat(1.0))
+
+    return step
+
+
+def opacus_hooks(model: nn.Module, x: Tensor, y: Tensor, half: bool) -> Step:
+    from opacus.grad_sample import GradSampleModule
+
+    wrapped = GradSampleModule(model, loss_reduction="sum")
+    trained = [p for p in wrapped.parameters() if p.requires_grad]
+
+    def step() -> None:
+        for p in trained:
+            p.grad = p.grad_sample = None
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
+            out = wrapped(x)
+        losses(out, y).sum().backward()  # type: ignore[no-untyped-call]
+        norms = torch.stack([p.grad_sample.flatten(1).norm(dim=1) for p in trained]).norm(dim=0)
+        factors = (1 / (norms + 1e-6)).clamp(max=1)
+        for p in trained:
+            p.grad, p.grad_sample = torch.einsum("i,i...->...", factors, p.grad_sample.float()), None
+
+    return step
+
+
+def opacus_ghost(model: nn.Module, x: Tensor, y: Tensor, half: bool) -> Step:
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping as Ghost
+
+    wrapped = Ghost(model, loss_reduction="sum", max_grad_norm=1.0, use_ghost_clipping=True)
+    trained = [p for p in wrapped.parameters() if p.requires_grad]
+
+    def step() -> None:
+        for p in trained:
+            p.grad = None
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
+            out = wrapped(x)
+        each = losses(out, y)
+        wrapped.enable_hooks()
+        each.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        for p in trained:
+            p.grad = None
+        factors = wrapped.get_clipping_coef()
+        wrapped.disable_hooks()
+        (factors * each).sum().backward()  # type: ignore[no-untyped-call]
+        wrapped.enable_hooks()
+
+    return step
+
+
+WAYS = {"plain": plain, "ours": ours, "opacus": opacus_hooks, "opacus ghost": opacus_ghost}
+
+
+def made(job: Job, way: str, device: str, half: bool) -> Step:
+    torch.manual_seed(0)
+    build, batch, length, every = job
+    model = build().to(device).train()
+    words = next(m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding))
+    x = torch.randint(1, words, (batch, length), device=device)
+    y = torch.randint(0, words if every else 2, (batch, length) if every else (batch,), device=device)
+    return WAYS[way](model, x, y, half)
+
+
+def on_gpu(job: Job, half: bool, repeats: int, skip: tuple[str, ...]) -> dict[str, Any]:
+    """Milliseconds and GiB by way; the reason where one fails."""
+    row: dict[str, Any] = {}
+    for way in WAYS:
+        if way in skip:
+            continue
+        gc.collect()
+        torch.cuda.empty_cache()
+        try:
+            torch.cuda.reset_peak_memory_stats()
+            step = made(job, way, "cuda", half)
+            for _ in range(5):
+                step()
+            torch.cuda.synchronize()
+            times = []
+            for _ in range(repeats):
+                begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
+                begin.record()
+                step()
+                end.record()
+                torch.cuda.synchronize()
+                times.append(begin.elapsed_time(end))
+            held = torch.cuda.max_memory_allocated() / 2**30
+            row[way] = {"ms": statistics.median(times), "GiB": held}
+        except Exception as reason:  # a library that cannot follow is a result
+            row[way] = {"failed": f"{type(reason).__name__}: {str(reason)[:120]}"}
+        step = None  # type: ignore[assignment]
+    return row
+
+
+def on_cpu(job: Job, repeats: int) -> dict[str, Any]:
+    """Ways in turns, a step each."""
+    steps: dict[str, Step] = {}
+    row: dict[str, Any] = {}
+    for way in WAYS:
+        try:
+            steps[way] = made(job, way, "cpu", False)
+            steps[way]()
+            steps[way]()
+        except Exception as reason:
+            row[way] = {"failed": f"{type(reason).__name__}: {str(reason)[:120]}"}
+            steps.pop(way, None)
+    times: dict[str, list[float]] = {way: [] for way in steps}
+    for _ in range(repeats):
+        for way, step in steps.items():
+            begin = time.perf_counter()
+            step()
+            times[way].append(1e3 * (time.perf_counter() - begin))
+    return row | {way: {"ms": statistics.median(found)} for way, found in times.items()}
+
+
+def said(name: str, row: dict[str, Any]) -> str:
+    base = row["plain"]
+    parts = []
+    for way, found in row.items():
+        if "failed" in found:
+            parts.append(f"{way} failed ({found['failed'][:60]})")
+            continue
+        text = f"{way} {found['ms']:.1f} ms ({found['ms'] / base['ms']:.2f} ×)"
+        parts.append(
+            text + (f" {found['GiB']:.1f} GiB ({found['GiB'] / base['GiB']:.2f} ×)" if "GiB" in found else "")
+        )
+    return f"{name}: " + "; ".join(parts)
+
+
+def main() -> None:
+    reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    reader.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    reader.add_argument("--only", nargs="*")
+    reader.add_argument("--out", type=Path)
+    reader.add_argument("--repeats", type=int, default=12)
+    wanted = reader.parse_args()
+    results = {}
+    jobs = GPU_JOBS if wanted.device == "cuda" else CPU_JOBS
+    for name, job in jobs.items():
+        if wanted.only and name not in wanted.only:
+            continue
+        if wanted.device == "cuda":
+            torch.set_float32_matmul_precision("high")
+            for half in (False, True):
+                key = f"{name}, {'bf16' if half else 'tf32'}"
+                skip = ("opacus",) if name in ("LM 124 M", "LM 1.3 B, LoRA") else ()  # takes all memory there is
+                results[key] = on_gpu(job, half, wanted.repeats, skip)
+                print(said(key, results[key]), flush=True)
+        else:
+            results[name] = on_cpu(job, wanted.repeats)
+            print(said(name, results[name]), flush=True)
+    if wanted.out:
+        wanted.out.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

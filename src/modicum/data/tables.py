@@ -1,0 +1,203 @@
+"""Tables of one's own: CSV, Parquet, and data frames of pandas, polars, Arrow or Hugging Face."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modicum.data.arrays import Array, Dataset
+from modicum.data.assemble import assemble
+from modicum.data.columns import Column, read_columns
+from modicum.data.labels import as_array
+from modicum.errors import MissingExtraError, UserError
+
+Rows = list[dict[str, Any]]
+
+
+def from_csv(
+    path: str | os.PathLike[str],
+    *,
+    client: str = "client",
+    label: str | Sequence[str] = "label",
+    id: str | None = None,
+    classes: int | None = None,
+    labels: Sequence[str] | None = None,
+    columns: Mapping[str, Column] | None = None,
+    alone: str | None = None,
+) -> Dataset:
+    """A table with a header: a column of client names, a column of labels (or several), and features.
+
+    Args:
+        path: Of the file.
+        client: The column that says whose a record is.
+        label: The column of labels: classes 0, 1, …, names of classes, or numbers. Several: a row of labels.
+        id: A column that says who a record is; it is no feature.
+        classes: How many there are [default: the largest label + 1].
+        labels: Names of the classes in their order, where labels are text [default: those found, sorted].
+        columns: Public ranges, fills, dates, categories and lengths of texts.
+        alone: The one client of a table that has no column of clients.
+
+    Returns:
+        A dataset with natural clients.
+
+    Raises:
+        UserError: Where a cell cannot be read, with its row and what to do.
+    """
+    rows, names = _read_csv(path)
+    told = (client, label, id, classes, labels, columns, alone)
+    return from_rows(rows, names, str(path), Path(path).stem, *told)
+
+
+def from_parquet(path: str | os.PathLike[str], **how: Any) -> Dataset:
+    """The same of a Parquet file; everything else is as in `from_csv`."""
+    return from_frame(_read_parquet(path), name=Path(path).stem, **how)
+
+
+def from_frame(
+    frame: Any,
+    *,
+    client: str = "client",
+    label: str | Sequence[str] = "label",
+    id: str | None = None,
+    classes: int | None = None,
+    labels: Sequence[str] | None = None,
+    columns: Mapping[str, Column] | None = None,
+    alone: str | None = None,
+    name: str = "frame",
+) -> Dataset:
+    """The same of a data frame of pandas, polars, Arrow or Hugging Face; arguments are those of `from_csv`."""
+    rows, names = _rows(frame)
+    return from_rows(rows, names, name, name, client, label, id, classes, labels, columns, alone)
+
+
+def from_rows(
+    rows: Rows,
+    header: Sequence[str],
+    where: str,
+    name: str,
+    client: str,
+    label: str | Sequence[str],
+    id: str | None,
+    classes: int | None,
+    labels: Sequence[str] | None,
+    columns: Mapping[str, Column] | None,
+    alone: str | None,
+) -> Dataset:
+    """A dataset of a table's rows; `where` names it in errors."""
+    targets = (label,) if isinstance(label, str) else tuple(label)
+    features = features_of(rows, header, where, client=client, targets=targets, id=id, alone=alone)
+    x = read_columns(rows, features, columns or {}, where)
+    y = [as_array(_filled(rows, column, where)) for column in targets]
+    found = y[0] if isinstance(label, str) else np.stack(y, axis=1)
+    owner = np.array([str(row.get(client, alone)) for row in rows])
+    names = sorted(set(owner.tolist()))
+    parts = [(_rows_of(x, owner == one), found[owner == one]) for one in names]
+    values = {n: c.values for n, c in (columns or {}).items() if c.values is not None}
+    only = {"": next(iter(values.values()))} if values and not isinstance(x, Mapping) else values
+    return assemble(name, names, parts, [None] * len(names), classes, labels=labels, values=only)
+
+
+def features_of(
+    rows: Rows,
+    columns: Sequence[str],
+    where: str,
+    *,
+    client: str,
+    targets: Sequence[str],
+    id: str | None = None,
+    alone: str | None = None,
+) -> list[str]:
+    """The names of a table's features, once it has the other columns. With `alone` it may lack one of clients."""
+    needed = (*targets, *(() if id is None else (id,)))
+    for column in needed if alone is not None else (client, *needed):
+        if column not in columns:
+            raise UserError(f"{where} has no column {column!r}: its columns are {', '.join(columns) or 'none'}")
+    features = [c for c in columns if c not in (client, *needed)]
+    if not rows or not features:
+        shown = " and ".join(repr(c) for c in (client, *targets))
+        raise UserError(f"{where} needs at least one row and one feature column besides {shown}")
+    return features
+
+
+def csv_features(
+    path: str | os.PathLike[str], *, client: str, label: str, id: str | None = None, alone: str | None = None
+) -> tuple[Rows, list[str]]:
+    """The rows of a CSV file and the names of its features."""
+    rows, header = _read_csv(path)
+    return rows, features_of(rows, header, str(path), client=client, targets=(label,), id=id, alone=alone)
+
+
+def csv_ids(path: str | os.PathLike[str], name: str, *, client: str, id: str) -> list[str]:
+    """The ids of one client's records; all of them where the table has no column of clients."""
+    return _ids(*_read_csv(path), path, name, client, id)
+
+
+def parquet_ids(path: str | os.PathLike[str], name: str, *, client: str, id: str) -> list[str]:
+    """The same of a Parquet file."""
+    return _ids(*_rows(_read_parquet(path)), path, name, client, id)
+
+
+def _ids(rows: Rows, header: Sequence[str], where: object, name: str, client: str, id: str) -> list[str]:
+    if id not in header:
+        raise UserError(f"{where} has no column {id!r}: its columns are {', '.join(header) or 'none'}")
+    return present(where, id, [str(row[id] or "") for row in rows if str(row.get(client, name)) == name])
+
+
+def present(where: object, id: str, ids: list[str]) -> list[str]:
+    """The ids, if every record has one."""
+    if not ids or not all(value.strip() for value in ids):
+        raise UserError(f"{where}: every record needs a value under {id!r}: fill it in, or leave id_column out")
+    return ids
+
+
+def _read_csv(path: str | os.PathLike[str]) -> tuple[Rows, list[str]]:
+    try:
+        with Path(path).open(newline="", encoding="utf-8-sig") as f:  # spreadsheets write a byte-order mark
+            reader = csv.DictReader(f)
+            return list(reader), list(reader.fieldnames or ())
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"cannot read {path} as a CSV file: {error}") from None
+
+
+def _read_parquet(path: str | os.PathLike[str]) -> Any:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise MissingExtraError("pyarrow", "tables", "reading a Parquet file") from None
+    try:
+        return parquet.read_table(path)
+    except (OSError, ArrowException) as error:
+        raise UserError(f"cannot read {path} as a Parquet file: {str(error).splitlines()[0]}") from None
+
+
+def _rows(frame: Any) -> tuple[Rows, list[str]]:
+    """Of whatever gives names of columns and a list for each."""
+    names = getattr(frame, "column_names", None) or getattr(frame, "columns", None)
+    if names is None:
+        raise UserError(f"a table has columns, got {type(frame).__name__}: give a data frame, or use from_torch")
+    columns = {str(name): _cells(frame[name]) for name in names}
+    rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+    return rows, list(columns)
+
+
+def _cells(column: Any) -> list[Any]:
+    for way in ("to_pylist", "to_list", "tolist"):
+        if hasattr(column, way):
+            return [None if cell != cell else cell for cell in getattr(column, way)()]
+    return list(column)
+
+
+def _filled(rows: Rows, column: str, where: str) -> list[Any]:
+    for i, row in enumerate(rows):
+        if row[column] is None or not str(row[column]).strip():
+            raise UserError(f"{where}, row {i + 2}, column {column!r}: the label is missing; leave the row out")
+    return [row[column] for row in rows]
+
+
+def _rows_of(x: Any, keep: Array) -> Any:
+    return {name: leaf[keep] for name, leaf in x.items()} if isinstance(x, Mapping) else x[keep]

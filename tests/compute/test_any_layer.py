@@ -1,0 +1,159 @@
+"""Layers without a rule, weights that several calls use, rows that are everybody's: all on the fast path."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from modicum.compute import Flat, clipped_sum, shared_weights
+from modicum.compute.clipped_sum import SlowClippingWarning
+from modicum.compute.reference import reference_clipped_sum
+
+WORDS, WIDTH, LENGTH = 40, 16, 6
+
+
+def losses(out: Tensor, y: Tensor) -> Tensor:
+    if out.dim() == 2:
+        return cross_entropy(out, y, reduction="none")
+    return cross_entropy(out.flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
+
+
+class TiedOutput(nn.Module):
+    """A language model whose output layer is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(WORDS, WIDTH), nn.RMSNorm(WIDTH)
+        self.inner, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(self.norm(torch.tanh(self.inner(self.words(x)))))
+        return found
+
+
+class CalledTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.inner, self.out = nn.Embedding(WORDS, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(torch.tanh(self.inner(torch.tanh(self.inner(self.words(x))))).mean(1))
+        return found
+
+
+class Scaled(nn.Module):
+    """A bare parameter beside a child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.inner = nn.Parameter(torch.ones(WIDTH)), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(x) * self.scale
+        return found
+
+
+class Encoder(nn.Module):
+    """Torch's own layer, whose attention has a packed weight, and positions of shape (1, length)."""
+
+    def __init__(self, middle: nn.Module) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.middle, self.out = middle, nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.middle(self.words(x) + self.places(torch.arange(LENGTH)[None]))
+        found: Tensor = self.out(y.mean(1))
+        return found
+
+
+def torch_layer() -> nn.Module:
+    return nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=0.0, batch_first=True)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
+    "tied output": (TiedOutput, True),
+    "called twice": (CalledTwice, False),
+    "bare parameter": (lambda: Encoder(Scaled()), False),
+    "torch's encoder": (lambda: Encoder(torch_layer()), False),
+}
+
+
+@pytest.mark.parametrize("bound", [0.05, 100.0])
+@pytest.mark.parametrize("name", CASES)
+def test_sums_are_those_of_the_reference_and_nothing_is_slow(name: str, bound: float) -> None:
+    torch.manual_seed(0)
+    make, every = CASES[name]
+    model = make().double()
+    x = torch.randint(WORDS, (7, LENGTH))
+    x[0] = x[0, 0]  # one word all over
+    y = torch.randint(WORDS if every else 3, (7, LENGTH) if every else (7,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SlowClippingWarning)
+        found = clipped_sum(model, losses, x, y, Flat(bound))
+    truth = reference_clipped_sum(model, losses, x, y, Flat(bound))
+    torch.testing.assert_close(found.norms, truth.norms, rtol=1e-9, atol=1e-12)
+    for key, total in truth.total.items():
+        torch.testing.assert_close(found.total[key], total, rtol=1e-8, atol=1e-11)
+
+
+def test_parts_of_a_tied_weight_measured_apart_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: norms of the two uses by themselves are not those of their sum."""
+    torch.manual_seed(0)
+    model = TiedOutput().double()
+    x, y = torch.randint(WORDS, (5, LENGTH)), torch.randint(WORDS, (5, LENGTH))
+    truth = reference_clipped_sum(model, losses, x, y, Flat(1.0)).norms
+
+    def apart(self: shared_weights.TiedWeight) -> object:
+        squares, rows = self.lookups.measure_with(None)
+        more, others = self.linear.measure()
+        return squares + more, shared_weights.TiedRows(rows, others)
+
+    monkeypatch.setattr(shared_weights.TiedWeight, "measure", apart)
+    found = clipped_sum(model, losses, x, y, Flat(1.0)).norms
+    assert float((found / truth - 1).abs().max()) > 1e-5
+
+
+def test_a_module_that_draws_or_cannot_be_run_for_each_example_goes_the_slow_way() -> None:
+    torch.manual_seed(0)
+    dropping = nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=0.1, batch_first=True)
+    x, y = torch.randint(WORDS, (4, LENGTH)), torch.randint(3, (4,))
+    with pytest.warns(SlowClippingWarning):
+        clipped_sum(Encoder(dropping), losses, x, y, Flat(1.0))
+
+
+def test_hugging_face_models_take_the_fast_path_as_they_are() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    small = {"vocab_size": WORDS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    gpt2 = transformers.GPT2Config(
+        **small, n_embd=16, n_layer=1, n_head=2, n_positions=8, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+    )
+    llama = transformers.LlamaConfig(
+        **small, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=32, tie_word_embeddings=True,
+    )  # fmt: skip
+
+    class Logits(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.inner(input_ids=x, attention_mask=torch.ones_like(x)).logits
+            return found
+
+    x, y = torch.randint(3, WORDS, (4, LENGTH)), torch.randint(WORDS, (4, LENGTH))
+    for model in (transformers.GPT2LMHeadModel(gpt2), transformers.LlamaForCausalLM(llama)):
+        wrapped = Logits(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", SlowClippingWarning)
+            found = clipped_sum(wrapped, losses, x, y, Flat(0.1))
+        truth = reference_clipped_sum(wrapped, losses, x, y, Flat(0.1))
+        torch.testing.assert_close(found.norms, truth.norms, rtol=1e-3, atol=1e-6)

@@ -1,0 +1,88 @@
+"""Kernels for linear layers over sequences, without a GPU in Triton's interpreter. Collected where Triton is."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import Tensor
+
+if find_spec("triton") is not None:
+    os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
+    DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+    KINDS = [torch.float32, torch.bfloat16] if torch.cuda.is_available() else [torch.float32]
+    SHAPES = [(5, 16, 64, 64), (3, 40, 130, 70), (9, 64, 64, 200)]
+    """Examples, places, inputs, outputs: whole tiles, parts of tiles, several programs."""
+
+    def factors(shape: tuple[int, int, int, int], kind: torch.dtype) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(0)
+        batch, places, inner, outs = shape
+        a, g = torch.randn(batch, places, inner), torch.randn(batch, places, outs)
+        return a.to(DEVICE, kind), g.to(DEVICE, kind)
+
+    def gradients(a: Tensor, g: Tensor) -> Tensor:
+        return torch.einsum("btp,btd->bpd", g.double(), a.double())
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_norms_and_sums_are_those_of_the_gradients(
+        shape: tuple[int, int, int, int], kind: torch.dtype
+    ) -> None:
+        from modicum.compute.sequence_kernels import square_norms, weighted_runs
+
+        a, g = factors(shape, kind)
+        weights, truth = torch.rand(shape[0], device=DEVICE), gradients(a, g)
+        torch.testing.assert_close(square_norms(a, g), truth.square().sum((1, 2)), rtol=2e-3, atol=0.0)
+        found = weighted_runs(a, g, weights, 2).double().sum(0)
+        expected = torch.einsum("b,bpd->pd", weights.double(), truth)
+        assert (found - expected).norm() <= 2e-3 * expected.norm()
+
+    def off(a: Tensor, g: Tensor) -> float:
+        """How far the norm of what is added for an example is from what was measured, relatively."""
+        from modicum.compute.sequence_kernels import square_norms, weighted_runs
+
+        squares, most = square_norms(a, g), 0.0
+        for i in range(len(a)):
+            alone = torch.zeros(len(a), device=DEVICE)
+            alone[i] = 1.0
+            added = weighted_runs(a, g, alone, 1).double().sum(0)
+            most = max(most, abs(float(added.square().sum() / squares[i]) - 1))
+        return most
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_what_is_added_is_what_was_measured(
+        shape: tuple[int, int, int, int], kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of terms that cancel but for their last bits, so that any other order of additions shows."""
+        from modicum.compute import sequence_kernels
+
+        a, g = factors(shape, kind)
+        places = torch.randperm(shape[1], device=DEVICE)
+        half = shape[1] // 2
+        a[:, places[half : 2 * half]] = a[:, places[:half]]
+        g[:, places[half : 2 * half]] = -g[:, places[:half]]
+        a *= torch.logspace(0, 3, shape[1], device=DEVICE)[None, :, None].to(kind)
+        g[:, 0] += 2.0**-6
+        assert off(a, g) < 2.0**-15
+        # Negative control: sums whose places are added up in other blocks.
+        honest, calls = sequence_kernels.tile_sizes, []
+
+        def other(*args: int) -> dict[str, int]:
+            calls.append(args)
+            return honest(*args) if len(calls) == 1 else {**honest(*args), "PLACES": 16 if shape[1] > 16 else 32}
+
+        monkeypatch.setattr(sequence_kernels, "tile_sizes", other)
+        assert off(a, g) > 0.0
+
+    def test_an_example_of_weight_zero_adds_nothing_even_if_it_is_not_finite() -> None:
+        from modicum.compute.sequence_kernels import weighted_runs
+
+        a, g = factors(SHAPES[0], torch.float32)
+        weights = torch.ones(len(a), device=DEVICE)
+        weights[2] = 0.0
+        before = weighted_runs(a, g, weights, 5)
+        a[2], g[2] = torch.nan, torch.inf
+        assert torch.equal(weighted_runs(a, g, weights, 5), before)
