@@ -1,7 +1,7 @@
 """Which passes of one shape drawn records are computed in: lanes or a capacity, by what a step costs (R16).
 
-The choice follows from public facts alone (records, rate, the model's tensors and work), so that server and silo make
-the same one. It stands in plan, ledger and certificate.
+The choice follows from public facts alone (records, rate, the model's tensors and work), so that server and silo
+make the same one. It stands in plan, ledger and certificate.
 """
 
 from __future__ import annotations
