@@ -81,7 +81,7 @@ class PrivacyConfig:
     noise: Literal["float", "integer", "correlated"] | None = setting(
         None,
         "integer: on a lattice, for whole batches (default: where masks need it, and deployed where it can be); "
-        "correlated: over rounds, for clients behind a trusted server",
+        "correlated: over rounds (default: where clients come in turn to a trusted server); float: neither",
     )
     fixed_shapes: Literal["auto", "lanes", "capacity"] | None = setting(
         None,

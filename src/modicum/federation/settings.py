@@ -30,7 +30,8 @@ class Noise:
 
     Args:
         kind: `"correlated"` takes back in later rounds what it added in earlier ones (docs/correlated.md),
-            `"integer"` draws on a lattice [default: floats, and integers where masks need them].
+            `"integer"` draws on a lattice, `"float"` does neither [default: correlated where clients come in turn
+            to a trusted server, integers where masks need them, else floats].
         bands: of correlated noise [default: as many as rounds between two turns of a client].
         factor: of correlated noise, `"banded"` or `"blt"` [default: banded, and blt beyond 64 bands].
     """
