@@ -13,6 +13,7 @@ import math
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -158,10 +159,32 @@ def _shown(values: list[float]) -> str:
     return f"{100 * statistics.fmean(values):.1f} ± {100 * half:.1f}"
 
 
+def cost() -> None:
+    """Milliseconds that a round's row takes on one thread, for a model of a million parameters."""
+    import torch
+
+    from modicum.core.door import rows_of
+    from modicum.privacy.correlated import Correlated
+    from modicum.privacy.factors import Blt
+    from modicum.privacy.noise import SimulatedNoise
+
+    torch.set_num_threads(1)
+    kinds = {"independent": IDENTITY, "20 bands": square_root(20), "64 bands": square_root(64)}
+    for name, factor in {**kinds, "blt": Blt((0.9, 0.6), (0.3, 0.3))}.items():
+        rows, like = rows_of(SimulatedNoise(0), "s", Correlated(factor, 500, 100).terms(1)), torch.zeros(1_000_000)
+        rows.row("update", 70, like)
+        took = []
+        for t in range(71, 91):
+            start = time.perf_counter()
+            rows.row("update", t, like)
+            took.append(time.perf_counter() - start)
+        print(f"{name}: {1000 * min(took):.1f} ms")
+
+
 def main() -> None:
-    """One of the three."""
+    """One of the four."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["errors", "picture", "accuracy"])
+    parser.add_argument("what", choices=["errors", "picture", "accuracy", "cost"])
     parser.add_argument("--peer")
     parser.add_argument("--epsilon", type=float, nargs="+", default=[2.0, 8.0])
     parser.add_argument("--seeds", type=int, default=5)
@@ -170,6 +193,8 @@ def main() -> None:
         errors(given.peer)
     elif given.what == "picture":
         picture()
+    elif given.what == "cost":
+        cost()
     else:
         accuracy(given.epsilon, given.seeds)
 

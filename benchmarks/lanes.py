@@ -78,20 +78,20 @@ class Model:
 def main() -> None:
     torch.set_num_threads(1)
     models = {name: Model(name) for name in MODELS}
-    print("| model | parameters | multiply-adds | pass of 4 | 16 | 64 |\n|---|---|---|---|---|---|")
+    print("| model | parameter tensors | multiply-adds | pass of 4 | 16 | 64 |\n|---|---|---|---|---|---|")
     passes, left = [], []
     for name, model in models.items():
         times = []
         for rows in ROWS:
             shape = Lanes(rows)
             times.append(seconds(lambda rows=rows, shape=shape, m=model: m.step(torch.arange(rows)[None], shape)))
-            passes.append([1.0, model.shapes.size, rows * model.shapes.work])
+            passes.append([1.0, model.shapes.tensors, rows * model.shapes.work])
             left.append(times[-1])
         shown = " | ".join(f"{1e3 * t:.2f} ms" for t in times)
-        print(f"| {name} | {model.shapes.size:,} | {model.shapes.work:,} | {shown} |")
+        print(f"| {name} | {model.shapes.tensors} | {model.shapes.work:,} | {shown} |")
     weights = 1 / np.array(left)  # relative errors
     found, *_ = np.linalg.lstsq(np.array(passes) * weights[:, None], np.ones(len(left)), rcond=None)
-    print("\nPASS, NUMBER, PRODUCT =", ", ".join(f"{v:.2g}" for v in found))
+    print("\nPASS, TENSOR, PRODUCT =", ", ".join(f"{v:.2g}" for v in found))
     print()
     print(
         "| model | batch | ragged | lanes of 4 | 16 | 64 | capacity | chosen |\n|---|---|---|---|---|---|---|---|"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from modicum.data import load as load_dataset
     from modicum.errors import PrivacyWarning, UnsoundError, UserError
+    from modicum.federation.control import EarlyStop, PublicRound
     from modicum.federation.experiment import Federation
     from modicum.federation.interference import Checked, check
     from modicum.federation.settings import Cohorts, Engine, Noise, Server, Watching
@@ -56,6 +57,7 @@ _WHERE = {
     **dict.fromkeys(("Cohorts", "Engine", "Noise", "Server", "Watching"), "modicum.federation.settings"),
     "Certificate": "modicum.privacy.certificate",
     "Checked": "modicum.federation.interference",
+    **dict.fromkeys(("EarlyStop", "PublicRound"), "modicum.federation.control"),
     "Federation": "modicum.federation.experiment",
     "Metric": "modicum.core.parts",
     "Run": "modicum.runs",
@@ -77,6 +79,7 @@ __all__ = [
     "Cohorts",
     "Comparison",
     "Dirichlet",
+    "EarlyStop",
     "Engine",
     "Federation",
     "Iid",
@@ -85,6 +88,7 @@ __all__ = [
     "Natural",
     "Noise",
     "PrivacyWarning",
+    "PublicRound",
     "Run",
     "Server",
     "Shards",

@@ -6,6 +6,7 @@ import json
 import math
 import time
 import tomllib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -28,8 +29,10 @@ from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import refuse_peeks
-from modicum.errors import DAMAGED, MissingExtraError, UserError, counted
+from modicum.errors import DAMAGED, MissingExtraError, PrivacyWarning, UserError, counted
+from modicum.federation.control import Callback, EarlyStop, PublicRound, asked_again, check_known
 from modicum.federation.experiment import Experiment, Federation
+from modicum.federation.identity import records_id
 from modicum.federation.learning import inputs_of, width_of
 from modicum.federation.model_file import (
     as_inputs,
@@ -50,6 +53,8 @@ from modicum.models.export import export
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.noise import CryptoNoise
 from modicum.report.picture import Curve
+from modicum.report.progress import somebody_looks
+from modicum.report.progress import watching as progress_of
 from modicum.report.summary import Spread, Summary, last, summarise
 from modicum.report.table import NAMES, frame, metric, spread
 from modicum.report.track import Tracker, tracking
@@ -252,16 +257,28 @@ def train(
     path = new_folder(f"{type(method).__name__.lower()}-seed{seed}") if folder is None else Path(folder)
     files = RunFolder(path)
     files.make(fresh=not resume)
-    return carry_out(
-        experiment,
-        files,
-        describe_experiment(experiment, simulation, watching.transcript, watching.audit),
-        simulation=simulation,
-        watch=watching.watch,
-        track=watching.track,
-        transcript=transcript_in(files, watching.transcript),
-        audit=watching.audit,
-    )
+    stops = () if watching.early_stop is None else (EarlyStop.read(watching.early_stop),)
+    with progress_of(path.name, quiet=watching.progress is False, lines=watching.progress is True) as shown:
+        return carry_out(
+            experiment,
+            files,
+            describe_experiment(experiment, simulation, watching.transcript, watching.audit),
+            simulation=simulation,
+            watch=_both(shown, watching.watch),
+            callbacks=(*stops, *watching.callbacks),
+            track=watching.track,
+            transcript=transcript_in(files, watching.transcript),
+            audit=watching.audit,
+        )
+
+
+def _both(*watches: Watch | None) -> Watch:
+    def watch(run: Simulation, record: RoundRecord) -> None:
+        for one in watches:
+            if one is not None:
+                one(run, record)
+
+    return watch
 
 
 def _with_budgets(federation: Federation | FederatedData, budgets: Budgets | None, seed: int) -> Federation:
@@ -364,6 +381,7 @@ def carry_out(
     *,
     simulation: bool = True,
     watch: Watch | None = None,
+    callbacks: Sequence[Callback] = (),
     track: Sequence[Tracker] = (),
     title: str | None = None,
     transcript: Transcript | None = None,
@@ -372,22 +390,47 @@ def carry_out(
     """Run what is left of an experiment in a folder, then write its results. Safe to repeat after any crash.
 
     `config` is the text of the folder's config.toml; one that is there already is kept. `title` is the run's name
-    for trackers [default: the folder's].
+    for trackers [default: the folder's]. Where a person stops the run twice, or a callback asks for it, the run
+    ends after the last whole round, with the certificate of the whole plan.
     """
     _needs_safetensors()
     with files.alone():
         run = _open(experiment, files, config, simulation, transcript, audit)
         try:
+            _check_stops(run, callbacks)
             with tracking(track, title or files.path.name, _public_settings(run)) as heard:
-                for record in run.rounds():
-                    heard.round(record)
-                    if watch is not None:
-                        watch(run, record)
+                try:
+                    _play(run, heard.round, watch, callbacks)
+                except KeyboardInterrupt:
+                    if not (read_records(files.metrics) and somebody_looks() and asked_again(files.path)):
+                        raise
+                    run.close()
+                    # As the last whole round left it.
+                    run = _open(experiment, files, config, simulation, transcript, audit)
             return _finish(run, files, audit)
         finally:
             run.close()
             if isinstance(transcript, FileTranscript):
                 transcript.close()
+
+
+def _play(
+    run: Simulation, heard: Callable[[RoundRecord], None], watch: Watch | None, callbacks: Sequence[Callback]
+) -> None:
+    for record in run.rounds():
+        heard(record)
+        if watch is not None:
+            watch(run, record)
+        said = [callback(PublicRound.of(record)) for callback in callbacks]
+        if True in said:
+            return
+
+
+def _check_stops(run: Simulation, callbacks: Sequence[Callback]) -> None:
+    released = tuple(metric.name for metric in run.experiment.metrics)
+    for stop in callbacks:
+        if isinstance(stop, EarlyStop):
+            check_known(stop, public=run.data.proxy is not None, released=released)
 
 
 def _public_settings(run: Simulation) -> dict[str, str]:
@@ -418,6 +461,7 @@ def _open(
             refuse_unfit(audit, experiment)
         if not simulation:
             refuse_peeks(experiment.federation.data)
+            _warn_of_others(experiment, files)
         if not files.config.exists():
             files.write(files.config, config.encode())
         geometry = experiment.federation.data.geometry
@@ -428,6 +472,19 @@ def _open(
     except BaseException:
         files.leave_if_nothing_began()
         raise
+
+
+def _warn_of_others(experiment: Experiment, files: RunFolder) -> None:
+    """Where real noise protects somebody: what other runs beside this one told of the same records adds up."""
+    others = files.others_with(records_id(experiment))
+    if others:
+        warnings.warn(
+            f"{counted(len(others), 'run')} beside this one ({', '.join(others[:3])}) used the same records; "
+            "each certificate speaks of its own run, and what they tell together is more; a silo's account keeps "
+            "the sum (docs/silo-account.md)",
+            PrivacyWarning,
+            stacklevel=4,
+        )
 
 
 def _finish(run: Simulation, files: RunFolder, audit: str | None) -> Run:

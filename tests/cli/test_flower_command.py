@@ -54,6 +54,13 @@ def test_a_trusted_server_is_not_offered(tmp_path: Path, capsys: pytest.CaptureF
     assert "trust nobody" in _fails(capsys, "flower", "up", str(path), "--out", str(tmp_path / "out"))
 
 
+def test_correlated_noise_is_not_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "e.toml"
+    path.write_text(EXPERIMENT + '\n[privacy]\nnoise = "correlated"\n')
+    said = _fails(capsys, "flower", "up", str(path), "--out", str(tmp_path / "out"))
+    assert "not offered to deployed silos" in said
+
+
 def test_an_expired_certificate(tmp_path: Path) -> None:
     tls = keys.make_tls(tmp_path, days=-1)
     yesterday = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)

@@ -20,6 +20,7 @@ from modicum.federation.cohort import Rotation
 from modicum.federation.correlate import gain_lines, participation
 from modicum.federation.experiment import Experiment, Federation, build_method
 from modicum.federation.rehearsal import Rehearsal
+from modicum.federation.setup import set_up
 from modicum.federation.simulation import Simulation
 from modicum.methods import Aqc, DpFedAvg, DpSgd
 from modicum.privacy.certificate import Certificate
@@ -192,6 +193,27 @@ def said(**settings: Any) -> str:
 
 def test_the_plan_says_what_is_gained_and_where_nothing_is() -> None:
     assert "Correlated noise (5 bands) leaves" in said()
-    assert 'with noise = "correlated"' in said(noise=None)
+    assert 'with noise = "correlated"' in said(noise="float")
     assert "gains nothing" in said(per_round=10)
     assert said(noise=None, method=DpFedAvg(batch=20)) == ""
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "chosen"),
+    [
+        (TRUSTED, {}, True),
+        (TRUSTED, {"per_round": 5}, True),
+        (TRUSTED, {"per_round": 6}, False),
+        (TRUSTED, {"per_round": None}, False),
+        (TRUSTED, {"noise": "float"}, False),
+        (TRUSTED, {"max_participations": 3}, False),
+        (DpFedAvg(view="trusted-server", noise_multiplier=3.0), {}, False),
+        (DpFedAvg(view="trusted-server", rate=0.2), {}, False),
+        (DpFedAvg(view="server-sees-messages"), {}, False),
+    ],
+)
+def test_it_is_the_default_where_it_pays(method: MethodSpec, settings: dict[str, Any], chosen: bool) -> None:
+    e = experiment(method, **{"noise": None, **settings})
+    mechanism = build_method(e).mechanism
+    assert (mechanism.correlated is not None) == chosen
+    assert isinstance(set_up(e, SimulatedNoise(0)).cohorts, Rotation) == chosen

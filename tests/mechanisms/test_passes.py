@@ -28,6 +28,7 @@ from tests.mechanisms import stage
 
 N = 7
 SHAPE = Lanes(4)
+LOSSES = Supervised().losses
 
 
 class ByTurn(Lanes):
@@ -264,7 +265,7 @@ def test_an_empty_step_still_releases_noise() -> None:
 
 
 def test_the_choice_follows_from_public_facts_and_its_costs() -> None:
-    small, large = FixedShapes("auto", 100, 100), FixedShapes("auto", 10**6, 10**10)
+    small, large = FixedShapes("auto", 2, 100), FixedShapes("auto", 60, 10**10)
     assert isinstance(small.choose(2000, 0.05, 1e-5, 100), Capacity)
     assert isinstance(large.choose(2000, 0.05, 1e-5, 100), Lanes)
     assert isinstance(small.choose(2000, 0.05, 1e-5, None), Lanes)  # a filter pays for no overflow
@@ -319,3 +320,37 @@ def test_with_as_many_rows_as_were_drawn_it_does() -> None:
     if most == 0:
         pytest.skip("this library computes these rows alike in batches of all sizes")
     assert most >= 1
+
+
+# The same through the whole of a silo's sum: book-keeping, clipping, blanks, totals.
+
+
+def moved_by_a_coin(shape: Lanes, others: int) -> float:
+    """How far record 0's coin moves the whole clipped sum, in bounds; the server chose the weights for it."""
+    backend = LoopBackend(nn.Linear(37, 2))
+    x = KNOWN.repeat(others + 1, 1)
+    x[0] = 0.0
+    batch = Batch(x, {"y": torch.zeros(others + 1, dtype=torch.long)})
+    laid = [
+        torch.from_numpy(shape.laid_out(np.array(drawn, np.int64), others + 1, np.random.default_rng(0).random))
+        for drawn in (range(1, others + 1), range(others + 1))
+    ]
+    first = laid_out(batch, laid[0][0])
+    weights = torch.cat([WEIGHT, torch.zeros_like(WEIGHT)])
+    assert first.present is not None
+    found = torch.nn.functional.linear(first.x, weights, torch.zeros(2))[first.present][0, 0]
+    theta = 2.0**30 * torch.cat([weights.flatten(), torch.stack([-found, torch.zeros(())])])
+    totals = [clipped_in_passes(backend, theta, batch, rows, LOSSES, Flat(1.0), shape)[0] for rows in laid]
+    return float((totals[1] - totals[0]).norm())
+
+
+def test_no_weights_make_a_coin_move_a_silo_s_sum_by_more_than_its_bound() -> None:
+    assert max(moved_by_a_coin(Lanes(c), others) for c in (4, 16) for others in range(1, 34)) <= 1 + 1e-3
+
+
+def test_with_ragged_rows_some_weights_do() -> None:
+    """The negative control, where this library computes a row otherwise in some longer batch."""
+    most = max(moved_by_a_coin(AsManyRows(1), others) for others in range(1, 34))
+    if most <= 1 + 1e-3:
+        pytest.skip("this library computes these rows alike in batches of all sizes")
+    assert most > 1.2

@@ -43,9 +43,9 @@ def demo(
     """Train digits on 20 clients with three budgets by several methods; a minute or two on a laptop."""
     import torch
 
-    from modicum.cli.progress import watching
     from modicum.federation.experiment import Federation
     from modicum.federation.run_folder import RunFolder
+    from modicum.report.progress import watching
     from modicum.runs import new_folder, train
 
     if rounds < 1 or seed < 0:

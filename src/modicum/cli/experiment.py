@@ -107,11 +107,12 @@ def _files(files: list[Path], resume: Path | None) -> list[Path]:
 def _carry_out(
     config: Config, title: str, out: Path | None, resume: Path | None, trackers: Sequence[Tracker], quiet: bool
 ) -> Run:
-    from modicum.cli.progress import watching
     from modicum.config import experiment, to_toml
     from modicum.data.columns import unscaled
+    from modicum.federation.control import EarlyStop
     from modicum.federation.run_folder import RunFolder
     from modicum.federation.transcript_file import transcript_in
+    from modicum.report.progress import watching
     from modicum.runs import carry_out, new_folder
 
     files = RunFolder(resume or out or new_folder(f"{title}-seed{config.run.seed}"))
@@ -128,12 +129,15 @@ def _carry_out(
         with watching(title, quiet=quiet) as watch:
             seen = transcript_in(files, config.run.transcript)
             simulation = config.run.simulation
+            with config.source.at("run", "early_stop"):
+                stops = () if config.run.early_stop is None else (EarlyStop.read(config.run.early_stop),)
             return carry_out(
                 built,
                 files,
                 to_toml(config),
                 simulation=simulation,
                 watch=watch,
+                callbacks=stops,
                 track=trackers,
                 transcript=seen,
                 audit=config.run.audit,
@@ -176,7 +180,7 @@ def _text(done: Sequence[Run]) -> str:
 def _closing(run: Run) -> Iterator[str]:
     if run.summary.rounds < run.summary.rounds_planned:
         rounds = counted(run.summary.rounds, "round")
-        yield f"Ended after {rounds}: every client has used its budget."
+        yield f"Ended after {rounds} of {run.summary.rounds_planned}; ε is that of the whole plan."
     if run.summary.note:
         yield f"note        {run.summary.note}"
     yield f"run folder  {run.folder}"

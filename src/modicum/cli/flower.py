@@ -74,7 +74,7 @@ def _telling(
     title: str, config: Config, trackers: Sequence[Tracker], *, quiet: bool
 ) -> Iterator[Callable[[RoundRecord], None]]:
     """Rounds on the screen, and to trackers."""
-    from modicum.cli.progress import watching
+    from modicum.report.progress import watching
     from modicum.report.track import tracking
 
     shape: Any = SimpleNamespace(experiment=SimpleNamespace(rounds=config.run.rounds))

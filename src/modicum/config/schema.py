@@ -81,7 +81,7 @@ class PrivacyConfig:
     noise: Literal["float", "integer", "correlated"] | None = setting(
         None,
         "integer: on a lattice, for whole batches (default: where masks need it, and deployed where it can be); "
-        "correlated: over rounds, for clients behind a trusted server",
+        "correlated: over rounds (default: where clients come in turn to a trusted server); float: neither",
     )
     fixed_shapes: Literal["auto", "lanes", "capacity"] | None = setting(
         None,
@@ -180,6 +180,9 @@ class RunConfig:
     transcript: bool = setting(False, "write down what each party sees, in transcript.bin (read: load_transcript)")
     audit: Literal["one-run", "canife", "client-canaries"] | None = setting(
         None, "play the experiment again with canaries when it is over; in the certificate beside ε"
+    )
+    early_stop: str | None = setting(
+        None, 'a public or released metric and rounds without a better one that end the run, e.g. "loss:5"'
     )
     metrics: tuple[MetricConfig, ...] = setting((), "metrics on clients' own data, paid from their budgets")
     secure_aggregation: Literal["ideal", "protocol", "honest-but-curious"] = setting(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from modicum.core.door import SERVER, rows_of
 from modicum.core.parts import Aggregation, Mechanism, Method
@@ -30,7 +30,7 @@ MANY = 64  # bands, each a row of noise in memory, up to which a banded factor i
 
 
 @runtime_checkable
-class Correlates(Protocol):
+class Correlates(Mechanism, Protocol):
     """A mechanism whose noise one party adds, so that it may be correlated over rounds."""
 
     @property
@@ -86,12 +86,30 @@ def with_correlated(method: Method, cohorts: Rotation, bands: int | None, kind: 
     return replace(method, mechanism=method.mechanism.correlate(schedule))
 
 
+def possible(mechanism: Mechanism, max_participations: int | None) -> TypeGuard[Correlates]:
+    """Whether one party adds the noise, and cohorts can be a public rotation."""
+    return (
+        isinstance(mechanism, Correlates)
+        and not mechanism.spec.view.senders_add_noise
+        and mechanism.cohort_rate is None
+        and max_participations is None
+    )
+
+
+def pays(mechanism: Mechanism, setting: Setting, max_participations: int | None) -> bool:
+    """Whether noise that nobody set is to be correlated: it can be, and clients come in turn."""
+    return (
+        possible(mechanism, max_participations)
+        and mechanism.correlated is None
+        and setting.clients >= 2 * setting.per_round
+        and getattr(mechanism, "noise_multiplier", None) is None
+    )
+
+
 def gain_lines(method: Method, setting: Setting, max_participations: int | None) -> list[str]:
     """What correlated noise gains, or would gain, in this run; nothing where it cannot be had."""
     mechanism = method.mechanism
-    if not isinstance(mechanism, Correlates) or mechanism.spec.view.senders_add_noise:
-        return []
-    if mechanism.cohort_rate is not None or max_participations is not None:
+    if not possible(mechanism, max_participations):
         return []
     taking = participation(rotation(setting, 0, None))
     adds_up = workload(method.aggregation, taking.steps)

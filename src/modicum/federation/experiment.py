@@ -21,7 +21,7 @@ from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check
 from modicum.errors import UserError
-from modicum.federation.correlate import rotation, with_correlated
+from modicum.federation.correlate import pays, rotation, with_correlated
 from modicum.federation.learning import check_labels, inputs_of, made_up_rows, width_of, with_task
 from modicum.federation.settings import FactorKind, NoiseKind
 from modicum.mechanisms.class_sums import class_sums
@@ -188,9 +188,11 @@ class Experiment:
 def build_method(experiment: Experiment) -> Method:
     """The experiment's method, whose parts find what they need in its data; nothing is reserved before."""
     method = with_task(experiment.method.build(experiment.setting), experiment.task)
-    if experiment.noise == "correlated":
-        cohorts = rotation(experiment.setting, experiment.seed, experiment.max_participations)
-        method = with_correlated(method, cohorts, experiment.bands, experiment.factor)
+    setting, most = experiment.setting, experiment.max_participations
+    if experiment.noise == "correlated" or (experiment.noise is None and pays(method.mechanism, setting, most)):
+        method = with_correlated(
+            method, rotation(setting, experiment.seed, most), experiment.bands, experiment.factor
+        )
     if experiment.integers:
         method = with_integers(method, VARIANTS[experiment.secure_aggregation])
     check_data(method, offer_of(experiment.federation.data, experiment.task))

@@ -175,6 +175,15 @@ class RunFolder:
         except (UserError, OSError):
             return True
 
+    def others_with(self, mark: str) -> list[str]:
+        """Names of other runs beside this one that began with these records."""
+        found = []
+        for folder in sorted(self.path.absolute().parent.glob("*")):
+            other = RunFolder(folder)._records_mark
+            if folder.name != self.path.name and other.is_file() and other.read_text(encoding="utf-8") == mark:
+                found.append(folder.name)
+        return found
+
     def _same_records(self, mark: str) -> bool:
         """Whether the run began with these records. The mark is private: it lies with the clients' own states."""
         path = self._records_mark

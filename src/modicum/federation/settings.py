@@ -30,7 +30,8 @@ class Noise:
 
     Args:
         kind: `"correlated"` takes back in later rounds what it added in earlier ones (docs/correlated.md),
-            `"integer"` draws on a lattice [default: floats, and integers where masks need them].
+            `"integer"` draws on a lattice, `"float"` does neither [default: correlated where clients come in turn
+            to a trusted server, integers where masks need them, else floats].
         bands: of correlated noise [default: as many as rounds between two turns of a client].
         factor: of correlated noise, `"banded"` or `"blt"` [default: banded, and blt beyond 64 bands].
     """
@@ -72,15 +73,22 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Watching:
-    """Who hears of a run, and what is written down of it beside its results.
+    """Who hears of a run, what may end it early, and what is written down of it beside its results.
 
     Args:
-        watch: called after each round with the simulation and the round's record.
+        progress: a bar by rounds [default: on a terminal and in a notebook].
+        callbacks: each is called after each round with a `PublicRound`, what everybody may know of it; the run
+            ends where one returns True, with its model and the certificate of the whole plan.
+        early_stop: "loss:5" ends a run whose public (or released) loss has not become better for 5 rounds.
+        watch: called after each round with the simulation and the round's record, ground truth included.
         track: hears of every round what was released: `[mo.TensorBoard()]`, `[mo.MLflow()]`, or your own.
         transcript: writes down what each party sees; `modicum.load_transcript` reads it back.
         audit: names an audit (docs/audits.md) that plays the experiment once more with canaries when it is over.
     """
 
+    progress: bool | None = None
+    callbacks: Sequence[Callable[[Any], Any]] = ()
+    early_stop: str | None = None
     watch: Callable[..., None] | None = None
     track: Sequence[Any] = ()
     transcript: bool = False

@@ -22,7 +22,7 @@ from modicum.core.sockets import Explains, LooksInside
 from modicum.errors import UserError
 from modicum.federation.clients import Client
 from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, rounds_of
-from modicum.federation.correlate import rotation
+from modicum.federation.correlate import Correlates, rotation
 from modicum.federation.evaluation import public_evaluator
 from modicum.federation.experiment import Experiment, Prepared, build_method, in_fixed_shapes, prepare
 from modicum.federation.server import Server
@@ -181,7 +181,7 @@ def make_cohorts(experiment: Experiment, mechanism: Mechanism, noise: NoiseSourc
     s = experiment.setting
     if mechanism.cohort_rate is not None:
         return SecretPoisson(s.clients, s.rounds, mechanism.cohort_rate, noise)
-    if experiment.noise == "correlated":
+    if isinstance(mechanism, Correlates) and mechanism.correlated is not None:
         return rotation(s, experiment.seed, experiment.max_participations)
     return public_cohorts(s, experiment.max_participations, experiment.seed)
 

@@ -1,7 +1,7 @@
 """Which passes of one shape drawn records are computed in: lanes or a capacity, by what a step costs (R16).
 
-The choice follows from public facts alone (records, rate, the model's size and work), so that server and silo make
-the same one, and it stands in plan, ledger and certificate.
+The choice follows from public facts alone (records, rate, the model's tensors and work), so that server and silo
+make the same one. It stands in plan, ledger and certificate.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ WIDTHS = (4, 8, 16, 32, 64, 128)
 DOUBT = 2.0**-50
 """How often a capacity may overflow, a step; less where a share of 1e-11 of δ would not pay for all steps."""
 
-PASS, NUMBER, PRODUCT = 7e-4, 7e-9, 1e-10
-"""Seconds of a pass: of its calls, of each parameter, and of each multiply-add of a row's forward pass. Only their
-proportions matter. Measured by benchmarks/lanes.py."""
+PASS, TENSOR, PRODUCT = 2e-4, 2.2e-4, 1e-10
+"""Seconds of a pass: once, for the calls of each parameter tensor, and for each multiply-add of a row's forward
+pass. Only their proportions matter. Measured by benchmarks/lanes.py."""
 
 
 @dataclass(frozen=True)
 class FixedShapes:
-    """What is to be chosen from, for a model of so many parameters and multiply-adds a record."""
+    """What is to be chosen from, for a model of so many parameter tensors and multiply-adds a record."""
 
     kind: Kind = "auto"
-    size: int = 0
+    tensors: int = 0
     work: int = 0
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class FixedShapes:
 
     def seconds(self, shape: FixedShape, records: int, rate: float) -> float:
         """What a step is expected to take."""
-        once = PASS + NUMBER * self.size + shape.rows * PRODUCT * self.work
+        once = PASS + TENSOR * self.tensors + shape.rows * PRODUCT * self.work
         return shape.expected_passes(records, rate) * once
 
 
@@ -77,8 +77,8 @@ def _chosen(shapes: FixedShapes, records: int, rate: float, delta: float, steps:
 
 def shapes_for(kind: Kind, model: nn.Module, records: Any) -> FixedShapes:
     """The choice for a model that is trained on records like these; none of their values is looked at."""
-    size = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return FixedShapes(kind, size, work_of(model, records))
+    tensors = sum(p.requires_grad for p in model.parameters())
+    return FixedShapes(kind, tensors, work_of(model, records))
 
 
 def work_of(model: nn.Module, records: Any) -> int:

@@ -52,6 +52,7 @@ from modicum.parts.groups import (
 )
 from modicum.parts.options import option
 from modicum.policies import AdaptiveQuantile, Fixed, MedianNorm
+from modicum.privacy.noise.schedule import Moment, Noise, Schedule, TrainingReleases
 from modicum.privacy.spec import Adjacency, PrivacySpec, SecureAggregation, ServerSeesMessages, TrustedServer, Unit
 from modicum.training.local_steps import LocalSteps
 from modicum.training.plain import Supervised
@@ -84,8 +85,10 @@ __all__ = [
     "MethodSpec",
     "Metric",
     "Minibatches",
+    "Moment",
     "Momentum",
     "Need",
+    "Noise",
     "NoiseAware",
     "NoiseFacts",
     "NormBounded",
@@ -106,6 +109,7 @@ __all__ = [
     "RecordSums",
     "Released",
     "ReleasedSum",
+    "Schedule",
     "Scope",
     "SecureAggregation",
     "SeenBy",
@@ -118,6 +122,7 @@ __all__ = [
     "State",
     "Supervised",
     "Thresholded",
+    "TrainingReleases",
     "TrimmedMean",
     "TrustedServer",
     "Unit",

@@ -157,12 +157,14 @@ def learned(task: Task, simulated: Mapping[str, float]) -> dict[str, Any]:
 
 def noise_line(certificate: Certificate) -> str:
     """Integer or correlated noise in a sentence; nothing where noise is of floats and fresh in each round."""
+    mixed = [q for line in certificate.clients.values() for q in (line.correlated or {}).values()]
+    if mixed:
+        most = max(mixed, key=lambda q: int(q["participations"]))
+        return (
+            f"Noise is correlated over rounds (factor {most['factor'][:12]}): a client is in at most "
+            f"{most['participations']} of {most['steps']} rounds, at least {most['separation']} apart."
+        )
     for line in certificate.clients.values():
-        for purpose, q in (line.correlated or {}).items():
-            return (
-                f"Noise on {purpose} is correlated over rounds ({q['factor'][:12]}): a client is in at most "
-                f"{q['participations']} of {q['steps']} rounds, at least {q['separation']} apart."
-            )
         for purpose, q in (line.integers or {"queries": {}})["queries"].items():
             behind = line.spec.view.to_dict().get("variant", "ideal")
             sums = f" Secure aggregation: {behind}." if line.spec.view.shows is Shows.SUM else ""

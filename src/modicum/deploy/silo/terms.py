@@ -143,6 +143,10 @@ class Terms:
     @cached_property
     def method(self) -> Method:
         """The agreed method; one whose server would have to be trusted is refused."""
+        if self.config.privacy.noise == "correlated":
+            raise UserError(
+                "correlated noise is a trusted server's, which is not offered to deployed silos: leave noise out"
+            )
         built = with_task(self.config.method.build(self.setting), task_in(self.config))
         method: Method = with_fixed_shapes(built, self.shapes)
         if self.integers(method):
