@@ -12,7 +12,7 @@ from modicum.cli.app import app
 from modicum.config import federation, read, to_toml
 from modicum.data import from_csv
 from modicum.data.columns import Column, suggest, unscaled
-from modicum.deploy.silo.silo import own_experiment
+from modicum.deploy.silo.own import own_experiment
 from modicum.deploy.silo.spec import read_spec
 from modicum.errors import UserError
 

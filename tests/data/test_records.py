@@ -86,7 +86,7 @@ def test_every_message_says_what_to_do(
 def test_an_unlisted_label_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'malignant' is not one of benign, none: list it in labels"):
         from_csv(write(tmp_path), columns=COLUMNS, labels=["benign", "none"])
-    with pytest.raises(UserError, match="no column 'diagnosis': its columns are client, age"):
+    with pytest.raises(UserError, match="no column 'diagnosis': correct its name"):
         from_csv(write(tmp_path), label="diagnosis")
 
 

@@ -23,7 +23,7 @@ from modicum.core.setting import MethodSpec
 from modicum.data.arrays import Arrays, ClientData
 from modicum.deploy.flower.coordinator import Coordinator, Patience
 from modicum.deploy.silo import grant
-from modicum.deploy.silo import silo as silo_module
+from modicum.deploy.silo import own as own_module
 from modicum.deploy.silo.silo import Silo
 from modicum.deploy.silo.wire import SECURE, Answer, Kind
 from modicum.federation.clients import Clients
@@ -85,7 +85,7 @@ def play(
         patch.setattr(masks, "add_stream", lambda *_: None)  # masks are fresh: what is under them is compared
         patch.setattr("secrets.token_hex", lambda _: "run-1")
         if records is not None:
-            patch.setattr(silo_module, "federation", lambda *a, **k: replaced(federation(*a, **k), records))
+            patch.setattr(own_module, "federation", lambda *a, **k: replaced(federation(*a, **k), records))
         shutil.copytree(folder.parent / "keys", folder / "keys")
         silos = {name: silo(folder, made, name) for name in NAMES}
         for one in silos.values():

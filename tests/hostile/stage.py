@@ -18,6 +18,7 @@ from modicum.deploy.flower.coordinator import Coordinator, Patience
 from modicum.deploy.silo.envelope import sign_answer
 from modicum.deploy.silo.signing import read_signing_key
 from modicum.deploy.silo.terms import Terms, digest
+from modicum.deploy.silo.versions import versions
 from modicum.deploy.silo.wire import Answer, Kind
 from modicum.federation.records import RoundRecord
 from modicum.mechanisms.common import query
@@ -114,6 +115,8 @@ class Scripted(Carries):
             "classes": 2,
             "simulation": False,
             "digest": digest(self.terms.config),
+            "agreed": {},
+            "versions": versions(),
             "run": None,
             "ticket": "",
         }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,3 +117,32 @@ def test_a_twin_that_follows_links_is_caught(
     (runs / "two" / "a" / "metrics.jsonl").rename(tmp_path / "elsewhere")
     (runs / "two" / "a" / "metrics.jsonl").symlink_to(tmp_path / "elsewhere")
     assert len(client.get(f"api/run?id={id}")["points"]) == 3
+
+
+def test_the_browser_s_arguments_open_the_studio_once() -> None:
+    """Other users of the machine see them: whoever comes second with the same address is refused."""
+    guarded = Guard(nothing, TOKEN, PORT, once="one-time")
+    there = get(path="/one-time")
+    assert not guarded._opened_once(get(path="/one-tim"))
+    assert not guarded._opened_once(get(("sec-fetch-site", "cross-site"), path="/one-time"))
+    assert guarded._opened_once(there)
+    assert not guarded._opened_once(there)
+    assert guarded.refusal(there) is not None
+    assert not Guard(nothing, TOKEN, PORT)._opened_once(get(path="/None"))
+
+
+def test_it_leads_to_the_secret_address() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def play() -> None:
+        headers = [(b"host", HOST.encode())]
+        scope = {"type": "http", "method": "GET", "path": "/one-time", "headers": headers}
+        await Guard(nothing, TOKEN, PORT, once="one-time")(scope, nothing, send)
+
+    asyncio.run(play())
+    assert sent[0]["status"] == 303
+    assert (b"location", f"/{TOKEN}/".encode()) in sent[0]["headers"]
+    assert (b"cache-control", b"no-store") in sent[0]["headers"]

@@ -15,6 +15,7 @@ from modicum.attacks.bounds import FloatArray
 from modicum.attacks.inversion.objective import Guess
 from modicum.attacks.order import Found, Order
 from modicum.attacks.wire import Wire
+from modicum.core.store import create_alone
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Kept:
         if not path.exists():
             found = search()
             x, y = (torch.stack([getattr(g, part) for g in found]).cpu().numpy() for part in ("x", "y"))
-            with open(path.with_suffix(".part"), "wb") as file:
+            with create_alone(path.with_suffix(".part")) as file:
                 np.savez(file, x=x, y=y, loss=np.array([g.loss for g in found]))
             path.with_suffix(".part").replace(path)
         with np.load(path) as kept:
@@ -55,7 +56,7 @@ class Kept:
         """Scores, or what a shadow answered, computed where they are not there."""
         path = self.path(name, "npy")
         if not path.exists():
-            with open(path.with_suffix(".part"), "wb") as file:
+            with create_alone(path.with_suffix(".part")) as file:
                 np.save(file, compute())
             path.with_suffix(".part").replace(path)
         return np.asarray(np.load(path))

@@ -87,7 +87,7 @@ def status(
 ) -> None:
     """Whether the silo answers, what its run has charged, what the account has left. Exit code 1: no answer."""
     from modicum.deploy.silo.account import overview
-    from modicum.deploy.silo.silo import own_experiment
+    from modicum.deploy.silo.own import own_experiment
     from modicum.deploy.silo.spec import read_spec
     from modicum.deploy.silo.watched import exposed, of_silo, silo_status
 
@@ -146,7 +146,7 @@ def account(
 ) -> None:
     """What may ever be learned of the silo's records: the lifetime grant, what each run drew, what is left."""
     from modicum.deploy.silo.account import overview
-    from modicum.deploy.silo.silo import own_experiment
+    from modicum.deploy.silo.own import own_experiment
     from modicum.deploy.silo.spec import read_spec
 
     spec = read_spec(file)
@@ -162,7 +162,7 @@ def withdraw(
     as_json: bool = typer.Option(False, "--json", help="Machine-readable output."),
 ) -> None:
     """Blank a record from the next round on, also while the silo serves; nothing is planned anew."""
-    from modicum.deploy.silo.silo import own_experiment
+    from modicum.deploy.silo.own import own_experiment
     from modicum.deploy.silo.spec import read_spec
     from modicum.deploy.silo.withdrawal import what_stays
     from modicum.deploy.silo.withdrawal import withdraw as note

@@ -20,12 +20,12 @@ def studio(
     if not 0 <= port <= 65535:
         raise UserError(f"a port is a number from 1 to 65535, got {port}")
 
-    def ready(address: str) -> None:
+    def ready(address: str, once: str) -> None:
         typer.echo(f"studio  {address}")
         typer.echo("The address holds a secret: whoever has it can see these runs. Ctrl-C ends it.")
         if not no_browser:
             import webbrowser
 
-            webbrowser.open(address)
+            webbrowser.open(once)
 
     serve(folder, port, ready)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from modicum.errors import UserError
 
@@ -16,7 +16,7 @@ from modicum.errors import UserError
 def write_durably(path: Path, content: bytes) -> None:
     """Replace a file in one step that survives a crash at any moment."""
     scratch = path.with_name(path.name + ".part")
-    with open(scratch, "wb") as file:
+    with create_alone(scratch) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -26,6 +26,14 @@ def write_durably(path: Path, content: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def create_alone(path: Path) -> BinaryIO:
+    """A new file for writing. What an interrupted write left there, or somebody else's link, is taken away first:
+    nothing is ever written through a link."""
+    path.unlink(missing_ok=True)
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:

@@ -10,12 +10,20 @@ import datetime
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from modicum.errors import UserError
+
+
+def like(name: str, names: Sequence[str]) -> str:
+    """The name that was meant, if one is close. A first line is never repeated: without a head it is a record."""
+    found = get_close_matches(name, names, 1)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
 
 EPOCH = datetime.date(1970, 1, 1).toordinal()
 MISSING = ("", "?", "na", "nan", "null", "none")
@@ -134,7 +142,7 @@ def read_columns(
     """All feature columns, side by side, in the table's own order; texts as arrays of their own."""
     for name in columns:
         if name not in names:
-            raise UserError(f"{where} has no feature column {name!r}: it has {', '.join(names)}")
+            raise UserError(f"{where} has no feature column {name!r}{like(name, names)}: correct [data.columns]")
     how = {name: columns.get(name, Column()) for name in names}
     parts = [c.table(n, [row[n] for row in rows], where) for n, c in how.items() if c.text is None]
     texts = {n: c.tokens([row[n] for row in rows]) for n, c in how.items() if c.text is not None}

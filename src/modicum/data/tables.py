@@ -12,7 +12,7 @@ import numpy as np
 
 from modicum.data.arrays import Array, Dataset
 from modicum.data.assemble import assemble
-from modicum.data.columns import Column, read_columns
+from modicum.data.columns import Column, like, read_columns
 from modicum.data.labels import as_array
 from modicum.errors import MissingExtraError, UserError
 
@@ -116,7 +116,7 @@ def features_of(
     needed = (*targets, *(() if id is None else (id,)))
     for column in needed if alone is not None else (client, *needed):
         if column not in columns:
-            raise UserError(f"{where} has no column {column!r}: its columns are {', '.join(columns) or 'none'}")
+            raise UserError(f"{where} has no column {column!r}{like(column, columns)}: correct its name")
     features = [c for c in columns if c not in (client, *needed)]
     if not rows or not features:
         shown = " and ".join(repr(c) for c in (client, *targets))
@@ -144,7 +144,7 @@ def parquet_ids(path: str | os.PathLike[str], name: str, *, client: str, id: str
 
 def _ids(rows: Rows, header: Sequence[str], where: object, name: str, client: str, id: str) -> list[str]:
     if id not in header:
-        raise UserError(f"{where} has no column {id!r}: its columns are {', '.join(header) or 'none'}")
+        raise UserError(f"{where} has no column {id!r}{like(id, header)}: correct its name")
     return present(where, id, [str(row[id] or "") for row in rows if str(row.get(client, name)) == name])
 
 

@@ -114,8 +114,11 @@ CHECKS: tuple[Check, ...] = (
 class Guard:
     """Lets through what is asked under the secret, and puts the headers on every answer."""
 
-    def __init__(self, app: App, token: str, port: int, checks: Sequence[Check] = CHECKS) -> None:
-        self.app, self.door, self.checks = app, Door(token, port), checks
+    def __init__(
+        self, app: App, token: str, port: int, checks: Sequence[Check] = CHECKS, once: str | None = None
+    ) -> None:
+        """`once` opens the studio a single time: other users see the arguments of the browser that is started."""
+        self.app, self.door, self.checks, self._once = app, Door(token, port), checks, once
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -131,7 +134,13 @@ class Guard:
                 message = {**message, "headers": [*message.get("headers", []), *own]}
             await send(message)
 
-        refused = self.refusal(Asked.of(scope))
+        asked = Asked.of(scope)
+        if self._opened_once(asked):
+            there = [(b"location", f"/{self.door.token}/".encode()), (b"content-length", b"0")]
+            await answer({"type": "http.response.start", "status": 303, "headers": there})
+            await answer({"type": "http.response.body", "body": b""})
+            return
+        refused = self.refusal(asked)
         if refused is None:
             rest = "/" + scope["path"].removeprefix("/").partition("/")[2]
             await self.app({**scope, "path": rest, "raw_path": rest.encode()}, receive, answer)
@@ -140,6 +149,16 @@ class Guard:
         kind = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(said)).encode())]
         await answer({"type": "http.response.start", "status": status, "headers": kind})
         await answer({"type": "http.response.body", "body": said.encode("ascii")})
+
+    def _opened_once(self, asked: Asked) -> bool:
+        """Whether this is the first to show the address that the browser was started with."""
+        given = asked.path.removeprefix("/")
+        if self._once is None or any(check(asked, self.door) for check in CHECKS[:-1]):
+            return False
+        if not secrets.compare_digest(given.encode(errors="replace"), self._once.encode()):
+            return False
+        self._once = None
+        return True
 
     def refusal(self, asked: Asked) -> Refusal | None:
         """Status and reason of the first check that does not let a request through."""

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin
 
 from modicum.errors import MissingExtraError, UserError
 from modicum.federation.run_folder import RunFolder
@@ -168,14 +169,16 @@ class Studio:
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 
 
-def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
-    """Serve until stopped. `ready` is told the address, secret included, as soon as it can be opened."""
-    server, place, address = make_server(folder, port)
-    ready(address)
+def serve(folder: Path, port: int, ready: Callable[[str, str], None]) -> None:
+    """Serve until stopped. `ready` is told the address, secret included, as soon as it can be opened, and one that
+    opens it a single time: the arguments of a browser are no secret."""
+    once = new_token()
+    server, place, address = make_server(folder, port, once)
+    ready(address, urljoin(address, f"/{once}"))
     server.run(sockets=[place])
 
 
-def make_server(folder: Path, port: int) -> tuple[uvicorn.Server, socket.socket, str]:
+def make_server(folder: Path, port: int, once: str | None = None) -> tuple[uvicorn.Server, socket.socket, str]:
     """The server, its socket, which listens already, and the address to open."""
     try:
         import starlette  # noqa: F401
@@ -191,7 +194,7 @@ def make_server(folder: Path, port: int) -> tuple[uvicorn.Server, socket.socket,
     studio = Studio(folder)
     threading.Thread(target=studio.catalogue.look, daemon=True).start()  # browsers take longer to open
     config = uvicorn.Config(
-        Guard(studio.app(), token, own),
+        Guard(studio.app(), token, own, once=once),
         access_log=False,  # it would hold the secret
         log_config=None,  # whoever runs this keeps their own
         timeout_graceful_shutdown=1,

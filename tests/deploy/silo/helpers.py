@@ -21,8 +21,9 @@ from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Noised, decode, encode
 from modicum.deploy.flower.signed import Take
 from modicum.deploy.silo.envelope import seal, sign_answer
+from modicum.deploy.silo.own import own_experiment
 from modicum.deploy.silo.signing import make_signing_key, public_text, read_signing_key
-from modicum.deploy.silo.silo import Silo, own_experiment
+from modicum.deploy.silo.silo import Silo
 from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.terms import Join, Terms, digest
 from modicum.deploy.silo.wire import SIGNATURE, Answer, Kind, ask

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from modicum.core.messages import Decision, Noised, encode
+from modicum.deploy.silo.own import own_experiment
 from modicum.deploy.silo.serve import MOST, Desk
-from modicum.deploy.silo.silo import Silo, own_experiment
+from modicum.deploy.silo.silo import Silo
 from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.terms import MOST_CLIENTS
 from modicum.deploy.silo.wire import (

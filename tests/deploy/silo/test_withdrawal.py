@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from modicum.cli.app import app
 from modicum.compute.loop import LoopBackend
 from modicum.core.parts import Batch
-from modicum.deploy.silo.silo import Silo, own_experiment
+from modicum.deploy.silo.own import own_experiment
+from modicum.deploy.silo.silo import Silo
 from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.wire import Code
 from modicum.deploy.silo.withdrawal import NOTES, Table, withdraw

@@ -24,6 +24,8 @@ class Card:
     classes: int
     simulation: bool
     digest: str
+    agreed: dict[str, str]  # the same part by part
+    versions: dict[str, str]
     run: str | None
     ticket: str  # names the folder that it would join with
     account: Statement | None  # None: it keeps none, and says why in its certificate
@@ -44,6 +46,9 @@ class Card:
             facts = ClientFacts(str(d["name"]), int(d["records"]), budget, 1, int(d["validation"]))
             kind = (fields_from_json(d["shape"]), int(d["classes"]), bool(d["simulation"]))
             account = None if d.get("account") is None else Statement.from_list(d["account"])
-            return cls(facts, *kind, str(d["digest"]), d["run"], str(d["ticket"]), account)
+            agreed, versions = (
+                {str(k): str(v)[:64] for k, v in d[part].items()} for part in ("agreed", "versions")
+            )
+            return cls(facts, *kind, str(d["digest"]), agreed, versions, d["run"], str(d["ticket"]), account)
         except Exception:
             raise UserError(f"silo {name!r} introduces itself in a way that this version does not know") from None

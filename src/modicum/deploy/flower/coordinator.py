@@ -29,7 +29,8 @@ from modicum.deploy.flower.signed import Carrier, SignedCourier
 from modicum.deploy.flower.silos import Silos
 from modicum.deploy.silo.secure import SecureTerms, check_terms
 from modicum.deploy.silo.signing import read_public
-from modicum.deploy.silo.terms import Join, Terms, check_agreed, deployed, digest
+from modicum.deploy.silo.terms import Join, Terms, agreed_parts, check_agreed, deployed, differences, digest
+from modicum.deploy.silo.versions import differing, unlike, versions
 from modicum.deploy.silo.wire import ADVICE, Answer, Code, Kind
 from modicum.deploy.silo.witness import Statement, Witness
 from modicum.errors import UserError, counted
@@ -169,8 +170,15 @@ class Coordinator:
         card, agreed = Card.read(name, answer), {f.name: f for f in self.terms.agreed()}[name]
         if card.facts.name != name:
             raise UserError(f"the node of {name!r} speaks for {card.facts.name!r}: register it under that name")
+        if old := unlike(versions(), card.versions):
+            raise UserError(f"silo {name!r} cannot take part: {old}")
+        if odd := differing(versions(), card.versions):
+            LOG.warning("%s runs other versions, which may change low bits: %s", name, odd)
         if card.digest != digest(self.config):
-            raise UserError(f"silo {name!r} agreed to another experiment: {ADVICE[Code.EXPERIMENT_DIFFERS]}")
+            odd = differences(agreed_parts(self.config), card.agreed)
+            raise UserError(
+                f"silo {name!r} agreed to another experiment: {odd} differ: {ADVICE[Code.EXPERIMENT_DIFFERS]}"
+            )
         check_agreed(replace(card.facts, participations=agreed.participations), agreed)
         if not card.simulation:
             shown, new = card.account or Statement("", 0, ""), self.config.run.silos[name].account == "new"

@@ -125,7 +125,8 @@ def write_pair(path: Path, key: Any, serialization: Any) -> None:
 
 def write_secret(path: Path, content: bytes) -> None:
     """A file that only this user can read, from its first byte on."""
-    handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    path.unlink(missing_ok=True)  # a link is taken away, not followed
+    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(content)
 

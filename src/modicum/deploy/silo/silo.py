@@ -16,27 +16,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from modicum.compute.switches import refuse_switches, repeatable
-from modicum.config import Config, experiment_over, federation
-from modicum.core.device import device_named
+from modicum.compute.switches import repeatable
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, decode
 from modicum.core.needs import Offer, check_data
 from modicum.core.parts import Method
 from modicum.core.records import fields_to_json
 from modicum.core.store import write_durably
-from modicum.data.arrays import Arrays, FederatedData, Peek
 from modicum.deploy.silo.account import account_of
 from modicum.deploy.silo.accounts import check_accounts, remember_accounts
 from modicum.deploy.silo.envelope import sign_answer, unseal
 from modicum.deploy.silo.grant import too_much, within
+from modicum.deploy.silo.own import own_experiment
 from modicum.deploy.silo.signing import raw_public, read_public, read_server, read_signing_key
 from modicum.deploy.silo.spec import FIRST, SiloSpec
 from modicum.deploy.silo.taking_part import Agreement, TakingPart, agree
-from modicum.deploy.silo.terms import Join, Terms, check_agreed, digest
+from modicum.deploy.silo.terms import Join, Terms, agreed_parts, check_agreed, digest
+from modicum.deploy.silo.versions import versions
 from modicum.deploy.silo.wire import ADVICE, SECURE, SMALL, Answer, Code, Kind, Refuse, read_step
 from modicum.errors import UserError, counted
-from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
+from modicum.federation.experiment import Prepared, prepare
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import adapts
 from modicum.privacy.accounting.choose import shown
@@ -180,6 +179,8 @@ class Silo:
             "classes": data.classes,
             "simulation": self.spec.simulation,
             "digest": digest(self.spec.experiment),
+            "agreed": agreed_parts(self.spec.experiment),
+            "versions": versions(),
             "run": self.taking_part.join.run if self.taking_part else None,
             "ticket": self.ticket,
             "account": self._statement(),
@@ -380,53 +381,3 @@ def _joined(path: Path) -> Join:
         raise UserError(
             f"{path} is damaged, or another version of Modicum joined that run: finish it with that version"
         ) from None
-
-
-def own_experiment(spec: SiloSpec) -> Experiment:
-    """The agreed experiment over this silo's records alone, checked before anything is joined."""
-    config = spec.experiment
-    if config.run.compile:
-        raise UserError(
-            "compile is for simulations: of a compiler's kernels nobody has searched whether one record changes "
-            "another's bits (docs/clipping.md): set compile = false in everybody's file"
-        )
-    refuse_switches(device_named(spec.device))
-    config = replace(config, run=replace(config.run, device=spec.device))  # its own file's, whatever was agreed
-    data = federation(config, alone=spec.name).data
-    if spec.name not in data.names:
-        shown = ", ".join(data.names[:5]) + (", …" if len(data.names) > 5 else "")
-        raise UserError(f"there are no records of {spec.name!r} in {data.dataset}: it has {shown}")
-    for peek in (Peek.CLASSES, Peek.VALUES):
-        if not spec.simulation and peek in data.peeks:
-            raise UserError(str(peek))
-    own = data.clients[data.names.index(spec.name)]
-    nothing = Arrays.empty(own.train)
-    alone = FederatedData(
-        data.dataset,
-        (own,),
-        nothing,
-        data.classes,
-        proxy=nothing,
-        proxy_validation=nothing,
-        proxy_classes=0,
-        geometry=data.geometry,
-        values=data.values,
-    )
-    if config.run.hot_start and not spec.own_data:  # for trying things out: the experiment's own public records
-        alone = replace(
-            alone, proxy=data.proxy, proxy_validation=data.proxy_validation, proxy_classes=data.proxy_classes
-        )
-    elif config.run.hot_start:
-        config = replace(config, run=replace(config.run, hot_start=_no_hot_start(config)))
-    return experiment_over(config, Federation(alone, (spec.grant.budget,)))
-
-
-def _no_hot_start(config: Config) -> int:
-    """The server's first model reaches a silo with its first proposal; its personal layers do not."""
-    method = Terms(config, tuple(config.run.silos)).method
-    if getattr(method.wrapper, "personal", ()):
-        raise UserError(
-            "a hot start would have to reach this silo's personal layers, and it has no public records: set "
-            "hot_start = 0 in everybody's experiment file, or share all layers"
-        )
-    return 0

@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any
 
 from modicum.config import Config, task_in
-from modicum.config.schema import TaskConfig
 from modicum.core.facts import ClientFacts, Metric
 from modicum.core.integers import Agreed
 from modicum.core.parts import Method, OnLattice
@@ -39,6 +38,12 @@ MOST_CLIENTS = 10_000  # a run's silos; an invitation that names more is refused
 
 BOUNDS = (1e-3, 1e3)
 
+AGREED = (
+    "rounds", "per_round", "max_participations", "metrics", "seed", "average", "hot_start", "bounds", "server",
+    "secure_aggregation",
+)  # fmt: skip
+"""Settings of [run] that server and silos must have alike."""
+
 
 def deployed(config: Config) -> Config:
     """The experiment as a deployment takes it: its noise is real unless the file says `simulation = true`."""
@@ -50,21 +55,51 @@ def deployed(config: Config) -> Config:
     return replace(config, run=replace(config.run, simulation=said))
 
 
+def agreed_parts(config: Config) -> dict[str, str]:
+    """All that everybody's copy of the experiment has to say alike, by name, each as a short text.
+
+    Records and folders are each party's own business; how columns become numbers is everybody's.
+    """
+    run, data = config.run, config.data
+    parts: dict[str, Any] = {
+        "method": (config.method_name, config.method),
+        "model": (config.model.name, sorted(config.model.options.items()), _package(config)),
+        "task": (config.task.name, sorted(config.task.options.items()), package_of(config.task.name, TASKS)),
+        "data.features": _features(data.features),
+        "data.columns": sorted(data.columns.items()),
+        "privacy.noise": config.privacy.noise,
+        "privacy.fixed_shapes": config.privacy.fixed_shapes,
+        "run.silos": sorted(run.silos.items()),
+    }
+    for name in AGREED:
+        parts[f"run.{name}"] = getattr(run, name)
+    return {name: _short(repr(value)) for name, value in parts.items()}
+
+
 def digest(config: Config) -> str:
-    """Names method, model, features, schedule and agreed silos. Data and folders are each party's own business."""
-    run = config.run
-    schedule = (run.rounds, run.per_round, run.max_participations, run.metrics)
-    privacy = (config.privacy.noise, *filter(None, [config.privacy.fixed_shapes]))
-    agreed = (run.bounds, run.server, sorted(run.silos.items()), run.secure_aggregation, *privacy)
-    model = (config.model.name, sorted(config.model.options.items()), _features(config.data.features))
-    brought = () if is_shipped(config.model.name) else (package_of(config.model.name),)
-    task = (
-        ()
-        if config.task == TaskConfig()
-        else (config.task.name, sorted(config.task.options.items()), package_of(config.task.name, TASKS))
-    )
-    text = repr((config.method_name, config.method, model, schedule, agreed, *task, *brought))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    """Names all that is agreed on."""
+    return hashlib.blake2b(repr(sorted(agreed_parts(config).items())).encode(), digest_size=16).hexdigest()
+
+
+def differences(own: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """In what two copies of an experiment differ, in words."""
+    found = []
+    for name in sorted({*own, *other}):
+        mine, theirs = own.get(name), other.get(name)
+        if mine != theirs:
+            plain = mine is not None and theirs is not None and "#" not in mine + theirs
+            found.append(f"{name} ({mine} here, {theirs} there)" if plain else name)
+    return ", ".join(found) or "nothing that this version knows of"
+
+
+def _package(config: Config) -> Any:
+    """Whose model it is, where Modicum does not ship it."""
+    return None if is_shipped(config.model.name) else package_of(config.model.name)
+
+
+def _short(text: str) -> str:
+    """A value that fits into a line, or a digest of one that does not."""
+    return text if len(text) <= 40 else "#" + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _features(name: str | None) -> str | None:
