@@ -72,7 +72,8 @@ def test_a_silo_with_one_class_takes_part(tmp_path: Path) -> None:
         data = own_records(tmp_path / name, "ward", poison=poison)
         with opened(write_silo(tmp_path / name, "ward", experiment=TABLE, data=data)) as server:
             server.names = ("clinic", "ward")
-            cards.append({**server.card(), "ticket": "", "digest": ""})  # each has a fresh one, and its own keys
+            own = {"ticket": "", "digest": "", "agreed": {}, "account": None}  # fresh, or under its own keys
+            cards.append({**server.card(), **own})
             assert server.join().refused is None
             assert server.propose(0).refused is None
     assert cards[0] == cards[1]
