@@ -210,6 +210,8 @@ def silo(folder: Path, made: Config, name: str) -> Silo:
             key=folder / "keys" / name,
             simulation=True,
             timeout=1.0,
+            device="cpu",
+            threads=None,
             grant=grant,
             account=AccountConfig(),
             account_folder=folder / f"account-{name}",
