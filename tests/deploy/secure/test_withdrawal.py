@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from modicum.deploy.silo.silo import own_experiment
+from modicum.deploy.silo.own import own_experiment
 from modicum.deploy.silo.wire import Kind
 from modicum.deploy.silo.withdrawal import withdraw
 from modicum.privacy.verify import verify
