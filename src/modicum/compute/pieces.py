@@ -199,12 +199,11 @@ class EmbeddingWeight:
 
     def measure_with(self, more: Tensor | None) -> tuple[Tensor, EmbeddingRows]:
         """`more` is what else the rows that are looked up are given, (B, T, d) in float64."""
-        same = (self.indices[:, :, None] == self.indices[:, None, :]).double()
-        times = same.sum(2, keepdim=True)
-        found = same @ self.g.double()
-        shares = (found if more is None else found + more) / times
-        squares = (shares.square() * times).sum((1, 2))
-        return squares, EmbeddingRows(self.indices, shares, self.size, self.g.dtype)
+        same = self.indices[:, :, None] == self.indices[:, None, :]
+        first = ~same.tril(-1).any(2, keepdim=True)
+        found = same.double() @ self.g.double()
+        sums = torch.where(first, found if more is None else found + more, 0)
+        return sums.square().sum((1, 2)), EmbeddingRows(self.indices, sums, self.size, self.g.dtype)
 
     def dense(self) -> Tensor:
         total = self.g.new_zeros(self.g.shape[0], self.size, self.g.shape[2])
@@ -215,31 +214,34 @@ class EmbeddingWeight:
 class EmbeddingRows:
     """Each example's gradients by row of an embedding, in float64.
 
-    A row that an example looks up n times has its gradient in n equal shares: none of its terms cancel when they
-    are added to everybody else's.
+    Where an example looks a row up first stands all that it gives to it, elsewhere zeros: none of its terms cancel
+    when they are added to everybody else's.
     """
 
     indices: Tensor
-    shares: Tensor
+    sums: Tensor
     size: int
     dtype: torch.dtype
 
     def total(self, weights: Tensor) -> Tensor:
-        """The weighted sum in float64."""
-        total = self.shares.new_zeros(self.size, self.shares.shape[2])
-        weighted = self.shares * weights.double()[:, None, None]
-        if weighted.is_cuda:  # sorts first; additions in whatever order threads come would not repeat themselves
-            return total.index_put_((self.indices.flatten(),), weighted.flatten(0, 1), accumulate=True)
-        return total.index_add_(0, self.indices.flatten(), weighted.flatten(0, 1))
+        """The weighted sum in float64, example after example."""
+        total = self.sums.new_zeros(self.size, self.sums.shape[2])
+        weighted = self.sums * weights.double()[:, None, None]
+        if not weighted.is_cuda:
+            return total.index_add_(0, self.indices.flatten(), weighted.flatten(0, 1))
+        # A GPU adds in whatever order threads come; of one example every row has one number that is not 0.
+        for indices, rows in zip(self.indices, weighted, strict=True):
+            total.index_add_(0, indices, rows)
+        return total
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return as_released(self.total(weights), len(weights), self.dtype)
 
     def rows(self, some: slice) -> EmbeddingRows:
-        return EmbeddingRows(self.indices[some], self.shares[some], self.size, self.dtype)
+        return EmbeddingRows(self.indices[some], self.sums[some], self.size, self.dtype)
 
     def only(self, finite: Tensor) -> EmbeddingRows:
-        return EmbeddingRows(self.indices, only_rows(self.shares, finite), self.size, self.dtype)
+        return EmbeddingRows(self.indices, only_rows(self.sums, finite), self.size, self.dtype)
 
 
 def too_large(gradient: int, factors: int, *, on_gpu: bool) -> bool:
