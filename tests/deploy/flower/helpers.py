@@ -30,6 +30,7 @@ partition = "iid"
 
 [privacy]
 budgets = [1.0, 4.0]
+fixed_shapes = "auto"
 
 [method]
 name = "dp-sgd"
@@ -47,7 +48,7 @@ client-00 = { records = 719, budget = 1.0 }
 client-01 = { records = 719, budget = 4.0 }
 """
 
-CLIENT_LEVEL = RECORD_LEVEL.replace(
+CLIENT_LEVEL = RECORD_LEVEL.replace('fixed_shapes = "auto"\n', "").replace(
     'name = "dp-sgd"\nclip = 0.5\nbatch = 32', 'name = "aqc"\nlevel = "client"\nclip = 0.3\nbatch = 16'
 )
 
