@@ -51,7 +51,7 @@ def test_the_columns_of_the_guide_are_valid() -> None:
 
 
 def test_the_file_of_the_guide_is_valid() -> None:
-    (text,) = blocks("docs/config.md", "toml")
+    text, *_ = blocks("docs/config.md", "toml")
     assert check(parse(text, "guide")).method.lr == 4.0
 
 

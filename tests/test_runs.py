@@ -75,6 +75,7 @@ def test_accuracy_is_reported_by_budget_group(federation: mo.Federation, tmp_pat
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.filterwarnings("ignore:1 run beside this one")
 def test_with_real_noise_no_test_record_is_looked_at(tmp_path: Path) -> None:
     """Neither the clients' own nor what is pooled from them: nothing of it is in any file that a run shows."""
     divided = mo.Federation.from_dataset("digits", clients=4, budgets=4.0, test=0.2)
@@ -273,6 +274,7 @@ def test_with_real_noise_no_record_decides_what_is_told(
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.filterwarnings("ignore:1 run beside this one")
 def test_agreed_classes_and_clients_of_their_own_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One record's label shows in nothing public; without the refusal it shows in the model's very shape."""
 

@@ -100,6 +100,7 @@ def test_resuming_a_finished_run_changes_nothing(call: Call) -> None:
     assert call("run", "small.toml", "--resume", "r", "--json")[0] == 0
 
 
+@pytest.mark.filterwarnings("ignore:1 run beside this one")
 def test_cryptographic_noise_is_no_simulation(call: Call) -> None:
     one = call("run", small(), "--set", "run.simulation=false", "--out", "one", "--json")[1]
     call("run", small(), "--set", "run.simulation=false", "--out", "two", "--json")
@@ -268,6 +269,7 @@ def test_the_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> No
     assert all(f"modicum[{extra}]" in text for extra in found["missing"])
 
 
+@pytest.mark.filterwarnings("ignore:1 run beside this one")
 def test_unscaled_inputs_are_told_of_in_simulations_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

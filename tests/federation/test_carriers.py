@@ -133,7 +133,8 @@ def config(folder: Path, method: MethodSpec) -> Config:
     (folder / "experiment.toml").write_text(TEXT)
     made = replace(read(folder / "experiment.toml"), method=method)
     budget = BUDGET if claims(made) else math.inf
-    made = replace(made, privacy=replace(made.privacy, budgets=budget))
+    # Poisson batches in passes of one shape, as silos always have them.
+    made = replace(made, privacy=replace(made.privacy, budgets=budget, fixed_shapes="auto"))
     if summed(made) and math.isfinite(budget):  # a sum of floats, which only a simulation has, is no deployment
         made = replace(made, run=replace(made.run, secure_aggregation="protocol"))
     silos = {c.name: agreed(c, budget, folder) for c in federation(made).data.clients}

@@ -114,8 +114,8 @@ def test_a_realised_spend_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     drawn: dict[str, int] = {}
     sample = ReservedDoor.sample
 
-    def counting(self: ReservedDoor, release: Release, step: int, records: int) -> Tensor:
-        rows = sample(self, release, step, records)
+    def counting(self: ReservedDoor, release: Release, step: int, records: int, *more: Tensor | None) -> Tensor:
+        rows = sample(self, release, step, records, *more)
         drawn[release.client] = drawn.get(release.client, 0) + len(rows)
         return rows
 

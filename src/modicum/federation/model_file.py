@@ -130,6 +130,8 @@ def _described(files: RunFolder) -> nn.Module:
         {k: v for k, v in tables["model"].items() if k != "name"}, tables["run"]["seed"]
     )
     name = tables["model"]["name"]
+    if not isinstance(name, str):
+        raise TypeError("its name is no text")
     if not is_shipped(name) and not has_factory(name):
         raise UserError(f"{name} is a model of your own: mo.load(folder, model={name}(…))")
     if not is_shipped(name):

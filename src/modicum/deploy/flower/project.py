@@ -86,8 +86,10 @@ def read_settings(project: Path) -> dict[str, str]:
     """
     try:
         tables = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
-        found = {name: str(value) for name, value in tables["tool"]["flwr"]["app"]["config"].items()}
-        return {"control": CONTROL, **found, **{name: found[name] for name in ("folder", "experiment", "silos")}}
+        given = tables["tool"]["flwr"]["app"]["config"]
+        if not all(isinstance(given[name], str) for name in ("folder", "experiment", "silos")):
+            raise TypeError
+        return {"control": CONTROL, **{name: str(value) for name, value in given.items()}}
     except OSError:
         raise UserError(f"there is no project in {project}: `modicum flower init` makes one") from None
     except (KeyError, TypeError, ValueError, AttributeError):

@@ -50,6 +50,7 @@ class MemoryLedger:
         return [release for spent in self._spent.values() for release in spent]
 
     def spent(self, client: str) -> list[Release]:
+        """What is charged to one client."""
         return list(self._spent[client])
 
     def share_reserved(self) -> float:
