@@ -27,6 +27,7 @@ from modicum.mechanisms import common
 from modicum.mechanisms.possible import around
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal
 from modicum.privacy.events import Block, NoSampling, Origin, Release
+from modicum.privacy.fixed_shapes import BLANK
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 
@@ -122,7 +123,8 @@ class RawMetaNet:
             bound, sigma = own.decided()
             event = self._step(job, bound, batch_size * sigma / bound, step)
             job.door.reserve(event)
-            batch = records.take(job.door.sample(event, step, len(records)))
+            rows = job.door.sample(event, step, len(records)).flatten()
+            batch = records.take(rows[rows != BLANK])  # as printed: no bound whose shapes could matter
             losses = kit.training.losses
             raw, norms = kit.backend.clipped_sums(theta, [batch], losses, [Flat(UNCLIPPED)])
             clipped, _ = kit.backend.clipped_sums(theta, [batch], losses, [Flat(bound)])
