@@ -173,7 +173,7 @@ DEPLOYED = RECORD_LEVEL.replace(
 def test_an_experiment_file_is_told_where(tmp_path: Path) -> None:
     path = tmp_path / "experiment.toml"
     path.write_text(DEPLOYED)
-    with pytest.raises(UserError, match=r"experiment\.toml, line 10: Ppo needs public data"):
+    with pytest.raises(UserError, match=r"experiment\.toml, line 11: Ppo needs public data"):
         from_file(read(path))
 
 

@@ -83,6 +83,6 @@ def _one_by_one(kept: Kept, weights: Tensor | None, clients: int, size: int) -> 
 def _example_of(kept: Kept) -> Tensor:
     """A tensor of the piece's own precision and place."""
     inner: object = getattr(kept, "kept", kept)
-    found = getattr(inner, "g", getattr(inner, "gradients", getattr(inner, "shares", None)))
+    found = getattr(inner, "g", getattr(inner, "gradients", getattr(inner, "sums", None)))
     assert isinstance(found, Tensor)
     return found
