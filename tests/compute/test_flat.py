@@ -23,7 +23,7 @@ from modicum.compute import (
     reference_clipped_sum,
     rounding,
 )
-from modicum.compute.capture import CannotCaptureWarning, Graphs
+from modicum.compute.clipping.capture import CannotCaptureWarning, Graphs
 from tests.compute.helpers import assert_same, cross_entropy
 from tests.compute.replays import Replayed
 
