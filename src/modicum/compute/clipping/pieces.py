@@ -203,7 +203,8 @@ class EmbeddingWeight:
         first = ~same.tril(-1).any(2, keepdim=True)
         found = same.double() @ self.g.double()
         sums = torch.where(first, found if more is None else found + more, 0)
-        return sums.square().sum((1, 2)), EmbeddingRows(self.indices, sums, self.size, self.g.dtype)
+        rows = EmbeddingRows(self.indices, first[:, :, 0], sums, self.size, self.g.dtype)
+        return sums.square().sum((1, 2)), rows
 
     def dense(self) -> Tensor:
         total = self.g.new_zeros(self.g.shape[0], self.size, self.g.shape[2])
@@ -219,29 +220,31 @@ class EmbeddingRows:
     """
 
     indices: Tensor
+    first: Tensor  # (B, T), whether it is looked up there first
     sums: Tensor
     size: int
     dtype: torch.dtype
 
     def total(self, weights: Tensor) -> Tensor:
         """The weighted sum in float64, example after example."""
-        total = self.sums.new_zeros(self.size, self.sums.shape[2])
-        weighted = self.sums * weights.double()[:, None, None]
+        weighted = (self.sums * weights.double()[:, None, None]).flatten(0, 1)
         if not weighted.is_cuda:
-            return total.index_add_(0, self.indices.flatten(), weighted.flatten(0, 1))
-        # A GPU adds in whatever order threads come; of one example every row has one number that is not 0.
-        for indices, rows in zip(self.indices, weighted, strict=True):
-            total.index_add_(0, indices, rows)
-        return total
+            return weighted.new_zeros(self.size, weighted.shape[1]).index_add_(0, self.indices.flatten(), weighted)
+        # There threads would add in whatever order they come. This sorts rows first and adds each one's terms in
+        # their order; zeros get rows of their own behind the others, or thousands of them would stand in line.
+        behind = self.size + torch.arange(len(weighted), device=weighted.device)
+        rows = torch.where(self.first.flatten(), self.indices.flatten(), behind)
+        total = weighted.new_zeros(self.size + len(weighted), weighted.shape[1])
+        return total.index_put_((rows,), weighted, accumulate=True)[: self.size]
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return as_released(self.total(weights), len(weights), self.dtype)
 
     def rows(self, some: slice) -> EmbeddingRows:
-        return EmbeddingRows(self.indices[some], self.sums[some], self.size, self.dtype)
+        return EmbeddingRows(self.indices[some], self.first[some], self.sums[some], self.size, self.dtype)
 
     def only(self, finite: Tensor) -> EmbeddingRows:
-        return EmbeddingRows(self.indices, only_rows(self.sums, finite), self.size, self.dtype)
+        return EmbeddingRows(self.indices, self.first, only_rows(self.sums, finite), self.size, self.dtype)
 
 
 def too_large(gradient: int, factors: int, *, on_gpu: bool) -> bool:
