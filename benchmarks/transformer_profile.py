@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
 from transformer_steps import GPU_JOBS, made
 
 ALL_WEIGHTS = ("encoder 110 M", "encoder 14 M", "LM 124 M")
@@ -36,8 +37,10 @@ def kernels(name: str, way: str, half: bool) -> str:
     whole = sum(e.self_device_time_total for e in found) / STEPS / 1e3
     launches = sum(e.count for e in found) / STEPS
     lines = [f"{name}, {'bf16' if half else 'tf32'}, {way}: {whole:.2f} ms of kernels, {launches:.0f} launches"]
-    for e in found[:KERNELS]:
-        lines.append(f"  {e.self_device_time_total / STEPS / 1e3:8.3f} ms {e.count / STEPS:7.1f} × {e.key[:110]}")
+    lines += [
+        f"  {e.self_device_time_total / STEPS / 1e3:8.3f} ms {e.count / STEPS:7.1f} × {e.key[:110]}"
+        for e in found[:KERNELS]
+    ]
     return "\n".join(lines)
 
 
