@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -48,10 +48,10 @@ class FirstByAnotherRoute(Clipper):
 class DrawsWhileLooking(Clipper):
     """Broken twin: looking at the first batch moves the generator that dropout draws from."""
 
-    def route(self, problem: Problem) -> Route:
+    def route(self, problem: Problem, key: Hashable | None) -> Route:
         if not self.routes:
             torch.rand(1)
-        return super().route(problem)
+        return super().route(problem, key)
 
 
 def break_it(twin: str) -> None:

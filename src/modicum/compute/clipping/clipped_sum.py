@@ -30,6 +30,7 @@ from modicum.compute.clipping.problem import (
     without_autocast,
     without_drawing,
 )
+from modicum.compute.clipping.ranges import Range, ranges, within, without_norms
 from modicum.compute.clipping.search import changed_rows
 from modicum.compute.clipping.synthetic import own_weights, synthetic_rows
 from modicum.compute.clipping.tracing import LooksAtValuesError, as_traced, looking_modules, refuse_looking
@@ -41,6 +42,9 @@ REMEMBERED = 64
 
 PROBED, TRIES = 16, 3
 """Rows that a probe looks at, however many a batch has, and how often it draws them where they do not tell."""
+
+FEW = 2
+"""Rows by which ranges of whole numbers are found out."""
 
 SEARCHED = 2
 """Numbers of rows for which a model is searched: a silo's batches have one, or two where they are shuffled.
@@ -70,6 +74,7 @@ class Clipper:
         self.model, self.way = model, way
         self.flat = FlatSums()
         self.routes: OrderedDict[Hashable, dict[int, Route]] = OrderedDict()
+        self.ranges: OrderedDict[Hashable, tuple[Range, ...]] = OrderedDict()
         self._looking = looking_modules(model)
 
     def __call__(
@@ -90,11 +95,13 @@ class Clipper:
         if examples == 0 or not trained:
             return nothing(trained, examples)
         problem = Problem(self.model, trained, loss, x, y, clip, weights, examples, parts)
-        return self._run(self.route(problem), problem)
-
-    def route(self, problem: Problem) -> Route:
-        """Found out for the first few numbers of rows of each loss, mode and kind of record."""
         key = _key(problem)
+        route = self.route(problem, key)
+        problem, stay = within(problem, self._ranges(problem, key))
+        return without_norms(self._run(route, problem), stay)
+
+    def route(self, problem: Problem, key: Hashable | None) -> Route:
+        """Found out for the first few numbers of rows of each loss, mode and kind of record (`key`)."""
         known = self.routes.get(key, {}) if key is not None else {}
         if problem.examples in known:
             return known[problem.examples]
@@ -110,6 +117,24 @@ class Clipper:
             self.routes[key] = {**known, problem.examples: found}
         if len(self.routes) > REMEMBERED:  # forgetting costs another look and changes no number
             self.routes.popitem(last=False)
+        return found
+
+    def _ranges(self, problem: Problem, key: Hashable | None) -> tuple[Range, ...]:
+        """Of whole numbers among inputs and targets; found out once for each loss, mode and kind of record."""
+        found = self.ranges.get(key) if key is not None else None
+        if found is not None:
+            return found
+        with (
+            without_drawing(problem.device),
+            as_traced(self._looking),
+            own_weights(self.model, torch.Generator().manual_seed(0)),
+        ):
+            rows = self._blank(problem, FEW)
+            found = ranges(self.model, problem.loss, rows.x, rows.y)
+        if key is not None:
+            self.ranges[key] = found
+        if len(self.ranges) > REMEMBERED:
+            self.ranges.popitem(last=False)
         return found
 
     def _settle(self, problem: Problem) -> tuple[Route, str]:

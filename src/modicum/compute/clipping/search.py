@@ -56,8 +56,8 @@ def _equal(base: list[Tensor], found: list[Tensor]) -> bool:
 
 
 def _near(base: list[Tensor], found: list[Tensor]) -> bool:
-    """Norms and each parameter's sum, up to a small part of the whole: where all terms cancel, as of the bias of an
-    attention's keys, a sum is nothing but rounding."""
+    """Norms and each parameter's sum, up to a small part of the whole: where all terms cancel, as of the bias of
+    an attention's keys, a sum is nothing but rounding."""
     sizes = torch.stack([torch.linalg.vector_norm(t.double()) for t in base])
     off = torch.stack([torch.linalg.vector_norm((one - t).double()) for one, t in zip(found, base, strict=True)])
     whole = torch.linalg.vector_norm(sizes[:-1])

@@ -27,7 +27,7 @@ def synthetic_rows(model: nn.Module, x: Any, y: Any, number: int, drawn: torch.G
     """
     leaves, tree = tree_flatten((x, y))
     found = [_numbers_like(leaf, number, drawn, NAMED) for leaf in leaves]
-    for i, size in _looked_up(model, found, tree).items():
+    for i, size in looked_up(model, found, tree).items():
         found[i] = _numbers_like(leaves[i], number, drawn, size)
     rows_of: tuple[Any, Any] = tree_unflatten(found, tree)
     return rows_of
@@ -53,7 +53,7 @@ def _laid_out_like(leaf: Tensor, shape: tuple[int, ...]) -> Tensor:
     return torch.empty(shape, dtype=leaf.dtype, device=leaf.device, memory_format=layout)
 
 
-def _looked_up(model: nn.Module, leaves: list[Any], tree: Any) -> dict[int, int]:
+def looked_up(model: nn.Module, leaves: list[Any], tree: Any) -> dict[int, int]:
     """Which of the inputs' leaves embeddings are asked for, and of how many rows each has at least."""
     where = {leaf.untyped_storage().data_ptr(): i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
     found: dict[int, int] = {}
