@@ -15,7 +15,7 @@ from scipy.stats import binom, chi2, norm
 from torch import Tensor
 
 from modicum.core.messages import Expected, Message, Noised, Range
-from modicum.privacy.events import NoSampling, Poisson, Sampler
+from modicum.privacy.events import Cyclic, NoSampling, Poisson, Sampler
 
 DOUBT = 1e-9  # of one honest answer
 ROUNDING = 1e-3  # relative: what clipping in single precision is allowed to exceed its bound by (R10)
@@ -36,6 +36,8 @@ def spread(doubt: float) -> float:
 @lru_cache(maxsize=4096)
 def most_drawn(records: int, sampler: Sampler, doubt: float) -> int:
     """Records that enter a step: all of them, or as many as Poisson sampling draws but with this doubt."""
+    if isinstance(sampler, Cyclic):
+        return -(-records // sampler.batches)
     if isinstance(sampler, NoSampling):
         return records
     assert isinstance(sampler, Poisson)

@@ -22,14 +22,16 @@ from modicum.core.parts import ClientKit, Job, Scope, Signal, State
 from modicum.core.round_state import Collector, RoundState
 from modicum.core.sockets import Climbs, Pulls
 from modicum.core.stack import Pool
-from modicum.errors import UserError, counted
+from modicum.errors import UnsoundError, UserError, counted
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.fixed_shapes import FixedShapes
 from modicum.mechanisms.passes import clipped_in_passes
 from modicum.mechanisms.possible import DOUBT, ROUNDING, around, most_drawn, noise_norm, rounded_away, spread
 from modicum.mechanisms.record_steps import Stepper, release, uphill
-from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
+from modicum.privacy.events import Cyclic, NoSampling, Origin, Poisson, Release, Sampler
+from modicum.privacy.factors import FactorKind
 from modicum.privacy.noise.choose import schedule_for
+from modicum.privacy.noise.correlated import CorrelatedSteps
 from modicum.privacy.noise.schedule import Moment, Noise, Schedule, TrainingReleases
 from modicum.privacy.noise.stock import Stock
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
@@ -113,15 +115,21 @@ class RecordLocal:
         """Poisson sampling at rate batch/records, or all records in each step; a batch above them is refused."""
         if self.batch is None or self.batch == facts.records:
             return NoSampling()
-        if self.batch > facts.records:
+        if self.batch > facts.records:  # also of batches that come in turn
             raise UserError(
                 f"client {facts.name!r} has {counted(facts.records, 'record')}, fewer than the batch of "
                 f"{self.batch}: lower the batch size or leave it out for whole batches"
             )
-        return Poisson(self.batch / facts.records, KnownTo.CLIENT)
+        if not isinstance(self.schedule, CorrelatedSteps):
+            return Poisson(self.batch / facts.records, KnownTo.CLIENT)
+        batches = round(facts.records / self.batch)
+        return Cyclic(batches) if batches > 1 else NoSampling()
 
     def expected_batch(self, facts: ClientFacts) -> float:
         """What sums of gradients are divided by: the public batch size, never the drawn one (R4)."""
+        if isinstance(self.schedule, CorrelatedSteps):
+            sampler = self._drawn_from(facts)
+            return facts.records / (sampler.batches if isinstance(sampler, Cyclic) else 1)
         return float(self.batch or facts.records)
 
     def total_steps(self, facts: ClientFacts) -> int:
@@ -137,6 +145,34 @@ class RecordLocal:
         """Local steps of one participation: K_i spread evenly, none lost to rounding."""
         total, parts = self.total_steps(facts), facts.participations
         return (participation + 1) * total // parts - participation * total // parts
+
+    def steps_before(self, facts: ClientFacts, participation: int) -> int:
+        """Local steps of all participations before this one."""
+        return participation * self.total_steps(facts) // facts.participations
+
+    def correlate_steps(self, bands: int | None, kind: FactorKind | None, momentum: float) -> RecordLocal:
+        """The same with batches in turn, and noise that is correlated over all local steps of a run (R19)."""
+        if type(self) is not RecordLocal:
+            raise UserError(
+                f"{type(self).__name__} has batches of its own, which do not come in turn: leave noise out"
+            )
+        if self.batch is None:
+            raise UserError(
+                "correlated noise over local steps gains nothing where every record is in every step: set batch, "
+                "or leave noise out"
+            )
+        if self.adjacency is Adjacency.ADD_REMOVE:
+            raise UnsoundError(
+                "batches that come in turn shift with a record that is missing (R4): use zero-out or replace-one, "
+                "or leave noise out"
+            )
+        if self.adaptive or self.stock is not None or self.integers or self.noise is not None:
+            raise UserError(
+                "correlated noise over local steps is fixed by the plan (R19): leave out adaptive noise, stocks, "
+                "integers and other schedules"
+            )
+        noise = CorrelatedSteps(bands, kind, momentum, self.noise_multiplier)
+        return replace(self, noise=noise, noise_multiplier=None)
 
     def releases_of(self, facts: ClientFacts) -> TrainingReleases:
         """A client's releases of the whole run, for the schedule to give them noise."""
@@ -176,6 +212,8 @@ class RecordLocal:
     def release(self, asked: common.Asked, signals: Sequence[Signal], step: int, count: int) -> Release:
         """What a client releases in so many steps from this one on."""
         z, origin = self._noise(asked)
+        sampler, terms = self.sampler(asked.facts), asked.plan.correlation(GRADIENT)
+        in_turn = isinstance(sampler, Cyclic)
         return Release(
             client=asked.facts.name,
             round=asked.round,
@@ -183,10 +221,12 @@ class RecordLocal:
             count=self.charged(asked.facts, count),
             spec=self.spec,
             blocks=common.query(GRADIENT, self.sensitivity(asked.decision), z, signals),
-            sampler=self.sampler(asked.facts),
+            sampler=sampler,
             bound_origin=Origin.RELEASED,
             noise_origin=origin,
             integers=asked.plan.integers(GRADIENT),
+            correlated=None if terms is None else terms.rows,
+            first=self.steps_before(asked.facts, asked.participation) + step if in_turn else None,
         )
 
     def _noise(self, asked: common.Asked) -> Noise:
@@ -216,17 +256,17 @@ class RecordLocal:
         asked = common.Asked(facts, plan, broadcast.round, participation, broadcast.decision)
         event = self.release(asked, kit.policy.signals, 0, count)
         metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
-        known = self.facts_of(event, facts, count, kit.training.optimiser.gains(count))
+        known = self.facts_of(event, facts, count, kit.training.optimiser.gains(count), plan)
         doubt = DOUBT / (2 + len(event.blocks) - 1 + len(metrics))
         rates = common.expected_metrics(metrics, Unit.RECORD, facts.validation, doubt)
         if kit.policy.scope is Scope.STEP:
             unknown = (-math.inf, math.inf)
             return Expected(known, math.inf, {b.name: unknown for b in event.blocks[1:]}, rates)
-        norm, signals = self._reach(event, facts, kit, broadcast.model, doubt)
+        norm, signals = self._reach(event, facts, kit, broadcast.model, doubt, plan)
         return Expected(known, math.inf if isinstance(kit.training, Pulls) else norm, signals, rates)
 
     def _reach(
-        self, event: Release, facts: ClientFacts, kit: ClientKit, model: Tensor, doubt: float
+        self, event: Release, facts: ClientFacts, kit: ClientKit, model: Tensor, doubt: float, plan: PrivacyPlan
     ) -> tuple[float, dict[str, Range]]:
         """The update's largest norm and the signals' ranges: this doubt for each, and once for all batches."""
         dimension = model.numel()
@@ -235,18 +275,36 @@ class RecordLocal:
         main, *signals = event.blocks
         share = most_drawn(facts.records, event.sampler, doubt / most) / over
         unit = self.unit_of(main.bound)
-        noise = main.noise_std / unit / over * noise_norm(dimension, doubt)
+        loose = self._loosest(plan, most)
+        noise = loose * main.noise_std / unit / over * noise_norm(dimension, doubt)
         norm = kit.training.optimiser.farthest(most, main.bound / unit * share, noise, dimension)
-        reach = {b.name: b.bound * share + spread(doubt) * b.noise_std / over / math.sqrt(least) for b in signals}
+        wide = loose * spread(doubt) / over / math.sqrt(least)
+        reach = {b.name: b.bound * share + wide * b.noise_std for b in signals}
         norm = norm * (1 + ROUNDING) + rounded_away(model, most, norm)
         return norm, {name: around(0.5, r) for name, r in reach.items()}
 
+    def _loosest(self, plan: PrivacyPlan, steps: int) -> float:
+        """How much more noise than fresh one a sum of so many steps can have, however they are weighted."""
+        terms = plan.correlation(GRADIENT)
+        return 1.0 if terms is None else math.sqrt(steps) * terms.spread(terms.steps - 1, 1)
+
     def facts_of(
-        self, event: Release, facts: ClientFacts, steps: int, gains: tuple[float, float] = (1.0, 1.0)
+        self,
+        event: Release,
+        facts: ClientFacts,
+        steps: int,
+        gains: tuple[float, float] = (1.0, 1.0),
+        plan: PrivacyPlan | None = None,
     ) -> NoiseFacts:
-        """The noise in an update made of `steps` releases like this one, or in one of them alone."""
+        """The noise in an update made of `steps` releases like this one, or in one of them alone.
+
+        Correlated noise counts as in a plain sum of the steps; momentum would weigh them otherwise.
+        """
         gain, spread_out = gains
-        main, *signals = ((b.name, (b.noise_std / self.expected_batch(facts)) ** 2) for b in event.blocks)
+        terms = None if plan is None else plan.correlation(GRADIENT)
+        mixed = 1.0 if terms is None else terms.spread(event.first_row, steps) / math.sqrt(steps)
+        over = self.expected_batch(facts)
+        main, *signals = ((b.name, (mixed * b.noise_std / over) ** 2) for b in event.blocks)
         unit = self.unit_of(event.blocks[0].bound)
         variance = main[1] * spread_out / unit**2
         return NoiseFacts(variance, gain / unit, {name: own / steps for name, own in signals})

@@ -20,6 +20,7 @@ from modicum.mechanisms.possible import ROUNDING, noise_norm, rounded_away
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.mechanisms.record_steps import Stepper, release
 from modicum.privacy.events import Release, Sampler, Shuffled
+from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import Adjacency
 
 SLACK = 1e-6  # of Eq. (4), beside the norm
@@ -73,7 +74,13 @@ class BatchClipped(RecordLocal):
         return steps // self._batches(facts)
 
     def _reach(
-        self, event: Release, facts: ClientFacts, kit: ClientKit, model: Tensor, doubt: float
+        self,
+        event: Release,
+        facts: ClientFacts,
+        kit: ClientKit,
+        model: Tensor,
+        doubt: float,
+        plan: PrivacyPlan,  # noqa: ARG002
     ) -> tuple[float, dict[str, Range]]:
         main, steps = event.blocks[0], self.steps_in(facts, 0)
         noise = main.noise_std * noise_norm(model.numel(), doubt)

@@ -72,13 +72,17 @@ def open_key(path: Path, *, begun: bool) -> bytes:
     if not path.exists():
         if begun:
             raise UserError(
-                f"{path} is gone, and with it the noise of the rounds so far: new noise would not be what the "
-                "run was calibrated for, so begin a new run"
+                f"{path} is gone, since the run has ended or it was lost, and with it the noise of the rounds so "
+                "far: new noise would not be what the run was calibrated for, so begin a new run"
             )
         return _new(path)
     secret = path.read_bytes()
     if len(secret) != SIZE:
         raise UserError(f"{path} is damaged: it has {len(secret)} bytes in place of {SIZE}: begin a new run")
+    if secret == bytes(SIZE):  # overwritten, and the process ended before it was removed
+        raise UserError(f"{path} was destroyed when its run ended: begin a new run")
+    if path.stat().st_mode & 0o077:
+        raise UserError(f"others can read {path}, and who has it can remove the noise: begin a new run")
     return secret
 
 
