@@ -16,7 +16,16 @@ from torch import Tensor
 
 from modicum.core.clips import Clip, Flat
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Decision, Expected, Message, NoiseFacts, Range
+from modicum.core.messages import (
+    Broadcast,
+    ClippedUpdate,
+    Decision,
+    Expected,
+    Message,
+    NoisedNumber,
+    NoiseFacts,
+    Sampled,
+)
 from modicum.core.needs import Need
 from modicum.core.parts import ClientKit, Job, Scope, Signal, State
 from modicum.core.round_state import Collector, RoundState
@@ -26,7 +35,6 @@ from modicum.errors import UnsoundError, UserError, counted
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.fixed_shapes import FixedShapes
 from modicum.mechanisms.passes import clipped_in_passes
-from modicum.mechanisms.possible import DOUBT, ROUNDING, around, most_drawn, noise_norm, rounded_away, spread
 from modicum.mechanisms.record_steps import Stepper, release, uphill
 from modicum.privacy.events import Cyclic, NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.factors import FactorKind
@@ -257,36 +265,33 @@ class RecordLocal:
         event = self.release(asked, kit.policy.signals, 0, count)
         metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
         known = self.facts_of(event, facts, count, kit.training.optimiser.gains(count), plan)
-        doubt = DOUBT / (2 + len(event.blocks) - 1 + len(metrics))
-        rates = common.expected_metrics(metrics, Unit.RECORD, facts.validation, doubt)
+        rates = common.expected_metrics(metrics, Unit.RECORD, facts.validation)
         if kit.policy.scope is Scope.STEP:
-            unknown = (-math.inf, math.inf)
-            return Expected(known, math.inf, {b.name: unknown for b in event.blocks[1:]}, rates)
-        norm, signals = self._reach(event, facts, kit, broadcast.model, doubt, plan)
-        return Expected(known, math.inf if isinstance(kit.training, Pulls) else norm, signals, rates)
+            unknown = NoisedNumber(0.0, math.inf)
+            return Expected(known, None, {b.name: unknown for b in event.blocks[1:]}, rates)
+        update, signals = self._made_of(event, facts, kit)
+        return Expected(known, None if isinstance(kit.training, Pulls) else update, signals, rates)
 
-    def _reach(
-        self, event: Release, facts: ClientFacts, kit: ClientKit, model: Tensor, doubt: float, plan: PrivacyPlan
-    ) -> tuple[float, dict[str, Range]]:
-        """The update's largest norm and the signals' ranges: this doubt for each, and once for all batches."""
-        dimension = model.numel()
+    def _made_of(
+        self, event: Release, facts: ClientFacts, kit: ClientKit
+    ) -> tuple[ClippedUpdate, dict[str, NoisedNumber]]:
+        """The update and the signals: as many steps as a round may have, the noise of as few."""
         total, parts, over = self.total_steps(facts), facts.participations, self.expected_batch(facts)
         most, least = -(-total // parts), max(1, total // parts)
         main, *signals = event.blocks
-        share = most_drawn(facts.records, event.sampler, doubt / most) / over
         unit = self.unit_of(main.bound)
-        loose = self._loosest(plan, most)
-        noise = loose * main.noise_std / unit / over * noise_norm(dimension, doubt)
-        norm = kit.training.optimiser.farthest(most, main.bound / unit * share, noise, dimension)
-        wide = loose * spread(doubt) / over / math.sqrt(least)
-        reach = {b.name: b.bound * share + wide * b.noise_std for b in signals}
-        norm = norm * (1 + ROUNDING) + rounded_away(model, most, norm)
-        return norm, {name: around(0.5, r) for name, r in reach.items()}
+        sampled = Sampled(_in_a_step(event.sampler, facts.records), _rate(event.sampler), over, most)
+        loose = self._loosest(facts, most)
+        std = loose * main.noise_std / unit / over
+        update = ClippedUpdate(main.bound / unit, std, most, kit.training.optimiser, sampled)
+        averaged = over * math.sqrt(least) / loose
+        return update, {b.name: NoisedNumber(0.5, b.bound, b.noise_std / averaged, sampled) for b in signals}
 
-    def _loosest(self, plan: PrivacyPlan, steps: int) -> float:
+    def _loosest(self, facts: ClientFacts, steps: int) -> float:
         """How much more noise than fresh one a sum of so many steps can have, however they are weighted."""
-        terms = plan.correlation(GRADIENT)
-        return 1.0 if terms is None else math.sqrt(steps) * terms.spread(terms.steps - 1, 1)
+        schedule = self.schedule
+        rows = schedule.rows(self.releases_of(facts)) if isinstance(schedule, CorrelatedSteps) else None
+        return 1.0 if rows is None else math.sqrt(steps) * rows.spread(rows.steps - 1)
 
     def facts_of(
         self,
@@ -371,3 +376,16 @@ class RecordLocal:
 
     def collect(self, state: RoundState) -> Collector:
         return common.Individually(state)
+
+
+def _rate(sampler: Sampler) -> float | None:
+    """Of Poisson batches; None where nothing is drawn."""
+    if isinstance(sampler, NoSampling | Cyclic):
+        return None
+    assert isinstance(sampler, Poisson)
+    return sampler.rate
+
+
+def _in_a_step(sampler: Sampler, records: int) -> int:
+    """Records that a step may take: all of them, or those of the largest batch whose turn it can be."""
+    return -(-records // sampler.batches) if isinstance(sampler, Cyclic) else records
