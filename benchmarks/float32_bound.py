@@ -23,7 +23,7 @@ from tests.compute.helpers import cross_entropy
 from torch import Tensor
 
 from modicum.compute import Flat, Way, clipped_sum
-from modicum.compute.convolution import ConvWeight, Geometry
+from modicum.compute.clipping.convolution import ConvWeight, Geometry
 from modicum.models import build
 
 LAYERS = [(64, 64, 32, 1, 3), (64, 128, 32, 2, 3), (128, 128, 16, 1, 3), (128, 256, 16, 2, 3), (256, 256, 8, 1, 3),

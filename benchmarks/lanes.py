@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modicum.compute.loop import LoopBackend
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.clips import Flat
 from modicum.core.parts import Batch
 from modicum.mechanisms.fixed_shapes import FixedShapes, shapes_for

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from modicum.compute import Clipper, Flat, SlowClippingWarning
-from modicum.compute.switches import repeatable
+from modicum.compute.clipping.switches import repeatable
 from modicum.core.memory import keep_pages
 from modicum.models import build
 from modicum_bench.steps import Step, each_loss, opacus, ours

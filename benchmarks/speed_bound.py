@@ -34,7 +34,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import modicum as mo
-from modicum.compute import Clipper, Flat, loop
+from modicum.compute import Clipper, Flat
+from modicum.compute.clipping import loop
 from modicum.core.memory import keep_pages
 from modicum.models import build
 

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from modicum.compute import Way
-from modicum.compute.capture import REPEATED
-from modicum.compute.choose import choose
-from modicum.compute.fused import FusedBackend
-from modicum.compute.loop import LoopBackend
+from modicum.compute.client_batched.choose import choose
+from modicum.compute.client_batched.fused import FusedBackend
+from modicum.compute.clipping.capture import REPEATED
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.clips import Flat
 from modicum.core.device import device_named
 from modicum.core.memory import keep_pages

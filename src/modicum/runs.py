@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from modicum.attacks.audits import Found, refuse_real, refuse_unfit
 from modicum.attacks.audits import Settings as AuditSettings
 from modicum.attacks.audits import audit as play_audit
-from modicum.compute.problem import in_mode
+from modicum.compute.clipping.problem import in_mode
 from modicum.config.read import DEFAULT_METHOD
 from modicum.config.write import describe_experiment
 from modicum.core.parts import ModelWrapper, Plain

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from modicum.comparing.workers import players
-from modicum.compute.fused import FusedBackend
+from modicum.compute.client_batched.fused import FusedBackend
 from modicum.core.parts import Batch
 from modicum.errors import UserError
 from modicum.training.plain import Supervised

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from modicum.compute import Way
-from modicum.compute.fused import FusedBackend
-from modicum.compute.loop import LoopBackend
+from modicum.compute.client_batched.fused import FusedBackend
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.errors import UserError
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.models import build

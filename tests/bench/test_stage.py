@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from modicum.compute.loop import LoopBackend
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.clips import Flat
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch

@@ -15,11 +15,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from modicum.compute import Clipper, Flat, sums
-from modicum.compute.convolution import ConvWeight, Geometry
-from modicum.compute.patches import PatchConvolution, PatchWeight
-from modicum.compute.pieces import Dense, EmbeddingWeight, LinearWeight, Sliced
-from modicum.compute.problem import example_factors
+from modicum.compute import Clipper, Flat
+from modicum.compute.client_batched.patches import PatchConvolution, PatchWeight
+from modicum.compute.clipping import sums
+from modicum.compute.clipping.convolution import ConvWeight, Geometry
+from modicum.compute.clipping.pieces import Dense, EmbeddingWeight, LinearWeight, Sliced
+from modicum.compute.clipping.problem import example_factors
 from tests.compute.helpers import cross_entropy
 
 THRESHOLDS = [1, 2, 3, 8, 40, 91, 128, 129, 257, 383, 1025, 1497]

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from modicum.compute import Clipper, Flat, SlowClippingWarning
-from modicum.compute.synthetic import CONTENTS, with_row
-from modicum.compute.tracing import LooksAtValuesError, refuse_looking
+from modicum.compute.clipping.synthetic import CONTENTS, with_row
+from modicum.compute.clipping.tracing import LooksAtValuesError, refuse_looking
 from tests.compute.slot_models import BROKEN, MODELS, ROWS, Model
 
 SCALES = (1.0, 1e3)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from modicum.compute.loop import LoopBackend
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.clips import Auto, Clip, Flat, PerLayer
 from modicum.core.layout import Layout
 from modicum.core.parts import Backend, Batch

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from modicum.compute import Flat, clipped_sum, shared_weights
-from modicum.compute.clipped_sum import SlowClippingWarning
-from modicum.compute.reference import reference_clipped_sum
+from modicum.compute import Flat, clipped_sum
+from modicum.compute.clipping import shared_weights
+from modicum.compute.clipping.clipped_sum import SlowClippingWarning
+from modicum.compute.clipping.reference import reference_clipped_sum
 
 WORDS, WIDTH, LENGTH = 40, 16, 6
 

@@ -24,8 +24,8 @@ from modicum.compute import (
     clipped_sum,
     reference_clipped_sum,
 )
-from modicum.compute.pieces import Dense, gram_square_norms
-from modicum.compute.rules import RULES
+from modicum.compute.clipping.pieces import Dense, gram_square_norms
+from modicum.compute.clipping.rules import RULES
 from modicum.errors import UserError
 from tests.compute.helpers import assert_same, check, cross_entropy
 

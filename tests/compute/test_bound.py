@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from modicum.compute import Flat, clipped_sum, pieces, reference_clipped_sum, sums
-from modicum.compute.pieces import LinearWeight
-from modicum.compute.sums import (
+from modicum.compute import Flat, clipped_sum, reference_clipped_sum
+from modicum.compute.clipping import pieces, sums
+from modicum.compute.clipping.pieces import LinearWeight
+from modicum.compute.clipping.sums import (
     SHARE,
     SHORT,
     adds_up,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from modicum.compute.capture import CannotCaptureWarning, Graphs, filled_up, rounded_up
+from modicum.compute.clipping.capture import CannotCaptureWarning, Graphs, filled_up, rounded_up
 from tests.compute.replays import Replayed
 
 
@@ -77,8 +77,8 @@ def test_a_replay_takes_other_numbers_and_another_shape_another_replay() -> None
 
 
 def test_only_so_many_graphs_are_kept_and_shapes_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modicum.compute.capture.KEPT", 2)
-    monkeypatch.setattr("modicum.compute.capture.WATCHED", 3)
+    monkeypatch.setattr("modicum.compute.clipping.capture.KEPT", 2)
+    monkeypatch.setattr("modicum.compute.clipping.capture.WATCHED", 3)
     graphs = Graphs(Replayed)
     for size in (1, 2, 3, 4, 5):
         for _ in range(4):

@@ -4,9 +4,9 @@ import pytest
 from torch import nn
 
 from modicum.compute import Way
-from modicum.compute.choose import choose
-from modicum.compute.fused import FusedBackend
-from modicum.compute.loop import LoopBackend
+from modicum.compute.client_batched.choose import choose
+from modicum.compute.client_batched.fused import FusedBackend
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.models import build
 
 

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from modicum.compute import fixed_shape, twin
-from modicum.compute.capture import Graphs
-from modicum.compute.fixed_shape import Stack, rounded
-from modicum.compute.loop import LoopBackend
-from modicum.compute.stacked import StackedEngine
+from modicum.compute.client_batched import fixed_shape
+from modicum.compute.client_batched import model as twin
+from modicum.compute.client_batched.fixed_shape import Stack, rounded
+from modicum.compute.client_batched.stacked import StackedEngine
+from modicum.compute.clipping.capture import Graphs
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.stack import Pool
 from modicum.models import build
 from tests.compute.replays import Replayed

@@ -19,11 +19,10 @@ from modicum.compute import (
     PerLayer,
     SlowClippingWarning,
     Way,
-    flat,
     reference_clipped_sum,
-    rounding,
 )
-from modicum.compute.capture import CannotCaptureWarning, Graphs
+from modicum.compute.clipping import flat, rounding
+from modicum.compute.clipping.capture import CannotCaptureWarning, Graphs
 from tests.compute.helpers import assert_same, cross_entropy
 from tests.compute.replays import Replayed
 
@@ -196,7 +195,7 @@ def test_where_coarse_products_are_allowed_traced_sums_are_not_coarse(
     real = rounding._exact_product
     monkeypatch.setattr(rounding, "_exact_product", lambda a, b: (asked.append(a.dtype), real(a, b))[1])
     for place in ("rounding", "convolution", "capture"):
-        monkeypatch.setattr(f"modicum.compute.{place}.product_rounding", lambda *_: u)
+        monkeypatch.setattr(f"modicum.compute.clipping.{place}.product_rounding", lambda *_: u)
     model = network()
     x, y = (t.float() if t.is_floating_point() else t for t in batch(8, 0))
     eager, clipped = Clipper(model, Way.EAGER)(cross_entropy, x, y, Flat(0.3)), Clipper(model, way)

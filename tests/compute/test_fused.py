@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.compute import twin
-from modicum.compute.fused import SUMS, FusedBackend, SlowEngineWarning
-from modicum.compute.loop import LoopBackend
-from modicum.compute.pieces import LinearWeight
-from modicum.compute.stacked import StackedEngine
-from modicum.compute.vmapped import VmapEngine
+from modicum.compute.client_batched import model as twin
+from modicum.compute.client_batched.fused import SUMS, FusedBackend, SlowEngineWarning
+from modicum.compute.client_batched.stacked import StackedEngine
+from modicum.compute.client_batched.vmapped import VmapEngine
+from modicum.compute.clipping.loop import LoopBackend
+from modicum.compute.clipping.pieces import LinearWeight
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch
 from modicum.core.stack import Pool, SideBySide

@@ -30,7 +30,7 @@ if find_spec("triton") is not None:
     @pytest.mark.parametrize("last", [False, True])
     @pytest.mark.parametrize("layer", LAYERS)
     def test_square_norms_are_those_of_the_gradients(layer: nn.Conv2d, last: bool, dtype: torch.dtype) -> None:
-        from modicum.compute.kernels import launch
+        from modicum.compute.clipping.kernels import launch
 
         torch.manual_seed(0)
         form = torch.channels_last if last else torch.contiguous_format
@@ -62,7 +62,7 @@ if find_spec("triton") is not None:
     def test_patches_are_folded_where_they_were_taken_from(
         layer: nn.Conv2d, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from modicum.compute import patches
+        from modicum.compute.client_batched import patches
 
         torch.manual_seed(0)
         x = torch.randn(6, layer.in_channels, 7, 8, device=DEVICE)
@@ -91,8 +91,8 @@ if find_spec("triton") is not None:
     def test_weighted_sums_are_those_of_the_gradients(
         batch: int, channels: int, outs: int, size: int, stride: int, kernel: int, last: bool, dtype: torch.dtype
     ) -> None:
-        from modicum.compute.convolution import ConvWeight, Geometry
-        from modicum.compute.kernels import launch_sum
+        from modicum.compute.clipping.convolution import ConvWeight, Geometry
+        from modicum.compute.clipping.kernels import launch_sum
 
         torch.manual_seed(0)
         form = torch.channels_last if last else torch.contiguous_format

@@ -149,7 +149,7 @@ def test_conv1d(
 )
 @pytest.mark.parametrize("groups", [1, 2])
 def test_every_route_of_a_convolution(channels: int, size: int, kernel: int, places: str, groups: int) -> None:
-    from modicum.compute.convolution import ConvWeight
+    from modicum.compute.clipping.convolution import ConvWeight
 
     torch.manual_seed(0)
     inputs = channels * groups
@@ -175,7 +175,7 @@ def test_gradients_of_a_gpus_kernel_are_kept_unless_they_are_large(
     form: torch.memory_format, channels: int, size: int, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel is played by autograd."""
-    from modicum.compute import convolution
+    from modicum.compute.clipping import convolution
 
     asked: list[int] = []
 
@@ -190,7 +190,7 @@ def test_gradients_of_a_gpus_kernel_are_kept_unless_they_are_large(
         each = torch.stack(found).permute(0, 1, 3, 4, 2)
         return each.square().sum((1, 2, 3, 4)), each
 
-    monkeypatch.setattr("modicum.compute.pieces.KEEP", 0)
+    monkeypatch.setattr("modicum.compute.clipping.pieces.KEEP", 0)
     monkeypatch.setattr(convolution, "has_kernel", lambda _: True)
     monkeypatch.setattr(convolution, "conv_square_norms", kernel)
     monkeypatch.setattr(convolution.ConvWeight, "_gram_is_cheaper", lambda _: False)
@@ -230,7 +230,7 @@ def test_layer_norm(seed: int, batch: int, shape: tuple[int, ...], places: list[
 
 
 def test_long_sequences_take_the_gram_route_and_wide_ones_are_split() -> None:
-    from modicum.compute import pieces
+    from modicum.compute.clipping import pieces
 
     torch.manual_seed(0)
     layer = nn.Linear(40, 30, dtype=torch.float64)

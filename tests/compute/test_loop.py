@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from modicum.compute import Way, loop
-from modicum.compute.capture import Graphs
-from modicum.compute.loop import LoopBackend
+from modicum.compute import Way
+from modicum.compute.clipping import loop
+from modicum.compute.clipping.capture import Graphs
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.models import build
 from tests.compute.replays import Replayed
 

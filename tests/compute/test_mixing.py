@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from modicum.compute import Clipper, Flat, SlowClippingWarning, clipped_sum
-from modicum.compute import probe as probe_module
-from modicum.compute.loop import LoopBackend
-from modicum.compute.problem import modes
+from modicum.compute.clipping import probe as probe_module
+from modicum.compute.clipping.loop import LoopBackend
+from modicum.compute.clipping.problem import modes
 from modicum.errors import UnsoundError, UserError
 from modicum.models import check_model
 from tests.compute.helpers import cross_entropy
 
-CLIPPED_SUM = import_module("modicum.compute.clipped_sum")  # the package has a function of that name
+CLIPPED_SUM = import_module("modicum.compute.clipping.clipped_sum")  # the package has a function of that name
 X, Y = torch.randn(32, 5, generator=torch.Generator().manual_seed(1)), torch.arange(32) % 3
 
 

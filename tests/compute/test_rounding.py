@@ -12,12 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.compute import Auto, Clip, Flat, PerLayer, clipped_sum, rounding, sums, twin
-from modicum.compute.convolution import FORMED, ConvWeight, Geometry
-from modicum.compute.loop import LoopBackend
-from modicum.compute.pieces import LinearWeight
-from modicum.compute.rules import pieces
-from modicum.compute.stacked import StackedEngine
+from modicum.compute import Auto, Clip, Flat, PerLayer, clipped_sum
+from modicum.compute.client_batched import model as twin
+from modicum.compute.client_batched.stacked import StackedEngine
+from modicum.compute.clipping import rounding, sums
+from modicum.compute.clipping.convolution import FORMED, ConvWeight, Geometry
+from modicum.compute.clipping.loop import LoopBackend
+from modicum.compute.clipping.pieces import LinearWeight
+from modicum.compute.clipping.rules import pieces
 from modicum.core.parts import Batch
 from tests.compute.helpers import cross_entropy
 
@@ -110,8 +112,8 @@ def test_stacked_clients_ask_for_full_products_too(keep: int, full: bool, monkey
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3))
     theta, batches, loop = one_example_each(model)
     monkeypatch.setattr(twin, "use_patches", lambda _: True)
-    monkeypatch.setattr("modicum.compute.patches.KEEP", keep)
-    monkeypatch.setattr("modicum.compute.client_sums.product_rounding", lambda *_: rounding.TF32)
+    monkeypatch.setattr("modicum.compute.client_batched.patches.KEEP", keep)
+    monkeypatch.setattr("modicum.compute.client_batched.client_sums.product_rounding", lambda *_: rounding.TF32)
     if not full:
         monkeypatch.setattr(sums, "exact_product", coarse_product)
     total, _ = StackedEngine(model, loop).clipped_sums(

@@ -16,17 +16,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.compute import Clipper, Flat, SlowClippingWarning, Way, flat
-from modicum.compute.capture import CannotCaptureWarning, Graphs
-from modicum.compute.clipped_sum import Route
-from modicum.compute.flat import Problem
-from modicum.compute.fused import FusedBackend
-from modicum.compute.problem import ClippedSum
+from modicum.compute import Clipper, Flat, SlowClippingWarning, Way
+from modicum.compute.client_batched.fused import FusedBackend
+from modicum.compute.clipping import flat
+from modicum.compute.clipping.capture import CannotCaptureWarning, Graphs
+from modicum.compute.clipping.clipped_sum import Route
+from modicum.compute.clipping.flat import Problem
+from modicum.compute.clipping.problem import ClippedSum
 from modicum.core.parts import Batch
 from tests.compute.helpers import cross_entropy
 from tests.compute.replays import Replayed
 
-CLIPPED_SUM = import_module("modicum.compute.clipped_sum")  # the package has a function of that name
+CLIPPED_SUM = import_module("modicum.compute.clipping.clipped_sum")  # the package has a function of that name
 N = 41
 
 

@@ -30,7 +30,7 @@ if find_spec("triton") is not None:
     def test_norms_and_sums_are_those_of_the_gradients(
         shape: tuple[int, int, int, int], kind: torch.dtype
     ) -> None:
-        from modicum.compute.sequence_kernels import square_norms, weighted_runs
+        from modicum.compute.clipping.sequence_kernels import square_norms, weighted_runs
 
         a, g = factors(shape, kind)
         weights, truth = torch.rand(shape[0], device=DEVICE), gradients(a, g)
@@ -41,7 +41,7 @@ if find_spec("triton") is not None:
 
     def off(a: Tensor, g: Tensor) -> float:
         """How far the norm of what is added for an example is from what was measured, relatively."""
-        from modicum.compute.sequence_kernels import square_norms, weighted_runs
+        from modicum.compute.clipping.sequence_kernels import square_norms, weighted_runs
 
         squares, most = square_norms(a, g), 0.0
         for i in range(len(a)):
@@ -57,7 +57,7 @@ if find_spec("triton") is not None:
         shape: tuple[int, int, int, int], kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Of terms that cancel but for their last bits, so that any other order of additions shows."""
-        from modicum.compute import sequence_kernels
+        from modicum.compute.clipping import sequence_kernels
 
         a, g = factors(shape, kind)
         places = torch.randperm(shape[1], device=DEVICE)
@@ -78,7 +78,7 @@ if find_spec("triton") is not None:
         assert off(a, g) > 0.0
 
     def test_an_example_of_weight_zero_adds_nothing_even_if_it_is_not_finite() -> None:
-        from modicum.compute.sequence_kernels import weighted_runs
+        from modicum.compute.clipping.sequence_kernels import weighted_runs
 
         a, g = factors(SHAPES[0], torch.float32)
         weights = torch.ones(len(a), device=DEVICE)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from modicum.compute import Clipper, Flat
-from modicum.compute.switches import refuse_half, refuse_switches, repeatable
+from modicum.compute.clipping.switches import refuse_half, refuse_switches, repeatable
 from modicum.errors import UserError
 from tests.compute.helpers import cross_entropy
 

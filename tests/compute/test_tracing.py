@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from modicum.compute import Clipper, Flat, SlowClippingWarning, clipped_sum, tracing
-from modicum.compute.clipped_sum import Route
-from modicum.compute.tracing import LooksAtValuesError, refuse_looking
+from modicum.compute import Clipper, Flat, SlowClippingWarning, clipped_sum
+from modicum.compute.clipping import tracing
+from modicum.compute.clipping.clipped_sum import Route
+from modicum.compute.clipping.tracing import LooksAtValuesError, refuse_looking
 from tests.compute.helpers import cross_entropy
 from tests.compute.slot_models import BROKEN, MODELS, Model, Through
 
@@ -155,7 +156,7 @@ def test_an_encoder_with_masks_takes_the_fast_path_and_cannot_look() -> None:
 def test_left_alone_it_would_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: run as it is, it reads its mask, and is found out."""
     model = Judge()
-    monkeypatch.setattr(import_module("modicum.compute.clipped_sum"), "looking_modules", lambda _: [])
+    monkeypatch.setattr(import_module("modicum.compute.clipping.clipped_sum"), "looking_modules", lambda _: [])
     with pytest.warns(SlowClippingWarning, match="a number that it reads|reads values"):
         clipped_sum(model, cross_entropy, *words(0), Flat(1.0))
 

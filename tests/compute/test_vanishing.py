@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from modicum.compute import Auto, Clip, Flat, clipped_sum
-from modicum.compute.convolution import ConvWeight, Geometry
-from modicum.compute.pieces import LinearWeight
+from modicum.compute.clipping.convolution import ConvWeight, Geometry
+from modicum.compute.clipping.pieces import LinearWeight
 
 Pieces = Callable[[float, float], LinearWeight | ConvWeight]
 SIZES = [1e-24, 1e-22, 1e-18, 1e-8, 1.0, 1e8, 1e17]

@@ -17,11 +17,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from modicum.compute import ClippedSum, Clipper, loop
-from modicum.compute.clipped_sum import Route
-from modicum.compute.flat import Problem
-from modicum.compute.fused import FusedBackend
-from modicum.compute.loop import LoopBackend
+from modicum.compute import ClippedSum, Clipper
+from modicum.compute.client_batched.fused import FusedBackend
+from modicum.compute.clipping import loop
+from modicum.compute.clipping.clipped_sum import Route
+from modicum.compute.clipping.flat import Problem
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.parts import Backend
 from modicum.core.stack import SideBySide
 from modicum.federation.experiment import Experiment, Federation

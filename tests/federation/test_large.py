@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from modicum.compute.choose import Choice
-from modicum.compute.loop import LoopBackend
+from modicum.compute.client_batched.choose import Choice
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.messages import Message, Share
 from modicum.core.parts import Job, State
 from modicum.errors import UserError

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.compute.fused import FusedBackend
-from modicum.compute.loop import LoopBackend
+from modicum.compute.client_batched.fused import FusedBackend
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.parts import Backend, Batch, Job, Mechanism
 from modicum.federation.experiment import Experiment
 from modicum.federation.simulation import Simulation

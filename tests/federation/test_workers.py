@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from modicum.aggregation import Mean
-from modicum.compute.fused import FusedBackend
+from modicum.compute.client_batched.fused import FusedBackend
 from modicum.core.messages import Message
 from modicum.core.parts import ClientKit, Job, Method, State
 from modicum.core.setting import MethodSpec, Setting

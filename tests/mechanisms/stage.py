@@ -11,7 +11,7 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor, nn
 
-from modicum.compute.loop import LoopBackend
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.door import ReservedDoor
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Message, Opened

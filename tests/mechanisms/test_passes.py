@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.compute import sums
-from modicum.compute.loop import LoopBackend
+from modicum.compute.clipping import sums
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.clips import Clip, Flat
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch, Losses

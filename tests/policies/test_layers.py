@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from modicum.compute.loop import LoopBackend
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.clips import Flat, PerLayer
 from modicum.core.facts import PublicFacts
 from modicum.core.messages import Broadcast, Decision

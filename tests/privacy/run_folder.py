@@ -82,12 +82,19 @@ def shared_once(value: dict[str, Any]) -> dict[str, Any]:
     """Back again: every line with terms of its own, as lines of these clients differ."""
     terms, clients = [], {}
     for name, line in value["clients"].items():
-        own = {k: line.pop(k) for k in ("budget", "epsilon", "releases_made") if k in line}
+        own = {k: line.pop(k) for k in ("budget", "epsilon", "releases_made", "groups") if k in line}
         figure = f"({shown(math.inf if own.get('epsilon') is None else float(own['epsilon']))}, "
         line["meaning"] = line["meaning"].replace(figure, "(ε, ", 1)
         clients[name] = {"terms": len(terms), **own}
         terms.append(line)
     return {**value, "terms": terms, "clients": clients}
+
+
+def old(value: dict[str, Any], schema: str) -> None:
+    """As an earlier format has it: no word on persons with several records."""
+    value["schema"] = schema
+    for line in value["clients"].values():
+        line.pop("groups", None)
 
 
 def edit(run: Path, change: Callable[[dict[str, Any]], None]) -> None:

@@ -155,7 +155,9 @@ def forgeries(value: dict[str, Any]) -> Iterator[Callable[[], str]]:
                 yield lambda at=at, pair=pair: twice(value, at, *pair)
     clients = value["clients"]
     for a, b in permutations(clients, 2):
-        yield from (lambda a=a, b=b, name=name: exchanged(value, a, b, name) for name in clients[a])
+        yield from (
+            lambda a=a, b=b, name=name: exchanged(value, a, b, name) for name in clients[a] if name in clients[b]
+        )
         yield lambda a=a, b=b: written({**value, "clients": {**clients, a: clients[b], b: clients[a]}})
         yield lambda a=a, b=b: written({**value, "clients": {**clients, f"{a}\u200b": clients[b]}})
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.aggregation import Mean
-from modicum.compute.loop import LoopBackend
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.optimisers import Sgd
 from modicum.core.parts import PERSONALISED, Batch, LocalTraining, Mechanism, Method
 from modicum.errors import UserError

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from modicum.compute.loop import LoopBackend
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.clips import Flat
 from modicum.core.parts import Batch
 from modicum.errors import UserError

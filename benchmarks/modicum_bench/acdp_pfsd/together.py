@@ -13,8 +13,8 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from modicum.compute.fused import FusedBackend
-from modicum.compute.twin import StackedPass, Twin
+from modicum.compute.client_batched.fused import FusedBackend
+from modicum.compute.client_batched.model import StackedPass, Twin
 from modicum.core.clips import Clip
 from modicum.core.parts import Batch, Job, Losses, Method
 from modicum.federation.rehearsal import Rehearsal, Rehearsed

@@ -23,7 +23,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from modicum.compute.choose import Choice
+from modicum.compute.client_batched.choose import Choice
 from modicum.core.facts import FeatureFacts
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch

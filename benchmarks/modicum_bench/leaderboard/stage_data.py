@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modicum.compute.loop import LoopBackend
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.clips import Clip
 from modicum.core.parts import Batch, Losses
 from modicum.data import load

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from modicum.compute.choose import choose
+from modicum.compute.client_batched.choose import choose
 from modicum.core.clips import PerLayer
 from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.integers import Agreed

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modicum.compute.choose import choose
-from modicum.compute.fused import FusedBackend
+from modicum.compute.client_batched.choose import choose
+from modicum.compute.client_batched.fused import FusedBackend
 from modicum.core.clips import Flat
 from modicum.core.door import ReservedDoor
 from modicum.core.messages import Message

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from modicum.compute.open_pass import OpenPass, new_anchor
-from modicum.compute.problem import Parts
-from modicum.compute.synthetic import own_weights
-from modicum.compute.tracing import looking_modules
+from modicum.compute.clipping.open_pass import OpenPass, new_anchor
+from modicum.compute.clipping.problem import Parts
+from modicum.compute.clipping.synthetic import own_weights
+from modicum.compute.clipping.tracing import looking_modules
 from modicum.core.clips import Clip, Flat
 from modicum.core.door import ReservedDoor
 from modicum.core.facts import ClientFacts

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from modicum.compute.open_pass import OpenPass, unsupported
-from modicum.compute.problem import ClippedSum
-from modicum.compute.synthetic import synthetic_rows
+from modicum.compute.clipping.open_pass import OpenPass, unsupported
+from modicum.compute.clipping.problem import ClippedSum
+from modicum.compute.clipping.synthetic import synthetic_rows
 from modicum.core.clips import Clip
 from modicum.core.parts import Batch
 

@@ -63,7 +63,7 @@ def _refuse_memory(model: nn.Module, fields: Fields) -> None:
     """What follows the inputs would carry records from step to step, and out, past every door."""
     import torch
 
-    from modicum.compute.problem import in_mode
+    from modicum.compute.clipping.problem import in_mode
 
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     one, other = made_up(model, fields), each(_unlike, made_up(model, fields, seed=1))
@@ -89,7 +89,7 @@ def _refuse_mixing(model: nn.Module, fields: Fields) -> None:
     """An example's output must not depend on the rest of its batch, or clipping its gradient bounds nothing."""
     import torch
 
-    from modicum.compute.problem import in_mode
+    from modicum.compute.clipping.problem import in_mode
 
     inputs = made_up(model, fields)
     with in_mode(model, training=False), torch.no_grad():
@@ -176,7 +176,7 @@ def check_output(output: object, examples: int, classes: int) -> None:
 def _tried(model: nn.Module, fields: Fields) -> object:
     import torch
 
-    from modicum.compute.problem import in_mode
+    from modicum.compute.clipping.problem import in_mode
 
     try:
         with in_mode(model, training=False), torch.no_grad():

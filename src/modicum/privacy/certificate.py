@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from modicum.errors import UserError
-from modicum.privacy.accounting import sampler_charge
+from modicum.privacy.accounting import groups, sampler_charge
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.accounting.filters import plan_guarantee
 from modicum.privacy.events import Poisson, Sampler, sampler_from_dict
@@ -24,13 +24,19 @@ from modicum.privacy.ledger import Ledger
 from modicum.privacy.ledger.grammar import check_noise_fields
 from modicum.privacy.lifetime import ALONE, SIMULATED
 from modicum.privacy.plan import Guard, PrivacyPlan
-from modicum.privacy.spec import PrivacySpec, view_from_dict
+from modicum.privacy.spec import PrivacySpec, Unit, view_from_dict
 from modicum.privacy.views import KnownTo
 
-SCHEMA = "modicum-certificate/3"
+SCHEMA = "modicum-certificate/4"
+BEFORE_GROUPS = "modicum-certificate/3"
 EVERY_LINE_IN_FULL = "modicum-certificate/2"
 BEFORE_ACCOUNTS = "modicum-certificate/1"
-OWN = ("budget", "epsilon", "releases_made")  # of each client; the rest is said once for all who share it
+OWN = (
+    "budget",
+    "epsilon",
+    "releases_made",
+    "groups",
+)  # of each client; the rest is said once for all who share it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +57,7 @@ class ClientGuarantee:
     integers: dict[str, Any] | None = None  # the terms of integer noise; None: noise of floating-point numbers
     overflow: float = 0.0  # what a capacity takes of δ (R16)
     correlated: dict[str, Any] | None = None  # the one Gaussian that correlated noise makes of a run (R19)
+    groups: dict[int, float | None] = field(default_factory=dict)  # ε of a person with so many records (R18)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, for JSON; null stands for ε = ∞. The client's name is the key above it."""
@@ -68,6 +75,7 @@ class ClientGuarantee:
             **({} if self.integers is None else {"integers": self.integers}),
             **({"overflow": self.overflow} if self.overflow else {}),
             **({} if self.correlated is None else {"correlated": self.correlated}),
+            **({"groups": {str(size): value for size, value in self.groups.items()}} if self.groups else {}),
         }
 
     @classmethod
@@ -90,6 +98,9 @@ class ClientGuarantee:
             integers=dict(d["integers"]) if "integers" in d else None,
             overflow=float(d.get("overflow", 0.0)),
             correlated=dict(d["correlated"]) if "correlated" in d else None,
+            groups={
+                int(size): None if value is None else float(value) for size, value in d.get("groups", {}).items()
+            },
         )
 
 
@@ -145,7 +156,10 @@ class Certificate:
         if self.audit is not None:
             value["audit"] = self.audit
         lines = {client: line.to_dict() for client, line in self.clients.items()}
-        return {**value, **(_shared_once(lines) if schema == SCHEMA else {"clients": lines})}
+        if schema != SCHEMA:
+            lines = {client: _without_groups(line) for client, line in lines.items()}
+        shared = schema in (SCHEMA, BEFORE_GROUPS)
+        return {**value, **(_shared_once(lines) if shared else {"clients": lines})}
 
     def to_json(self) -> str:
         """The file's text: a client is one line."""
@@ -161,9 +175,9 @@ class Certificate:
         try:
             value = parse(text)
             schema = str(value["schema"])
-            if schema not in (SCHEMA, EVERY_LINE_IN_FULL, BEFORE_ACCOUNTS):
+            if schema not in (SCHEMA, BEFORE_GROUPS, EVERY_LINE_IN_FULL, BEFORE_ACCOUNTS):
                 raise UserError(f"its schema is {schema!r} and this version reads {SCHEMA!r} and earlier ones")
-            lines = _in_full(value) if schema == SCHEMA else value["clients"]
+            lines = _in_full(value) if schema in (SCHEMA, BEFORE_GROUPS) else value["clients"]
             account = _no_account(value["noise"]) if schema == BEFORE_ACCOUNTS else value["account"]
             found = cls(
                 run=str(value["run"]),
@@ -176,6 +190,8 @@ class Certificate:
                 audit=_audit(value.get("audit")),
             )
             check_noise_fields(found.noise)
+            for line in found.clients.values():
+                _check_groups(line, stated=schema == SCHEMA)
             problem = unlike(value, found.to_dict(schema))
         except KeyError as error:
             raise UserError(f"not a certificate: it has no {error.args[0]!r}") from None
@@ -224,7 +240,7 @@ def _shared_once(lines: dict[str, dict[str, Any]]) -> dict[str, Any]:
         number = numbers.setdefault(_text(common), len(terms))
         if number == len(terms):
             terms.append(common)
-        clients[client] = {"terms": number, **{name: line[name] for name in OWN}}
+        clients[client] = {"terms": number, **{name: line[name] for name in OWN if name in line}}
     return {"terms": terms, "clients": clients}
 
 
@@ -235,11 +251,24 @@ def _in_full(value: dict[str, Any]) -> dict[str, dict[str, Any]]:
         number, terms = own["terms"], value["terms"]
         if type(number) is not int or not 0 <= number < len(terms):
             raise UserError(f"client {client!r} has the terms {number!r}, and there are {len(terms)}")
-        line = {**terms[number], **{name: own[name] for name in OWN}}
+        line = {**terms[number], **{name: own[name] for name in OWN if name in own}}
         if str(line["meaning"]).startswith("(ε, "):
             line["meaning"] = f"({shown(_or_infinite(line['epsilon']))}, " + line["meaning"].removeprefix("(ε, ")
         lines[client] = line
     return lines
+
+
+def _without_groups(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name != "groups"}
+
+
+def _check_groups(line: ClientGuarantee, *, stated: bool) -> None:
+    """Every line of the newest format that protects records says what a person with several has; no other does."""
+    due = groups.SIZES if stated and line.spec.unit is Unit.RECORD and line.guard is not Guard.NONE else ()
+    if tuple(line.groups) != due:
+        raise ValueError(
+            f"client {line.client!r} states ε for persons with {list(line.groups)} records, not {list(due)}"
+        )
 
 
 def _text(value: Any) -> str:
@@ -270,6 +299,7 @@ def _guarantee(plan: PrivacyPlan, used: dict[Sampler, None], bare: dict[str, Non
         integers=_integers(plan, epsilon),
         overflow=sampler_charge.overflow(plan.releases),
         correlated=_correlated(plan),
+        groups=groups.plan_groups(plan),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -280,11 +281,22 @@ def _differences(certified: ClientGuarantee | None, own: ClientGuarantee) -> lis
         if name == "epsilon":
             if not _same(certified.epsilon, own.epsilon):
                 problems.append(f"certified ε={certified.epsilon:.9g}, recomputed {own.epsilon:.9g}")
+        elif name == "groups":
+            problems += _group_problems(certified.groups, own.groups)
         elif name != "meaning" and said.get(name) != value:
             problems.append(f"certified {name} {said.get(name)}, the ledger has {value}")
     if not problems and certified.meaning != own.meaning:
         problems.append("the certificate's words are not those of its figures")
     return problems
+
+
+def _group_problems(certified: Mapping[int, float | None], own: Mapping[int, float | None]) -> list[str]:
+    """Where a person's ε differs; an earlier format states none."""
+    return [
+        f"certified ε={said} for a person with {size} records, recomputed {own.get(size)}"
+        for size, said in certified.items()
+        if not _same(_or_infinite(said), _or_infinite(own.get(size)))
+    ]
 
 
 def _whole_problems(certificate: Certificate, own: Certificate) -> list[str]:
@@ -340,6 +352,10 @@ def _may_claim(line: ClientGuarantee, claimed: float | None) -> bool:
 
 def _same(one: float, other: float) -> bool:
     return one == other or math.isclose(one, other, rel_tol=OURS, abs_tol=1e-12)
+
+
+def _or_infinite(value: float | None) -> float:
+    return math.inf if value is None else value
 
 
 def _finite(value: float | None) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -136,6 +137,7 @@ def _guarantees(certificate: Certificate) -> str:
         f"<li>{escape(text)} <span class='quiet'>({escape(_names(who))})</span></li>"
         for text, who in promised.items()
     )
+    promises += _persons(certificate)
     rests = "".join(f"<li>{escape(text)}</li>" for text in certificate.assumptions)
     account = escape(str(certificate.account["sentence"]))
     return (
@@ -143,6 +145,18 @@ def _guarantees(certificate: Certificate) -> str:
         f"<p class='quiet'>Ledger head {escape(certificate.head)}, {certificate.entries} entries. "
         "Recompute it with <code>modicum verify</code> on this folder.</p>"
     )
+
+
+def _persons(certificate: Certificate) -> str:
+    """What the weakest record-level promise is worth to a person with several records at one client (R18)."""
+    stated = [line.groups for line in certificate.clients.values() if line.groups]
+    if not stated:
+        return ""
+    worst = {size: max(math.inf if g[size] is None else float(g[size] or 0) for g in stated) for size in stated[0]}
+    said = ", ".join(
+        f"{size} records: {'none known' if math.isinf(e) else f'ε = {e:g}'}" for size, e in worst.items()
+    )
+    return f"<li>A person with up to so many records at one client, at the same δ: {said}.</li>"
 
 
 def _travelled(summary: Summary) -> str:

@@ -84,7 +84,7 @@ def test_a_certificate_that_forgets_what_a_capacity_takes_is_found_out(tmp_path:
 def test_all_that_a_step_looks_at_has_one_shape(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from modicum.compute.loop import LoopBackend
+    from modicum.compute.clipping.loop import LoopBackend
 
     looked: set[int] = set()
     real = LoopBackend.clipped_sums

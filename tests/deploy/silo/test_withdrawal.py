@@ -16,7 +16,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from modicum.cli.app import app
-from modicum.compute.loop import LoopBackend
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.parts import Batch
 from modicum.deploy.silo.own import own_experiment
 from modicum.deploy.silo.silo import Silo

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from modicum.compute.loop import LoopBackend
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.parts import PERSONALISED, Batch
 from modicum.errors import UserError
 from modicum.papers.acdp_pfsd.distilled import Distilled, decoupled

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from modicum.compute.fused import FusedBackend
+from modicum.compute.client_batched.fused import FusedBackend
 from modicum.core.layout import Layout
 from modicum.core.optimisers import Sgd
 from modicum.core.parts import Batch

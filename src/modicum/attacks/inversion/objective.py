@@ -19,7 +19,7 @@ from torch.nn.functional import log_softmax
 from modicum.attacks.inversion.products import AsProducts
 from modicum.attacks.recipe import Clip, Recipe, recipe_of
 from modicum.attacks.wire import Observed, Public, Wire
-from modicum.compute.capture import Graphs
+from modicum.compute.clipping.capture import Graphs
 from modicum.core.clips import Auto
 from modicum.errors import UserError
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from modicum.compute.loop import LoopBackend
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.config import Config, experiment_over, federation, task_in, to_toml
 from modicum.core.needs import check_data
 from modicum.core.records import fields_from_json, leaves

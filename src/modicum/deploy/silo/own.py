@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from modicum.compute.switches import refuse_switches
+from modicum.compute.clipping.switches import refuse_switches
 from modicum.config import Config, experiment_over, federation
 from modicum.core.device import device_named
 from modicum.data.arrays import Arrays, FederatedData, Peek

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from modicum.compute.switches import repeatable
+from modicum.compute.clipping.switches import repeatable
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, decode
 from modicum.core.needs import Offer, check_data

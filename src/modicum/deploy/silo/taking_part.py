@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from modicum.compute.loop import LoopBackend
-from modicum.compute.switches import refuse_half
+from modicum.compute.clipping.loop import LoopBackend
+from modicum.compute.clipping.switches import refuse_half
 from modicum.core.clips import Clip
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout

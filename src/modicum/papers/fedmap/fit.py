@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modicum.compute.vmapped import VmapEngine
+from modicum.compute.client_batched.vmapped import VmapEngine
 from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision
 from modicum.core.parts import Method, Observation, Place, Policy, Scope, Signal, State

@@ -158,7 +158,7 @@ def cell_name(cell: Experiment) -> str:
 
 def gradient_scale(prepared: Prepared, most: int = 500) -> float:
     """The median norm of one public record's gradient at the first model."""
-    from modicum.compute.loop import LoopBackend
+    from modicum.compute.clipping.loop import LoopBackend
     from modicum.core.clips import Flat
     from modicum.training.plain import Supervised
 

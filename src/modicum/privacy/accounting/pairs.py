@@ -6,6 +6,9 @@ With noise z and a unit bound the pairs (P, Q) are mixtures of normals (R6; Zhu,
   replace  P = (1−q)·N(0,z²) + q·N(−1,z²)   Q = (1−q)·N(0,z²) + q·N(1,z²)
 Zero-out and add-remove need the worse of remove and add; replace is its own mirror image. The privacy loss
 ln P/Q is monotone in x, so every question about it becomes one about normal tails.
+
+A group of k units that are sampled independently moves the sum by up to as many bounds as were drawn of it, so
+remove has P = Σ_j Bin(k, q)(j)·N(j, z²) (Ganesh 2024); add is the same, swapped (R18).
 """
 
 from __future__ import annotations
@@ -13,10 +16,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
+from scipy.stats import binom
 
 from modicum.privacy.spec import Adjacency
 
@@ -45,25 +50,28 @@ class Pair:
     direction: Direction
     z: float
     q: float
+    group: int = 1  # units that are blanked together; more than one only for remove and add, at q < 1
+
+    @cached_property
+    def _drawn(self) -> tuple[tuple[float, float], ...]:
+        """(weight, centre) of the normals with the group's units in the data."""
+        if self.group == 1:
+            return ((1 - self.q, 0.0), (self.q, 1.0))
+        return tuple((float(binom.pmf(j, self.group, self.q)), float(j)) for j in range(self.group + 1))
 
     @property
     def _first(self) -> tuple[tuple[float, float], ...]:
         """P as (weight, centre) of its normals."""
         match self.direction:
             case Direction.REMOVE:
-                return ((1 - self.q, 0.0), (self.q, 1.0))
+                return self._drawn
             case Direction.ADD:
                 return ((1.0, 0.0),)
         return ((1 - self.q, 0.0), (self.q, -1.0))
 
     @property
     def _second(self) -> tuple[tuple[float, float], ...]:
-        match self.direction:
-            case Direction.REMOVE:
-                return ((1.0, 0.0),)
-            case Direction.ADD:
-                return ((1 - self.q, 0.0), (self.q, 1.0))
-        return ((1 - self.q, 0.0), (self.q, 1.0))
+        return ((1.0, 0.0),) if self.direction is Direction.REMOVE else self._drawn
 
     def loss(self, x: FloatArray) -> FloatArray:
         """ln P(x)/Q(x)."""
@@ -76,12 +84,49 @@ class Pair:
         return self._log_lift(-x) - up
 
     def _log_lift(self, x: FloatArray) -> FloatArray:
-        """ln(1 − q + q·e^{(2x−1)/(2z²)})."""
+        """ln(1 − q + q·e^{(2x−1)/(2z²)}), or ln Σ_j w_j·e^{(2jx−j²)/(2z²)} of a group."""
+        if self.group > 1:
+            return self._log_group_lift(x)
         ratio = (2 * x - 1) / (2 * self.z**2)
         if self.q == 1:
             return np.asarray(ratio)
         small = np.log1p(self.q * np.expm1(np.minimum(ratio, 30.0)))
         return np.asarray(np.where(ratio < 30, small, np.logaddexp(math.log1p(-self.q), math.log(self.q) + ratio)))
+
+    def _log_group_lift(self, x: FloatArray) -> FloatArray:
+        exponents = [(2 * j * x - j * j) / (2 * self.z**2) for _, j in self._drawn]
+        weights = [w for w, _ in self._drawn]
+        grown = sum(w * np.expm1(np.minimum(e, 30.0)) for w, e in zip(weights, exponents, strict=True))
+        terms = [math.log(w) + e for w, e in zip(weights, exponents, strict=True) if w > 0]
+        near = (np.max(exponents, axis=0) < 30) & (grown > -0.5)  # elsewhere 1 + grown would lose digits
+        return np.asarray(np.where(near, np.log1p(np.maximum(grown, -0.5)), np.logaddexp.reduce(terms, axis=0)))
+
+    def _x_of_group_lift(self, lift: FloatArray) -> FloatArray:
+        """Newton's method on g(x) = ln Σ_{j≥1} (w_j/w_0)·e^{(2jx−j²)/(2z²)} = ln(e^lift/w_0 − 1), from the right.
+
+        g rises and is convex, so the steps descend to the root; its slope stays between 1/z² and k/z².
+        """
+        log_none = self.group * math.log1p(-self.q)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            above = lift - log_none
+            target = np.where(
+                above > 30, above + np.log1p(-np.exp(-np.maximum(above, 1.0))), np.log(np.expm1(above))
+            )
+        target = np.where(above > 0, target, -np.inf)
+        centres = np.array([j for w, j in self._drawn[1:] if w > 0])
+        logs = np.array([math.log(w) - log_none for w, _ in self._drawn[1:] if w > 0])
+        x = np.min([self.z**2 * (target - a) / j + j / 2 for a, j in zip(logs, centres, strict=True)], axis=0)
+        inside = np.isfinite(x)
+        for _ in range(60):
+            at = x[inside]
+            terms = [a + (2 * j * at - j * j) / (2 * self.z**2) for a, j in zip(logs, centres, strict=True)]
+            value = np.logaddexp.reduce(terms, axis=0)
+            slope = sum(j * np.exp(t - value) for t, j in zip(terms, centres, strict=True)) / self.z**2
+            step = (value - target[inside]) / slope
+            x[inside] = at - step
+            if not len(step) or float(np.max(np.abs(step) / (np.abs(at) + self.z))) < 1e-15:
+                break
+        return np.asarray(x)
 
     def x_of_loss(self, loss: FloatArray) -> FloatArray:
         """The inverse of `loss`; ±∞ beyond the range the loss can take."""
@@ -95,6 +140,8 @@ class Pair:
         return np.asarray(-(self.z**2) * (np.arcsinh(lean) + loss / 2))
 
     def _x_of_lift(self, lift: FloatArray) -> FloatArray:
+        if self.group > 1:
+            return self._x_of_group_lift(lift)
         if self.q == 1:
             return np.asarray(self.z**2 * lift + 0.5)
         with np.errstate(divide="ignore", over="ignore"):
@@ -107,9 +154,9 @@ class Pair:
         """The x beyond which (on the side of high loss) P has at most `tail` of its mass."""
         if self.direction is Direction.ADD:
             return float(ndtri(tail)) * self.z
-        ends = [-float(ndtri(tail / 2)) * self.z]
-        if tail / 2 < self.q:
-            ends.append(1 - float(ndtri(tail / (2 * self.q))) * self.z)
+        share = tail / (self.group + 1)
+        ends = [-float(ndtri(share)) * self.z]
+        ends += [j - float(ndtri(share / w)) * self.z for w, j in self._drawn[1:] if share < w]
         return max(ends) if self.direction is Direction.REMOVE else -max(ends)
 
     def loss_range(self, tail: float, low_tail: float = 1e-15) -> tuple[float, float]:
@@ -144,15 +191,16 @@ class Pair:
         reach, end = 11 * z, self.far_end(tail)
         match self.direction:
             case Direction.REMOVE:
-                end, far = min(end, order + 1 + reach), -reach
+                end, far = min(end, self.group * (order + 1) + reach), -reach
             case Direction.ADD:
                 # The integrand is log-concave with its peak at x = −order·(share of the second hump), which the
                 # fast decay of that share keeps near zero.
-                odds = order * self.q / (1 - self.q) / z**2
-                end, far = max(end, -min(order, z * z * max(1.0, math.log(odds))) - reach), reach
+                odds = order * self.group * self.q / (1 - self.q) ** self.group / z**2
+                peak = min(self.group * order, z * z * max(1.0, math.log(odds)))
+                end, far = max(end, -peak - reach), reach
             case _:
                 end, far = max(end, -2 * order - 1 - reach), 1 + reach
-        step = min(z / 4, z * z / 3)
+        step = min(z / 4, z * z / (3 * self.group))
         x = end + math.copysign(step, far - end) * np.arange(
             math.ceil(abs(far - end) / step) + 1, dtype=np.float64
         )

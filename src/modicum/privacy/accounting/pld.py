@@ -78,6 +78,19 @@ def epsilon_one_way(
     return _epsilon_one_way(steps, probability("delta", delta), direction, accuracy) if steps else 0.0
 
 
+def group_epsilon(
+    groups: Iterable[Gaussians], delta: float, adjacency: Adjacency, size: int, *, accuracy: float = COARSE
+) -> float:
+    """An upper bound on ε(δ) where up to `size` units are blanked together (R18); not for replace-one."""
+    if adjacency is Adjacency.REPLACE_ONE:
+        raise UserError("no bound for several replaced units under sampling is known here: use zero-out")
+    steps = _simplify(Gaussians(g.noise_multiplier / size, 1.0, g.count) if g.rate == 1 else g for g in groups)
+    worst = 0.0
+    for direction in directions(adjacency):
+        worst = max(worst, _epsilon_one_way(steps, probability("delta", delta), direction, accuracy, worst, size))
+    return worst
+
+
 def _simplify(groups: Iterable[Gaussians]) -> tuple[Gaussians, ...]:
     """Sampled groups with equal parameters merged, all plain Gaussians as one (or several equal ones)."""
     counts: dict[tuple[float, float], int] = {}
@@ -98,14 +111,19 @@ def _simplify(groups: Iterable[Gaussians]) -> tuple[Gaussians, ...]:
 
 
 def _epsilon_one_way(
-    steps: Sequence[Gaussians], delta: float, direction: Direction, accuracy: float, enough: float = 0.0
+    steps: Sequence[Gaussians],
+    delta: float,
+    direction: Direction,
+    accuracy: float,
+    enough: float = 0.0,
+    size: int = 1,
 ) -> float:
     """ε in one direction; where it is certain to be at most `enough`, that suffices as an answer."""
-    if _total_variation(steps, direction) <= delta:
+    if _total_variation(steps, direction, size) <= delta:
         return 0.0
     try:
         with np.errstate(over="ignore", invalid="raise"):
-            found = _bound_one_way(steps, delta, direction, accuracy, enough)
+            found = _bound_one_way(_pairs(steps, direction, size), delta, accuracy, enough)
     except (ValueError, ArithmeticError):  # beyond floating-point numbers
         found = math.nan
     if math.isnan(found):  # which max() and min() would lose
@@ -116,11 +134,13 @@ def _epsilon_one_way(
     return max(0.0, found)
 
 
-def _bound_one_way(
-    steps: Sequence[Gaussians], delta: float, direction: Direction, accuracy: float, enough: float
-) -> float:
-    pairs = [Pair(direction, g.noise_multiplier, g.rate) for g in steps]
-    counts = [g.count for g in steps]
+def _pairs(steps: Sequence[Gaussians], direction: Direction, size: int) -> list[tuple[Pair, int]]:
+    """Each kind of release with its count; what is not sampled has the group's size in its noise already."""
+    return [(Pair(direction, g.noise_multiplier, g.rate, 1 if g.rate == 1 else size), g.count) for g in steps]
+
+
+def _bound_one_way(counted: Sequence[tuple[Pair, int]], delta: float, accuracy: float, enough: float) -> float:
+    pairs, counts = [pair for pair, _ in counted], [count for _, count in counted]
     tilt, renyi = _renyi_tilt(pairs, counts, delta)
     if renyi <= enough:
         return enough
@@ -147,10 +167,17 @@ class _TooLargeError(Exception):
     """The grid or window would need too many points."""
 
 
-def _total_variation(steps: Sequence[Gaussians], direction: Direction) -> float:
-    """δ(0) is at most the sum of each release's: q·(2Φ(s/2z) − 1), with s = 2 for replace."""
+def _total_variation(steps: Sequence[Gaussians], direction: Direction, size: int = 1) -> float:
+    """δ(0) is at most the sum of each release's: q·(2Φ(s/2z) − 1), with s = 2 for replace; of a group, whatever is
+    drawn of it moves the sum by at most its size."""
     shift = 2.0 if direction is Direction.REPLACE else 1.0
-    return math.fsum(g.count * g.rate * (2 * float(ndtr(shift / (2 * g.noise_multiplier))) - 1) for g in steps)
+
+    def one(g: Gaussians) -> float:
+        if g.rate == 1 or size == 1:
+            return g.rate * (2 * float(ndtr(shift / (2 * g.noise_multiplier))) - 1)
+        return -math.expm1(size * math.log1p(-g.rate)) * (2 * float(ndtr(size / (2 * g.noise_multiplier))) - 1)
+
+    return math.fsum(g.count * one(g) for g in steps)
 
 
 def _renyi_tilt(pairs: Sequence[Pair], counts: Sequence[int], delta: float) -> tuple[float, float]:
@@ -166,7 +193,7 @@ def _renyi_tilt(pairs: Sequence[Pair], counts: Sequence[int], delta: float) -> t
         return (moment * (1 + 1e-9) - log_rest - math.log1p(lam)) / lam - math.log1p(1 / lam)
 
     shift = 2.0 if pairs[0].direction is Direction.REPLACE else 1.0
-    mu = shift * math.sqrt(math.fsum(k / p.z**2 for p, k in zip(pairs, counts, strict=True)))
+    mu = shift * math.sqrt(math.fsum(k * (p.group / p.z) ** 2 for p, k in zip(pairs, counts, strict=True)))
     start = math.log(math.sqrt(2 * math.log(1 / delta)) / mu)  # right for plain Gaussians, low for sampled ones
     return _lowest(bound, start)
 

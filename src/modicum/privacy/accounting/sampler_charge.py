@@ -78,11 +78,11 @@ def exact_delta(releases: Iterable[Release | PlannedRelease], delta: float) -> f
     return left
 
 
-def largest_epsilon(releases: Iterable[Release | PlannedRelease], delta: float) -> float:
-    """The ε at which the charge fills the part of δ that is kept for it."""
+def largest_epsilon(releases: Iterable[Release | PlannedRelease], delta: float, units: int = 1) -> float:
+    """The ε at which the charge fills the part of δ that is kept for it, for so many units together."""
     releases = tuple(releases)
     tau = draws_distance(releases)
-    return math.log(max(1.0, (SHARE * delta - doubts(releases)) / tau - 1)) if tau else math.inf
+    return math.log(max(1.0, (SHARE * delta - units * doubts(releases)) / tau - 1)) if tau else math.inf
 
 
 def refuse_uncertain(releases: Iterable[Release | PlannedRelease], epsilon: float, delta: float) -> None:

@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from modicum.compute import sequence
-from modicum.compute.sums import (
+from modicum.compute.clipping import sequence
+from modicum.compute.clipping.sums import (
     as_released,
     factor_charge,
     in_range,

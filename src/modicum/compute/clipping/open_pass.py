@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modicum.compute.bookkeeping import Call, CannotKeepBooksError, PassRecorder, requiring_grad
-from modicum.compute.pieces import Piece
-from modicum.compute.probe import check_recorded
-from modicum.compute.problem import ClippedSum, Parts, modes, without_autocast
-from modicum.compute.sums import part_of
-from modicum.compute.tracing import as_traced, refusing_looks
+from modicum.compute.clipping.bookkeeping import Call, CannotKeepBooksError, PassRecorder, requiring_grad
+from modicum.compute.clipping.pieces import Piece
+from modicum.compute.clipping.probe import check_recorded
+from modicum.compute.clipping.problem import ClippedSum, Parts, modes, without_autocast
+from modicum.compute.clipping.sums import part_of
+from modicum.compute.clipping.tracing import as_traced, refusing_looks
 from modicum.core.clips import Clip
 from modicum.errors import UserError
 

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from modicum.compute import any_module, group_norm
-from modicum.compute.any_module import Inputs
-from modicum.compute.linear import fits, shown_linear
-from modicum.compute.pieces import Dense, Kept, Piece
-from modicum.compute.problem import (
+from modicum.compute.clipping import any_module, group_norm
+from modicum.compute.clipping.any_module import Inputs
+from modicum.compute.clipping.linear import fits, shown_linear
+from modicum.compute.clipping.pieces import Dense, Kept, Piece
+from modicum.compute.clipping.problem import (
     Loss,
     Parts,
     check_losses,
@@ -33,8 +33,8 @@ from modicum.compute.problem import (
     without_autocast,
     zero_like,
 )
-from modicum.compute.rules import known, pieces
-from modicum.compute.shared_weights import joined
+from modicum.compute.clipping.rules import known, pieces
+from modicum.compute.clipping.shared_weights import joined
 from modicum.core.clips import Clip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modicum.compute.problem import (
+from modicum.compute.clipping.problem import (
     ClippedSum,
     Loss,
     batch_size,
@@ -21,7 +21,7 @@ from modicum.compute.problem import (
     trained_parameters,
     zero_like,
 )
-from modicum.compute.sums import as_released, square_norms
+from modicum.compute.clipping.sums import as_released, square_norms
 from modicum.core.clips import Clip
 from modicum.errors import UserError
 

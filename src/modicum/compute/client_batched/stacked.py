@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from modicum.compute import fixed_shape
-from modicum.compute.client_sums import subtract_client_sums, write_client_sums
-from modicum.compute.loop import LoopBackend
-from modicum.compute.problem import check_losses, sum_dtype
-from modicum.compute.sums import sum_type
-from modicum.compute.twin import CannotStackError, StackedPass, Twin
+from modicum.compute.client_batched import fixed_shape
+from modicum.compute.client_batched.client_sums import subtract_client_sums, write_client_sums
+from modicum.compute.client_batched.model import CannotStackError, StackedPass, Twin
+from modicum.compute.clipping.loop import LoopBackend
+from modicum.compute.clipping.problem import check_losses, sum_dtype
+from modicum.compute.clipping.sums import sum_type
 from modicum.core.clips import Clip
 from modicum.core.parts import Batch, Losses
 from modicum.core.stack import Gathered, SideBySide, padded, real_rows

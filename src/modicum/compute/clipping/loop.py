@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modicum.compute import Clipper, Way
-from modicum.compute.capture import Graphs, filled_up, rounded_up
-from modicum.compute.flat import applies
-from modicum.compute.problem import in_mode, rows
-from modicum.compute.sums import part_of
-from modicum.compute.tracing import as_traced, looking_modules
+from modicum.compute.clipping.capture import Graphs, filled_up, rounded_up
+from modicum.compute.clipping.clipped_sum import Clipper
+from modicum.compute.clipping.flat import Way, applies
+from modicum.compute.clipping.problem import in_mode, rows
+from modicum.compute.clipping.sums import part_of
+from modicum.compute.clipping.tracing import as_traced, looking_modules
 from modicum.core.clips import Clip
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch, Losses

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from modicum.compute import flat
-from modicum.compute.bookkeeping import CannotKeepBooksError, PassRecorder, requiring_grad
-from modicum.compute.fallback import fallback_clipped_sum, one_at_a_time
-from modicum.compute.flat import FlatSums, Problem, Way
-from modicum.compute.probe import UndecidedError, check_books
-from modicum.compute.problem import (
+from modicum.compute.clipping import flat
+from modicum.compute.clipping.bookkeeping import CannotKeepBooksError, PassRecorder, requiring_grad
+from modicum.compute.clipping.fallback import fallback_clipped_sum, one_at_a_time
+from modicum.compute.clipping.flat import FlatSums, Problem, Way
+from modicum.compute.clipping.probe import UndecidedError, check_books
+from modicum.compute.clipping.problem import (
     ClippedSum,
     Loss,
     Parts,
@@ -30,9 +30,9 @@ from modicum.compute.problem import (
     without_autocast,
     without_drawing,
 )
-from modicum.compute.search import changed_rows
-from modicum.compute.synthetic import own_weights, synthetic_rows
-from modicum.compute.tracing import LooksAtValuesError, as_traced, looking_modules, refuse_looking
+from modicum.compute.clipping.search import changed_rows
+from modicum.compute.clipping.synthetic import own_weights, synthetic_rows
+from modicum.compute.clipping.tracing import LooksAtValuesError, as_traced, looking_modules, refuse_looking
 from modicum.core.clips import Clip
 from modicum.errors import UserError
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modicum.compute.rounding import product_rounding
+from modicum.compute.clipping.rounding import product_rounding
 from modicum.errors import UserError
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"

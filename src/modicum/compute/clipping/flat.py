@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from modicum.compute.bookkeeping import PassRecorder
-from modicum.compute.capture import Captured, Graphs, Replay, Work, agree, filled_up, rounded_up
-from modicum.compute.problem import (
+from modicum.compute.clipping.bookkeeping import PassRecorder
+from modicum.compute.clipping.capture import Captured, Graphs, Replay, Work, agree, filled_up, rounded_up
+from modicum.compute.clipping.problem import (
     ClippedSum,
     Loss,
     Parts,
     modes,
     sum_dtype,
 )
-from modicum.compute.rounding import product_rounding
-from modicum.compute.sums import rows_counted
+from modicum.compute.clipping.rounding import product_rounding
+from modicum.compute.clipping.sums import rows_counted
 from modicum.core.clips import Clip
 
 LARGE = 1 << 28

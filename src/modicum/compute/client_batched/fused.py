@@ -10,12 +10,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from modicum.compute.loop import LoopBackend
-from modicum.compute.problem import without_drawing
-from modicum.compute.rounding import full_precision
-from modicum.compute.stacked import StackedEngine
-from modicum.compute.twin import CannotStackError
-from modicum.compute.vmapped import VmapEngine
+from modicum.compute.client_batched.model import CannotStackError
+from modicum.compute.client_batched.stacked import StackedEngine
+from modicum.compute.client_batched.vmapped import VmapEngine
+from modicum.compute.clipping.loop import LoopBackend
+from modicum.compute.clipping.problem import without_drawing
+from modicum.compute.clipping.rounding import full_precision
 from modicum.core.clips import Clip
 from modicum.core.parts import Batch, Losses
 from modicum.core.stack import SideBySide, has_blanks

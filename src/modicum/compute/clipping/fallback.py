@@ -7,10 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modicum.compute.flat import Problem
-from modicum.compute.problem import ClippedSum, Loss, check_losses, example_factors, rows, sum_dtype, zero_like
-from modicum.compute.reference import reference_clipped_sum
-from modicum.compute.sums import as_released, only_rows, square_norms
+from modicum.compute.clipping.flat import Problem
+from modicum.compute.clipping.problem import (
+    ClippedSum,
+    Loss,
+    check_losses,
+    example_factors,
+    rows,
+    sum_dtype,
+    zero_like,
+)
+from modicum.compute.clipping.reference import reference_clipped_sum
+from modicum.compute.clipping.sums import as_released, only_rows, square_norms
 
 KEEP = 1 << 24
 """Numbers of per-example gradients that exist at a time, of all parameters together."""

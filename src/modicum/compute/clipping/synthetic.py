@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from modicum.compute.problem import rows
+from modicum.compute.clipping.problem import rows
 
 NAMED = 2
 """What a whole number is drawn below where no embedding says more: labels, kinds and masks have both."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from modicum.compute.problem import check_losses, example_factors
-from modicum.compute.sums import only_rows, square_norms, weighted_rows
+from modicum.compute.clipping.problem import check_losses, example_factors
+from modicum.compute.clipping.sums import only_rows, square_norms, weighted_rows
 from modicum.core.clips import Clip
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch, Losses

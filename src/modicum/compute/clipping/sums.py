@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from modicum.compute.rounding import exact_product, full_precision
+from modicum.compute.clipping.rounding import exact_product, full_precision
 
 SHARE = 1e-3 - 2.0**-16 - 2.0**-18
 """Of the bound: what rounding while adding up may move a sum by. Norms may be off by 2⁻¹⁶; a little is left."""

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modicum.compute.bookkeeping import CannotKeepBooksError, PassRecorder, requiring_grad
-from modicum.compute.problem import Loss, batch_size, check_losses, in_mode, rows, sum_dtype, zero_like
-from modicum.compute.rounding import full_precision
+from modicum.compute.clipping.bookkeeping import CannotKeepBooksError, PassRecorder, requiring_grad
+from modicum.compute.clipping.problem import Loss, batch_size, check_losses, in_mode, rows, sum_dtype, zero_like
+from modicum.compute.clipping.rounding import full_precision
 
 FIRST = slice(0, 1)
 

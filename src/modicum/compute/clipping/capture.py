@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modicum.compute.problem import without_drawing
-from modicum.compute.rounding import product_rounding
+from modicum.compute.clipping.problem import without_drawing
+from modicum.compute.clipping.rounding import product_rounding
 
 Work = Callable[..., tuple[Tensor, ...]]
 """Tensors in, tensors out; no question to the device on the way."""

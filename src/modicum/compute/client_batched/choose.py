@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from modicum.compute.flat import Way
-from modicum.compute.fused import FusedBackend
-from modicum.compute.loop import LoopBackend
+from modicum.compute.client_batched.fused import FusedBackend
+from modicum.compute.clipping.flat import Way
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.layout import Layout
 from modicum.core.parts import Backend
 

@@ -14,9 +14,9 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from modicum.compute.capture import Graphs, rounded_up
-from modicum.compute.problem import check_losses, example_factors
-from modicum.compute.twin import CannotStackError, StackedPass, Twin
+from modicum.compute.client_batched.model import CannotStackError, StackedPass, Twin
+from modicum.compute.clipping.capture import Graphs, rounded_up
+from modicum.compute.clipping.problem import check_losses, example_factors
 from modicum.core.clips import Clip
 from modicum.core.parts import Batch, Losses
 from modicum.core.stack import PooledBatches

@@ -7,10 +7,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from modicum.compute.pieces import Dense, Kept, LinearWeight
-from modicum.compute.problem import sum_dtype
-from modicum.compute.rounding import product_rounding
-from modicum.compute.sums import longest_run, weighted_outer, weighted_rows
+from modicum.compute.clipping.pieces import Dense, Kept, LinearWeight
+from modicum.compute.clipping.problem import sum_dtype
+from modicum.compute.clipping.rounding import product_rounding
+from modicum.compute.clipping.sums import longest_run, weighted_outer, weighted_rows
 
 
 @runtime_checkable

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from modicum.compute.bookkeeping import requiring_grad
-from modicum.compute.problem import Loss, batch_size, check_losses
+from modicum.compute.clipping.bookkeeping import requiring_grad
+from modicum.compute.clipping.problem import Loss, batch_size, check_losses
 from modicum.errors import UserError
 
 FAILS = "may fail on what a record holds"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from modicum.compute.pieces import Dense, EmbeddingRows, EmbeddingWeight, Kept, LinearWeight, Piece
-from modicum.compute.sums import room_for_one_more
+from modicum.compute.clipping.pieces import Dense, EmbeddingRows, EmbeddingWeight, Kept, LinearWeight, Piece
+from modicum.compute.clipping.sums import room_for_one_more
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from modicum.compute.patches import PatchConvolution, patch_pieces
-from modicum.compute.pieces import Dense, Kept
-from modicum.compute.rules import known, pieces
+from modicum.compute.client_batched.patches import PatchConvolution, patch_pieces
+from modicum.compute.clipping.pieces import Dense, Kept
+from modicum.compute.clipping.rules import known, pieces
 
 
 class CannotStackError(Exception):
@@ -26,7 +26,7 @@ class CannotStackError(Exception):
 class StackedPass:
     """One pass over a stack of `clients` batches of `size` rows: weights, and what the backward pass found.
 
-    The gradient of each layer's output is measured as it passes by; see `modicum.compute.bookkeeping`.
+    The gradient of each layer's output is measured as it passes by; see `modicum.compute.clipping.bookkeeping`.
     """
 
     def __init__(self, weights: dict[str, Tensor], clients: int, size: int, *, measure: bool) -> None:

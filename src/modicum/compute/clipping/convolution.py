@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from modicum.compute.pieces import WRITE, Kept, Sliced, gram_square_norms, too_large
-from modicum.compute.problem import sum_dtype
-from modicum.compute.rounding import product_rounding, widened
-from modicum.compute.sums import as_released, longest_run, only_rows, weighted_products, weighted_rows
+from modicum.compute.clipping.pieces import WRITE, Kept, Sliced, gram_square_norms, too_large
+from modicum.compute.clipping.problem import sum_dtype
+from modicum.compute.clipping.rounding import product_rounding, widened
+from modicum.compute.clipping.sums import as_released, longest_run, only_rows, weighted_products, weighted_rows
 
 TILE, PLACES, RUN = 64, 256, 16
 """Of a GPU's kernel for weighted sums: channels come in multiples, places at most, examples in float32 at most."""
@@ -227,7 +227,7 @@ def conv_weighted_sum(
     run: int,
 ) -> Tensor:
     """(p, k, l, c) weighted sum in float64 of the gradients Σ_t δ_t patch_tᵀ, each formed by itself."""
-    from modicum.compute.kernels import launch_sum
+    from modicum.compute.clipping.kernels import launch_sum
 
     return launch_sum(a, g, weights, kernel, stride, padding, dilation, run)
 
@@ -278,7 +278,7 @@ def conv_square_norms(
 
     An operator, so that compilers let it be.
     """
-    from modicum.compute.kernels import launch
+    from modicum.compute.clipping.kernels import launch
 
     return launch(a, g, kernel, stride, padding, dilation, coarse)
 

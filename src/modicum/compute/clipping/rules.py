@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from modicum.compute.convolution import ConvWeight, Geometry, takes_short
-from modicum.compute.pieces import Dense, EmbeddingWeight, Kept, LinearWeight, Piece, RowBias
-from modicum.compute.problem import sum_dtype
-from modicum.compute.sequence import takes, takes_bf16
+from modicum.compute.clipping.convolution import ConvWeight, Geometry, takes_short
+from modicum.compute.clipping.pieces import Dense, EmbeddingWeight, Kept, LinearWeight, Piece, RowBias
+from modicum.compute.clipping.problem import sum_dtype
+from modicum.compute.clipping.sequence import takes, takes_bf16
 
 Pieces = dict[str, Piece]
 Rule = Callable[[Any, Tensor, Tensor], Pieces]

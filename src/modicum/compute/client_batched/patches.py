@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from modicum.compute.convolution import has_kernel
-from modicum.compute.pieces import Dense, Kept, LinearWeight
-from modicum.compute.problem import sum_dtype
-from modicum.compute.sums import only_rows, square_norms, weighted_rows
+from modicum.compute.clipping.convolution import has_kernel
+from modicum.compute.clipping.pieces import Dense, Kept, LinearWeight
+from modicum.compute.clipping.problem import sum_dtype
+from modicum.compute.clipping.sums import only_rows, square_norms, weighted_rows
 
 KEEP = 1 << 15
 """Up to this many numbers of an example's gradient are kept for one parameter, however many examples there are."""
@@ -82,7 +82,7 @@ class PatchConvolution:
         return seen.permute(0, 3, 1, 2)
 
     def _folded(self, columns: Tensor) -> Tensor:
-        from modicum.compute.kernels import folded
+        from modicum.compute.clipping.kernels import folded
 
         size = (self.shape[2], self.shape[3])
         return folded(columns, size, (self.down, self.right), (self.top, self.left), self.dilation)

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from modicum.compute.rounding import PRODUCTS, product_rounding
-from modicum.compute.sums import SHORT, adds_up, as_released, longest_run
+from modicum.compute.clipping.rounding import PRODUCTS, product_rounding
+from modicum.compute.clipping.sums import SHORT, adds_up, as_released, longest_run
 
 NARROWEST, SHORTEST = 64, 16
 """Outputs, inputs and places from which on tiles are worth forming; smaller gradients are kept."""
@@ -37,7 +37,7 @@ def takes(a: Tensor, g: Tensor) -> bool:
 
 @torch.library.custom_op("modicum::sequence_square_norms", mutates_args=())
 def _square_norms(a: Tensor, g: Tensor) -> Tensor:
-    from modicum.compute import sequence_kernels
+    from modicum.compute.clipping import sequence_kernels
 
     return sequence_kernels.square_norms(a, g)
 
@@ -49,7 +49,7 @@ def _(a: Tensor, _g: Tensor) -> Tensor:
 
 @torch.library.custom_op("modicum::sequence_weighted_sum", mutates_args=())
 def _weighted_sum(a: Tensor, g: Tensor, weights: Tensor) -> Tensor:
-    from modicum.compute import sequence_kernels
+    from modicum.compute.clipping import sequence_kernels
 
     batch = len(a)
     run = sequence_kernels.run_length(a, g, longest_run(batch, torch.float32))

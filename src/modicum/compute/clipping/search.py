@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from modicum.compute.flat import Problem
-from modicum.compute.problem import ClippedSum, without_drawing
-from modicum.compute.synthetic import CONTENTS, with_row
+from modicum.compute.clipping.flat import Problem
+from modicum.compute.clipping.problem import ClippedSum, without_drawing
+from modicum.compute.clipping.synthetic import CONTENTS, with_row
 
 
 def changed_rows(run: Callable[[Problem], ClippedSum], problem: Problem, other: Problem) -> str:
