@@ -160,6 +160,7 @@ class SimulatedNoise:
 
 
 def bits53(size: int, source: Bits) -> NDArray[np.uint64]:
+    """So many whole numbers of 53 bits."""
     words = np.frombuffer(bytearray(source(8 * size)), dtype=np.uint64)
     words >>= np.uint64(11)
     return words
