@@ -16,7 +16,16 @@ from torch import Tensor
 
 from modicum.core.clips import Clip, Flat
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Decision, Expected, Message, NoiseFacts, Range
+from modicum.core.messages import (
+    Broadcast,
+    ClippedUpdate,
+    Decision,
+    Expected,
+    Message,
+    NoisedNumber,
+    NoiseFacts,
+    Sampled,
+)
 from modicum.core.needs import Need
 from modicum.core.parts import ClientKit, Job, Scope, Signal, State
 from modicum.core.round_state import Collector, RoundState
@@ -26,7 +35,6 @@ from modicum.errors import UserError, counted
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.fixed_shapes import FixedShapes
 from modicum.mechanisms.passes import clipped_in_passes
-from modicum.mechanisms.possible import DOUBT, ROUNDING, around, most_drawn, noise_norm, rounded_away, spread
 from modicum.mechanisms.record_steps import Stepper, release, uphill
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.noise.choose import schedule_for
@@ -217,29 +225,26 @@ class RecordLocal:
         event = self.release(asked, kit.policy.signals, 0, count)
         metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
         known = self.facts_of(event, facts, count, kit.training.optimiser.gains(count))
-        doubt = DOUBT / (2 + len(event.blocks) - 1 + len(metrics))
-        rates = common.expected_metrics(metrics, Unit.RECORD, facts.validation, doubt)
+        rates = common.expected_metrics(metrics, Unit.RECORD, facts.validation)
         if kit.policy.scope is Scope.STEP:
-            unknown = (-math.inf, math.inf)
-            return Expected(known, math.inf, {b.name: unknown for b in event.blocks[1:]}, rates)
-        norm, signals = self._reach(event, facts, kit, broadcast.model, doubt)
-        return Expected(known, math.inf if isinstance(kit.training, Pulls) else norm, signals, rates)
+            unknown = NoisedNumber(0.0, math.inf)
+            return Expected(known, None, {b.name: unknown for b in event.blocks[1:]}, rates)
+        update, signals = self._made_of(event, facts, kit)
+        return Expected(known, None if isinstance(kit.training, Pulls) else update, signals, rates)
 
-    def _reach(
-        self, event: Release, facts: ClientFacts, kit: ClientKit, model: Tensor, doubt: float
-    ) -> tuple[float, dict[str, Range]]:
-        """The update's largest norm and the signals' ranges: this doubt for each, and once for all batches."""
-        dimension = model.numel()
+    def _made_of(
+        self, event: Release, facts: ClientFacts, kit: ClientKit
+    ) -> tuple[ClippedUpdate, dict[str, NoisedNumber]]:
+        """The update and the signals: as many steps as a round may have, the noise of as few."""
         total, parts, over = self.total_steps(facts), facts.participations, self.expected_batch(facts)
         most, least = -(-total // parts), max(1, total // parts)
         main, *signals = event.blocks
-        share = most_drawn(facts.records, event.sampler, doubt / most) / over
         unit = self.unit_of(main.bound)
-        noise = main.noise_std / unit / over * noise_norm(dimension, doubt)
-        norm = kit.training.optimiser.farthest(most, main.bound / unit * share, noise, dimension)
-        reach = {b.name: b.bound * share + spread(doubt) * b.noise_std / over / math.sqrt(least) for b in signals}
-        norm = norm * (1 + ROUNDING) + rounded_away(model, most, norm)
-        return norm, {name: around(0.5, r) for name, r in reach.items()}
+        sampled = Sampled(facts.records, _rate(event.sampler), over, most)
+        std = main.noise_std / unit / over
+        update = ClippedUpdate(main.bound / unit, std, most, kit.training.optimiser, sampled)
+        averaged = over * math.sqrt(least)
+        return update, {b.name: NoisedNumber(0.5, b.bound, b.noise_std / averaged, sampled) for b in signals}
 
     def facts_of(
         self, event: Release, facts: ClientFacts, steps: int, gains: tuple[float, float] = (1.0, 1.0)
@@ -313,3 +318,11 @@ class RecordLocal:
 
     def collect(self, state: RoundState) -> Collector:
         return common.Individually(state)
+
+
+def _rate(sampler: Sampler) -> float | None:
+    """Of Poisson batches; None where each step takes all records."""
+    if isinstance(sampler, NoSampling):
+        return None
+    assert isinstance(sampler, Poisson)
+    return sampler.rate
