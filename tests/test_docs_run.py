@@ -37,6 +37,7 @@ ELSEWHERE = {  # who runs it, or why nobody does
     ("check", "own_methods:Curious"): "tests/methods/test_add_a_method.py writes such a method",
     ("run", "patients.toml"): "tests/test_quickstart.py follows the page",
     ("compare", "patients.toml"): "tests/test_quickstart.py follows the page",
+    ("verify", "runs/own"): "tests/loops/test_opacus_page.py follows the page",
     ("verify", "runs/first"): "tests/test_quickstart.py follows the page",
     ("verify", "runs/first/server"): "tests/deploy/flower/test_deployment.py",
     ("verify", "runs/first/silos/state-client-00"): "tests/deploy/flower/test_deployment.py",

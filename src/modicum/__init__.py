@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from modicum.federation.interference import Checked, check
     from modicum.federation.settings import Cohorts, Engine, Noise, Server, Watching
     from modicum.federation.transcript_file import load_transcript
+    from modicum.loops.pytorch import privately
     from modicum.privacy.certificate import Certificate
     from modicum.privacy.verify import verify
     from modicum.report.track import MLflow, TensorBoard, Tracker
@@ -68,6 +69,7 @@ _WHERE = {
     "load": "modicum.runs",
     "load_dataset": "modicum.data:load",
     "load_transcript": "modicum.federation.transcript_file",
+    "privately": "modicum.loops.pytorch",
     "train": "modicum.runs",
     "verify": "modicum.privacy.verify",
 }
@@ -113,6 +115,7 @@ __all__ = [
     "load_transcript",
     "methods",
     "models",
+    "privately",
     "tasks",
     "train",
     "verify",

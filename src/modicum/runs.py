@@ -489,6 +489,7 @@ def _warn_of_others(experiment: Experiment, files: RunFolder) -> None:
 
 def _finish(run: Simulation, files: RunFolder, audit: str | None) -> Run:
     """Everything here is a function of the finished run, so that a crash in between costs nothing."""
+    run.end()
     parameters = _parameters(run)
     _write_model(run, parameters, files)
     certificate = Certificate.from_ledger(run.ledger)

@@ -16,7 +16,7 @@ import pytest
 from modicum.config import read
 from modicum.deploy.flower.coordinator import ACCOUNTS, Coordinator, Patience
 from modicum.deploy.silo import accounts
-from modicum.deploy.silo.account import Kept
+from modicum.deploy.silo.account import SiloAccount
 from modicum.deploy.silo.accounts import FILE
 from modicum.deploy.silo.signing import read_signing_key
 from modicum.deploy.silo.silo import Silo
@@ -136,7 +136,7 @@ def test_a_longer_chain_of_another_history_is_found_by_the_silo_itself(
     with caplog.at_level(logging.WARNING), pytest.raises(UserError, match="'ward' does not join: account-behind"):
         play(tmp_path, 3)
     assert "which is not here" in caplog.text
-    monkeypatch.setattr(Kept, "holds", lambda *_: True)  # the negative control: lengths alone
+    monkeypatch.setattr(SiloAccount, "holds", lambda *_: True)  # the negative control: lengths alone
     shutil.rmtree(tmp_path / "run-3")
     play(tmp_path, 3)
 

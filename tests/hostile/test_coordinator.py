@@ -15,6 +15,7 @@ from modicum.deploy.flower.coordinator import Coordinator
 from modicum.deploy.silo.wire import Answer, Code
 from modicum.errors import UserError
 from modicum.federation import server as server_module
+from modicum.federation.plausible import limits
 from modicum.federation.records import read_records
 from tests.hostile.stage import HONEST, HOSTILE, Attack, Scripted, coordinator, play, prepare, text, unit
 
@@ -172,7 +173,11 @@ def test_bounds_stay_where_everybody_agreed(tmp_path: Path) -> None:
     made = coordinator(carrier)
 
     def most(b: Broadcast, m: Noised) -> Answer:
-        return Answer(encode(replace(m, signals={"clip-bit": made.silos._expected(b).signals["clip-bit"][1]})))
+        return Answer(
+            encode(
+                replace(m, signals={"clip-bit": limits(made.silos._expected(b), b.model).signals["clip-bit"][1]})
+            )
+        )
 
     carrier.attack = most
     records = list(made.rounds())

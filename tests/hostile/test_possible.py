@@ -16,16 +16,15 @@ import torch
 from scipy.stats import chi2
 
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Expected, Noised
+from modicum.core.messages import Expected, Noised, Sampled
 from modicum.core.optimisers import Adam, Optimiser, Sgd
 from modicum.core.parts import Batch, Signal, SignalName
-from modicum.mechanisms import record_local
+from modicum.federation import plausible
+from modicum.federation.plausible import FAILURE, limits, most_drawn, noise_norm, objection, spread
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.mechanisms.possible import DOUBT, most_drawn, noise_norm, objection, spread
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.papers.pac_dp.sampled_by_budget import SampledByBudget
 from modicum.policies import Fixed
-from modicum.privacy.events import KnownTo, NoSampling, Poisson
 from modicum.privacy.noise import SimulatedNoise
 from modicum.training.local_steps import LocalSteps
 from modicum.training.plain import Supervised
@@ -41,6 +40,9 @@ MECHANISMS: dict[str, Any] = {
 }
 OPTIMISERS: dict[str, Optimiser] = {"sgd": Sgd(0.7), "momentum": Sgd(0.7, 0.9), "adam": Adam(0.05)}
 WARM = 1.5  # scale of records: gradients are clipped and do not vanish, so that messages reach far
+
+
+START = loop(double_model("linear", 1))[1]
 
 
 class Optimised(Stage):
@@ -69,7 +71,7 @@ def test_honest_messages_are_possible(name: str, optimiser: str, budget: float) 
     if name == "by-budget" and math.isinf(budget):
         budget = 2.0  # its noise is common to all
     messages, expected = drawn(MECHANISMS[name], OPTIMISERS[optimiser], budget, 60)
-    assert [objection(m, expected) for m in messages] == [None] * len(messages)
+    assert [objection(m, expected, START) for m in messages] == [None] * len(messages)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -78,34 +80,34 @@ def test_the_bound_is_not_far_above_what_occurs(name: str, budget: float) -> Non
     """A bound ten times as high would let ten times as much through."""
     messages, expected = drawn(MECHANISMS[name], Sgd(0.7), budget, 60)
     largest = max(float(m.update.norm()) for m in messages)
-    assert largest > 0.2 * expected.norm
+    assert largest > 0.2 * limits(expected, START).norm
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_messages_just_beyond_are_impossible(name: str) -> None:
     messages, expected = drawn(MECHANISMS[name], Sgd(0.7), 1.0, 1)
-    message = messages[0]
-    inside = message.update * (expected.norm * (1 - 1e-9) / message.update.norm())
-    assert objection(replace(message, update=inside), expected) is None
-    assert "norm" in str(objection(replace(message, update=inside * 1.000001), expected))
-    for signal, (low, high) in expected.signals.items():
+    message, within = messages[0], limits(expected, START)
+    inside = message.update * (within.norm * (1 - 1e-9) / message.update.norm())
+    assert objection(replace(message, update=inside), expected, START) is None
+    assert "norm" in str(objection(replace(message, update=inside * 1.000001), expected, START))
+    for signal, (low, high) in within.signals.items():
         for value, fits in ((low, True), (high, True), (low - 1e-9, False), (high + 1e-9, False)):
-            said = objection(replace(message, signals={**message.signals, signal: value}), expected)
+            said = objection(replace(message, signals={**message.signals, signal: value}), expected, START)
             assert (said is None) == fits
 
 
 def test_without_the_chance_of_a_large_batch_honest_clients_would_be_dropped(monkeypatch: Any) -> None:
     """Twin: a bound for the expected batch. Poisson batches are larger half of the time."""
-    monkeypatch.setattr(record_local, "most_drawn", lambda n, sampler, doubt: 5)  # noqa: ARG005
+    monkeypatch.setattr(plausible, "most_drawn", lambda sampled, failure: 5)  # noqa: ARG005
     messages, expected = drawn(MECHANISMS["record-batches"], Sgd(0.7), 1e6, 60)
-    assert sum(objection(m, expected) is not None for m in messages) > 5
+    assert sum(objection(m, expected, START) is not None for m in messages) > 5
 
 
 def test_without_noise_in_the_bound_honest_clients_would_be_dropped(monkeypatch: Any) -> None:
     """Twin: a bound for the clipped part alone."""
-    monkeypatch.setattr(record_local, "noise_norm", lambda d, doubt: 0.0)  # noqa: ARG005
+    monkeypatch.setattr(plausible, "noise_norm", lambda d, failure: 0.0)  # noqa: ARG005
     messages, expected = drawn(MECHANISMS["record-batches"], Sgd(0.7), 0.5, 60)
-    assert sum(objection(m, expected) is not None for m in messages) > 10
+    assert sum(objection(m, expected, START) is not None for m in messages) > 10
 
 
 def drowned(C: float) -> list[str | None]:
@@ -119,7 +121,7 @@ def drowned(C: float) -> list[str | None]:
     own = Batch(data.x.float(), data.targets)
     jobs = [stage.job(f"c{i}", own, theta, SimulatedNoise(i), bound=C) for i in range(10)]
     expected = mechanism.expected(jobs[0].facts, jobs[0].plan, stage.kit(), jobs[0].broadcast, 0)
-    return [objection(message, expected) for message, _ in stage.run(jobs)]
+    return [objection(message, expected, theta) for message, _ in stage.run(jobs)]
 
 
 @pytest.mark.parametrize("C", [1e-12, 3e-8, 5e-8, 3e-7, 1e-3, 1e12])
@@ -129,22 +131,22 @@ def test_steps_that_drown_in_the_weights_are_possible(C: float) -> None:
 
 def test_without_the_rounding_of_weights_honest_clients_would_be_dropped(monkeypatch: Any) -> None:
     """Twin: weights of infinite precision. A bound driven down by hostile bits would shut everybody out."""
-    monkeypatch.setattr(record_local, "rounded_away", lambda *_: 0.0)
+    monkeypatch.setattr(plausible, "rounded_away", lambda *_: 0.0)
     assert sum(said is not None for said in drowned(3e-8)) > 5
 
 
-@pytest.mark.parametrize("doubt", [1e-2, 1e-4])
-def test_the_quantiles_are_exact(doubt: float) -> None:
-    """Of 200,000 draws as many lie beyond as the doubt says, give or take five standard deviations."""
+@pytest.mark.parametrize("failure", [1e-2, 1e-4])
+def test_the_quantiles_are_exact(failure: float) -> None:
+    """Of 200,000 draws as many lie beyond as the failure says, give or take five standard deviations."""
     rng, n, d = np.random.default_rng(1), 200_000, 7
-    give = 5 * math.sqrt(n * doubt) + 1
+    give = 5 * math.sqrt(n * failure) + 1
     norms = np.sqrt(np.square(rng.standard_normal((n, d))).sum(1))
-    assert abs((norms > noise_norm(d, doubt)).sum() - n * doubt) < give
-    assert abs((np.abs(rng.standard_normal(n)) > spread(doubt)).sum() - n * doubt) < give
+    assert abs((norms > noise_norm(d, failure)).sum() - n * failure) < give
+    assert abs((np.abs(rng.standard_normal(n)) > spread(failure)).sum() - n * failure) < give
     batches = rng.binomial(300, 0.1, n)
-    assert (batches > most_drawn(300, Poisson(0.1, KnownTo.CLIENT), doubt)).sum() <= n * doubt + give
-    assert most_drawn(300, NoSampling(), doubt) == 300
-    assert chi2.sf(noise_norm(10**7, DOUBT) ** 2, 10**7) == pytest.approx(DOUBT, rel=1e-3)
+    assert (batches > most_drawn(Sampled(300, 0.1, 30.0), failure)).sum() <= n * failure + give
+    assert most_drawn(Sampled(300, None, 300.0), failure) == 300
+    assert chi2.sf(noise_norm(10**7, FAILURE) ** 2, 10**7) == pytest.approx(FAILURE, rel=1e-3)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 10, 100])
@@ -182,5 +184,6 @@ def test_agreed_records_bound_the_number_of_steps() -> None:
         stage = Stage(mechanism, backend, declared=n)
         job = stage.job("c", records(2, 20), theta, SimulatedNoise(0))
         facts = ClientFacts("c", n, 8.0, 1)
-        reach.append(mechanism.expected(facts, job.plan, stage.kit(), job.broadcast, 0).norm)
+        expected = mechanism.expected(facts, job.plan, stage.kit(), job.broadcast, 0)
+        reach.append(limits(expected, theta).norm)
     assert reach[1] > 20 * reach[0]

@@ -16,8 +16,8 @@ from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision
 from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS
 from modicum.errors import UserError
+from modicum.federation.plausible import objection
 from modicum.mechanisms.class_sums import ClassSums, LinearHead, class_sums
-from modicum.mechanisms.possible import objection
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.privacy.accounting.gdp import epsilon_from_mu
 from modicum.privacy.events import Release
@@ -126,8 +126,8 @@ def test_what_an_answer_can_be() -> None:
     expected = mechanism.expected(facts, mechanism.plan(facts, ()), kit, asked, 0)
     update = torch.zeros(CLASSES * (SIZE + 1), dtype=torch.double)
     update[0] = update[CLASSES * SIZE] = 10_000.0
-    assert objection(Noised("c", 0, update, {}), expected) is None
-    assert objection(Noised("c", 0, 2 * update, {}), expected) is not None
+    assert objection(Noised("c", 0, update, {}), expected, theta) is None
+    assert objection(Noised("c", 0, 2 * update, {}), expected, theta) is not None
     assert expected.facts.variance < expected.facts.signal_variance[CLASS_COUNTS]
     assert mechanism._event(facts, mechanism.plan(facts, ()), asked).blocks[0].name == CLASS_SUMS
 

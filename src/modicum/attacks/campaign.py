@@ -22,7 +22,7 @@ from modicum.attacks.ceilings import NOTHING, Ceiling, ceiling_of, weakest
 from modicum.attacks.images import HIT, LEVELS, Likeness, blind_rates, floors, likeness, matched
 from modicum.attacks.inversion.bayes import Gaussian
 from modicum.attacks.inversion.objective import Targets, at
-from modicum.attacks.kept import Kept
+from modicum.attacks.kept import StoredOutcomes
 from modicum.attacks.membership.evidence import AT, Auc, auc, rate_at, roc
 from modicum.attacks.membership.game import Key, Questions, ask, fairness
 from modicum.attacks.order import EFFORTS, INVERSIONS, MEMBERSHIP, Found, Order, undefended
@@ -100,7 +100,7 @@ class Stage:
         self, experiment: Experiment, wire: Wire, truth: Truth, order: Order, folder: Path, done: Done | None
     ) -> None:
         self.experiment, self.wire, self.truth, self.order = experiment, wire, truth, order
-        self.effort, self.kept = EFFORTS[order.effort], Kept(folder, order, wire)
+        self.effort, self.kept = EFFORTS[order.effort], StoredOutcomes(folder, order, wire)
         every = weakest(ceiling_of(plan) for plan in wire.public.setup.plans.values())
         self.ceiling = every if wire.claimed else NOTHING  # the claim trusts any other party
         self._pictures: dict[str, Tensor] = {}

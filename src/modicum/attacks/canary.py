@@ -21,6 +21,7 @@ from torch import Tensor
 from modicum.attacks.bounds import FloatArray, LowerBounds, lower_bounds
 from modicum.attacks.probe import ProbeBackend, ProbeTraining, Turning
 from modicum.attacks.trials import EachTrial, TrialCarrier, TrialCohorts, TrialNoise
+from modicum.core import door
 from modicum.core.door import DoorWatch
 from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.parts import Backend, Batch, ClientKit, Mechanism, Method, Policy
@@ -30,11 +31,14 @@ from modicum.federation.correlate import Correlates
 from modicum.federation.rounds import Rounds
 from modicum.federation.server import Server
 from modicum.federation.setup import frozen_multipliers, kinds_of
+from modicum.mechanisms.record_local import RecordLocal
 from modicum.policies.fixed import Fixed
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.correlated import Correlated
+from modicum.privacy.events import Cyclic, NoSampling
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
+from modicum.privacy.noise.correlated import CorrelatedSteps
 from modicum.privacy.views import Adjacency, Unit
 
 RUN = "audit"
@@ -111,6 +115,19 @@ def _schedule(what: Audit) -> Correlated | None:
     return what.mechanism.correlated if isinstance(what.mechanism, Correlates) else None
 
 
+def _own_steps(what: Audit) -> tuple[Correlated, FloatArray] | None:
+    """Of noise that a client correlates over its steps, one a round: and in which of them the canary is."""
+    mechanism = what.mechanism
+    if not isinstance(mechanism, RecordLocal) or not isinstance(mechanism.schedule, CorrelatedSteps):
+        return None
+    releases = mechanism.releases_of(ClientFacts("x", what.records, what.budget, what.rounds))
+    schedule = mechanism.schedule.rows(releases)
+    if schedule is None or not isinstance(releases.sampler, Cyclic):
+        return None
+    turns = [door.batch_of(t, releases.sampler, what.records) for t in range(what.rounds)]
+    return schedule, np.array([float(0 in batch) for batch in turns])
+
+
 def _participations(what: Audit) -> int:
     """Rounds that a client of a trial is in: all of them, or every so many where they come in turn."""
     return what.rounds if _schedule(what) is None else -(-what.rounds // what.cohort)
@@ -122,10 +139,14 @@ def _weights(what: Audit) -> FloatArray:
     The model's sign alternates, and the canary's with it. Of y = x + C⁻¹z the best test is (C·x)·(C·y).
     """
     planted = np.resize([1.0, -1.0], what.rounds)
-    schedule = _schedule(what)
+    schedule, own = _schedule(what), _own_steps(what)
+    if own is not None:
+        schedule, taking_part = own
+        planted *= taking_part
+    elif schedule is not None:
+        planted[np.arange(what.rounds) % what.cohort != 0] = 0.0
     if schedule is None:
         return planted
-    planted[np.arange(what.rounds) % what.cohort != 0] = 0.0
     whole = np.tril(toeplitz(schedule.factor.column(what.rounds)))
     return np.asarray(whole.T @ whole @ planted)
 
@@ -133,7 +154,7 @@ def _weights(what: Audit) -> FloatArray:
 def _is_gaussian(what: Audit) -> bool:
     facts = ClientFacts("x", what.records, what.budget, _participations(what))
     releases = what.mechanism.plan(facts, ()).releases
-    return bool(releases) and all(r.sampler.to_dict()["kind"] == "none" for r in releases)
+    return bool(releases) and all(isinstance(r.sampler, NoSampling | Cyclic) for r in releases)
 
 
 class _World:

@@ -19,7 +19,7 @@ from modicum.core.store import create_alone
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredOutcomes:
     """Files named after everything that decides what is found."""
 
     folder: Path

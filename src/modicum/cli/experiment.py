@@ -88,7 +88,7 @@ def _explained(config: Config) -> list[str]:
     geometry = made.experiment.federation.data.geometry
     own = [
         *decided(made.method, made.kit),
-        *gain_lines(made.method, made.experiment.setting, made.experiment.max_participations),
+        *gain_lines(made.method, made.experiment.setting, made.experiment.max_participations, made.facts),
     ]
     said = own or (f"{config.method_name} takes its settings as they are written.",)
     return [*((geometry.line,) if geometry else ()), *said]

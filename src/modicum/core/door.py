@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from modicum.core import integers
 from modicum.core.rows import NoiseRows
 from modicum.errors import UserError
 from modicum.privacy.correlated import Correlation
-from modicum.privacy.events import Block, NoSampling, Poisson, Release, Shuffled
+from modicum.privacy.events import Block, Cyclic, NoSampling, Poisson, Release, Shuffled
 from modicum.privacy.fixed_shapes import Uniform
 from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import BoolArray, DType, NoiseKey, NoiseSource, SimulatedNoise
@@ -56,6 +57,33 @@ def drawn(sampler: Poisson, coins: BoolArray, present: Tensor | None, uniform: U
     return torch.from_numpy(chosen)
 
 
+def in_turn(release: Release, step: int, records: int) -> Tensor:
+    """The batch whose turn it is: a function of public numbers alone, always the same for the same record (R19).
+
+    Records are spread over the batches in a fixed order that is like a random one, so that a sorted table does
+    not come class by class.
+    """
+    assert isinstance(release.sampler, Cyclic)
+    return batch_of(row_number(release, step), release.sampler, records)
+
+
+def batch_of(number: int, sampler: Cyclic, records: int) -> Tensor:
+    """The batch of one of a client's releases, by its number among all of them."""
+    return _spread_out(records, sampler.batches)[number % sampler.batches]
+
+
+@lru_cache(maxsize=4096)
+def _spread_out(records: int, batches: int) -> list[Tensor]:
+    words = np.random.Philox(key=records).random_raw(records)
+    order = np.argsort(words, kind="stable")
+    return [torch.from_numpy(np.sort(part)) for part in np.array_split(order, batches)]
+
+
+def row_number(release: Release, step: int) -> int:
+    """Which of all the client's releases this step is: its batch, and its row of correlated noise."""
+    return release.first_row + step - release.step
+
+
 class ReservedDoor:
     """The real door: opens for what the ledger has reserved and for nothing else.
 
@@ -68,8 +96,9 @@ class ReservedDoor:
         noise: NoiseSource,
         tokens: Iterable[Token],
         reserve: Callable[[Release], Token | None] | None = None,
+        rows: RowsOf | None = None,
     ) -> None:
-        self._noise = noise
+        self._noise, self._rows = noise, rows
         self._reserve = reserve
         self._tokens = {token.release: token for token in tokens}
         self._left: dict[Release, set[int]] = {}
@@ -112,6 +141,8 @@ class ReservedDoor:
                 return drawn(release.sampler, coins, present, lambda size: self._noise.uniform(rows, size))
             case Shuffled(batches=batches):
                 return self._shuffled(release, step // batches, records)[step % batches]
+            case Cyclic():
+                return in_turn(release, step, records)
         raise UserError(f"no door for the sampler {release.sampler}: use Poisson sampling or whole batches")
 
     def _shuffled(self, release: Release, turn: int, records: int) -> list[Tensor]:
@@ -128,6 +159,8 @@ class ReservedDoor:
         self.admit(release, step, sums)
         if release.integers is not None:
             return integers.released_alone(release, step, sums, self._noise)
+        if release.correlated is not None:
+            return add_rows(release, step, sums, self._rows)
         return {
             block.name: add_noise(self._noise, _key(release, step, block), sums[block.name], block.noise_std)
             for block in release.blocks
@@ -194,8 +227,7 @@ def release_together(
     the other blocks of each request.
     """
     doors = [request.door for request in requests if type(request.door) is ReservedDoor]
-    if len(doors) < len(requests) or any(request.release.integers is not None for request in requests):
-        # A door that is watched is asked by itself, and so is one whose noise is drawn on a lattice.
+    if len(doors) < len(requests) or any(_by_itself(request.release) for request in requests):
         answers = [request.door.release(request.release, request.step, request.sums) for request in requests]
         return torch.stack([answer.pop(block) for answer in answers]), answers
     sources = [
@@ -206,6 +238,11 @@ def release_together(
     keys = [_key(request.release, request.step, b) for request, b in zip(requests, main, strict=True)]
     _add_noise_to_rows(rows, sources, keys, [b.noise_std for b in main])
     return rows, [_others(source, request, block) for source, request in zip(sources, requests, strict=True)]
+
+
+def _by_itself(release: Release) -> bool:
+    """Whether a door is asked by itself, like one that is watched: its noise is on a lattice, or correlated."""
+    return release.integers is not None or release.correlated is not None
 
 
 def _add_noise_to_rows(
@@ -234,6 +271,22 @@ def _others(source: NoiseSource, request: ReleaseRequest, block: str) -> dict[st
 
 def _key(release: Release, step: int, block: Block) -> NoiseKey:
     return NoiseKey(release.client, release.round, step, f"noise:{block.name}")
+
+
+RowsOf = Callable[[Release], NoiseRows]
+"""The rows of correlated noise of a client, which stay the same from round to round (R19)."""
+
+
+def add_rows(release: Release, step: int, sums: Mapping[str, Tensor], rows_of: RowsOf | None) -> dict[str, Tensor]:
+    """Each block's sum plus its row of correlated noise; one that names another factor is refused."""
+    rows = None if rows_of is None else rows_of(release)
+    if rows is None or release.correlated is None or release.correlated.factor != rows.digest:
+        raise UserError("this release names another factor of correlated noise than the one that is here")
+    number = row_number(release, step)
+    return {
+        block.name: sums[block.name] + block.noise_std * rows.row(block.name, number, sums[block.name])
+        for block in release.blocks
+    }
 
 
 class SumDoor(Protocol):

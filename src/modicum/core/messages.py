@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from modicum.core.clips import Clip, PerLayer
+from modicum.core.optimisers import Optimiser
 from modicum.errors import UserError
 
 DTYPES = {
@@ -91,22 +92,49 @@ class NoiseFacts:
     signal_variance: Mapping[str, float] = field(default_factory=dict)
 
 
-Range = tuple[float, float]
-"""Smallest and largest value."""
+@dataclass(frozen=True)
+class Sampled:
+    """Batches whose clipped values are divided by their expected size. Poisson batches may be larger than that."""
+
+    records: int
+    rate: float | None  # None: all records
+    over: float
+    batches: int = 1
+
+
+@dataclass(frozen=True)
+class ClippedUpdate:
+    """An update as a mechanism makes it: in each of `steps` a clipped part and Gaussian noise."""
+
+    clipped: float  # norm of a step's clipped part, before it is scaled by the records drawn
+    noise_std: float  # of each coordinate of a step
+    steps: int = 1
+    optimiser: Optimiser | None = None  # what makes an update of the steps; None: the one step is the update
+    sampled: Sampled | None = None
+
+
+@dataclass(frozen=True)
+class NoisedNumber:
+    """A number within `reach` of `middle`, plus Gaussian noise."""
+
+    middle: float
+    reach: float
+    noise_std: float = 0.0
+    sampled: Sampled | None = None  # scales `reach` as it does an update's clipped part
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What an answer to a proposal can be, from plan, decision and agreed terms alone (R14).
+    """What an answer to a proposal is made of, from plan, decision and agreed terms alone (R14).
 
-    An honest answer lies outside with probability at most `possible.DOUBT`. Names that are not listed, and listed
-    ones that are missing, do not occur in an honest answer.
+    The server derives from it how far an honest answer can reach (`federation.plausible`). Names that are not
+    listed, and listed ones that are missing, do not occur in an honest answer.
     """
 
     facts: NoiseFacts
-    norm: float  # largest norm of the update
-    signals: Mapping[str, Range] = field(default_factory=dict)
-    metrics: Mapping[str, Range] = field(default_factory=dict)
+    update: ClippedUpdate | None = None  # None: any finite update
+    signals: Mapping[str, NoisedNumber] = field(default_factory=dict)
+    metrics: Mapping[str, NoisedNumber] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from modicum.core.messages import (
     decode,
     finite,
 )
+from modicum.core.own_rows import OwnRows
 from modicum.core.parts import Batch, ClientKit, Job, Method, State
 from modicum.core.store import load_state, save_state
 from modicum.errors import UserError
@@ -61,7 +62,8 @@ class Client:
 class Clients:
     """Answers proposals on behalf of one or many clients that share a ledger.
 
-    `done` is the server's round: everything before it is in the server's durable state.
+    `done` is the server's round: everything before it is in the server's durable state. `rows` is where their own
+    correlated noise comes from, if not from `noise`.
     """
 
     def __init__(
@@ -77,9 +79,12 @@ class Clients:
         watch: DoorWatch | None = None,
         keep: Keep = Keep.MESSAGES,
         done: int = 0,
+        rows: NoiseSource | None = None,
     ) -> None:
         self.method, self.kit, self.ledger, self.noise = method, kit, ledger, noise
         self.clients = {client.facts.name: client for client in clients}
+        seeded = noise if noise.describe()["simulation"] else None
+        self.rows = OwnRows(rows or seeded, (client.plan for client in clients))
         self._folder = folder
         self._at_once = at_once
         self._make_door = door or self._reserved_door
@@ -236,7 +241,7 @@ class Clients:
         return door if self._watch is None else self._watch.client(door)
 
     def _reserved_door(self, tokens: tuple[Token, ...], reserve: Reserve) -> Door:
-        return ReservedDoor(self.noise, tokens, reserve)
+        return ReservedDoor(self.noise, tokens, reserve, self.rows)
 
     def _reserve_one(self, release: Release) -> Token | None:
         try:

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeGuard, runtime_checkable
 
 from modicum.core.door import SERVER, rows_of
+from modicum.core.facts import ClientFacts
 from modicum.core.parts import Aggregation, Mechanism, Method
 from modicum.core.rows import NoiseRows
 from modicum.core.setting import Setting
 from modicum.errors import UserError
 from modicum.federation.cohort import Rotation
+from modicum.mechanisms.record_local import RecordLocal
 from modicum.privacy.correlated import Correlated
+from modicum.privacy.events import Cyclic
 from modicum.privacy.factors import (
     IDENTITY,
     Banded,
     Factor,
+    FactorKind,
     Participation,
     Workload,
-    optimised_banded,
-    optimised_blt,
+    choose_factor,
     strategy_error,
 )
 from modicum.privacy.noise import NoiseSource
+from modicum.privacy.noise.correlated import CorrelatedSteps
 from modicum.privacy.noise.keyed import KeyedNoise, open_key
-
-MANY = 64  # bands, each a row of noise in memory, up to which a banded factor is chosen
+from modicum.privacy.plan import PrivacyPlan
 
 
 @runtime_checkable
@@ -61,19 +66,7 @@ def workload(aggregation: Aggregation, rounds: int) -> Workload:
     return Workload.constant(rounds, float(getattr(aggregation, "beta", 0.0)))
 
 
-def choose_factor(taking: Participation, adds_up: Workload, bands: int | None, kind: str | None) -> Factor:
-    """The factor with the least noise in the model, of so many bands or as many as the separation allows."""
-    if bands is not None and kind == "blt":
-        raise UserError("a BLT has no bands: leave bands out, or use the factor banded")
-    most = min(taking.separation, taking.steps)
-    if most == 1 and bands in (None, 1):
-        return IDENTITY
-    if kind == "blt" or (kind is None and bands is None and most > MANY):
-        return optimised_blt(taking, adds_up)
-    return optimised_banded(most if bands is None else bands, taking, adds_up)
-
-
-def with_correlated(method: Method, cohorts: Rotation, bands: int | None, kind: str | None) -> Method:
+def with_correlated(method: Method, cohorts: Rotation, bands: int | None, kind: FactorKind | None) -> Method:
     """The method with noise that is correlated over rounds, for these cohorts and the server's momentum."""
     if not isinstance(method.mechanism, Correlates):
         raise UserError(
@@ -84,6 +77,17 @@ def with_correlated(method: Method, cohorts: Rotation, bands: int | None, kind: 
     factor = choose_factor(taking, workload(method.aggregation, taking.steps), bands, kind)
     schedule = Correlated(factor, taking.steps, taking.separation)
     return replace(method, mechanism=method.mechanism.correlate(schedule))
+
+
+def with_correlated_steps(method: Method, bands: int | None, kind: FactorKind | None) -> Method:
+    """The method with batches in turn, and noise that is correlated over each client's own local steps."""
+    assert isinstance(method.mechanism, RecordLocal)
+    return replace(method, mechanism=method.mechanism.correlate_steps(bands, kind, _momentum(method)))
+
+
+def _momentum(method: Method) -> float:
+    """Of local steps; it counts as if rounds did not begin anew."""
+    return float(getattr(method.training.optimiser, "momentum", 0.0))
 
 
 def possible(mechanism: Mechanism, max_participations: int | None) -> TypeGuard[Correlates]:
@@ -106,9 +110,13 @@ def pays(mechanism: Mechanism, setting: Setting, max_participations: int | None)
     )
 
 
-def gain_lines(method: Method, setting: Setting, max_participations: int | None) -> list[str]:
+def gain_lines(
+    method: Method, setting: Setting, max_participations: int | None, clients: Sequence[ClientFacts] = ()
+) -> list[str]:
     """What correlated noise gains, or would gain, in this run; nothing where it cannot be had."""
     mechanism = method.mechanism
+    if isinstance(mechanism, RecordLocal):
+        return _steps_lines(mechanism, clients, _momentum(method))
     if not possible(mechanism, max_participations):
         return []
     taking = participation(rotation(setting, 0, None))
@@ -116,6 +124,43 @@ def gain_lines(method: Method, setting: Setting, max_participations: int | None)
     chosen = mechanism.correlated
     factor = choose_factor(taking, adds_up, None, None) if chosen is None else chosen.factor
     return [describe_gain(factor, taking, adds_up, used=chosen is not None)]
+
+
+def _steps_lines(mechanism: RecordLocal, clients: Sequence[ClientFacts], momentum: float) -> list[str]:
+    """For the client in the middle by its records: noise in the sum of its steps, whatever its batches are."""
+    private = sorted((f for f in clients if math.isfinite(f.budget)), key=lambda f: f.records)
+    if not private or mechanism.batch is None:
+        return []
+    facts, used = private[len(private) // 2], isinstance(mechanism.schedule, CorrelatedSteps)
+    fresh = replace(mechanism, noise=None) if used else mechanism
+    try:
+        mixed = mechanism if used else mechanism.correlate_steps(None, None, momentum)
+        whole = replace(fresh, batch=None, steps=max(1, mixed.total_steps(facts) // facts.participations))
+        own, drawn, all_in = (_noise_left(m, facts, momentum) for m in (mixed, fresh, whole))
+    except UserError:
+        return []
+    if not isinstance(mixed.sampler(facts), Cyclic) or not (used or own < drawn):
+        return []
+    steps = mixed.total_steps(facts)
+    sampler = mixed.sampler(facts)
+    assert isinstance(sampler, Cyclic)
+    asked = "" if used else ', with noise = "correlated",'
+    return [
+        f"Correlated noise over local steps ({sampler.batches} batches in turn, {steps} steps, a record in "
+        f"{sampler.participations(steps)} of them){asked} leaves {own:.3g} of a record's bound in the sum of "
+        f"{facts.name}'s mean gradients over the run; independent noise with Poisson batches of the same size "
+        f"leaves {drawn:.3g} ({drawn / own:.2f} times as much), with all records in each of as many steps "
+        f"{all_in:.3g}."
+    ]
+
+
+def _noise_left(mechanism: RecordLocal, facts: ClientFacts, momentum: float) -> float:
+    """Noise in the sum of mean gradients, in units of the bound: root of the mean square over the run."""
+    planned = mechanism.plan(facts, ()).releases[0]
+    steps = mechanism.total_steps(facts)
+    factor = IDENTITY if planned.correlated is None else planned.correlated.factor
+    variances = Workload.constant(steps, momentum).noise(factor.column(steps))
+    return planned.row_multiplier * math.sqrt(float(variances.mean())) / mechanism.expected_batch(facts)
 
 
 def describe_gain(factor: Factor, taking: Participation, adds_up: Workload, *, used: bool = True) -> str:
@@ -146,8 +191,22 @@ def rows_for(
     schedule = mechanism.correlated if isinstance(mechanism, Correlates) else None
     if schedule is None:
         return None
-    if not noise.describe()["simulation"]:
-        if key is None:
-            raise UserError("correlated noise that protects somebody needs a folder for its key")
-        noise = KeyedNoise(open_key(key, begun=begun))
-    return rows_of(noise, SERVER, schedule.terms(1))
+    return rows_of(redrawn(noise, key, begun=begun), SERVER, schedule.terms(1))
+
+
+def redrawn(noise: NoiseSource, key: Path | None, *, begun: bool) -> NoiseSource:
+    """A source that can be drawn from again: a seeded one as it is, a cryptographic one under a secret key."""
+    if noise.describe()["simulation"]:
+        return noise
+    if key is None:
+        raise UserError("correlated noise that protects somebody needs a folder for its key")
+    return KeyedNoise(open_key(key, begun=begun))
+
+
+def own_rows_source(
+    plans: Iterable[PrivacyPlan], noise: NoiseSource, key: Path, *, begun: bool
+) -> NoiseSource | None:
+    """Where clients draw their own correlated noise; None where none of them plans any."""
+    if not any(r.correlated is not None for plan in plans for r in plan.releases):
+        return None
+    return redrawn(noise, key, begun=begun)

@@ -21,14 +21,16 @@ from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check
 from modicum.errors import UserError
-from modicum.federation.correlate import pays, rotation, with_correlated
+from modicum.federation.correlate import pays, rotation, with_correlated, with_correlated_steps
 from modicum.federation.learning import check_labels, inputs_of, made_up_rows, width_of, with_task
-from modicum.federation.settings import FactorKind, NoiseKind
+from modicum.federation.settings import NoiseKind
 from modicum.mechanisms.class_sums import class_sums
 from modicum.mechanisms.fixed_shapes import KINDS, Kind, shapes_for, with_fixed_shapes
+from modicum.mechanisms.record_local import RecordLocal
 from modicum.models import build, check_model, fixed_features
 from modicum.models.adapter import adapted
 from modicum.models.named import build_named, is_shipped
+from modicum.privacy.factors import FactorKind
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
 from modicum.privacy.views import Variant
 from modicum.public.features import behind, stand_on
@@ -190,9 +192,11 @@ def build_method(experiment: Experiment) -> Method:
     method = with_task(experiment.method.build(experiment.setting), experiment.task)
     setting, most = experiment.setting, experiment.max_participations
     if experiment.noise == "correlated" or (experiment.noise is None and pays(method.mechanism, setting, most)):
-        method = with_correlated(
-            method, rotation(setting, experiment.seed, most), experiment.bands, experiment.factor
-        )
+        if isinstance(method.mechanism, RecordLocal):
+            method = with_correlated_steps(method, experiment.bands, experiment.factor)
+        else:
+            cohorts = rotation(setting, experiment.seed, most)
+            method = with_correlated(method, cohorts, experiment.bands, experiment.factor)
     if experiment.integers:
         method = with_integers(method, VARIANTS[experiment.secure_aggregation])
     check_data(method, offer_of(experiment.federation.data, experiment.task))

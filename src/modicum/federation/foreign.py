@@ -22,10 +22,15 @@ def foreign_parts(spec: object, method: Method, *models: object) -> tuple[str, .
     for kind in ("training", "policy", "mechanism", "aggregation", "codec", "wrapper"):
         for name in _outside(getattr(method, kind)):
             found[f"{kind} {name}"] = None
-    for layer in (layer for m in models if isinstance(m, nn.Module) for layer in m.modules()):
-        for name in _outside(layer):
-            found[f"model {name}"] = None
+    for model in models:
+        if isinstance(model, nn.Module):
+            found |= dict.fromkeys(foreign_modules(model))
     return tuple(found)
+
+
+def foreign_modules(model: nn.Module) -> tuple[str, ...]:
+    """The same of a model's modules alone."""
+    return tuple(dict.fromkeys(f"model {name}" for layer in model.modules() for name in _outside(layer)))
 
 
 def _outside(part: Any) -> Iterator[str]:

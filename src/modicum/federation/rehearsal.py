@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from modicum.core import integers
-from modicum.core.door import SERVER, Door, correlated_blocks, drawn
+from modicum.core.door import SERVER, Door, RowsOf, add_rows, correlated_blocks, drawn, in_turn
 from modicum.core.memory import keep_pages
 from modicum.core.messages import Opened, ReleasedSum
+from modicum.core.own_rows import OwnRows
 from modicum.core.parts import Backend, Batch, Job, State
 from modicum.core.round_state import Collector, RoundState
 from modicum.core.rows import NoiseRows
@@ -34,7 +35,7 @@ from modicum.federation.rounds import Rounds
 from modicum.federation.secure_sums import collect_integers
 from modicum.federation.server import TrustedLedger
 from modicum.federation.setup import set_up
-from modicum.privacy.events import Poisson, Release, Shuffled
+from modicum.privacy.events import Cyclic, Poisson, Release, Shuffled
 from modicum.privacy.ledger.memory import MemoryLedger
 from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import SimulatedNoise
@@ -48,7 +49,8 @@ class RehearsedNoise:
     seed: int
     held: list[Token] = field(default_factory=list)
     ask: Reserve | None = None
-    rows: NoiseRows | None = None  # of correlated noise
+    rows: NoiseRows | None = None  # of a trusted server's correlated noise
+    own: RowsOf | None = None  # of clients' own
 
     def opened_by(self, tokens: Sequence[Token], reserve: Reserve) -> Door:
         """The same door for one client and round."""
@@ -72,6 +74,8 @@ class RehearsedNoise:
             seed = counter_seed(self.seed, release.client, release.round, turn, "pass")
             order = torch.randperm(records, generator=torch.Generator().manual_seed(seed))
             return torch.tensor_split(order, release.sampler.batches)[batch]
+        if isinstance(release.sampler, Cyclic):
+            return in_turn(release, step, records)
         if not isinstance(release.sampler, Poisson) or release.sampler.known_to is not KnownTo.CLIENT:
             return torch.arange(records)
         seed = counter_seed(self.seed, release.client, release.round, step, "coins")
@@ -86,6 +90,8 @@ class RehearsedNoise:
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if release.integers is not None:
             return integers.released_alone(release, step, sums, SimulatedNoise(self.seed))
+        if release.correlated is not None:
+            return add_rows(release, step, sums, self.own)
         stds = {block.name: block.noise_std for block in release.blocks}
         return {
             name: self._noised(value, stds[name], release.client, release.round, step, name)
@@ -151,7 +157,8 @@ class Rehearsal:
         self.backend: Backend = made.kit.backend
         self.facts = {f.name: f for f in made.facts}
         self.server = made.server("rehearsal")
-        self.door = RehearsedNoise(experiment.seed, rows=rows_for(self.method.mechanism, noise))
+        own = OwnRows(noise, self.plans.values())
+        self.door = RehearsedNoise(experiment.seed, rows=rows_for(self.method.mechanism, noise), own=own)
         ledger = MemoryLedger("rehearsal", self.plans.values())
         self.clients = Clients(
             self.method,

@@ -35,7 +35,7 @@ from modicum.core.store import write_durably
 from modicum.errors import UnsoundError
 from modicum.federation.cohort import Cohorts
 from modicum.federation.keep import Charges, Keep, settle
-from modicum.mechanisms.possible import objection
+from modicum.federation.plausible import objection
 from modicum.privacy.events import Release
 from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseSource
@@ -190,7 +190,7 @@ class Server:
             return message
         if (message.update.shape, message.update.dtype) != (state.model.shape, state.model.dtype):
             return "its update has another shape or precision than the model"
-        return objection(message, state.expected[name]) or message
+        return objection(message, state.expected[name], state.model) or message
 
     @property
     def _kind(self) -> type[Message]:

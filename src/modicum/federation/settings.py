@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from modicum.privacy.factors import FactorKind
+
 NoiseKind = Literal["float", "integer", "correlated"]
-FactorKind = Literal["banded", "blt"]
 
 
 @dataclass(frozen=True, kw_only=True)

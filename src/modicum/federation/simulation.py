@@ -13,7 +13,7 @@ from modicum.core.parts import Backend
 from modicum.errors import UserError
 from modicum.federation.checkpoints import Folder
 from modicum.federation.clients import Clients
-from modicum.federation.correlate import rows_for
+from modicum.federation.correlate import own_rows_source, rows_for
 from modicum.federation.evaluation import Evaluation
 from modicum.federation.experiment import Experiment
 from modicum.federation.foreign import foreign_parts
@@ -65,6 +65,15 @@ class Simulation:
         self.ledger.declare(self.plans.values())
         self.server = made.server(self.ledger.run_id)
         kept, keep = Folder(files, self.server), Keep.for_noise(self.noise)
+        central = not self.method.mechanism.spec.view.senders_add_noise
+        begun, self._key = self.ledger.share_reserved() > 0, files.noise_key
+        rows = own = None
+        if not self.server.finished and central:
+            rows = rows_for(self.method.mechanism, self.noise, self._key, begun=begun)
+        elif not self.server.finished:
+            own = own_rows_source(self.plans.values(), self.noise, self._key, begun=begun)
+        if self._workers is not None and own is not None and own is not self.noise:
+            raise UserError("a key of correlated noise stays in one process: leave workers out")
         self.clients = Clients(
             self.method,
             self.kit,
@@ -76,11 +85,7 @@ class Simulation:
             watch=watch,
             keep=keep,
             done=self.server.state.round,
-        )
-        central = not self.method.mechanism.spec.view.senders_add_noise
-        begun, self._key = self.ledger.share_reserved() > 0, files.noise_key
-        rows = (
-            None if self.server.finished else rows_for(self.method.mechanism, self.noise, self._key, begun=begun)
+            rows=own,
         )
         self.carrier = InProcess(
             self.server,
@@ -114,6 +119,10 @@ class Simulation:
     def rounds(self) -> Iterator[RoundRecord]:
         """Run what is left, round by round; noise that nobody needs any more cannot be drawn again afterwards."""
         yield from self._rounds
+        self.end()
+
+    def end(self) -> None:
+        """The run is over, however early: what its correlated noise was drawn from is destroyed."""
         destroy_key(self._key)
 
     def step(self) -> RoundRecord:

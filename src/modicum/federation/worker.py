@@ -21,6 +21,7 @@ from modicum.compute.client_batched.fused import FusedBackend
 from modicum.core.clips import Flat
 from modicum.core.door import ReservedDoor
 from modicum.core.messages import Message
+from modicum.core.own_rows import OwnRows
 from modicum.core.parts import Backend, Batch, ClientKit, Job, Method, State
 from modicum.core.records import Tree, each
 from modicum.federation.clients import model_randomness, within_memory
@@ -129,6 +130,7 @@ class Bench:
         self.kit = replace(workshop.kit, backend=backend, shared=workshop.kit.shared.to(self.device))
         self._try_engine()
         self.round, self.model = -1, workshop.place
+        self.rows = OwnRows(workshop.noise if workshop.noise.describe()["simulation"] else None)
 
     def _try_engine(self) -> None:
         """An engine that judges itself by the first stack it sees would judge otherwise in another worker: it does
@@ -150,6 +152,8 @@ class Bench:
         if task.round != self.round:
             self.round, self.model = task.round, self.workshop.place.clone().to(self.device)
         shop = self.workshop
+        for job in task.jobs:
+            self.rows.learn(job.plan)
         jobs = [
             replace(
                 job,
@@ -157,7 +161,7 @@ class Bench:
                 validation=shop.validation.batch(client, self.device),
                 broadcast=replace(job.broadcast, model=self.model),
                 state=_moved(job.state, self.device),
-                door=ReservedDoor(shop.noise, tokens),
+                door=ReservedDoor(shop.noise, tokens, rows=self.rows),
             )
             for job, client, tokens in zip(task.jobs, task.clients, task.tokens, strict=True)
         ]

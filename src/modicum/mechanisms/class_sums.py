@@ -17,13 +17,21 @@ from torch import Tensor, nn
 from modicum.core.door import ReleaseRequest
 from modicum.core.facts import ClientFacts
 from modicum.core.layout import Layout
-from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts, ReleasedSum
+from modicum.core.messages import (
+    Broadcast,
+    ClippedUpdate,
+    Decision,
+    Expected,
+    Message,
+    Noised,
+    NoiseFacts,
+    ReleasedSum,
+)
 from modicum.core.needs import Need
 from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS, ClientKit, Job, State
 from modicum.core.round_state import Collector, RoundState
 from modicum.errors import UserError
 from modicum.mechanisms import common, integers
-from modicum.mechanisms.possible import DOUBT, ROUNDING, noise_norm
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal
 from modicum.mechanisms.record_sums import RecordSums
 from modicum.privacy.accounting.calibration import calibrate_noise
@@ -139,12 +147,11 @@ class ClassSums:
             return integers.nothing_seen(event)
         sums, counts = event.blocks
         metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
-        doubt = DOUBT / (1 + len(metrics))
-        noise = max(sums.noise_std, counts.noise_std) * noise_norm(broadcast.model.numel(), doubt)
-        norm = (facts.records * math.hypot(LENGTH, 1.0) + noise) * (1 + ROUNDING)
+        reach = facts.records * math.hypot(LENGTH, 1.0)
+        update = ClippedUpdate(reach, max(sums.noise_std, counts.noise_std))
         known = NoiseFacts(sums.noise_std**2, 1.0, {CLASS_COUNTS: counts.noise_std**2})
-        rates = common.expected_metrics(metrics, Unit.RECORD, facts.validation, doubt)
-        return Expected(known, norm, {}, rates)
+        rates = common.expected_metrics(metrics, Unit.RECORD, facts.validation)
+        return Expected(known, update, metrics=rates)
 
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         if not self._sums_now(jobs[0].broadcast):

@@ -16,7 +16,6 @@ from modicum.core.parts import ClientKit, Job, State
 from modicum.core.round_state import Collector, RoundState
 from modicum.core.sockets import Transform
 from modicum.mechanisms import common
-from modicum.mechanisms.possible import DOUBT
 from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, ServerSeesMessages, Unit
@@ -66,9 +65,8 @@ class Clear:
     ) -> Expected:
         """Nothing is clipped, so that any finite update is possible: only a robust aggregation bounds it."""
         _, *metrics = self.events(facts, plan, kit, broadcast, participation)
-        doubt = DOUBT / max(1, len(metrics))
-        rates = common.expected_metrics(metrics, self.spec.unit, facts.validation, doubt)
-        return Expected(NoiseFacts(0.0, 1.0), math.inf, {}, rates)
+        rates = common.expected_metrics(metrics, self.spec.unit, facts.validation)
+        return Expected(NoiseFacts(0.0, 1.0), metrics=rates)
 
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         first = common.starts(jobs, kit)

@@ -21,10 +21,12 @@ from modicum.core.door import ReleaseRequest, release_together
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import (
     Broadcast,
+    ClippedUpdate,
     Decision,
     Expected,
     Message,
     Noised,
+    NoisedNumber,
     NoiseFacts,
     ReleasedSum,
     Sealed,
@@ -36,7 +38,6 @@ from modicum.core.round_state import Collector, RoundState
 from modicum.core.sockets import Transform
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms import common, integers
-from modicum.mechanisms.possible import DOUBT, ROUNDING, around, noise_norm, spread
 from modicum.privacy.correlated import Correlated
 from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.noise.choose import schedule_for
@@ -177,18 +178,16 @@ class ClientLevel:
         if event.integers is not None and not self.individuals:
             return integers.nothing_seen(event)
         main, *signals = event.blocks
-        doubt = DOUBT / (1 + len(signals) + len(metrics))
         noisy = float(self.view.senders_add_noise)
-        noise = noisy * main.noise_std * noise_norm(broadcast.model.numel(), doubt)
-        norm = (main.bound + noise) * (1 + ROUNDING)
+        update = ClippedUpdate(main.bound, noisy * main.noise_std)
         stds = {b.name: b.noise_std for b in signals}
         known = NoiseFacts(main.noise_std**2, 1.0, {name: std**2 for name, std in stds.items()})
         middle = SIGNAL_BOUND if self.individuals else 0.0  # a share's and a sealed message's values are centred
-        rates = common.expected_metrics(metrics, Unit.CLIENT, facts.validation, doubt)
+        rates = common.expected_metrics(metrics, Unit.CLIENT, facts.validation)
         if not self.individuals:
             stds, rates = stds | {e.blocks[0].name: e.blocks[0].noise_std for e in metrics}, {}
-        reach = {name: SIGNAL_BOUND + noisy * spread(doubt) * std for name, std in stds.items()}
-        return Expected(known, norm, {name: around(middle, r) for name, r in reach.items()}, rates)
+        numbers = {name: NoisedNumber(middle, SIGNAL_BOUND, noisy * std) for name, std in stds.items()}
+        return Expected(known, update, numbers, rates)
 
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         first = common.starts(jobs, kit)

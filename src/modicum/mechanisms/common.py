@@ -16,8 +16,8 @@ from modicum.core.messages import (
     Decision,
     Message,
     Noised,
+    NoisedNumber,
     Opened,
-    Range,
     Released,
     ReleasedSum,
     mean_metrics,
@@ -26,7 +26,6 @@ from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Signal, SignalName
 from modicum.core.round_state import RoundState
 from modicum.core.sockets import Transform
 from modicum.errors import UserError
-from modicum.mechanisms.possible import around, spread
 from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, Unit
@@ -182,12 +181,12 @@ def metric_requests(job: Job, kit: ClientKit, spec: PrivacySpec) -> list[Release
     ]
 
 
-def expected_metrics(events: Sequence[Release], unit: Unit, records: int, doubt: float) -> dict[str, Range]:
+def expected_metrics(events: Sequence[Release], unit: Unit, records: int) -> dict[str, NoisedNumber]:
     """What released metrics can be: a rate of 0 to 1 and its noise, on the scale of `metric_rate`."""
     over = max(1, records) if unit is Unit.RECORD else 1
     found = {}
     for block in (event.blocks[0] for event in events):
-        found[block.name.removeprefix("metric:")] = around(0.5, 0.5 + spread(doubt) * block.noise_std / over)
+        found[block.name.removeprefix("metric:")] = NoisedNumber(0.5, 0.5, block.noise_std / over)
     return found
 
 

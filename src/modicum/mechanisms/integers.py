@@ -159,7 +159,7 @@ def summand(requests: Sequence[ReleaseRequest]) -> Summand:
 
 def nothing_seen(event: Release) -> Expected:
     """Of a summand nothing is seen: a sum is checked as a whole (`open_sum`)."""
-    return Expected(NoiseFacts(event.blocks[0].noise_std ** 2, 1.0), math.inf)
+    return Expected(NoiseFacts(event.blocks[0].noise_std ** 2, 1.0))
 
 
 def open_sum(

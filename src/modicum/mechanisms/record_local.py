@@ -16,20 +16,30 @@ from torch import Tensor
 
 from modicum.core.clips import Clip, Flat
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Decision, Expected, Message, NoiseFacts, Range
+from modicum.core.messages import (
+    Broadcast,
+    ClippedUpdate,
+    Decision,
+    Expected,
+    Message,
+    NoisedNumber,
+    NoiseFacts,
+    Sampled,
+)
 from modicum.core.needs import Need
 from modicum.core.parts import ClientKit, Job, Scope, Signal, State
 from modicum.core.round_state import Collector, RoundState
 from modicum.core.sockets import Climbs, Pulls
 from modicum.core.stack import Pool
-from modicum.errors import UserError, counted
+from modicum.errors import UnsoundError, UserError, counted
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.fixed_shapes import FixedShapes
 from modicum.mechanisms.passes import clipped_in_passes
-from modicum.mechanisms.possible import DOUBT, ROUNDING, around, most_drawn, noise_norm, rounded_away, spread
 from modicum.mechanisms.record_steps import Stepper, release, uphill
-from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler
+from modicum.privacy.events import Cyclic, NoSampling, Origin, Poisson, Release, Sampler
+from modicum.privacy.factors import FactorKind
 from modicum.privacy.noise.choose import schedule_for
+from modicum.privacy.noise.correlated import CorrelatedSteps
 from modicum.privacy.noise.schedule import Moment, Noise, Schedule, TrainingReleases
 from modicum.privacy.noise.stock import Stock
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
@@ -113,15 +123,21 @@ class RecordLocal:
         """Poisson sampling at rate batch/records, or all records in each step; a batch above them is refused."""
         if self.batch is None or self.batch == facts.records:
             return NoSampling()
-        if self.batch > facts.records:
+        if self.batch > facts.records:  # also of batches that come in turn
             raise UserError(
                 f"client {facts.name!r} has {counted(facts.records, 'record')}, fewer than the batch of "
                 f"{self.batch}: lower the batch size or leave it out for whole batches"
             )
-        return Poisson(self.batch / facts.records, KnownTo.CLIENT)
+        if not isinstance(self.schedule, CorrelatedSteps):
+            return Poisson(self.batch / facts.records, KnownTo.CLIENT)
+        batches = round(facts.records / self.batch)
+        return Cyclic(batches) if batches > 1 else NoSampling()
 
     def expected_batch(self, facts: ClientFacts) -> float:
         """What sums of gradients are divided by: the public batch size, never the drawn one (R4)."""
+        if isinstance(self.schedule, CorrelatedSteps):
+            sampler = self._drawn_from(facts)
+            return facts.records / (sampler.batches if isinstance(sampler, Cyclic) else 1)
         return float(self.batch or facts.records)
 
     def total_steps(self, facts: ClientFacts) -> int:
@@ -137,6 +153,34 @@ class RecordLocal:
         """Local steps of one participation: K_i spread evenly, none lost to rounding."""
         total, parts = self.total_steps(facts), facts.participations
         return (participation + 1) * total // parts - participation * total // parts
+
+    def steps_before(self, facts: ClientFacts, participation: int) -> int:
+        """Local steps of all participations before this one."""
+        return participation * self.total_steps(facts) // facts.participations
+
+    def correlate_steps(self, bands: int | None, kind: FactorKind | None, momentum: float) -> RecordLocal:
+        """The same with batches in turn, and noise that is correlated over all local steps of a run (R19)."""
+        if type(self) is not RecordLocal:
+            raise UserError(
+                f"{type(self).__name__} has batches of its own, which do not come in turn: leave noise out"
+            )
+        if self.batch is None:
+            raise UserError(
+                "correlated noise over local steps gains nothing where every record is in every step: set batch, "
+                "or leave noise out"
+            )
+        if self.adjacency is Adjacency.ADD_REMOVE:
+            raise UnsoundError(
+                "batches that come in turn shift with a record that is missing (R4): use zero-out or replace-one, "
+                "or leave noise out"
+            )
+        if self.adaptive or self.stock is not None or self.integers or self.noise is not None:
+            raise UserError(
+                "correlated noise over local steps is fixed by the plan (R19): leave out adaptive noise, stocks, "
+                "integers and other schedules"
+            )
+        noise = CorrelatedSteps(bands, kind, momentum, self.noise_multiplier)
+        return replace(self, noise=noise, noise_multiplier=None)
 
     def releases_of(self, facts: ClientFacts) -> TrainingReleases:
         """A client's releases of the whole run, for the schedule to give them noise."""
@@ -176,6 +220,8 @@ class RecordLocal:
     def release(self, asked: common.Asked, signals: Sequence[Signal], step: int, count: int) -> Release:
         """What a client releases in so many steps from this one on."""
         z, origin = self._noise(asked)
+        sampler, terms = self.sampler(asked.facts), asked.plan.correlation(GRADIENT)
+        in_turn = isinstance(sampler, Cyclic)
         return Release(
             client=asked.facts.name,
             round=asked.round,
@@ -183,10 +229,12 @@ class RecordLocal:
             count=self.charged(asked.facts, count),
             spec=self.spec,
             blocks=common.query(GRADIENT, self.sensitivity(asked.decision), z, signals),
-            sampler=self.sampler(asked.facts),
+            sampler=sampler,
             bound_origin=Origin.RELEASED,
             noise_origin=origin,
             integers=asked.plan.integers(GRADIENT),
+            correlated=None if terms is None else terms.rows,
+            first=self.steps_before(asked.facts, asked.participation) + step if in_turn else None,
         )
 
     def _noise(self, asked: common.Asked) -> Noise:
@@ -216,37 +264,52 @@ class RecordLocal:
         asked = common.Asked(facts, plan, broadcast.round, participation, broadcast.decision)
         event = self.release(asked, kit.policy.signals, 0, count)
         metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
-        known = self.facts_of(event, facts, count, kit.training.optimiser.gains(count))
-        doubt = DOUBT / (2 + len(event.blocks) - 1 + len(metrics))
-        rates = common.expected_metrics(metrics, Unit.RECORD, facts.validation, doubt)
+        known = self.facts_of(event, facts, count, kit.training.optimiser.gains(count), plan)
+        rates = common.expected_metrics(metrics, Unit.RECORD, facts.validation)
         if kit.policy.scope is Scope.STEP:
-            unknown = (-math.inf, math.inf)
-            return Expected(known, math.inf, {b.name: unknown for b in event.blocks[1:]}, rates)
-        norm, signals = self._reach(event, facts, kit, broadcast.model, doubt)
-        return Expected(known, math.inf if isinstance(kit.training, Pulls) else norm, signals, rates)
+            unknown = NoisedNumber(0.0, math.inf)
+            return Expected(known, None, {b.name: unknown for b in event.blocks[1:]}, rates)
+        update, signals = self._made_of(event, facts, kit)
+        return Expected(known, None if isinstance(kit.training, Pulls) else update, signals, rates)
 
-    def _reach(
-        self, event: Release, facts: ClientFacts, kit: ClientKit, model: Tensor, doubt: float
-    ) -> tuple[float, dict[str, Range]]:
-        """The update's largest norm and the signals' ranges: this doubt for each, and once for all batches."""
-        dimension = model.numel()
+    def _made_of(
+        self, event: Release, facts: ClientFacts, kit: ClientKit
+    ) -> tuple[ClippedUpdate, dict[str, NoisedNumber]]:
+        """The update and the signals: as many steps as a round may have, the noise of as few."""
         total, parts, over = self.total_steps(facts), facts.participations, self.expected_batch(facts)
         most, least = -(-total // parts), max(1, total // parts)
         main, *signals = event.blocks
-        share = most_drawn(facts.records, event.sampler, doubt / most) / over
         unit = self.unit_of(main.bound)
-        noise = main.noise_std / unit / over * noise_norm(dimension, doubt)
-        norm = kit.training.optimiser.farthest(most, main.bound / unit * share, noise, dimension)
-        reach = {b.name: b.bound * share + spread(doubt) * b.noise_std / over / math.sqrt(least) for b in signals}
-        norm = norm * (1 + ROUNDING) + rounded_away(model, most, norm)
-        return norm, {name: around(0.5, r) for name, r in reach.items()}
+        sampled = Sampled(_in_a_step(event.sampler, facts.records), _rate(event.sampler), over, most)
+        loose = self._loosest(facts, most)
+        std = loose * main.noise_std / unit / over
+        update = ClippedUpdate(main.bound / unit, std, most, kit.training.optimiser, sampled)
+        averaged = over * math.sqrt(least) / loose
+        return update, {b.name: NoisedNumber(0.5, b.bound, b.noise_std / averaged, sampled) for b in signals}
+
+    def _loosest(self, facts: ClientFacts, steps: int) -> float:
+        """How much more noise than fresh one a sum of so many steps can have, however they are weighted."""
+        schedule = self.schedule
+        rows = schedule.rows(self.releases_of(facts)) if isinstance(schedule, CorrelatedSteps) else None
+        return 1.0 if rows is None else math.sqrt(steps) * rows.spread(rows.steps - 1)
 
     def facts_of(
-        self, event: Release, facts: ClientFacts, steps: int, gains: tuple[float, float] = (1.0, 1.0)
+        self,
+        event: Release,
+        facts: ClientFacts,
+        steps: int,
+        gains: tuple[float, float] = (1.0, 1.0),
+        plan: PrivacyPlan | None = None,
     ) -> NoiseFacts:
-        """The noise in an update made of `steps` releases like this one, or in one of them alone."""
+        """The noise in an update made of `steps` releases like this one, or in one of them alone.
+
+        Correlated noise counts as in a plain sum of the steps; momentum would weigh them otherwise.
+        """
         gain, spread_out = gains
-        main, *signals = ((b.name, (b.noise_std / self.expected_batch(facts)) ** 2) for b in event.blocks)
+        terms = None if plan is None else plan.correlation(GRADIENT)
+        mixed = 1.0 if terms is None else terms.spread(event.first_row, steps) / math.sqrt(steps)
+        over = self.expected_batch(facts)
+        main, *signals = ((b.name, (mixed * b.noise_std / over) ** 2) for b in event.blocks)
         unit = self.unit_of(event.blocks[0].bound)
         variance = main[1] * spread_out / unit**2
         return NoiseFacts(variance, gain / unit, {name: own / steps for name, own in signals})
@@ -313,3 +376,16 @@ class RecordLocal:
 
     def collect(self, state: RoundState) -> Collector:
         return common.Individually(state)
+
+
+def _rate(sampler: Sampler) -> float | None:
+    """Of Poisson batches; None where nothing is drawn."""
+    if isinstance(sampler, NoSampling | Cyclic):
+        return None
+    assert isinstance(sampler, Poisson)
+    return sampler.rate
+
+
+def _in_a_step(sampler: Sampler, records: int) -> int:
+    """Records that a step may take: all of them, or those of the largest batch whose turn it can be."""
+    return -(-records // sampler.batches) if isinstance(sampler, Cyclic) else records

@@ -19,6 +19,7 @@ from modicum.core.sockets import Climbs
 from modicum.mechanisms import common
 from modicum.privacy.events import Poisson, Release
 from modicum.privacy.fixed_shapes import FixedShape
+from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 
 
@@ -45,7 +46,14 @@ class Steps(Protocol):
     def unit_of(self, bound: float) -> float:
         """What a released gradient is divided by."""
 
-    def facts_of(self, event: Release, facts: ClientFacts, steps: int) -> NoiseFacts:
+    def facts_of(
+        self,
+        event: Release,
+        facts: ClientFacts,
+        steps: int,
+        gains: tuple[float, float] = ...,
+        plan: PrivacyPlan | None = None,
+    ) -> NoiseFacts:
         """What is known of the noise after so many steps."""
 
 
@@ -128,7 +136,7 @@ class Stepper:
         if self._own_policy:
             policy, job = self.kit.policy, self.job
             noised = Noised(job.facts.name, job.broadcast.round, gradient, seen)
-            released = noised.known(self.mechanism.facts_of(self.event, job.facts, 1))
+            released = noised.known(self.mechanism.facts_of(self.event, job.facts, 1, plan=job.plan))
             observed = Observation(job.broadcast.round, (released,), {job.facts.name: self.decision}, step=step)
             self.policy_state = policy.observe(self.policy_state, observed)
 

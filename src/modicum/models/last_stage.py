@@ -88,7 +88,7 @@ class Adapted(nn.Module):
         return added
 
 
-class Block(nn.Module):
+class FoldedBlock(nn.Module):
     """A backbone's block with plain convolutions, its residual scale inside the second one."""
 
     def __init__(self, block: PreActBlock, trained: Trained) -> None:
@@ -123,7 +123,7 @@ class After(nn.Module):
             )
         last = backbone.stages[-1]
         assert isinstance(last, nn.Sequential)
-        blocks = [Block(block, trained) for block in last if isinstance(block, PreActBlock)]
+        blocks = [FoldedBlock(block, trained) for block in last if isinstance(block, PreActBlock)]
         self.stage = nn.Sequential(*blocks)
         self.norms = nn.ModuleList(_norm(norm, trained) for norm in backbone.norms)
         self.features = features

@@ -12,7 +12,7 @@ from modicum.errors import UserError
 GROUPS = 32
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3×3 convolutions with a shortcut."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
@@ -60,7 +60,7 @@ def _resnet(blocks: tuple[int, ...], input_shape: tuple[int, ...], classes: int,
     for stage, (out, count) in enumerate(zip((64, 128, 256, 512), blocks, strict=True), start=1):
         for i in range(count):
             stride = 2 if stage > 1 and i == 0 else 1
-            layers[f"stage{stage}_{i}"] = Block(channels, out, stride)
+            layers[f"stage{stage}_{i}"] = ResidualBlock(channels, out, stride)
             channels = out
     layers["pool"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten()

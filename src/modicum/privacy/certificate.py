@@ -316,12 +316,12 @@ def _correlated(plan: PrivacyPlan) -> dict[str, Any] | None:
     found = {}
     for r in plan.releases:
         if r.correlated is not None:
-            moved = r.correlated.scale * math.sqrt(r.count)
+            moved = r.correlated.scale * math.sqrt(r.participations)
             found[r.purpose] = {
                 "factor": r.correlated.digest,
                 "steps": r.correlated.steps,
                 "separation": r.correlated.separation,
-                "participations": r.count,
+                "participations": r.participations,
                 "sensitivity": moved,
                 "noise": r.row_multiplier,
                 "mu": plan.spec.adjacency.moves * moved / r.row_multiplier,

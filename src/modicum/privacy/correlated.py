@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,20 @@ class Correlation:
             return None
         return f"its noise is scaled by {self.scale:.6g}, and the factor's sensitivity asks for {needed:.6g}"
 
+    def out_of_turn(self, last: int | None, first: int, count: int) -> str | None:
+        """Why batches that come in turn may not take these rows now; None where they may.
+
+        Rows are taken one after another, none twice and none left out: then a unit is in every `separation`-th.
+        """
+        due = 0 if last is None else last + 1
+        if first != due:
+            return f"row {due} is due, and it asks for {first}"
+        return None if first + count <= self.steps else f"its factor was made for {self.steps} steps"
+
+    def spread(self, first: int, count: int) -> float:
+        """Standard deviation of the sum of so many successive rows, from this one on, over that of a row of z."""
+        return _spread(self.factor, first, count)
+
     def too_early(self, last: int | None, number: int) -> str | None:
         """Why a unit may not be in this step, having last been in another; None where it may."""
         if not 0 <= number < self.steps:
@@ -103,7 +117,15 @@ class Correlated:
 
     def spread(self, number: int) -> float:
         """Standard deviation of what is added in this step, over that of a row."""
-        return float(np.linalg.norm(inverse(self.factor.column(number + 1))))
+        return _spread(self.factor, number, 1)
+
+
+@lru_cache(maxsize=4096)
+def _spread(factor: Factor, first: int, count: int) -> float:
+    """‖(1, …, 1)·rows of C⁻¹‖: each row of z is in the sum as often as its column of C⁻¹ has entries there."""
+    sums = np.concatenate([[0.0], np.cumsum(inverse(factor.column(first + count)))])
+    ends = np.arange(first + count, 0, -1)
+    return float(np.linalg.norm(sums[ends] - sums[np.maximum(ends - count, 0)]))
 
 
 def correlation_from_dict(d: dict[str, Any]) -> Correlation | None:

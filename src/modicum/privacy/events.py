@@ -83,7 +83,32 @@ class Shuffled:
         return {"kind": "shuffled"} if self.batches == 1 else {"kind": "shuffled", "batches": self.batches}
 
 
-Sampler = NoSampling | Poisson | Shuffled
+@dataclass(frozen=True)
+class Cyclic:
+    """Batches in a fixed public order, one a release: release t has batch t mod `batches`, so that each unit is in
+    every `batches`-th of them and nothing is drawn (R19). Which batch is whose follows from public sizes alone."""
+
+    batches: int
+
+    def __post_init__(self) -> None:
+        if self.batches < 2:
+            raise UserError(f"batches that come in turn are at least 2, got {self.batches}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for the journal."""
+        return {"kind": "cyclic", "batches": self.batches}
+
+    def participations(self, releases: int) -> int:
+        """In how many of so many successive releases a unit is at most."""
+        return -(-releases // self.batches)
+
+
+Sampler = NoSampling | Poisson | Shuffled | Cyclic
+
+
+def participations(sampler: Sampler, releases: int) -> int:
+    """In how many of so many releases a unit may be: in all, but where batches come in turn."""
+    return sampler.participations(releases) if isinstance(sampler, Cyclic) else releases
 
 
 def integers_to_dict(integers: IntegerNoise | None) -> dict[str, Any]:
@@ -106,6 +131,8 @@ def sampler_from_dict(d: dict[str, Any]) -> Sampler:
             return Poisson(float(rate), KnownTo(known_to), shape)
         case {"kind": "shuffled", **rest}:
             return Shuffled(int(rest.get("batches", 1)))
+        case {"kind": "cyclic", "batches": batches}:
+            return Cyclic(int(batches))
     raise UserError(f"unknown sampler {d!r}")
 
 
@@ -159,7 +186,8 @@ class Release:
     bound_origin: Origin = Origin.PRESET
     noise_origin: Origin = Origin.PRESET  # also covers adaptive rate and count
     integers: IntegerNoise | None = None  # where the noise is made on a lattice; None: floats
-    correlated: Rows | None = None  # where noise is mixed over rounds; blocks then hold that of a row (R19)
+    correlated: Rows | None = None  # where noise is mixed over releases; blocks then hold that of a row (R19)
+    first: int | None = None  # number of the first of these among all of the client's, where batches come in turn
     version: int = field(default=VERSION)
 
     def __post_init__(self) -> None:
@@ -172,15 +200,22 @@ class Release:
                 f"round and step count from 0 and count from 1, got round={self.round}, step={self.step}, "
                 f"count={self.count}"
             )
+        if (self.first is None) == isinstance(self.sampler, Cyclic) or (self.first or 0) < 0:
+            raise UserError("releases are numbered from 0 on where batches come in turn, and nowhere else")
         if self.version != VERSION:
             raise UserError(f"event version {self.version} is not known here (this is version {VERSION})")
 
     @property
     def noise_multiplier(self) -> float:
-        """Noise of this client's message over its bound, all blocks together; where it is correlated over rounds,
-        what that is worth in each of them."""
+        """Noise of this client's message over its bound, all blocks together; where it is correlated,
+        what each of its releases is worth."""
         joint = joint_multiplier(self.blocks)
         return joint if self.correlated is None else joint / self.correlated.scale
+
+    @property
+    def first_row(self) -> int:
+        """The number of the row of correlated noise that the first of these releases takes."""
+        return self.round if self.first is None else self.first
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for the journal: every field, so that the charge can be recomputed from it."""
@@ -197,6 +232,7 @@ class Release:
             "noise_origin": str(self.noise_origin),
             **integers_to_dict(self.integers),
             **correlated_to_dict(self.correlated),
+            **({} if self.first is None else {"first": self.first}),
         }
 
     @classmethod
@@ -215,4 +251,5 @@ class Release:
             noise_origin=Origin(d["noise_origin"]),
             integers=integers_from_dict(d),
             correlated=rows_from_dict(d),
+            first=int(d["first"]) if "first" in d else None,
         )

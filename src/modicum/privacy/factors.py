@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +25,11 @@ from scipy.signal import lfilter
 from modicum.errors import UserError
 
 Column = NDArray[np.float64]
+FactorKind = Literal["banded", "blt"]
 
 BUFFERS = 2  # running sums of a BLT: more gain at most a percent in runs of up to some thousand steps
 DIGITS = 4  # of what an optimiser finds: more would depend on the processor, and gain nothing
+MANY = 64  # bands, each a row of noise in memory, up to which a banded factor is chosen
 LONGEST = 20_000  # steps of a run for which a factor is made: its work grows with the square
 
 
@@ -277,6 +279,20 @@ def optimised_blt(taking: Participation, workload: Workload, buffers: int = BUFF
     best = factor(_minimise(loss, start, (-12.0, 12.0), slope=False))
     shrunk = (float(f"{1 - d:.{DIGITS}g}") for d in best.decays)
     return Blt(tuple(round(1 - loss, 12) for loss in shrunk), tuple(_floor(w) for w in best.weights))
+
+
+def choose_factor(
+    taking: Participation, adds_up: Workload, bands: int | None = None, kind: FactorKind | None = None
+) -> Factor:
+    """The factor with the least noise in the model, of so many bands or as many as the separation allows."""
+    if bands is not None and kind == "blt":
+        raise UserError("a BLT has no bands: leave bands out, or use the factor banded")
+    most = min(taking.separation, taking.steps)
+    if most == 1 and bands in (None, 1):
+        return IDENTITY
+    if kind == "blt" or (kind is None and bands is None and most > MANY):
+        return optimised_blt(taking, adds_up)
+    return optimised_banded(most if bands is None else bands, taking, adds_up)
 
 
 def _minimise(loss: Any, start: Column, within: tuple[float, float | None], *, slope: bool) -> Column:

@@ -11,7 +11,13 @@ from typing import Any
 
 from modicum.errors import UserError
 from modicum.privacy.correlated import Correlation, correlated_to_dict, correlation_from_dict
-from modicum.privacy.events import Sampler, integers_from_dict, integers_to_dict, sampler_from_dict
+from modicum.privacy.events import (
+    Sampler,
+    integers_from_dict,
+    integers_to_dict,
+    participations,
+    sampler_from_dict,
+)
 from modicum.privacy.integer_noise import IntegerNoise
 from modicum.privacy.spec import PrivacySpec
 
@@ -42,6 +48,11 @@ class PlannedRelease:
                 f"planned release {self.purpose!r} needs a positive count and noise multiplier, got "
                 f"{self.count} and {self.noise_multiplier}"
             )
+
+    @property
+    def participations(self) -> int:
+        """In how many of these releases one unit may be."""
+        return participations(self.sampler, self.count)
 
     @property
     def row_multiplier(self) -> float:

@@ -21,7 +21,7 @@ from modicum.errors import MissingExtraError
 from modicum.privacy import skellam_second_opinion as skellam
 from modicum.privacy.accounting.filters import NO_NOISE
 from modicum.privacy.correlated import Correlation
-from modicum.privacy.events import Poisson, Sampler
+from modicum.privacy.events import Cyclic, Poisson, Sampler
 from modicum.privacy.fixed_shapes import Capacity
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, SecureAggregation, TrustedServer
@@ -74,7 +74,7 @@ def _price(spec: PrivacySpec, releases: tuple[PlannedRelease, ...], grid: float)
     accountant = dp.pld.PLDAccountant(neighbours, value_discretization_interval=grid)
     for (z, sampler), count in _kinds(spec, releases).items():
         accountant.compose(_event(dp, z, sampler, spec), count)
-    plain = math.fsum(r.count / _worth(r, spec) ** 2 for r in releases if not _hidden(r.sampler, spec))
+    plain = math.fsum(_times(r) / _worth(r, spec) ** 2 for r in releases if not _hidden(r.sampler, spec))
     if plain:
         accountant.compose(dp.GaussianDpEvent(1 / math.sqrt(plain)))
     first = float(accountant.get_epsilon(spec.delta))
@@ -107,10 +107,17 @@ def _worth(planned: PlannedRelease, spec: PrivacySpec) -> float:
     """The multiplier in what the adversary sees; of integer noise, from its own numbers alone."""
     noise, correlated = planned.integers, planned.correlated
     if correlated is not None:
-        return planned.row_multiplier * math.sqrt(planned.count) / _moved(correlated, planned.count)
+        return planned.row_multiplier * math.sqrt(_times(planned)) / _moved(correlated, _times(planned))
     if noise is None:
         return _seen(planned.noise_multiplier, spec)
     return skellam.worth(noise.share * _seen(1.0, spec) ** 2, noise.square)
+
+
+def _times(planned: PlannedRelease) -> int:
+    """How often one unit takes part: where batches come in turn, as often as its batch does."""
+    if isinstance(planned.sampler, Cyclic):
+        return len(range(0, planned.count, planned.sampler.batches))
+    return planned.count
 
 
 def _moved(correlated: Correlation, participations: int) -> float:

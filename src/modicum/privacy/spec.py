@@ -9,6 +9,7 @@ from typing import Any
 from modicum.errors import UnsoundError, UserError
 from modicum.privacy.views import (
     Adjacency,
+    ModelsSeen,
     SecureAggregation,
     ServerSeesMessages,
     TrustedServer,
@@ -21,6 +22,7 @@ __all__ = [
     "LARGEST_BUDGET",
     "SMALLEST_BUDGET",
     "Adjacency",
+    "ModelsSeen",
     "PrivacySpec",
     "SecureAggregation",
     "ServerSeesMessages",

@@ -143,6 +143,22 @@ class ServerSeesMessages(View):
 
 
 @dataclass(frozen=True)
+class ModelsSeen(ServerSeesMessages):
+    """The adversary sees every model that a loop makes on its way, and nothing else of the loop."""
+
+    assumption = (
+        "The guarantee covers what the loop's steps wrote into the model. What else the program shows of its "
+        "records is not covered: losses and figures that it prints, and what it selects or stops by."
+    )
+
+    def sentence(self) -> str:
+        return "somebody who sees the models, each of them, and nothing else of the program"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "models-seen"}
+
+
+@dataclass(frozen=True)
 class SecureAggregation(View):
     """The adversary sees only the sum over `participants`, and knows the shares of those that collude (R8).
 
@@ -274,6 +290,8 @@ def view_from_dict(d: dict[str, Any]) -> View:
     match d:
         case {"kind": "server-sees-messages"}:
             return ServerSeesMessages()
+        case {"kind": "models-seen"}:
+            return ModelsSeen()
         case {"kind": "secure-aggregation", "participants": int(p), "colluding": int(c), "dropouts": int(gone)}:
             return SecureAggregation(p, c, gone, Variant(d.get("variant", Variant.IDEAL)))
         case {"kind": "trusted-server"}:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from modicum.cli.app import app
 from modicum.deploy.silo import silo as silo_module
-from modicum.deploy.silo.account import Exempt, Kept
+from modicum.deploy.silo.account import Exempt, SiloAccount
 from modicum.deploy.silo.silo import JOINED, Silo
 from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.wire import Code
@@ -159,9 +159,9 @@ def test_the_draw_is_on_disk_before_the_ledger_exists(tmp_path: Path, monkeypatc
     monkeypatch.setattr(silo_module.RunFolder, "open_ledger", watched)
     assert join(ward(tmp_path, "a"), "run-a") is None
     with monkeypatch.context() as broken:
-        broken.setattr(Kept, "draw", lambda *_: None)  # the twin would draw later
-        broken.setattr(Kept, "remember", lambda *_: None)
-        broken.setattr(Kept, "statement", lambda *_: {"kept": False, "sentence": ""})
+        broken.setattr(SiloAccount, "draw", lambda *_: None)  # the twin would draw later
+        broken.setattr(SiloAccount, "remember", lambda *_: None)
+        broken.setattr(SiloAccount, "statement", lambda *_: {"kept": False, "sentence": ""})
         assert join(ward(tmp_path, "b"), "run-b") is None
     assert seen == [True, False]
 

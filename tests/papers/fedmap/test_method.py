@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.functional import softplus
 
 from modicum.attacks.canary import Audit, audit
 from modicum.attacks.trials import EachTrial
@@ -20,9 +22,10 @@ from modicum.errors import UserError
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import Composed, FedMap
 from modicum.papers.fedmap.accounting import fedmap_at_noise, fedmap_claimed, fedmap_epsilon
+from modicum.papers.fedmap.bert import Weights
 from modicum.papers.fedmap.metanet import MetaNet
 from modicum.papers.fedmap.raw_metanet import figures, privacy_loss
-from modicum.papers.fedmap.synthetic import RAW, pretrained, trainable
+from modicum.papers.fedmap.synthetic import RAW, _trained, loss, pretrained, sequences, trainable
 from modicum.privacy.accounting.rdp import epsilon as rdp_epsilon
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.noise.stock import Stock
@@ -121,7 +124,7 @@ def test_two_of_the_four_figures_are_one() -> None:
 
 def test_only_the_privacy_loss_trains_and_any_scale_minimises_it() -> None:
     """Eq. (14) and the task loss have gradient exactly 0; (12) sees C/σ alone."""
-    weights = {n: w.clone().requires_grad_(True) for n, w in pretrained(epochs=1).items()}
+    weights = {n: w.clone().requires_grad_(True) for n, w in pretrained(steps=1).items()}
     out = torch.nn.functional.softplus(RAW(weights, torch.rand(1, 5, 4), torch.ones(1, 5))[0])
     head = weights["head.weight"]
     (by_privacy,) = torch.autograd.grad(privacy_loss(out, 1.0, 1e-5), head, retain_graph=True)
@@ -135,13 +138,30 @@ def test_only_the_privacy_loss_trains_and_any_scale_minimises_it() -> None:
     assert privacy_loss(out, 1.0, 1e-5).item() == pytest.approx(privacy_loss(7 * out, 1.0, 1e-5).item())
 
 
-def test_synthetic_pretraining_lowers_its_loss_and_keeps_the_encoder() -> None:
-    from modicum.papers.fedmap.synthetic import _loss, sequences
+def seen(weights: Weights, x: Tensor) -> float:
+    """The spread of C over sequences: 0 for a network that does not look at them."""
+    with torch.no_grad():
+        return float(softplus(RAW(weights, x, torch.ones(x.shape[:2])))[:, 0].std())
 
-    x, y = sequences(32, torch.Generator().manual_seed(9))
-    before, after = pretrained(epochs=0), pretrained(epochs=20)
-    assert float(_loss(after, x, y)) < float(_loss(before, x, y))
+
+def test_pretraining_sees_its_inputs_and_beats_the_best_constant() -> None:
+    x, y = sequences(512, torch.Generator().manual_seed(9))
+    constant = float((y - y.mean(0)).square().mean())  # chosen on these very sequences
+    before, after = pretrained(steps=0), pretrained()
+    assert float(loss(after, x, y)) < 0.6 * constant
+    assert seen(after, x) > 0.5
     assert all(torch.equal(before[n], after[n]) for n in before if n not in trainable(before))
+
+
+def test_an_encoder_of_berts_own_spread_would_be_blind() -> None:
+    """The negative control: weights of spread 0.02 hide the figures from the summary token."""
+    x, y = sequences(512, torch.Generator().manual_seed(9))
+    small = {
+        n: 0.02 * 8 * w if w.dim() == 2 and n.startswith("bert.") else w for n, w in pretrained(steps=0).items()
+    }
+    blind = _trained(small, torch.Generator().manual_seed(0), 100, 1e-4)
+    assert seen(blind, x) < 0.01
+    assert float(loss(blind, x, y)) > 0.9 * float((y - y.mean(0)).square().mean())
 
 
 @pytest.mark.parametrize("option", [{"kinds": (1.0, 2.0)}, {"kinds": ()}, {"clipping": "auto"}, {"network": "a"}])

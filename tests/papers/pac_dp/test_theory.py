@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from modicum.errors import UserError
-from modicum.papers.pac_dp.bounds import Objective, Terms, bound
+from modicum.papers.pac_dp.bounds import Configuration, Objective, bound
 from modicum.papers.pac_dp.surrogate import surrogate
 
-TERMS = Terms(clients=50, rounds=25, batch=100.0, multiplier=2.0, bound=1.0, dimension=400)
+TERMS = Configuration(clients=50, rounds=25, batch=100.0, multiplier=2.0, bound=1.0, dimension=400)
 
 
 @pytest.mark.parametrize("objective", list(Objective))
@@ -46,4 +46,4 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(UserError):
         surrogate(torch.ones(3), [1.0], 1.0, 10, 1)
     with pytest.raises(UserError):
-        Terms(clients=0, rounds=1, batch=1, multiplier=1, bound=1, dimension=1)
+        Configuration(clients=0, rounds=1, batch=1, multiplier=1, bound=1, dimension=1)

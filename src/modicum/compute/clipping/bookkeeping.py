@@ -107,13 +107,14 @@ class PassRecorder:
 
     def forward(self, loss: Loss, x: Any, y: Any, state: dict[str, Tensor] | None = None) -> Tensor:
         """The losses; with `state`, of a model whose parameters and buffers are those."""
-        with self._watched(), torch.enable_grad():
+        with self.watched(), torch.enable_grad():
             outputs = self.model(x) if state is None else functional_call(self.model, state, (x,))
             return check_losses(loss(outputs, y), self.examples)
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Every owned layer is recorded; some have a pass of their own, unless torch's is to be probed."""
+    def watched(self) -> Iterator[None]:
+        """Every owned layer that is called inside is recorded; some have a pass of their own, unless torch's is to
+        be probed."""
         own: dict[type[nn.Module], Callable[..., Tensor]] = {nn.Embedding: self._look_up}
         if not self.only_gradients:
             own |= {nn.GroupNorm: self._normalise, nn.Linear: self._multiply}

@@ -44,13 +44,23 @@ def check_books(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, 
     recorder = PassRecorder(model, trained, examples, only_gradients=True)
     with requiring_grad(model.parameters(), trained):
         losses = recorder.forward(loss, x, y)
-        if not losses.requires_grad:
-            return
-        truths = _true_sums(recorder, losses)
-        if not all(bool(torch.isfinite(truth).all()) for truth in truths.values()):
-            raise UndecidedError("gradients that are not finite wherever it was tried")
-        gradients = [call.gradient for call in recorder.calls]
-        _check_first_example(recorder, losses)
+        if losses.requires_grad:
+            check_recorded(recorder, losses)
+
+
+def check_recorded(recorder: PassRecorder, losses: Tensor) -> None:
+    """Judge the books of a forward pass that was recorded with `only_gradients`, while the trained parameters
+    require gradients. The losses may come from anywhere.
+
+    Raises:
+        CannotKeepBooksError: where books would be wrong.
+        UndecidedError: where these rows cannot tell.
+    """
+    truths = _true_sums(recorder, losses)
+    if not all(bool(torch.isfinite(truth).all()) for truth in truths.values()):
+        raise UndecidedError("gradients that are not finite wherever it was tried")
+    gradients = [call.gradient for call in recorder.calls]
+    _check_first_example(recorder, losses)
     with torch.no_grad():
         for call, gradient in zip(recorder.calls, gradients, strict=True):
             if gradient is not None:

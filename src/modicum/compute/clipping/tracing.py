@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from modicum.compute.clipping.bookkeeping import requiring_grad
 from modicum.compute.clipping.problem import Loss, batch_size, check_losses
+from modicum.errors import UserError
 
 FAILS = "may fail on what a record holds"
 REFUSED = {
@@ -43,7 +44,7 @@ KERNELS = (
 """Where torch keeps what an operation does to shapes."""
 
 
-class LooksAtValuesError(Exception):
+class LooksAtValuesError(UserError):
     """This model goes by what its records hold; the message says where."""
 
 
@@ -98,6 +99,30 @@ def refuse_looking(model: nn.Module, trained: dict[str, nn.Parameter], loss: Los
         losses = check_losses(loss(model(x), y), batch_size(x))
         if losses.requires_grad:
             torch.autograd.grad(losses, list(trained.values()), torch.ones_like(losses), allow_unused=True)
+
+
+@contextmanager
+def refusing_looks(model: nn.Module) -> Iterator[None]:
+    """Calls of the model inside, whoever makes them, are watched as by `refuse_looking`; what is computed of its
+    outputs is not."""
+    open_modes: list[Any] = []
+
+    def begin(*_: Any) -> None:
+        for mode in (_Reads(), _Operations()):  # type: ignore[no-untyped-call]
+            mode.__enter__()  # type: ignore[no-untyped-call]
+            open_modes.append(mode)
+
+    def end(*_: Any) -> None:
+        while open_modes:
+            open_modes.pop().__exit__(None, None, None)
+
+    hooks = [model.register_forward_pre_hook(begin), model.register_forward_hook(end, always_call=True)]
+    try:
+        yield
+    finally:
+        end()
+        for hook in hooks:
+            hook.remove()
 
 
 def looking_modules(model: nn.Module) -> list[ModuleType]:

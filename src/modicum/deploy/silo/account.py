@@ -99,10 +99,10 @@ def account_of(spec: SiloSpec, own: ClientData) -> Account:
         return Exempt(SIMULATED)
     if name is not None:
         return Exempt(f"No account is kept: {name!r} are public data.")
-    return Kept(spec, own)
+    return SiloAccount(spec, own)
 
 
-class Kept:
+class SiloAccount:
     """The account of a silo's own records, opened by its first run."""
 
     def __init__(self, spec: SiloSpec, own: ClientData) -> None:
@@ -322,7 +322,7 @@ def overview(spec: SiloSpec, own: ClientData) -> dict[str, Any]:
     """The account as its operator sees it. What is left depends on the records: it is not for others."""
     kept = account_of(spec, own)
     try:
-        if isinstance(kept, Kept):
+        if isinstance(kept, SiloAccount):
             return kept.overview()
         return kept.statement("")
     finally:

@@ -27,6 +27,7 @@ from modicum.deploy.silo.withdrawal import Withdrawn
 from modicum.errors import UserError, counted
 from modicum.federation.clients import Answer as Answered
 from modicum.federation.clients import Client, Clients
+from modicum.federation.correlate import own_rows_source
 from modicum.federation.experiment import Experiment, Prepared
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.run_folder import RunFolder
@@ -34,6 +35,7 @@ from modicum.federation.setup import first_state, make_kit
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.ledger.budgets import Reason, Refusal
 from modicum.privacy.noise import NoiseSource
+from modicum.privacy.noise.keyed import destroy_key
 from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import PrivacyPlan
 
@@ -160,8 +162,16 @@ class TakingPart:
             (client.records, client.validation),
         )
         self.watch = GrantWatch(self.grant, method.mechanism.purpose)
+        self._key = silo.files.noise_key
         self.clients = Clients(
-            method, self.kit, [client], self.ledger, silo.noise, silo.files.clients, watch=self.watch
+            method,
+            self.kit,
+            [client],
+            self.ledger,
+            silo.noise,
+            silo.files.clients,
+            watch=self.watch,
+            rows=None if self._all_sent else self._rows(silo.noise),
         )
         reserved = client.rounds
         self.withdrawn.as_reserved(max(reserved, default=-1) + 1, reserved)  # says now what does not fit the table
@@ -171,6 +181,14 @@ class TakingPart:
 
             self.secure = SecureSilo(agreement.secure(), silo.spec, client.rounds)
 
+    @property
+    def _all_sent(self) -> bool:
+        """Whether everything that was planned is reserved, computed and stored: no noise is drawn any more."""
+        return self.ledger.share_reserved() >= 1 and not self.ledger.unsettled()
+
+    def _rows(self, noise: NoiseSource) -> NoiseSource | None:
+        return own_rows_source([self.plan], noise, self._key, begun=self.ledger.share_reserved() > 0)
+
     def close(self) -> None:
         """Let go of the ledger, and of the protocol's store where there is one."""
         self.ledger.close()
@@ -178,7 +196,8 @@ class TakingPart:
             self.secure.close()
 
     def finish(self) -> None:
-        """The run is over."""
+        """The run is over: its noise cannot be drawn again."""
+        destroy_key(self._key)
         if self.secure is not None:
             self.secure.finish()
             self.clients.acknowledge(self.terms.config.run.rounds)
@@ -226,6 +245,8 @@ class TakingPart:
             LOG.warning("round %d is refused: %s", b.round + 1, why)
             raise Refuse(self.watch.refused or FROM_LEDGER.get(answer.reason, Code.NOT_PLANNED))
         self.account.remember(self.ledger)
+        if self._all_sent:
+            destroy_key(self._key)
         self._tell(b, charged)
         # The server proposes a round only after it has stored all earlier ones.
         self.clients.acknowledge(b.round)

@@ -22,11 +22,13 @@ from modicum.data.geometry import load_geometry
 from modicum.deploy.silo.witness import Statement, read_heard, read_statements
 from modicum.errors import UserError, counted
 from modicum.federation.cohort import Cohorts, public_cohorts, rounds_of
+from modicum.federation.correlate import with_correlated_steps
 from modicum.federation.experiment import VARIANTS, Experiment, Prepared, with_integers
 from modicum.federation.learning import with_task
 from modicum.federation.setup import adapts, put_on_lattice
 from modicum.mechanisms.common import metric_plans
 from modicum.mechanisms.fixed_shapes import FixedShapes, shapes_for, with_fixed_shapes
+from modicum.mechanisms.record_local import RecordLocal
 from modicum.models.named import is_import_path, is_shipped, package_of
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
@@ -143,11 +145,9 @@ class Terms:
     @cached_property
     def method(self) -> Method:
         """The agreed method; one whose server would have to be trusted is refused."""
-        if self.config.privacy.noise == "correlated":
-            raise UserError(
-                "correlated noise is a trusted server's, which is not offered to deployed silos: leave noise out"
-            )
         built = with_task(self.config.method.build(self.setting), task_in(self.config))
+        if self.config.privacy.noise == "correlated":
+            built = self._correlated(built)
         method: Method = with_fixed_shapes(built, self.shapes)
         if self.integers(method):
             method = with_integers(method, VARIANTS[self.config.run.secure_aggregation])
@@ -160,6 +160,16 @@ class Terms:
         if isinstance(method.mechanism.spec.view, SecureAggregation):
             _check_secure(method.mechanism.spec.view)
         return method
+
+    def _correlated(self, method: Method) -> Method:
+        """With noise that each silo correlates over its own local steps (R19)."""
+        if not isinstance(method.mechanism, RecordLocal):
+            raise UserError(
+                "correlated noise over rounds is a trusted server's, which is not offered to deployed silos: "
+                "leave noise out, or use a record-level method, whose silos correlate their own steps"
+            )
+        privacy = self.config.privacy
+        return with_correlated_steps(method, privacy.bands, privacy.factor)
 
     def integers(self, method: Method) -> bool:
         """Whether noise is drawn on a lattice: where it protects somebody, by default whenever it can be."""

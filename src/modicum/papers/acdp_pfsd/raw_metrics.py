@@ -11,12 +11,11 @@ from torch import Tensor, tensor
 from torch.nn.functional import cross_entropy
 
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised
+from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoisedNumber
 from modicum.core.needs import Need
 from modicum.core.parts import PERSONALISED, ClientKit, Job, State
 from modicum.core.round_state import Collector, RoundState
 from modicum.mechanisms.client_level import UPDATE, ClientLevel
-from modicum.mechanisms.possible import around
 from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
@@ -68,7 +67,9 @@ class RawMetrics:
         self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> Expected:
         inner = self.inner.expected(facts, plan, kit, broadcast, participation)
-        return replace(inner, metrics={"accuracy": around(0.5, 0.5), "loss": around(WORST / 2, WORST / 2)})
+        return replace(
+            inner, metrics={"accuracy": NoisedNumber(0.5, 0.5), "loss": NoisedNumber(WORST / 2, WORST / 2)}
+        )
 
     def _figures(self, broadcast: Broadcast) -> Release:
         return Release(

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Decision, Range
+from modicum.core.messages import ClippedUpdate, Decision, NoisedNumber
 from modicum.core.needs import Need
 from modicum.core.parts import ClientKit
 from modicum.core.stack import Pool
 from modicum.errors import UserError
-from modicum.mechanisms.possible import ROUNDING, noise_norm, rounded_away
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.mechanisms.record_steps import Stepper, release
 from modicum.privacy.events import Release, Sampler, Shuffled
@@ -72,13 +71,11 @@ class BatchClipped(RecordLocal):
         """Passes: batches of one share no record."""
         return steps // self._batches(facts)
 
-    def _reach(
-        self, event: Release, facts: ClientFacts, kit: ClientKit, model: Tensor, doubt: float
-    ) -> tuple[float, dict[str, Range]]:
+    def _made_of(
+        self, event: Release, facts: ClientFacts, kit: ClientKit
+    ) -> tuple[ClippedUpdate, dict[str, NoisedNumber]]:
         main, steps = event.blocks[0], self.steps_in(facts, 0)
-        noise = main.noise_std * noise_norm(model.numel(), doubt)
-        norm = kit.training.optimiser.farthest(steps, main.bound / 2, noise, model.numel())
-        return norm * (1 + ROUNDING) + rounded_away(model, steps, norm), {}
+        return ClippedUpdate(main.bound / 2, main.noise_std, steps, kit.training.optimiser), {}
 
     def _noised_gradients(
         self, steppers: Sequence[Stepper], pool: Pool, theta: Tensor, kit: ClientKit, step: int

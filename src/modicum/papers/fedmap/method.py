@@ -115,7 +115,7 @@ class FedMap(RecordSteps, ServerStep, Promise):
             if one.name in SOUND_ALONE and getattr(self, one.name) != one.default:
                 raise UserError(f"faithful mode has no {one.name}: leave it out, or use the sound mode")
         inner = RecordLocal(batch=self.batch, epochs=self.epochs, steps=self.steps, delta=self.delta)
-        weights = pretrained() if self.pretrained else pretrained(epochs=0)
+        weights = pretrained() if self.pretrained else pretrained(steps=0)
         network = MetaNetwork(weights, RAW, trainable(weights))
         return RawMetaNet(inner, network, self.target, self.privacy_weight, self.global_weight, clip=self.clip)
 

@@ -18,13 +18,12 @@ from torch.nn.functional import softplus
 
 from modicum.core.clips import Flat
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts
+from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoisedNumber, NoiseFacts
 from modicum.core.needs import Need
 from modicum.core.optimisers import Adam, Optimiser
 from modicum.core.parts import ClientKit, Job, State
 from modicum.core.round_state import Collector, RoundState
 from modicum.mechanisms import common
-from modicum.mechanisms.possible import around
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal
 from modicum.privacy.events import Block, NoSampling, Origin, Release
 from modicum.privacy.fixed_shapes import BLANK
@@ -93,7 +92,7 @@ class RawMetaNet:
     ) -> Expected:
         del facts, plan, broadcast, participation
         gain = kit.training.optimiser.gains(1)[0]
-        return Expected(NoiseFacts(0.0, gain), math.inf, {}, {"sigma": around(LARGEST / 2, LARGEST / 2)})
+        return Expected(NoiseFacts(0.0, gain), metrics={"sigma": NoisedNumber(LARGEST / 2, LARGEST / 2)})
 
     def first(self) -> tuple[float, float]:
         """(C, σ) before any gradient was seen: a function of public weights alone."""

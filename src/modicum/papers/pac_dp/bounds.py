@@ -22,7 +22,7 @@ class Objective(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class Configuration:
     """A configuration: M clients a round, T rounds, batch B, noise multiplier z, bound C, dimension d."""
 
     clients: int
@@ -60,7 +60,7 @@ class Bound:
         return self.optimisation + self.noise + self.bias
 
 
-def bound(objective: Objective | str, terms: Terms) -> Bound:
+def bound(objective: Objective | str, terms: Configuration) -> Bound:
     """Table I: 1/√(MT), 1/√T or 1/(μT), plus zC/(B√M) (over μ where strongly convex)."""
     objective = Objective(objective)
     over = terms.curvature if objective is Objective.STRONGLY_CONVEX else 1.0

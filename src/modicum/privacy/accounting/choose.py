@@ -12,7 +12,7 @@ from typing import Any
 from modicum.errors import UserError
 from modicum.privacy.accounting import gdp, sampler_charge
 from modicum.privacy.accounting.gaussians import Gaussians, normal_form
-from modicum.privacy.events import NoSampling, Poisson, Release, Sampler, Shuffled
+from modicum.privacy.events import NoSampling, Release, Sampler
 from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.spec import Adjacency, PrivacySpec
 
@@ -35,7 +35,7 @@ class Guarantee:
             raise UserError(f"epsilon must be at least 0, got {self.epsilon}")
         if not isinstance(self.spec, PrivacySpec):
             raise UserError("an epsilon means nothing without its PrivacySpec (unit, adjacency, view, delta)")
-        if not self.samplers or not all(isinstance(s, NoSampling | Poisson | Shuffled) for s in self.samplers):
+        if not self.samplers or not all(isinstance(s, Sampler) for s in self.samplers):
             raise UserError("an epsilon means nothing without the samplers of its releases")
 
     @property

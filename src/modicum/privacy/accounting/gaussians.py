@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from modicum.errors import UnsoundError, UserError
-from modicum.privacy.events import NoSampling, Origin, Poisson, Release, Sampler, Shuffled
+from modicum.privacy.events import Cyclic, NoSampling, Origin, Poisson, Release, Sampler, Shuffled, participations
 from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.spec import Adjacency, PrivacySpec
 
@@ -33,29 +33,33 @@ def hidden_rate(sampler: Sampler, spec: PrivacySpec) -> float:
     match sampler:
         case Poisson(rate, known_to) if known_to in spec.view.hides:
             return rate
-        case Shuffled() if spec.adjacency is Adjacency.ADD_REMOVE:
+        case Shuffled() | Cyclic() if spec.adjacency is Adjacency.ADD_REMOVE:
             raise UnsoundError(
-                "shuffled epochs under add-remove break rule R4 (the batches shift with the missing unit): "
+                "passes over batches under add-remove break rule R4 (the batches shift with the missing unit): "
                 "use Poisson sampling, or zero-out"
             )
-        case Poisson() | Shuffled() | NoSampling():
+        case Poisson() | Shuffled() | Cyclic() | NoSampling():
             return 1.0
     raise UserError(f"unknown sampler {sampler!r}")
 
 
 def normal_form(releases: Iterable[Release | PlannedRelease], spec: PrivacySpec) -> tuple[Gaussians, ...]:
     """All releases of one client as Gaussians, equal ones merged; refuses what plain composition cannot price."""
-    counts: dict[tuple[float, float], int] = {}
+    counts: dict[tuple[float, Sampler], int] = {}
     clients: set[str] = set()
     for r in releases:
         if isinstance(r, Release):
             clients.add(r.client)
             _refuse_foreign(r, spec)
-        key = (spec.seen(r.noise_multiplier), hidden_rate(r.sampler, spec))
+        key = (spec.seen(r.noise_multiplier), r.sampler)
         counts[key] = counts.get(key, 0) + r.count
     if len(clients) > 1:
         raise UserError(f"a guarantee is one client's, got releases of {len(clients)}: compute each on its own")
-    return tuple(Gaussians(z, q, count) for (z, q), count in sorted(counts.items()))
+    merged: dict[tuple[float, float], int] = {}
+    for (z, sampler), count in counts.items():
+        kind = (z, hidden_rate(sampler, spec))
+        merged[kind] = merged.get(kind, 0) + participations(sampler, count)
+    return tuple(Gaussians(z, q, count) for (z, q), count in sorted(merged.items()))
 
 
 def _refuse_foreign(release: Release, spec: PrivacySpec) -> None:

@@ -14,9 +14,10 @@ from typing import Protocol
 from modicum.errors import UserError
 from modicum.privacy.accounting.filters import filter_cap, filter_cost, plan_guarantee
 from modicum.privacy.correlated import Correlation
-from modicum.privacy.events import NoSampling, Origin, Poisson, Release
+from modicum.privacy.events import Cyclic, NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
+from modicum.privacy.views import Shows, Unit
 
 SAME_NOISE = 1e-12  # relative: several blocks' joint multiplier is a rounded sum
 
@@ -105,7 +106,7 @@ class PlanGuard:
 
     plan: PrivacyPlan
     left: tuple[int, ...]
-    last: int | None = None  # round of the last release whose noise is correlated
+    last: int | None = None  # number of the last row of correlated noise that was taken
 
     def refusal(self, release: Release) -> Refusal | None:
         if release.spec != self.plan.spec:
@@ -128,12 +129,15 @@ class PlanGuard:
         return self._too_early(release, self.plan.releases[slot].correlated)
 
     def _too_early(self, release: Release, correlated: Correlation | None) -> Refusal | None:
-        """One release in a round, and rounds as far apart as correlated noise was made for (R19)."""
+        """A client's rounds, or a record's batches, are as far apart as correlated noise was made for (R19)."""
         if correlated is None:
             return None
-        early = correlated.too_early(self.last, release.round)
-        if early is None and release.count > 1:
-            early = "correlated noise has one row for each release"
+        if isinstance(release.sampler, Cyclic):
+            early = correlated.out_of_turn(self.last, release.first_row, release.count)
+        else:
+            early = correlated.too_early(self.last, release.first_row)
+            if early is None and release.count > 1:
+                early = "correlated noise has one row for each release"
         return None if early is None else Refusal(release.client, Reason.TOO_EARLY, early)
 
     def charge(self, release: Release) -> PlanGuard:
@@ -142,7 +146,7 @@ class PlanGuard:
             raise ValueError("a refused release cannot be charged")
         left = list(self.left)
         left[slot] -= release.count
-        last = self.last if release.correlated is None else release.round
+        last = self.last if release.correlated is None else release.first_row + release.count - 1
         return replace(self, left=tuple(left), last=last)
 
     def reported(self) -> float:
@@ -290,7 +294,7 @@ def noise_problems(plan: PrivacyPlan) -> list[str]:
     from modicum.privacy.noise.integer_terms import claim_problem
 
     def problem(planned: PlannedRelease) -> str | None:
-        if planned.correlated is not None:
+        if planned.correlated is not None or isinstance(planned.sampler, Cyclic):
             return _correlation_problem(planned, plan.spec)
         if planned.integers is not None:
             return claim_problem(planned.integers, planned.noise_multiplier, plan.spec)
@@ -302,10 +306,23 @@ def noise_problems(plan: PrivacyPlan) -> list[str]:
 
 def _correlation_problem(planned: PlannedRelease, spec: PrivacySpec) -> str | None:
     """Why correlated noise is not what it says, its sensitivity computed anew (R19)."""
-    assert planned.correlated is not None
-    if planned.integers is not None or not isinstance(planned.sampler, NoSampling) or spec.view.senders_add_noise:
+    terms, sampler = planned.correlated, planned.sampler
+    if terms is None:
+        return "batches that come in turn are for correlated noise (R19)"
+    if planned.integers is not None or not _one_party(sampler, spec):
         return "noise is correlated where one party adds it to successive sums that nothing is drawn for (R19)"
+    if isinstance(sampler, Cyclic) and not terms.separation <= sampler.batches:
+        return f"{sampler.batches} batches in turn do not keep records {terms.separation} steps apart"
+    if isinstance(sampler, Cyclic) and planned.count > terms.steps:
+        return f"it plans {planned.count} steps, and its factor was made for {terms.steps}"
     try:
-        return planned.correlated.problem(planned.count)
+        return terms.problem(planned.participations)
     except UserError as error:
         return str(error)
+
+
+def _one_party(sampler: Sampler, spec: PrivacySpec) -> bool:
+    """A trusted server that adds to sums of clients, or a client that adds to its own sums of records."""
+    if isinstance(sampler, Cyclic):
+        return spec.unit is Unit.RECORD and spec.view.shows is Shows.MESSAGES
+    return isinstance(sampler, NoSampling) and not spec.view.senders_add_noise

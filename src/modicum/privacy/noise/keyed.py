@@ -11,11 +11,14 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from modicum.errors import MissingExtraError, UserError
-from modicum.privacy.noise.source import CHUNK, CryptoNoise, DType, FloatArray, NoiseKey, box_muller
+from modicum.privacy.noise.skellam import Bits
+from modicum.privacy.noise.source import CHUNK, CryptoNoise, DType, FloatArray, NoiseKey, bits53, box_muller
 
 SIZE = 32
 
@@ -38,6 +41,24 @@ class KeyedNoise(CryptoNoise):
             part = out[start : start + CHUNK]
             np.multiply(box_muller(len(part), stream), std, out=part, casting="same_kind")
         return out
+
+
+class ReplayableNoise(KeyedNoise):
+    """Coins too are functions of the secret, so that a step after a crash is the step before it, bit for bit."""
+
+    def uniform(self, key: NoiseKey, size: int) -> NDArray[np.float64]:
+        return np.multiply(bits53(size, self.bits(key)), 2.0**-53, dtype=np.float64)
+
+    def bits(self, key: NoiseKey) -> Bits:
+        return _stream(self._secret, key)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "source": "cryptographic",
+            "simulation": False,
+            "sentence": "Noise and sampling coins come from ChaCha20 under a key of the operating system's "
+            "generator, which nobody else saw and which was destroyed when the run had ended.",
+        }
 
 
 class _stream:  # noqa: N801
@@ -72,13 +93,17 @@ def open_key(path: Path, *, begun: bool) -> bytes:
     if not path.exists():
         if begun:
             raise UserError(
-                f"{path} is gone, and with it the noise of the rounds so far: new noise would not be what the "
-                "run was calibrated for, so begin a new run"
+                f"{path} is gone, since the run has ended or it was lost, and with it the noise of the rounds so "
+                "far: new noise would not be what the run was calibrated for, so begin a new run"
             )
         return _new(path)
     secret = path.read_bytes()
     if len(secret) != SIZE:
         raise UserError(f"{path} is damaged: it has {len(secret)} bytes in place of {SIZE}: begin a new run")
+    if secret == bytes(SIZE):  # overwritten, and the process ended before it was removed
+        raise UserError(f"{path} was destroyed when its run ended: begin a new run")
+    if path.stat().st_mode & 0o077:
+        raise UserError(f"others can read {path}, and who has it can remove the noise: begin a new run")
     return secret
 
 

@@ -75,7 +75,7 @@ class CryptoNoise:
 
     def uniform(self, key: NoiseKey, size: int) -> NDArray[np.float64]:  # noqa: ARG002
         _check(size)
-        return np.multiply(_bits53(size, os.urandom), 2.0**-53, dtype=np.float64)
+        return np.multiply(bits53(size, os.urandom), 2.0**-53, dtype=np.float64)
 
     def coins(self, key: NoiseKey, size: int, rate: float) -> BoolArray:
         _check_rate(rate)
@@ -159,7 +159,8 @@ class SimulatedNoise:
         return hashlib.blake2b(text.encode(), digest_size=16, person=b"modicum.noise").digest()
 
 
-def _bits53(size: int, source: Bits) -> NDArray[np.uint64]:
+def bits53(size: int, source: Bits) -> NDArray[np.uint64]:
+    """So many whole numbers of 53 bits."""
     words = np.frombuffer(bytearray(source(8 * size)), dtype=np.uint64)
     words >>= np.uint64(11)
     return words
@@ -168,7 +169,7 @@ def _bits53(size: int, source: Bits) -> NDArray[np.uint64]:
 def box_muller(size: int, source: Bits) -> NDArray[np.float64]:
     """Standard normals from 53-bit uniforms; log's argument lies in (0, 1], so tails reach 8.6 σ."""
     half = (size + 1) // 2
-    bits = _bits53(2 * half, source)
+    bits = bits53(2 * half, source)
     radius = np.sqrt(-2.0 * np.log((bits[:half] + np.uint64(1)) * 2.0**-53))
     angle = bits[half:] * (2.0 * np.pi * 2.0**-53)
     return np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))[:size]

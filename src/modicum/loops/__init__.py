@@ -1,0 +1,1 @@
+"""Modicum inside other people's programs: a PyTorch loop, a Flower app."""
