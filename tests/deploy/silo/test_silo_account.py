@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -18,7 +19,6 @@ from modicum.deploy.silo import silo as silo_module
 from modicum.deploy.silo.account import Exempt, SiloAccount
 from modicum.deploy.silo.silo import JOINED, Silo
 from modicum.deploy.silo.spec import read_spec
-from modicum.deploy.silo.terms import Terms
 from modicum.deploy.silo.wire import Code
 from modicum.errors import UserError
 from modicum.federation.run_folder import RunFolder
@@ -250,7 +250,7 @@ def test_a_run_that_never_began_costs_nothing(tmp_path: Path, caplog: pytest.Log
 
 def afford(silo: Silo | None) -> None:
     assert silo is not None
-    silo.account.afford(Terms(silo.spec.experiment, NAMES).plan(silo.facts))
+    silo.account.afford(silo.terms(NAMES).plan(replace(silo.facts, participations=4)))
 
 
 def test_a_run_in_a_folder_that_is_at_work_keeps_what_it_holds(tmp_path: Path) -> None:
