@@ -15,6 +15,7 @@ from modicum.data import Dataset, assign_budgets, federate, from_csv, from_npz_f
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets
 from modicum.errors import UserError
+from modicum.methods import Look
 from modicum.tasks import Task, named
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
         workers=run.workers,
         model_options=dict(config.model.options),
         task=task_in(config),
+        looks=config.looks,
     )
 
 
@@ -161,6 +163,7 @@ def _records(config: Config, alone: str | None = None) -> Dataset:
         how = {"labels": data.labels, "values": data.values, "scale": data.scale, "id": data.id_column}
         return from_npz_folder(data.npz, classes=data.classes, **how)  # type: ignore[arg-type]
     assert data.table is not None  # the schema allows one of the four
+    asked = (config.method.of, config.method.bins) if isinstance(config.method, Look) else None
     read = from_parquet if data.csv is None else from_csv
     return read(
         data.table,
@@ -171,6 +174,7 @@ def _records(config: Config, alone: str | None = None) -> Dataset:
         labels=data.labels,
         columns=data.columns,
         alone=alone,
+        asked=asked,
     )
 
 

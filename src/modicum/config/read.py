@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from modicum.config.looks import with_looks
 from modicum.config.schema import (
     Config,
     DataConfig,
@@ -30,17 +31,22 @@ TABLES = ("data", "task", "privacy", "model", "method", "run", "fit", "metanet")
 _READERS: dict[type[Any], Any] = {}  # of tables, by their classes
 
 
-def read(path: str | PathLike[str], options: Iterable[str] = (), seed: int | None = None) -> Config:
-    """The experiment in a file, with `key.sub=value` options and the seed of the command line on top."""
+def read(
+    path: str | PathLike[str], options: Iterable[str] = (), seed: int | None = None, *, looks: bool = True
+) -> Config:
+    """The experiment in a file, with `key.sub=value` options and the seed of the command line on top.
+
+    Without `looks` the looks that it names are left alone: they may still be to come.
+    """
     source = read_source(Path(path))
     for option in options:
         source = with_option(source, option)
     if seed is not None:
         source = with_option(source, f"run.seed={seed}")
-    return check(source, Path(path).parent)
+    return check(source, Path(path).parent, looks=looks)
 
 
-def check(source: Source, folder: Path = Path()) -> Config:
+def check(source: Source, folder: Path = Path(), *, looks: bool = True) -> Config:
     """Every table checked. Relative paths to data are taken from `folder`."""
     _known(source, source.tables, TABLES, "tables")
     for name in TABLES:
@@ -56,7 +62,7 @@ def check(source: Source, folder: Path = Path()) -> Config:
         )
     privacy = read_table(source, PrivacyConfig, "privacy", source.tables.get("privacy", {}))
     method_name, method = _method(source, privacy)
-    return Config(
+    config = Config(
         data=absolute(read_table(source, DataConfig, "data", source.tables["data"]), folder),
         privacy=replace(
             privacy,
@@ -70,6 +76,7 @@ def check(source: Source, folder: Path = Path()) -> Config:
         source=source,
         task=_task(source),
     )
+    return with_looks(config, folder) if looks else config
 
 
 def _run(source: Source) -> RunConfig:

@@ -11,6 +11,7 @@ from modicum.errors import UserError
 
 if TYPE_CHECKING:
     from modicum.config.source import Source
+    from modicum.data.look import Look
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,9 @@ class DataConfig:
         None, "a dataset with other labels that features are fitted to (default: the proxy)"
     )
     seed: int | None = setting(None, "decides the division (default: the run's seed)")
+    ranges: str | None = setting(None, "a look's folder, whose outer quantiles become the ranges of columns")
+    impute: str | None = setting(None, "a look's folder, whose means fill in for missing numbers")
+    standardise: str | None = setting(None, "a look's folder, by whose means and deviations columns are scaled")
 
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.name, self.npz, self.csv, self.parquet)) != 1:
@@ -60,6 +64,8 @@ class DataConfig:
             raise UserError("scale is a positive number that the inputs of npz files are divided by")
         if self.columns and self.table is None:
             raise UserError("columns belong to a csv or parquet file: leave them out, or give one")
+        if any((self.ranges, self.impute, self.standardise)) and self.table is None:
+            raise UserError("looks are of columns of a csv or parquet file: leave them out, or give one")
         if self.values is not None and self.npz is None:
             raise UserError("values belong to npz files: leave them out, or give npz")
 
@@ -94,6 +100,9 @@ class PrivacyConfig:
     factor: Literal["banded", "blt"] | None = setting(
         None, "of correlated noise (default: banded, and blt where that would have more than 64 bands)"
     )
+    looks: list[str] = setting(  # noqa: RUF009
+        list, "folders of looks that the budgets pay for beside the training; those named elsewhere are among them"
+    )
 
     def __post_init__(self) -> None:
         if self.noise != "correlated" and (self.bands is not None or self.factor is not None):
@@ -118,7 +127,7 @@ class TaskConfig:
     """A task by name; the other keys of the table are its options."""
 
     name: str = setting("classification", "classification, regression, multi-label, next-token, or a package's")
-    options: dict[str, Any] = setting(dict, "of the task, e.g. weights")  # noqa: RUF009
+    options: dict[str, Any] = setting(dict, "of the task, e.g. weights: numbers, or a look's folder")  # noqa: RUF009
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,3 +232,4 @@ class Config:
     run: RunConfig
     source: Source = field(compare=False, repr=False)
     task: TaskConfig = field(default_factory=TaskConfig)
+    looks: tuple[Look, ...] = field(default=(), compare=False, repr=False)  # that are named, as they were read

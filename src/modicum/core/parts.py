@@ -402,6 +402,7 @@ class Method:
     wrapper: ModelWrapper = field(default_factory=Plain)
     public_start: bool = False  # begins with a logistic head on public records that have the task's labels, if any
     average: float = 0.0  # β of the average over rounds that is reported, where the run names none
+    predicts: bool = True  # whether there is a model to judge; a look has answers in its place
     notes: tuple[str, ...] = ()  # what a reader of the results must know, such as a flaw kept in faithful mode
 
     def __post_init__(self) -> None:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from pathlib import Path
 
+    from modicum.data.look import Look
     from modicum.data.partition import Partition
 
 AggregationKind = Literal["ideal", "protocol", "honest-but-curious"]
@@ -140,6 +141,7 @@ class Experiment:
     workers: int | None = None  # processes that compute clients, a thread each; None: this one
     model_options: dict[str, float | str] = field(default_factory=dict)
     task: Task = CLASSIFICATION
+    looks: tuple[Look, ...] = ()  # taken before, whose price is within the budgets
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.evaluate_every < 1:
@@ -276,6 +278,7 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
         )
 
     offered = offer_of(data).public_labels
+    judged = offered and wrap.predicts
     first = Layout.of(trained).read(trained)
     if experiment.hot_start:
         public, held_out = batch(data.proxy), batch(data.proxy_validation)
@@ -288,8 +291,8 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
         records=tuple(batch(c.train) for c in data.clients),
         validation=tuple(batch(c.validation) for c in data.clients),
         client_test=tuple(batch(c.test) for c in data.clients),
-        test=batch(data.test),
-        proxy=batch(data.proxy_validation if len(data.proxy_validation) else data.proxy) if offered else None,
+        test=batch(data.test if wrap.predicts else Arrays.empty(data.test)),
+        proxy=batch(data.proxy_validation if len(data.proxy_validation) else data.proxy) if judged else None,
         features=_feature_facts(data, batch(data.proxy) if offered and experiment.task.usual else None),
         made_up=_made_up(experiment, features, device),
     )

@@ -25,6 +25,7 @@ from modicum.federation.cohort import Cohorts, public_cohorts, rounds_of
 from modicum.federation.correlate import with_correlated_steps
 from modicum.federation.experiment import VARIANTS, Experiment, Prepared, with_integers
 from modicum.federation.learning import with_task
+from modicum.federation.looks import plan_after
 from modicum.federation.setup import adapts, put_on_lattice
 from modicum.mechanisms.common import metric_plans
 from modicum.mechanisms.fixed_shapes import FixedShapes, shapes_for, with_fixed_shapes
@@ -71,6 +72,7 @@ def agreed_parts(config: Config) -> dict[str, str]:
         "data.columns": sorted(data.columns.items()),
         "privacy.noise": config.privacy.noise,
         "privacy.fixed_shapes": config.privacy.fixed_shapes,
+        "privacy.looks": [json.dumps(look.to_dict(), sort_keys=True) for look in config.looks],
         "run.silos": sorted(run.silos.items()),
     }
     for name in AGREED:
@@ -237,7 +239,8 @@ class Terms:
         """What this client would release in the whole run, but for what a lattice adds to its noise: a function
         of public facts and its own budget."""
         rounds = rounds_of(self.cohorts, self.names.index(facts.name), self.config.run.rounds)
-        return self.method.mechanism.plan(facts, metric_plans(self.spec, self.metrics, rounds))
+        metrics = metric_plans(self.spec, self.metrics, rounds)
+        return plan_after(self.method.mechanism, facts, metrics, self.config.looks)
 
     def multiplier(self, plan: PrivacyPlan) -> float:
         """The noise multiplier of a plan's training releases."""
