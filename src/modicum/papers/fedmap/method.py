@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from modicum.core.clips import Auto, Flat
@@ -14,7 +14,7 @@ from modicum.papers.fedmap.plug_in import PlugIn
 from modicum.papers.fedmap.raw_metanet import MetaNetwork, RawMetaNet
 from modicum.papers.fedmap.synthetic import RAW, pretrained, trainable
 from modicum.parts.groups import Promise, RecordSteps, ServerStep
-from modicum.parts.options import one_of, option
+from modicum.parts.options import leave_out, one_of, option
 from modicum.policies import AdaptiveQuantile, Fixed
 from modicum.privacy.noise.stock import Stock
 from modicum.privacy.spec import Adjacency
@@ -111,9 +111,7 @@ class FedMap(RecordSteps, ServerStep, Promise):
         """Alg. 1, a network for each client."""
         if self.optimiser != "sgd":
             raise UserError("faithful mode trains by SGD: leave out optimiser")
-        for one in fields(self):
-            if one.name in SOUND_ALONE and getattr(self, one.name) != one.default:
-                raise UserError(f"faithful mode has no {one.name}: leave it out, or use the sound mode")
+        leave_out(self, SOUND_ALONE, self.mode)
         inner = RecordLocal(batch=self.batch, epochs=self.epochs, steps=self.steps, delta=self.delta)
         weights = pretrained() if self.pretrained else pretrained(steps=0)
         network = MetaNetwork(weights, RAW, trainable(weights))
