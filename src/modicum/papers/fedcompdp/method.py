@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from modicum.aggregation import Thresholded
 from modicum.core.parts import Aggregation, Mechanism, Method, Policy
-from modicum.mechanisms.as_published import AsPublished
+from modicum.mechanisms.as_published import AsPublished, largest_grant
 from modicum.papers.fedcompdp.batch_clipped import BatchClipped
 from modicum.papers.fedcompdp.constraint_aware import ConstraintAware
 from modicum.papers.fedcompdp.printed_weights import PrintedWeights
@@ -80,6 +80,7 @@ class FedCompDp(RecordSteps, Promise):
             mechanism=mechanism,
             aggregation=self._aggregation(mechanism),
             notes=(FAITHFUL,) if faithful else (),
+            claims=largest_grant if faithful else None,
         )
 
     def _policy(self) -> Policy:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from modicum.core.facts import ClientFacts
 from modicum.core.parts import Mechanism, Method, Policy
 from modicum.errors import UserError
-from modicum.mechanisms.as_published import AsPublished
+from modicum.mechanisms.as_published import AsPublished, largest_grant
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.papers.pac_dp.accounting import pac_dp_noise
 from modicum.papers.pac_dp.curve import BudgetCurve, ScaleFreeCurve, read_curve
@@ -74,6 +74,7 @@ class PacDp(RecordSteps, Aggregated, Guarantee):
             policy=PlateauCosine(base, self.plateau, self.floor),
             mechanism=mechanism,
             aggregation=self.server_step("weighted") if published_weights else self.aggregated(mechanism),
+            claims=largest_grant if faithful else None,
             notes=(FAITHFUL + base.origin,)
             if isinstance(base, PrintedQuadratic)
             else ()
