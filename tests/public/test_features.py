@@ -126,9 +126,7 @@ def test_a_proxy_with_other_labels_passes_through_the_same_backbone(weights: Pat
     assert data.geometry is not None
     assert data.geometry.about["backbone"].startswith("b-")
     task, proxy, _ = behind(weights, tmp_path / "features", load("digits:0-4"), load("digits:5-9"), None)
-    again = stand_on(
-        federate(task, clients=4, proxy=proxy), "discriminant:4", (8.0,) * 4, lambda: SPEC, None, weights
-    )
+    again = stand_on(federate(task, clients=4, proxy=proxy), "discriminant:4", (8.0,) * 4, lambda: SPEC)
     assert np.array_equal(again.proxy.x, data.proxy.x)
     assert np.array_equal(again.clients[2].train.x, data.clients[2].train.x)
 

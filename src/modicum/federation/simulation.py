@@ -60,7 +60,9 @@ class Simulation:
         self.facts, self.plans = made.facts, made.plans
         self.backend: Backend = made.kit.backend
         files = RunFolder(folder)
-        foreign = foreign_parts(experiment.method, self.method, experiment.model, self.data.model)
+        foreign = foreign_parts(
+            experiment.method, self.method, experiment.model, self.data.model, experiment.federation.data.made_by
+        )
         self.ledger = files.open_ledger(run_id(experiment), self.noise, records_id(experiment), foreign)
         self.ledger.declare(self.plans.values())
         self.server = made.server(self.ledger.run_id)
