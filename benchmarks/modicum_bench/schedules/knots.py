@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
+from modicum.core.extension_points import PublicEvaluator
 from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision, Opened
 from modicum.core.parts import Aggregation, Method, Observation, Place, Policy, Scope, Signal, State
 from modicum.core.setting import MethodSpec, Setting
-from modicum.core.sockets import PublicEvaluator
 
 KNOTS = 4
 ALL = "all"

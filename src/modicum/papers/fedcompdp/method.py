@@ -11,7 +11,7 @@ from modicum.mechanisms.as_published import AsPublished, largest_grant
 from modicum.papers.fedcompdp.batch_clipped import BatchClipped
 from modicum.papers.fedcompdp.constraint_aware import ConstraintAware
 from modicum.papers.fedcompdp.printed_weights import PrintedWeights
-from modicum.parts.groups import Promise, RecordSteps, by_records
+from modicum.parts.groups import PrivacyOptions, RecordSteps, by_records
 from modicum.parts.options import build_aggregation, leave_out, messages_only, one_of, option
 from modicum.policies import AdaptiveQuantile, Fixed, MedianNorm, NaiveMedianNorm
 from modicum.privacy.accounting.classic import classic_noise
@@ -30,11 +30,11 @@ FAITHFUL = (
 FAITHFUL_BATCH = 64  # the paper's
 SOUND_ALONE = ("quantile", "threshold", "towards", "reach", "gamma", "radius", "cuts", "server_lr")
 FAITHFUL_ALONE = ("least", "tau", "dual_rate", "first_multiplier")
-HEADROOM, DOUBT = 4.0, 3.0  # of a debiased median of records' gradients, as in cgm-median
+HEADROOM, TIMES_NOISE = 4.0, 3.0  # of a debiased median of records' gradients, as in cgm-median
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedCompDp(RecordSteps, Promise):
+class FedCompDp(RecordSteps, PrivacyOptions):
     """Record-level privacy with an adaptive bound (ADPC), thresholded steps (LLCM) and reliable weights (CRA)."""
 
     mode: Literal["sound", "faithful"] = option(
@@ -90,7 +90,7 @@ class FedCompDp(RecordSteps, Promise):
             case "bits":
                 return AdaptiveQuantile(self.clip, self.quantile)
             case "median":
-                return MedianNorm(self.clip, HEADROOM, DOUBT)
+                return MedianNorm(self.clip, HEADROOM, TIMES_NOISE)
         return Fixed(self.clip)
 
     def _published(self, setting: Setting) -> Mechanism:

@@ -130,20 +130,20 @@ class RawMetaNet:
         targets = kit.training.targets(job.records, job.state, kit.backend)
         records = type(job.records)(job.records.x, targets)
         for step in range(self.inner.steps_in(job.facts, job.participation)):
-            rows = job.door.sample(whole, step, len(records)).flatten()
+            rows = job.gate.sample(whole, step, len(records)).flatten()
             batch = records.take(rows[rows != BLANK])  # as printed: no bound whose shapes could matter
             losses = kit.training.losses
             raw, norms = kit.backend.clipped_sums(theta, [batch], losses, [Flat(UNCLIPPED)])  # lines 9, 10
             own.see(figures(raw[0], norms[0], theta[0] - before))
             bound, sigma = own.decided()  # lines 11, 12
             event = self._step(job, bound, batch_size * sigma / bound, step)
-            job.door.reserve(event)
+            job.gate.reserve(event)
             clipped, _ = kit.backend.clipped_sums(theta, [batch], losses, [Flat(bound)])
-            noised = job.door.release(event, step, {GRADIENT: clipped[0]})[GRADIENT] / batch_size
+            noised = job.gate.release(event, step, {GRADIENT: clipped[0]})[GRADIENT] / batch_size
             own.learn(self, _task_loss(kit, theta[0], batch), told)
             before = theta[0].clone()
             kit.training.optimiser.step(theta, noised[None], [], step)
-        sent = job.door.release(whole, 0, {SIGMA: torch.tensor([own.last])})[SIGMA]  # line 17
+        sent = job.gate.release(whole, 0, {SIGMA: torch.tensor([own.last])})[SIGMA]  # line 17
         own.spent.append(own.last)
         update = common.shared_part(theta[0] - first, job, kit)
         message = Noised(job.facts.name, job.broadcast.round, update, {}, {"sigma": float(sent.item())})
