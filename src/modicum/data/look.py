@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -285,7 +286,7 @@ def _correlations(
     off = np.hypot(noise[statistics.SQUARES], noise[statistics.MISSING] / 2)
     off = np.hypot(off, 2 * mean * noise[statistics.MEANS])
     rows = [[Figure(1.0, 0.0) for _ in columns] for _ in columns]
-    for place, (i, j) in enumerate(zip(*np.triu_indices(len(columns), 1), strict=True)):
+    for place, (i, j) in enumerate(combinations(range(len(columns)), 2)):
         vi, vj = float(variance[i]), float(variance[j])
         if min(vi / off[i], vj / off[j]) <= ENOUGH or columns[i].categories or columns[j].categories:
             rows[i][j] = rows[j][i] = Figure(0.0, 1.0)

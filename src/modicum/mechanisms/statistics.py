@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from modicum.core import statistics
-from modicum.core.door import ReleaseRequest
 from modicum.core.facts import ClientFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import (
@@ -31,6 +30,7 @@ from modicum.core.messages import (
 )
 from modicum.core.needs import Need
 from modicum.core.parts import ClientKit, Job, State
+from modicum.core.release_gate import ReleaseRequest
 from modicum.core.round_state import Collector, RoundState
 from modicum.core.statistics import Questions
 from modicum.errors import UserError
@@ -148,9 +148,9 @@ class RecordStatistics:
         questions = self._questions(kit.public.features.classes, model.numel())
         sums = record_sums(records.x, records.targets["y"], questions)
         if not self.individuals:
-            requests = [ReleaseRequest(job.door, event, 0, sums), *common.metric_requests(job, kit, self.spec)]
+            requests = [ReleaseRequest(job.gate, event, 0, sums), *common.metric_requests(job, kit, self.spec)]
             return integers.summand(requests), job.state
-        noised = job.door.release(event, 0, sums)
+        noised = job.gate.release(event, 0, sums)
         update = torch.cat([noised[block.name].flatten() for block in event.blocks]).to(model)
         metrics = common.released_metrics(job, kit, self.spec)
         return Noised(job.facts.name, job.broadcast.round, update, {}, metrics), job.state

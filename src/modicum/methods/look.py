@@ -10,7 +10,7 @@ from modicum.core.parts import Method
 from modicum.core.statistics import ASKED, blocks_of
 from modicum.errors import UserError
 from modicum.mechanisms.statistics import AnswersOnly, RecordStatistics
-from modicum.parts.groups import Promise, SeenBy
+from modicum.parts.groups import PrivacyOptions, SeenBy
 from modicum.parts.options import build_view, messages_only, one_of, option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
@@ -23,7 +23,7 @@ MOST_BINS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look(SeenBy, Promise):
+class Look(SeenBy, PrivacyOptions):
     """A look at all clients' columns (`modicum look`): statistics in place of a model."""
 
     of: tuple[str, ...] = option((), "columns to look at; none: all that have a range, dates or categories")
