@@ -10,12 +10,16 @@ from typing import Any
 from torch import nn
 
 from modicum.core.parts import Method
+from modicum.federation.model_file import frozen_digest
 
 KNOWN = {"modicum", "torch", "numpy", *sys.stdlib_module_names}  # torch's layers are checked like every model's
 
 
 def foreign_parts(spec: object, method: Method, *models: object) -> tuple[str, ...]:
-    """Kind and full name of each class or function that others wrote, in the order of the method's parts."""
+    """Kind and full name of each class or function that others wrote, in the order of the method's parts.
+
+    Weights that a model brings and keeps are named by their digest.
+    """
     found: dict[str, None] = {}
     for name in _outside(spec):
         found[f"method {name}"] = None
@@ -25,6 +29,9 @@ def foreign_parts(spec: object, method: Method, *models: object) -> tuple[str, .
     for model in models:
         if isinstance(model, nn.Module):
             found |= dict.fromkeys(foreign_modules(model))
+    prepared = models[-1] if models else None
+    if isinstance(prepared, nn.Module) and (base := frozen_digest(prepared)):
+        found[f"frozen weights {base}"] = None
     return tuple(found)
 
 
