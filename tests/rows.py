@@ -23,7 +23,6 @@ from modicum.aggregation import (
     Weighted,
 )
 from modicum.core import clips
-from modicum.core.door import DoorWatch
 from modicum.core.facts import Metric, PublicFacts
 from modicum.core.messages import Decision, Opened
 from modicum.core.parts import (
@@ -37,6 +36,7 @@ from modicum.core.parts import (
     SignalName,
     State,
 )
+from modicum.core.release_gate import GateWatch
 from modicum.core.round_state import RoundState
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, ClientData, FederatedData
@@ -298,7 +298,7 @@ def simulate(
     folder: Path,
     *,
     seed: int = 0,
-    watch: DoorWatch | None = None,
+    watch: GateWatch | None = None,
     **settings: Any,
 ) -> Simulation:
     """A simulation in `folder` whose noise and coins have a seed of their own."""

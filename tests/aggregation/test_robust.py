@@ -70,7 +70,7 @@ def test_a_norm_bounded_mean_is_moved_by_no_more_than_the_median_norm(data: st.D
 
 
 def test_a_mean_is_captured_by_one() -> None:
-    """Twin."""
+    """Negative control."""
     assert step(Mean(), [np.zeros(D)] * 9 + [np.full(D, 1e9)]).max() > 1e7
 
 

@@ -13,6 +13,7 @@ from modicum.cli import (
     account,
     attack,
     audit,
+    backbones,
     bench,
     check,
     compare,
@@ -88,6 +89,7 @@ app.command("studio")(studio.studio)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)
 app.command("attack")(attack.attack)
+app.command("backbones")(backbones.backbones)
 app.command("doctor")(doctor.doctor)
 app.command("audit")(audit.audit)
 app.add_typer(bench.app, name="bench")

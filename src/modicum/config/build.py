@@ -40,7 +40,7 @@ def federation(config: Config, alone: str | None = None) -> Federation:
         budgets = assign_budgets(_budgets(config), len(divided.clients), seed)
     with config.source.at("data"):
         spec = partial(_spec, config, len(budgets))
-        return Federation(stand_on(divided, _features(config), budgets, spec, source, data.backbone), budgets)
+        return Federation(stand_on(divided, _features(config), budgets, spec, source), budgets)
 
 
 def _divided(config: Config, dataset: Dataset, proxy: Proxy) -> FederatedData:
@@ -150,7 +150,9 @@ def _datasets(config: Config, alone: str | None) -> tuple[Dataset, Proxy, Datase
     proxy = load(data.proxy, data.dir) if isinstance(data.proxy, str) else data.proxy
     source = None if data.features_from is None else load(data.features_from, data.dir)
     cache, records = data_folder(data.dir) / "features", _records(config, alone)
-    return behind(data.backbone, cache, records, proxy, source, own=data.name is None)
+    own = data.name is None or not config.run.simulation
+    seen = {"views": data.views, "trained_on": data.trained_on}
+    return behind(data.backbone, cache, records, proxy, source, own=own, **seen)  # type: ignore[arg-type]
 
 
 def _records(config: Config, alone: str | None = None) -> Dataset:

@@ -24,6 +24,7 @@ from modicum.data.columns import Column
 from modicum.errors import MissingExtraError
 from modicum.models.named import absolute as absolute_name
 from modicum.models.named import is_shipped
+from modicum.models.published.packages import is_name
 
 DEFAULT_METHOD = "auto"
 TABLES = ("data", "task", "privacy", "model", "method", "run", "fit", "metanet")  # the last two: `modicum fit-…`
@@ -212,10 +213,13 @@ def absolute(data: DataConfig, folder: Path) -> DataConfig:
     """Paths relative to `folder` become absolute ones."""
     changed: dict[str, Any] = {
         key: _absolute(value, folder)
-        for key in ("npz", "csv", "parquet", "dir", "backbone", "features")
+        for key in ("npz", "csv", "parquet", "dir", "features")
         if (value := getattr(data, key)) is not None and (key != "features" or value.endswith(".npz"))
     }
-    return replace(data, **changed)
+    networks = [name if is_name(name) else _absolute(name, folder) for name in data.backbones]
+    return replace(
+        data, **changed, backbone=networks if isinstance(data.backbone, list) else next(iter(networks), None)
+    )
 
 
 def _absolute(path: str, folder: Path) -> str:

@@ -41,7 +41,13 @@ class DataConfig:
     validation: float = setting(0.0, "share of its records that each client keeps for declared metrics")
     test: float = setting(0.0, "share of its records that each client keeps for its own test")
     proxy: bool | float | str = setting(False, "public records: a share of the data, or another dataset's name")
-    backbone: str | None = setting(None, "weights of a public backbone, whose features take the place of images")
+    backbone: str | list[str] | None = setting(  # noqa: RUF009
+        None, "public networks whose features take the place of images: names of modicum backbones, or weights"
+    )
+    views: int = setting(1, "of each image, whose features are averaged: 2 with its mirror image, up to 10")
+    trained_on: list[str] = setting(  # noqa: RUF009
+        list, "datasets that a backbone's own file was trained on, where nothing beside it says so"
+    )
     features: str | None = setting(
         None, 'public features: "discriminant:64", "discriminant:auto", or the file of a geometry'
     )
@@ -53,7 +59,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.name, self.npz, self.csv, self.parquet)) != 1:
             raise UserError('give exactly one of name, npz, csv and parquet, e.g. name = "digits"')
-        paths = (self.npz, self.csv, self.parquet, self.dir, self.backbone, self.features)
+        paths = (self.npz, self.csv, self.parquet, self.dir, *self.backbones, self.features)
         if any("\0" in (path or "") for path in paths):
             raise UserError("a path holds no zero byte")
         if self.scale is not None and not (self.npz is not None and 0 < self.scale < float("inf")):
@@ -62,6 +68,12 @@ class DataConfig:
             raise UserError("columns belong to a csv or parquet file: leave them out, or give one")
         if self.values is not None and self.npz is None:
             raise UserError("values belong to npz files: leave them out, or give npz")
+
+    @property
+    def backbones(self) -> tuple[str, ...]:
+        """The networks that are named."""
+        named = self.backbone
+        return () if named is None else (named,) if isinstance(named, str) else tuple(named)
 
     @property
     def table(self) -> str | None:

@@ -1,6 +1,6 @@
 """What travels between server and clients, typed by who may look inside.
 
-A client sends `Noised`, which went through the door with noise and which anyone may see, `Sealed` for a trusted
+A client sends `Noised`, which went through the gate with noise and which anyone may see, `Sealed` for a trusted
 server, or `Share` or, on a lattice, `Summand` for secure aggregation: only the server half of the mechanism that
 made them opens them.
 Policies and aggregation get `Released` and `ReleasedSum`, whose facts about noise the server has derived: a client

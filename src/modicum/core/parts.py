@@ -1,6 +1,6 @@
 """The parts that a method is made of, as protocols.
 
-    local training · clipping policy · mechanism · aggregation      (+ a codec after the door)
+    local training · clipping policy · mechanism · aggregation      (+ a codec after the gate)
 
 Each is a frozen value; what changes during a run is a state that the part returns and the engine keeps. States
 are dictionaries of plain numbers, strings, lists and tensors, so that a checkpoint can hold them.
@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.clips import Clip
-from modicum.core.door import Door
+from modicum.core.extension_points import PublicEvaluator
 from modicum.core.facts import ClientFacts, Metric, PublicFacts
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, Opened, ReleasedSum
 from modicum.core.needs import check_composition
 from modicum.core.records import each, first_leaf
+from modicum.core.release_gate import ReleaseGate
 from modicum.core.round_state import Collector, RoundState
-from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 from modicum.privacy.events import Release
 from modicum.privacy.noise.lattice import Integers
@@ -279,7 +279,7 @@ class ClientKit:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything one client needs for one round. `door` is the only way out."""
+    """Everything one client needs for one round. `gate` is the only way out."""
 
     facts: ClientFacts
     plan: PrivacyPlan
@@ -289,7 +289,7 @@ class Job:
     broadcast: Broadcast
     participation: int  # how many rounds this client has taken part in before
     seed: int  # for what needs no secrecy: the order of minibatches
-    door: Door
+    gate: ReleaseGate
 
 
 class Mechanism(Protocol):
@@ -375,7 +375,7 @@ class Aggregation(Protocol):
 
 
 class Codec(Protocol):
-    """A map after the door, such as thresholding or compression: post-processing, so it is free."""
+    """A map after the gate, such as thresholding or compression: post-processing, so it is free."""
 
     def apply(self, noised: Noised) -> Noised:
         """The message as it is sent; shape and precision of the update stay."""

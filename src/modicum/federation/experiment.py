@@ -76,7 +76,9 @@ class Federation:
         validation: float = 0.0,
         test: float = 0.0,
         proxy: bool | float | str = False,
-        backbone: str | Path | None = None,
+        backbone: str | Path | Sequence[str | Path] | None = None,
+        views: int = 1,
+        trained_on: Sequence[str] = (),
         features: str | None = None,
         features_from: str | None = None,
         method: MethodSpec | None = None,
@@ -84,9 +86,9 @@ class Federation:
     ) -> Federation:
         """Divide a named dataset among clients; `proxy` is a fraction or another dataset's name.
 
-        `backbone` and `features` put public features in place of records: see docs/data.md. The dimensions of
-        `discriminant:auto` follow the noise that `method` promises: its δ, adjacency and view, with all clients in
-        every round. None: that of records where the server sees messages (δ = 1e-5, zero-out).
+        `backbone`, `views` and `features` put public features in place of records: see docs/data.md. The
+        dimensions of `discriminant:auto` follow the noise that `method` promises: its δ, adjacency and view, with
+        all clients in every round. None: that of records where the server sees messages (δ = 1e-5, zero-out).
         """
         from modicum.data import federate, load
         from modicum.data.fetch import data_folder
@@ -94,7 +96,9 @@ class Federation:
         named = load(proxy, data_dir) if isinstance(proxy, str) else proxy
         other = None if features_from is None else load(features_from, data_dir)
         cache = data_folder(data_dir) / "features"
-        task, public, source = behind(backbone, cache, load(name, data_dir), named, other)
+        task, public, source = behind(
+            backbone, cache, load(name, data_dir), named, other, views=views, trained_on=trained_on
+        )
         data = federate(
             task,
             clients=clients,
@@ -111,7 +115,7 @@ class Federation:
             promised = PrivacySpec(unit=Unit.RECORD)
             return promised if method is None else method.build(Setting(size, size, 1)).mechanism.spec
 
-        return cls(stand_on(data, features, granted, spec, source, backbone), granted)
+        return cls(stand_on(data, features, granted, spec, source), granted)
 
 
 @dataclass(frozen=True, kw_only=True)

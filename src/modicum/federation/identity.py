@@ -70,6 +70,8 @@ def _model(e: Experiment) -> Iterator[bytes]:
 def _data(data: FederatedData) -> Iterator[bytes]:
     """What is public about the data: who takes part, sizes and shapes, and the public records."""
     yield repr((data.dataset, data.names, data.sizes, data.input_shape, data.classes, data.proxy_classes)).encode()
+    if data.made_by is not None:
+        yield data.made_by.name.encode()
     if data.geometry is not None:
         yield data.geometry.digest.encode()
     for arrays in (data.proxy, data.proxy_validation):

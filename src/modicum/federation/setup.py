@@ -13,12 +13,12 @@ from torch import Tensor
 
 from modicum.compute.client_batched.choose import choose
 from modicum.core.clips import PerLayer
+from modicum.core.extension_points import Explains, NeedsModelStructure
 from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
 from modicum.core.needs import with_inner
 from modicum.core.parts import Backend, ClientKit, Identity, Mechanism, Method, OnLattice, State
-from modicum.core.sockets import Explains, LooksInside
 from modicum.errors import UserError
 from modicum.federation.clients import Client
 from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, rounds_of
@@ -103,7 +103,7 @@ def make_kit(
     for rule in with_inner(method.mechanism):
         if isinstance(rule, PerLayer):
             rule.check(backend.layout.names)
-        if isinstance(rule, LooksInside):
+        if isinstance(rule, NeedsModelStructure):
             rule.check_layers(data.model)
     shared = backend.layout.where(method.wrapper.shared).to(data.first.device)
     known = {} if adaptive else dict(multipliers)

@@ -120,9 +120,10 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
     budgets = dict(zip(e.federation.data.names, e.federation.budgets, strict=True))
     simulated = last(record.simulated for record in records)
     data = e.federation.data
+    made = f"{data.made_by.line}." if data.made_by and data.made_by.line else ""
     features = "" if data.geometry is None else data.geometry.line
     own = (*getattr(run.method, "notes", ()), *decided(run.method, run.kit), noise_line(certificate))
-    notes = (data.note, features, compression_line(e), *own)
+    notes = (data.note, made, features, compression_line(e), *own)
     return Summary(
         method=run.method.name,
         model=e.model if isinstance(e.model, str) else type(e.model).__name__,

@@ -25,7 +25,7 @@ from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import Shuffled, sampler_from_dict
 from modicum.privacy.noise import CryptoNoise
 from modicum.privacy.spec import Adjacency
-from tests.mechanisms.stage import OpenDoor, Silent, Stage, double_model, loop, records
+from tests.mechanisms.stage import OpenGate, Silent, Stage, double_model, loop, records
 from tests.rows import simulate
 
 SIGMA = 0.6
@@ -33,12 +33,12 @@ MECHANISM = BatchClipped(batch=4)
 PUBLISHED = AsPublished(MECHANISM, lambda facts: SIGMA / 2)  # noqa: ARG005
 
 
-def sums(batch: Batch, bound: float, theta: Tensor | None = None) -> tuple[OpenDoor, list[Tensor]]:
+def sums(batch: Batch, bound: float, theta: Tensor | None = None) -> tuple[OpenGate, list[Tensor]]:
     backend, first = loop(double_model("linear", 0))
     job = Stage(PUBLISHED, backend).job("c", batch, first if theta is None else theta, Silent(0), bound=bound)
     Stage(PUBLISHED, backend, lr=1e-12).run([job])
-    assert isinstance(job.door, OpenDoor)
-    return job.door, [private["gradient"] for _, _, private in job.door.private]
+    assert isinstance(job.gate, OpenGate)
+    return job.gate, [private["gradient"] for _, _, private in job.gate.private]
 
 
 def test_one_record_turns_a_clipped_batch_round() -> None:
@@ -48,9 +48,9 @@ def test_one_record_turns_a_clipped_batch_round() -> None:
     big.x[:, :] *= 1e-6
     opposite.x[:, :] *= 1e-6
     big.x[0, :], opposite.x[0, :] = 50.0, -50.0
-    door, (one, *_) = sums(big, bound)
+    gate, (one, *_) = sums(big, bound)
     _, (two, *_) = sums(opposite, bound)
-    event = door.private[0][0]
+    event = gate.private[0][0]
     assert one.norm().item() == pytest.approx(bound, rel=1e-2)
     assert (one - two).norm().item() > 1.4 * bound  # beyond C: noise for C would not cover it
     assert (one - two).norm().item() <= event.blocks[0].bound == 2 * bound
@@ -59,15 +59,15 @@ def test_one_record_turns_a_clipped_batch_round() -> None:
 
 
 def overflowing(model_scale: float, record: float) -> list[Tensor]:
-    """What goes to the door of batches in single precision, of which one record or the model is huge."""
+    """What goes to the gate of batches in single precision, of which one record or the model is huge."""
     backend, theta = loop(double_model("linear", 0).float())
     batch = Batch(records(5, 8).x.float(), records(5, 8).targets)
     batch.x[0] = torch.tensor([1.0, -1.0, 1.0, -1.0, 0.5, 1.0]) * record
     stage = Stage(PUBLISHED, backend, lr=1e-12)
     job = stage.job("c", batch, theta * model_scale, Silent(0))
     stage.run([job])
-    assert isinstance(job.door, OpenDoor)
-    return [private["gradient"] for _, _, private in job.door.private]
+    assert isinstance(job.gate, OpenGate)
+    return [private["gradient"] for _, _, private in job.gate.private]
 
 
 @pytest.mark.parametrize(("model_scale", "record"), [(1.0, 1e30), (1e19, 3e38), (1e38, 3e38)])
@@ -84,30 +84,30 @@ def test_the_printed_clipping_alone_tells_who_overflowed(monkeypatch: pytest.Mon
 
 
 def _as_printed(gradients: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
-    """The twin: Eq. (4) and nothing else."""
+    """The mutant: Eq. (4) and nothing else."""
     norms = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
     return gradients * (bounds / (norms + 1e-6)).clamp(max=1.0).to(gradients.dtype)[:, None], norms
 
 
 def test_a_pass_is_one_event_of_batches_without_a_common_record() -> None:
-    door, released = sums(records(1, 11), 1.0)
-    event = door.private[0][0]
+    gate, released = sums(records(1, 11), 1.0)
+    event = gate.private[0][0]
     assert (event.count, event.sampler) == (1, Shuffled(3))
     assert len(released) == 3
-    assert sorted(torch.cat(door.drawn).tolist()) == list(range(11))
+    assert sorted(torch.cat(gate.drawn).tolist()) == list(range(11))
     facts = ClientFacts("c", 11, 8.0, participations=5)
     (planned,) = PUBLISHED.plan(facts, ()).releases
     assert (planned.count, planned.sampler) == (5, Shuffled(3))
 
 
 def test_batches_are_drawn_once_whatever_the_source() -> None:
-    """A source that draws anew at each question would put records into two batches: the twin."""
-    door, noise = OpenDoor(CryptoNoise()), CryptoNoise()
+    """A source that draws anew at each question would put records into two batches: the mutant."""
+    gate, noise = OpenGate(CryptoNoise()), CryptoNoise()
     event = sums(records(1, 40), 1.0)[0].private[0][0]
     event = replace(event, sampler=Shuffled(5))
-    together = torch.cat([door.sample(event, step, 40) for step in range(5)])
+    together = torch.cat([gate.sample(event, step, 40) for step in range(5)])
     assert sorted(together.tolist()) == list(range(40))
-    anew = [OpenDoor(noise).sample(event, step, 40) for step in range(5)]
+    anew = [OpenGate(noise).sample(event, step, 40) for step in range(5)]
     assert sorted(torch.cat(anew).tolist()) != list(range(40))
 
 

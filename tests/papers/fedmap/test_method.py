@@ -38,7 +38,7 @@ FAITHFUL = FedMap(mode="faithful", batch=4, steps=2, lr=0.1)
 
 @dataclass(frozen=True)
 class RawNorm(MetaNet):
-    """The twin: it also looks at the largest raw norm, as the paper's network does."""
+    """The mutant: it also looks at the largest raw norm, as the paper's network does."""
 
     drop: Any = None
 
@@ -50,7 +50,7 @@ class RawNorm(MetaNet):
 
 @dataclass(frozen=True)
 class Loose(Supervised):
-    """Leaves the records' largest norm where the twin finds it."""
+    """Leaves the records' largest norm where the mutant finds it."""
 
     drop: Any = None
 
@@ -62,8 +62,8 @@ class Loose(Supervised):
 def test_a_network_that_reads_a_raw_norm_is_caught(tmp_path: Path) -> None:
     drop: list[float] = []
     mechanism = RecordLocal(batch=4, steps=2, normalised=True, stock=Stock((0.7, 1.4)))
-    twin = Composed(RawNorm(0.5, drop=drop), mechanism, training=Loose(drop=drop))
-    assert interferes(twin, tmp_path)
+    mutant = Composed(RawNorm(0.5, drop=drop), mechanism, training=Loose(drop=drop))
+    assert interferes(mutant, tmp_path)
 
 
 def test_an_adaptive_run_stays_under_its_claim() -> None:

@@ -46,7 +46,7 @@ def test_positive_and_never_falling_on_any_input(curve: Curve, a: float, b: floa
 
 
 def test_the_published_curve_is_caught_by_the_same_check() -> None:
-    """The broken twin: PAC-DP's printed quadratic falls beyond ε = 1.09 and turns negative."""
+    """The negative control: PAC-DP's printed quadratic falls beyond ε = 1.09 and turns negative."""
     printed = PublishedQuadratic("mnist")
     assert printed.bound(2.0) < printed.bound(1.0)
     with pytest.raises(UserError, match="no bound"):

@@ -52,7 +52,7 @@ def test_every_fit_is_positive_and_never_falls(bounds: list[float]) -> None:
 
 
 def test_unconstrained_classes_do_fall_on_such_pairs() -> None:
-    """The broken twin: without the monotone step a quadratic falls here."""
+    """The negative control: without the monotone step a quadratic falls here."""
     f = CLASSES["quadratic"](X, np.array([0.1, 0.2, 0.5, 2.0, 2.0, 0.5, 0.2, 0.1]), LIMITS)
     assert np.any(np.diff(f(X)) < 0)
 

@@ -29,7 +29,12 @@ from modicum.federation.setup import adapts, put_on_lattice
 from modicum.mechanisms.common import metric_plans
 from modicum.mechanisms.fixed_shapes import FixedShapes, shapes_for, with_fixed_shapes
 from modicum.mechanisms.record_local import RecordLocal
+<<<<<<< HEAD
 from modicum.models.named import agreed_name, is_import_path, is_shipped, package_of
+=======
+from modicum.models.named import is_import_path, is_shipped, package_of
+from modicum.models.published.packages import digest_of
+>>>>>>> main
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import SecureAggregation, Shows, Variant
@@ -68,6 +73,7 @@ def agreed_parts(config: Config) -> dict[str, str]:
         "model": (agreed_name(config.model.name), sorted(config.model.options.items()), _package(config)),
         "task": (config.task.name, sorted(config.task.options.items()), package_of(config.task.name, TASKS)),
         "data.features": _features(data.features),
+        "data.backbone": [digest_of(name) for name in data.backbones] + [data.views] * (data.views > 1),
         "data.columns": sorted(data.columns.items()),
         "privacy.noise": config.privacy.noise,
         "privacy.fixed_shapes": config.privacy.fixed_shapes,

@@ -10,7 +10,7 @@ from modicum.core.parts import Aggregation, Mechanism, Method, Policy
 from modicum.mechanisms.as_published import AsPublished
 from modicum.papers.fedcompdp.batch_clipped import BatchClipped
 from modicum.papers.fedcompdp.constraint_aware import ConstraintAware
-from modicum.parts.groups import Promise, RecordSteps, by_records
+from modicum.parts.groups import PrivacyOptions, RecordSteps, by_records
 from modicum.parts.options import build_aggregation, messages_only, one_of, option
 from modicum.policies import AdaptiveQuantile, Fixed, MedianNorm, NaiveMedianNorm
 from modicum.privacy.accounting.classic import classic_noise
@@ -27,11 +27,11 @@ FAITHFUL = (
     "records: the paper's own F1 of clients' data has no finite ε"
 )
 FAITHFUL_BATCH = 64  # the paper's
-HEADROOM, DOUBT = 4.0, 3.0  # of a debiased median of records' gradients, as in cgm-median
+HEADROOM, TIMES_NOISE = 4.0, 3.0  # of a debiased median of records' gradients, as in cgm-median
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedCompDp(RecordSteps, Promise):
+class FedCompDp(RecordSteps, PrivacyOptions):
     """Record-level privacy with an adaptive bound (ADPC), thresholded steps (LLCM) and reliable weights (CRA)."""
 
     mode: Literal["sound", "faithful"] = option(
@@ -78,7 +78,7 @@ class FedCompDp(RecordSteps, Promise):
             case "bits":
                 return AdaptiveQuantile(self.clip, self.quantile)
             case "median":
-                return MedianNorm(self.clip, HEADROOM, DOUBT)
+                return MedianNorm(self.clip, HEADROOM, TIMES_NOISE)
         return Fixed(self.clip)
 
     def _published(self) -> Mechanism:

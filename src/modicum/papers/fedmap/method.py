@@ -13,7 +13,7 @@ from modicum.papers.fedmap.metanet import MetaNet
 from modicum.papers.fedmap.plug_in import PlugIn
 from modicum.papers.fedmap.raw_metanet import MetaNetwork, RawMetaNet
 from modicum.papers.fedmap.synthetic import RAW, pretrained, trainable
-from modicum.parts.groups import Promise, RecordSteps, ServerStep
+from modicum.parts.groups import PrivacyOptions, RecordSteps, ServerStep
 from modicum.parts.options import one_of, option
 from modicum.policies import AdaptiveQuantile, Fixed
 from modicum.privacy.noise.stock import Stock
@@ -44,7 +44,7 @@ CLIPPINGS = ("metanet", "mlp", "plug-in", "quantile", "auto", "fixed")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMap(RecordSteps, ServerStep, Promise):
+class FedMap(RecordSteps, ServerStep, PrivacyOptions):
     """Record-level privacy with a bound and a kind of noise that a network chooses from released values."""
 
     advice: ClassVar[str] = (

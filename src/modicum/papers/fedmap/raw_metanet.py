@@ -121,18 +121,18 @@ class RawMetaNet:
         for step in range(self.inner.steps_in(job.facts, job.participation)):
             bound, sigma = own.decided()
             event = self._step(job, bound, batch_size * sigma / bound, step)
-            job.door.reserve(event)
-            rows = job.door.sample(event, step, len(records)).flatten()
+            job.gate.reserve(event)
+            rows = job.gate.sample(event, step, len(records)).flatten()
             batch = records.take(rows[rows != BLANK])  # as printed: no bound whose shapes could matter
             losses = kit.training.losses
             raw, norms = kit.backend.clipped_sums(theta, [batch], losses, [Flat(UNCLIPPED)])
             clipped, _ = kit.backend.clipped_sums(theta, [batch], losses, [Flat(bound)])
-            noised = job.door.release(event, step, {GRADIENT: clipped[0]})[GRADIENT] / batch_size
+            noised = job.gate.release(event, step, {GRADIENT: clipped[0]})[GRADIENT] / batch_size
             own.see(figures(raw[0], norms[0], theta[0] - before))
             own.learn(self)
             before = theta[0].clone()
             kit.training.optimiser.step(theta, noised[None], [], step)
-        sent = job.door.release(self._sent(job.broadcast), 0, {SIGMA: torch.tensor([own.decided()[1]])})[SIGMA]
+        sent = job.gate.release(self._sent(job.broadcast), 0, {SIGMA: torch.tensor([own.decided()[1]])})[SIGMA]
         update = common.shared_part(theta[0] - first, job, kit)
         message = Noised(job.facts.name, job.broadcast.round, update, {}, {"sigma": float(sent.item())})
         return message, {**common.keep_personal(job, kit, theta[0]), "metanet": own.to_dict()}
