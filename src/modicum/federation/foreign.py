@@ -10,11 +10,8 @@ from typing import Any
 from torch import nn
 
 from modicum.core.parts import Method
-<<<<<<< HEAD
-from modicum.federation.model_file import frozen_digest
-=======
 from modicum.data.arrays import MadeBy
->>>>>>> main
+from modicum.federation.model_file import frozen_digest
 
 KNOWN = {"modicum", "torch", "numpy", *sys.stdlib_module_names}  # torch's layers are checked like every model's
 
@@ -22,11 +19,7 @@ KNOWN = {"modicum", "torch", "numpy", *sys.stdlib_module_names}  # torch's layer
 def foreign_parts(spec: object, method: Method, *models: object) -> tuple[str, ...]:
     """Kind and full name of each class or function that others wrote, in the order of the method's parts.
 
-<<<<<<< HEAD
-    Weights that a model brings and keeps are named by their digest.
-=======
-    `models` are modules, and the networks that features were made by.
->>>>>>> main
+    `models` are modules, whose frozen weights are named by digest, and networks that features were made by.
     """
     found: dict[str, None] = {}
     for name in _outside(spec):
@@ -37,14 +30,10 @@ def foreign_parts(spec: object, method: Method, *models: object) -> tuple[str, .
     for model in models:
         if isinstance(model, nn.Module):
             found |= dict.fromkeys(foreign_modules(model))
-<<<<<<< HEAD
-    prepared = models[-1] if models else None
-    if isinstance(prepared, nn.Module) and (base := frozen_digest(prepared)):
-        found[f"frozen weights {base}"] = None
-=======
+            if base := frozen_digest(model):
+                found[f"frozen weights {base}"] = None
         elif isinstance(model, MadeBy) and model.line:
             found[model.line] = None
->>>>>>> main
     return tuple(found)
 
 

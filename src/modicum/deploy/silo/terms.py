@@ -29,12 +29,8 @@ from modicum.federation.setup import adapts, put_on_lattice
 from modicum.mechanisms.common import metric_plans
 from modicum.mechanisms.fixed_shapes import FixedShapes, shapes_for, with_fixed_shapes
 from modicum.mechanisms.record_local import RecordLocal
-<<<<<<< HEAD
 from modicum.models.named import agreed_name, is_import_path, is_shipped, package_of
-=======
-from modicum.models.named import is_import_path, is_shipped, package_of
 from modicum.models.published.packages import digest_of
->>>>>>> main
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import SecureAggregation, Shows, Variant
