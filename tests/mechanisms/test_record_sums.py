@@ -233,7 +233,7 @@ REFUSED: list[tuple[MethodSpec, str]] = [
     (Aqc(batch=4, **SUM), "Poisson"),
     (DpSgd(steps=2, **SUM), "one step"),
     (PacDp(epochs=2.0, **SUM), "one step"),
-    (PacDp(mode="faithful", **SUM), "faithful"),
+    (PacDp(mode="faithful", published="mnist", **SUM), "faithful"),
     (DpSgd(view="trusted-server"), "trusted server|secure-aggregation"),
     (DpSgd(aggregation="median", **SUM), "each client's update"),
     (DpSgd(colluding=4, **SUM), "neither colludes"),

@@ -8,7 +8,7 @@ are dictionaries of plain numbers, strings, lists and tensors, so that a checkpo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -403,6 +403,8 @@ class Method:
     public_start: bool = False  # begins with a logistic head on public records that have the task's labels, if any
     average: float = 0.0  # β of the average over rounds that is reported, where the run names none
     notes: tuple[str, ...] = ()  # what a reader of the results must know, such as a flaw kept in faithful mode
+    # The largest ε that a paper's own accountant claims by now, from the policy's state: of faithful modes alone.
+    claims: Callable[[State, PublicFacts], float] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.mechanism.spec.unit is Unit.RECORD and not self.training.by_record:

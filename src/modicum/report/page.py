@@ -217,5 +217,7 @@ def _paid(summary: Summary, records: Sequence[RoundRecord]) -> str:
         + (f" ± {summary.noise[name]:.3f} (standard deviation of its noise)" if name in summary.noise else "")
         for name, value in summary.released.items()
     ]
+    if summary.claimed is not None:
+        items.append(f"The paper's own accountant claims ε = {number(summary.claimed)}, which is not what holds.")
     items += [f"{name} on public proxy data, free: {value:.3f}" for name, value in summary.public.items()]
     return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"

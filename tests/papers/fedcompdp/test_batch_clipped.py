@@ -58,6 +58,30 @@ def test_one_record_turns_a_clipped_batch_round() -> None:
     assert event.noise_multiplier == pytest.approx(SIGMA / 2)
 
 
+def test_entries_under_the_threshold_leave_before_the_clipping() -> None:
+    """Eq. (2), then Eq. (4): what is left is clipped to C, and the threshold falls to nothing over the rounds."""
+    backend, theta = loop(double_model("linear", 0))
+
+    def gradient(threshold: float, round: int, bound: float = 1e6) -> Tensor:
+        made = AsPublished(BatchClipped(batch=5, threshold=threshold, rounds=10), lambda facts: SIGMA)  # noqa: ARG005
+        stage = Stage(made, backend, lr=1e-12)
+        job = stage.job("c", records(5, 5), theta, Silent(0), bound=bound, round=round)
+        stage.run([job])
+        assert isinstance(job.gate, OpenGate)
+        return job.gate.private[0][2]["gradient"]
+
+    whole = gradient(0.0, 0)
+    tau = float(whole.abs().median())
+    cut = gradient(tau, 0)
+    assert torch.equal(cut, torch.where(whole.abs() >= tau, whole, 0.0))
+    half = gradient(2 * tau, 5)
+    assert torch.equal(half, cut)  # τ·(1 − 5/10)
+    assert torch.equal(gradient(tau, 10), whole)
+    small = gradient(tau, 0, bound=1e-3)
+    assert small.norm().item() == pytest.approx(1e-3, rel=1e-2)
+    assert torch.equal(small == 0, cut == 0)
+
+
 def overflowing(model_scale: float, record: float) -> list[Tensor]:
     """What goes to the gate of batches in single precision, of which one record or the model is huge."""
     backend, theta = loop(double_model("linear", 0).float())
@@ -159,7 +183,13 @@ def test_the_printed_median_cannot_stay_put(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"batch": None}, {"batch": 4, "steps": 3}, {"batch": 4, "adjacency": Adjacency.REPLACE_ONE}]
+    "settings",
+    [
+        {"batch": 4, "threshold": -1.0},
+        {"batch": None},
+        {"batch": 4, "steps": 3},
+        {"batch": 4, "adjacency": Adjacency.REPLACE_ONE},
+    ],
 )
 def test_bad_settings_get_one_line(settings: dict[str, object]) -> None:
     with pytest.raises(UserError) as error:
