@@ -23,6 +23,7 @@ from modicum.config.schema import (
 from modicum.config.source import Source, read_source, with_option
 from modicum.data.columns import Column
 from modicum.errors import MissingExtraError
+from modicum.models.named import absolute as absolute_name
 from modicum.models.named import is_shipped
 from modicum.models.published.packages import is_name
 
@@ -99,11 +100,11 @@ def _model(source: Source, folder: Path) -> ModelConfig:
     for key, value in table.items():
         if isinstance(value, str) and value.endswith(".npz") and "\0" not in value:
             table[key] = _absolute(value, folder)
-        elif own and isinstance(value, str | bool):
+        elif (own and isinstance(value, str | bool)) or (key == "adapters" and isinstance(value, Mapping)):
             continue
         elif isinstance(value, bool) or not isinstance(value, int | float):
             raise source.error(f"the model option {key} must be a number, got {value!r}", "model", key)
-    return ModelConfig(name=name, options=table)
+    return ModelConfig(name=absolute_name(name, folder), options=table)
 
 
 def _task(source: Source) -> TaskConfig:

@@ -129,9 +129,13 @@ class ModelConfig:
 
     name: str = setting(
         "logistic",
-        "logistic, mlp, cnn-small, lenet, cnn8, resnet18, resnet34, …, or your own: package.module:factory",
+        "logistic, mlp, cnn-small, lenet, cnn8, resnet18, resnet34, …, a folder of transformers: hf:FOLDER, or "
+        "your own: package.module:factory",
     )
-    options: dict[str, float | str] = setting(dict, "of the model, e.g. hidden: numbers, or names of .npz files")  # noqa: RUF009
+    options: dict[str, Any] = setting(  # noqa: RUF009
+        dict,
+        "of the model: numbers, or names of .npz files; of any: adapters = { rank = 8, targets = […] }",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

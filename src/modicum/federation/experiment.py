@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,8 @@ from modicum.mechanisms.fixed_shapes import KINDS, Kind, shapes_for, with_fixed_
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.models import build, check_model, fixed_features
 from modicum.models.adapter import adapted
+from modicum.models.low_rank import from_options as adapters_in
+from modicum.models.low_rank import with_adapters
 from modicum.models.named import build_named, is_shipped
 from modicum.privacy.factors import FactorKind
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
@@ -143,7 +145,7 @@ class Experiment:
     device: str = "cpu"
     compile: bool = False  # clipped sums, on the first batch of each size
     workers: int | None = None  # processes that compute clients, a thread each; None: this one
-    model_options: dict[str, float | str] = field(default_factory=dict)
+    model_options: dict[str, Any] = field(default_factory=dict)
     task: Task = CLASSIFICATION
     looks: tuple[Look, ...] = ()  # taken before, whose price is within the budgets
 
@@ -330,11 +332,14 @@ def _check_division(method: Method, model: nn.Module) -> None:
 def make_model(experiment: Experiment) -> nn.Module:
     """The experiment's model, checked against its data."""
     data = experiment.federation.data
-    compressed, options = from_options(experiment.model_options, experiment.seed)
+    adapters, options = adapters_in(experiment.model_options)
+    compressed, options = from_options(options, experiment.seed)
     model = _uncompressed(experiment, options)
     if compressed is not None:
         public = data.proxy.tensors(floats=True) if compressed.frozen else None
         model = compressed.wrap(model, public)
+    if adapters is not None:
+        model = with_adapters(model, adapters, experiment.seed)
     return _checked(experiment, model)
 
 
@@ -354,7 +359,7 @@ def _made_up(experiment: Experiment, features: nn.Module | None, device: torch.d
     return Batch(_transform(features, x), y)
 
 
-def _uncompressed(experiment: Experiment, options: Mapping[str, float | str]) -> nn.Module:
+def _uncompressed(experiment: Experiment, options: Mapping[str, Any]) -> nn.Module:
     data = experiment.federation.data
     inputs, width = inputs_of(data, experiment.model), width_of(experiment.task, data)
     if isinstance(experiment.model, nn.Module):
@@ -371,7 +376,7 @@ def _uncompressed(experiment: Experiment, options: Mapping[str, float | str]) ->
 
 def compression_line(experiment: Experiment) -> str:
     """Parameters before and after a compression, for reports; nothing where there is none."""
-    compressed, options = from_options(experiment.model_options, experiment.seed)
+    compressed, options = from_options(adapters_in(experiment.model_options)[1], experiment.seed)
     if compressed is None:
         return ""
     before, after = (

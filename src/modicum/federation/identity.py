@@ -12,7 +12,7 @@ from torch import nn
 from modicum.core.records import leaves
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.federation.experiment import Experiment
-from modicum.models.named import is_shipped, package_of
+from modicum.models.named import agreed_name, is_shipped, package_of
 
 
 def run_id(experiment: Experiment) -> str:
@@ -57,7 +57,7 @@ def _parts(e: Experiment) -> Iterator[bytes]:
 
 def _model(e: Experiment) -> Iterator[bytes]:
     if not isinstance(e.model, nn.Module):
-        yield repr((e.model, sorted(e.model_options.items()))).encode()
+        yield repr((agreed_name(e.model), sorted(e.model_options.items()))).encode()
         if not is_shipped(e.model):
             yield package_of(e.model).encode()
             return

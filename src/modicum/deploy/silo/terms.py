@@ -30,7 +30,7 @@ from modicum.federation.setup import adapts, put_on_lattice
 from modicum.mechanisms.common import metric_plans
 from modicum.mechanisms.fixed_shapes import FixedShapes, shapes_for, with_fixed_shapes
 from modicum.mechanisms.record_local import RecordLocal
-from modicum.models.named import is_import_path, is_shipped, package_of
+from modicum.models.named import agreed_name, is_import_path, is_shipped, package_of
 from modicum.models.published.packages import digest_of
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
@@ -67,7 +67,7 @@ def agreed_parts(config: Config) -> dict[str, str]:
     run, data = config.run, config.data
     parts: dict[str, Any] = {
         "method": (config.method_name, config.method),
-        "model": (config.model.name, sorted(config.model.options.items()), _package(config)),
+        "model": (agreed_name(config.model.name), sorted(config.model.options.items()), _package(config)),
         "task": (config.task.name, sorted(config.task.options.items()), package_of(config.task.name, TASKS)),
         "data.features": _features(data.features),
         "data.backbone": [digest_of(name) for name in data.backbones] + [data.views] * (data.views > 1),
