@@ -67,6 +67,7 @@ def federate(
         peeks=_peeks(dataset, part, proxy),
         values=dataset.values,
         labels=dataset.labels,
+        made_by=dataset.made_by,
     )
 
 

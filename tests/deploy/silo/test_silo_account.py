@@ -102,7 +102,7 @@ def test_runs_in_new_folders_draw_on_the_same_grant_until_it_is_used_up(
 
 
 def test_the_old_silo_gave_every_run_a_fresh_epsilon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin keeps no account: run after run joins, on the same records."""
+    """The negative control keeps no account: run after run joins, on the same records."""
     monkeypatch.setattr(silo_module, "account_of", lambda *_: Exempt("none"))
     assert [join(ward(tmp_path, run), run) for run in "abcd"] == [None] * 4
 
