@@ -46,6 +46,7 @@ def own_experiment(spec: SiloSpec) -> Experiment:
         proxy_classes=0,
         geometry=data.geometry,
         values=data.values,
+        slot=data.slot,
     )
     if config.run.hot_start and not spec.own_data:  # for trying things out: the experiment's own public records
         alone = replace(
