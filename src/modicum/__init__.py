@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from modicum.federation.settings import Cohorts, Engine, Noise, Server, Watching
     from modicum.federation.transcript_file import load_transcript
     from modicum.loops.pytorch import privately
+    from modicum.preparing.look import look
     from modicum.privacy.certificate import Certificate
     from modicum.privacy.verify import verify
     from modicum.report.track import MLflow, TensorBoard, Tracker
@@ -69,6 +70,7 @@ _WHERE = {
     "compare": "modicum.comparing",
     "load": "modicum.runs",
     "load_dataset": "modicum.data:load",
+    "look": "modicum.preparing.look",
     "load_transcript": "modicum.federation.transcript_file",
     "privately": "modicum.loops.pytorch",
     "train": "modicum.runs",
@@ -115,6 +117,7 @@ __all__ = [
     "load",
     "load_dataset",
     "load_transcript",
+    "look",
     "methods",
     "models",
     "privately",

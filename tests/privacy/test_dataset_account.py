@@ -170,7 +170,7 @@ def test_two_versions_of_a_table_used_in_turn_share_one_grant(tmp_path: Path) ->
 
 
 class Unlinked(Spending):
-    """A broken twin: what is gone stays as it was when something new comes in its place."""
+    """A negative control: what is gone stays as it was when something new comes in its place."""
 
     def after(self, table: Digests, cost: float, identity: Identity) -> Spending:
         found = super().after(table, cost, identity)
@@ -234,7 +234,7 @@ def test_an_id_that_another_program_writes_otherwise_is_the_same(tmp_path: Path,
 
 
 def keyed_by_the_file(key: bytes, blocks: list[tuple[np.ndarray, np.ndarray]]) -> Digests:
-    """A broken twin: one digest for the whole table, as a hash of the file would be."""
+    """A negative control: one digest for the whole table, as a hash of the file would be."""
     return np.array([int(fingerprint(key, by_contents(key, blocks))[:15], 16)], dtype=np.uint64)
 
 

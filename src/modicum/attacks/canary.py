@@ -1,7 +1,7 @@
 """Canary audit: plant one unit, run the real code many times with and without it, and try to tell which it was.
 
 A trial is one client (or one cohort) with its own plan in a real ledger. Nothing of a run is replaced: its loop,
-plan, reservations, door, messages and opening are those of any other. The adversary is the server: it chooses the
+plan, reservations, gate, messages and opening are those of any other. The adversary is the server: it chooses the
 models that it sends (`Turning`) and reads what its view lets it read (`TrialCarrier`). If the lower bound on ε
 that its success proves is above the ε that the ledger reports, the mechanism or its accounting is broken.
 """
@@ -21,11 +21,11 @@ from torch import Tensor
 from modicum.attacks.bounds import FloatArray, LowerBounds, lower_bounds
 from modicum.attacks.probe import ProbeBackend, ProbeTraining, Turning
 from modicum.attacks.trials import EachTrial, TrialCarrier, TrialCohorts, TrialNoise
-from modicum.core import door
-from modicum.core.door import DoorWatch
+from modicum.core import release_gate
 from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.parts import Backend, Batch, ClientKit, Mechanism, Method, Policy
 from modicum.core.persons import Slot
+from modicum.core.release_gate import GateWatch
 from modicum.data import persons
 from modicum.data.arrays import Arrays
 from modicum.errors import UserError
@@ -96,7 +96,7 @@ def audit(
     what: Audit,
     *,
     noise: NoiseSource | None = None,
-    watch: DoorWatch | None = None,
+    watch: GateWatch | None = None,
     backend: Backend | None = None,
 ) -> Verdict:
     """Run both worlds. The keyword arguments put another part in place, for instance a broken one."""
@@ -128,7 +128,7 @@ def _own_steps(what: Audit) -> tuple[Correlated, FloatArray] | None:
     schedule = mechanism.schedule.rows(releases)
     if schedule is None or not isinstance(releases.sampler, Cyclic):
         return None
-    turns = [door.batch_of(t, releases.sampler, what.records) for t in range(what.rounds)]
+    turns = [release_gate.batch_of(t, releases.sampler, what.records) for t in range(what.rounds)]
     return schedule, np.array([float(0 in batch) for batch in turns])
 
 
@@ -171,7 +171,7 @@ class _World:
         folder: Path,
         noise: NoiseSource,
         backend: Backend,
-        watch: DoorWatch | None,
+        watch: GateWatch | None,
     ) -> None:
         self.what, self.present, self.dimension = what, present, backend.layout.dimension
         self.direction = torch.zeros(self.dimension, dtype=torch.float64)

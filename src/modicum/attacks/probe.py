@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from modicum.core.clips import Clip
+from modicum.core.extension_points import PublicEvaluator
 from modicum.core.facts import PublicFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import Opened
 from modicum.core.optimisers import Optimiser, Sgd
 from modicum.core.parts import Backend as AnyBackend
 from modicum.core.parts import Batch, Losses, State
-from modicum.core.sockets import PublicEvaluator
 
 LAYERS = ("first", "second")
 

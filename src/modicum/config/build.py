@@ -24,6 +24,7 @@ from modicum.data import (
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets
 from modicum.errors import UserError
+from modicum.methods import Look
 from modicum.tasks import Task, named
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def federation(config: Config, alone: str | None = None) -> Federation:
         budgets = assign_budgets(_budgets(config), len(divided.clients), seed)
     with config.source.at("data"):
         spec = partial(_spec, config, len(budgets))
-        return Federation(stand_on(divided, _features(config), budgets, spec, source, data.backbone), budgets)
+        return Federation(stand_on(divided, _features(config), budgets, spec, source), budgets)
 
 
 def _divided(config: Config, dataset: Dataset, proxy: Proxy) -> FederatedData:
@@ -133,6 +134,7 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
         workers=run.workers,
         model_options=dict(config.model.options),
         task=task_in(config),
+        looks=config.looks,
     )
 
 
@@ -165,7 +167,9 @@ def _datasets(config: Config, alone: str | None) -> tuple[Dataset, Proxy, Datase
     proxy = load(data.proxy, data.dir) if isinstance(data.proxy, str) else data.proxy
     source = None if data.features_from is None else load(data.features_from, data.dir)
     cache, records = data_folder(data.dir) / "features", _records(config, alone)
-    return behind(data.backbone, cache, records, proxy, source, own=data.name is None)
+    own = data.name is None or not config.run.simulation
+    seen = {"views": data.views, "trained_on": data.trained_on}
+    return behind(data.backbone, cache, records, proxy, source, own=own, **seen)  # type: ignore[arg-type]
 
 
 def _records(config: Config, alone: str | None = None) -> Dataset:
@@ -183,6 +187,7 @@ def _rows(config: Config, alone: str | None) -> Dataset:
         keys = {"id": data.id_column, "person": data.person}
         return from_npz_folder(data.npz, classes=data.classes, **how, **keys)  # type: ignore[arg-type]
     assert data.table is not None  # the schema allows one of the four
+    asked = (config.method.of, config.method.bins) if isinstance(config.method, Look) else None
     read = from_parquet if data.csv is None else from_csv
     return read(
         data.table,
@@ -194,6 +199,7 @@ def _rows(config: Config, alone: str | None) -> Dataset:
         columns=data.columns,
         alone=alone,
         person=data.person,
+        asked=asked,
     )
 
 

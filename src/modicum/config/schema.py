@@ -12,6 +12,7 @@ from modicum.errors import UserError
 
 if TYPE_CHECKING:
     from modicum.config.source import Source
+    from modicum.data.look import Look
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,13 @@ class DataConfig:
     validation: float = setting(0.0, "share of its records that each client keeps for declared metrics")
     test: float = setting(0.0, "share of its records that each client keeps for its own test")
     proxy: bool | float | str = setting(False, "public records: a share of the data, or another dataset's name")
-    backbone: str | None = setting(None, "weights of a public backbone, whose features take the place of images")
+    backbone: str | list[str] | None = setting(  # noqa: RUF009
+        None, "public networks whose features take the place of images: names of modicum backbones, or weights"
+    )
+    views: int = setting(1, "of each image, whose features are averaged: 2 with its mirror image, up to 10")
+    trained_on: list[str] = setting(  # noqa: RUF009
+        list, "datasets that a backbone's own file was trained on, where nothing beside it says so"
+    )
     features: str | None = setting(
         None, 'public features: "discriminant:64", "discriminant:auto", or the file of a geometry'
     )
@@ -57,11 +64,14 @@ class DataConfig:
         None, "a dataset with other labels that features are fitted to (default: the proxy)"
     )
     seed: int | None = setting(None, "decides the division (default: the run's seed)")
+    ranges: str | None = setting(None, "a look's folder, whose outer quantiles become the ranges of columns")
+    impute: str | None = setting(None, "a look's folder, whose means fill in for missing numbers")
+    standardise: str | None = setting(None, "a look's folder, by whose means and deviations columns are scaled")
 
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.name, self.npz, self.csv, self.parquet)) != 1:
             raise UserError('give exactly one of name, npz, csv and parquet, e.g. name = "digits"')
-        paths = (self.npz, self.csv, self.parquet, self.dir, self.backbone, self.features)
+        paths = (self.npz, self.csv, self.parquet, self.dir, *self.backbones, self.features)
         if any("\0" in (path or "") for path in paths):
             raise UserError("a path holds no zero byte")
         if self.scale is not None and not (self.npz is not None and 0 < self.scale < float("inf")):
@@ -70,6 +80,8 @@ class DataConfig:
             raise UserError("columns belong to a csv or parquet file: leave them out, or give one")
         if self.slot is not None and (self.backbone or self.features):
             raise UserError("rows of persons go through no backbone or features: leave them out")
+        if any((self.ranges, self.impute, self.standardise)) and self.table is None:
+            raise UserError("looks are of columns of a csv or parquet file: leave them out, or give one")
         if self.values is not None and self.npz is None:
             raise UserError("values belong to npz files: leave them out, or give npz")
 
@@ -77,6 +89,12 @@ class DataConfig:
     def slot(self) -> Slot | None:
         """What a person's records are, where the unit is a person."""
         return None if self.rows_per_person is None else Slot(self.rows_per_person, self.join_rows)
+
+    @property
+    def backbones(self) -> tuple[str, ...]:
+        """The networks that are named."""
+        named = self.backbone
+        return () if named is None else (named,) if isinstance(named, str) else tuple(named)
 
     @property
     def table(self) -> str | None:
@@ -114,6 +132,9 @@ class PrivacyConfig:
     factor: Literal["banded", "blt"] | None = setting(
         None, "of correlated noise (default: banded, and blt where that would have more than 64 bands)"
     )
+    looks: list[str] = setting(  # noqa: RUF009
+        list, "folders of looks that the budgets pay for beside the training; those named elsewhere are among them"
+    )
 
     def __post_init__(self) -> None:
         if self.noise != "correlated" and (self.bands is not None or self.factor is not None):
@@ -128,9 +149,13 @@ class ModelConfig:
 
     name: str = setting(
         "logistic",
-        "logistic, mlp, cnn-small, lenet, cnn8, resnet18, resnet34, …, or your own: package.module:factory",
+        "logistic, mlp, cnn-small, lenet, cnn8, resnet18, resnet34, …, a folder of transformers: hf:FOLDER, or "
+        "your own: package.module:factory",
     )
-    options: dict[str, float | str] = setting(dict, "of the model, e.g. hidden: numbers, or names of .npz files")  # noqa: RUF009
+    options: dict[str, Any] = setting(  # noqa: RUF009
+        dict,
+        "of the model: numbers, or names of .npz files; of any: adapters = { rank = 8, targets = […] }",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +163,7 @@ class TaskConfig:
     """A task by name; the other keys of the table are its options."""
 
     name: str = setting("classification", "classification, regression, multi-label, next-token, or a package's")
-    options: dict[str, Any] = setting(dict, "of the task, e.g. weights")  # noqa: RUF009
+    options: dict[str, Any] = setting(dict, "of the task, e.g. weights: numbers, or a look's folder")  # noqa: RUF009
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,3 +268,4 @@ class Config:
     run: RunConfig
     source: Source = field(compare=False, repr=False)
     task: TaskConfig = field(default_factory=TaskConfig)
+    looks: tuple[Look, ...] = field(default=(), compare=False, repr=False)  # that are named, as they were read

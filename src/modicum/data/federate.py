@@ -70,6 +70,7 @@ def federate(
         values=dataset.values,
         labels=dataset.labels,
         slot=dataset.slot,
+        made_by=dataset.made_by,
     )
 
 

@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 
 from modicum.data.arrays import Array, Dataset
+from modicum.data.asked import asked_table
 from modicum.data.assemble import assemble
 from modicum.data.columns import Column, like, read_columns
 from modicum.data.labels import as_array
 from modicum.errors import MissingExtraError, UserError
 
 Rows = list[dict[str, Any]]
+Asked = tuple[Sequence[str], int]
+"""Columns that a look asks for (none: all that can be) and bars of a histogram."""
 
 
 def from_csv(
@@ -30,6 +33,7 @@ def from_csv(
     labels: Sequence[str] | None = None,
     columns: Mapping[str, Column] | None = None,
     alone: str | None = None,
+    asked: Asked | None = None,
     person: str | None = None,
 ) -> Dataset:
     """A table with a header: a column of client names, a column of labels (or several), and features.
@@ -43,6 +47,7 @@ def from_csv(
         labels: Names of the classes in their order, where labels are text [default: those found, sorted].
         columns: Public ranges, fills, dates, categories and lengths of texts.
         alone: The one client of a table that has no column of clients.
+        asked: What a look asks for, where the table is read for one: columns and bars.
         person: A column that says whose a record is, for `in_persons`; it is no feature, and leaves nobody.
 
     Returns:
@@ -52,7 +57,7 @@ def from_csv(
         UserError: Where a cell cannot be read, with its row and what to do.
     """
     rows, names = _read_csv(path)
-    told = (client, label, id, classes, labels, columns, alone, person)
+    told = (client, label, id, classes, labels, columns, alone, asked, person)
     return from_rows(rows, names, str(path), Path(path).stem, *told)
 
 
@@ -71,12 +76,13 @@ def from_frame(
     labels: Sequence[str] | None = None,
     columns: Mapping[str, Column] | None = None,
     alone: str | None = None,
+    asked: Asked | None = None,
     person: str | None = None,
     name: str = "frame",
 ) -> Dataset:
     """The same of a data frame of pandas, polars, Arrow or Hugging Face; arguments are those of `from_csv`."""
     rows, names = _rows(frame)
-    return from_rows(rows, names, name, name, client, label, id, classes, labels, columns, alone, person)
+    return from_rows(rows, names, name, name, client, label, id, classes, labels, columns, alone, asked, person)
 
 
 def from_rows(
@@ -91,19 +97,24 @@ def from_rows(
     labels: Sequence[str] | None,
     columns: Mapping[str, Column] | None,
     alone: str | None,
+    asked: Asked | None = None,
     person: str | None = None,
 ) -> Dataset:
     """A dataset of a table's rows; `where` names it in errors."""
     targets = (label,) if isinstance(label, str) else tuple(label)
     keys = tuple(key for key in (id, person) if key is not None)
     features = features_of(rows, header, where, client=client, targets=targets, keys=keys, alone=alone)
-    x = read_columns(rows, features, columns or {}, where)
+    if asked is None:
+        x = read_columns(rows, features, columns or {}, where)
+    else:
+        x = asked_table(rows, features, columns or {}, *asked, where)
     y = [as_array(_filled(rows, column, where)) for column in targets]
     found = y[0] if isinstance(label, str) else np.stack(y, axis=1)
     owner = np.array([str(row.get(client, alone)) for row in rows])
     names = sorted(set(owner.tolist()))
     parts = [(_rows_of(x, owner == one), found[owner == one]) for one in names]
-    values = {n: c.values for n, c in (columns or {}).items() if c.values is not None}
+    texts = {} if asked is not None else columns or {}
+    values = {n: c.values for n, c in texts.items() if c.values is not None}
     only = {"": next(iter(values.values()))} if values and not isinstance(x, Mapping) else values
     made = assemble(name, names, parts, [None] * len(names), classes, labels=labels, values=only)
     if person is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,8 @@ from modicum.mechanisms.fixed_shapes import KINDS, Kind, shapes_for, with_fixed_
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.models import build, check_model, fixed_features
 from modicum.models.adapter import adapted
+from modicum.models.low_rank import from_options as adapters_in
+from modicum.models.low_rank import with_adapters
 from modicum.models.named import build_named, is_shipped
 from modicum.privacy.factors import FactorKind
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from pathlib import Path
 
+    from modicum.data.look import Look
     from modicum.data.partition import Partition
 
 AggregationKind = Literal["ideal", "protocol", "honest-but-curious"]
@@ -85,7 +88,9 @@ class Federation:
         validation: float = 0.0,
         test: float = 0.0,
         proxy: bool | float | str = False,
-        backbone: str | Path | None = None,
+        backbone: str | Path | Sequence[str | Path] | None = None,
+        views: int = 1,
+        trained_on: Sequence[str] = (),
         features: str | None = None,
         features_from: str | None = None,
         method: MethodSpec | None = None,
@@ -93,9 +98,9 @@ class Federation:
     ) -> Federation:
         """Divide a named dataset among clients; `proxy` is a fraction or another dataset's name.
 
-        `backbone` and `features` put public features in place of records: see docs/data.md. The dimensions of
-        `discriminant:auto` follow the noise that `method` promises: its δ, adjacency and view, with all clients in
-        every round. None: that of records where the server sees messages (δ = 1e-5, zero-out).
+        `backbone`, `views` and `features` put public features in place of records: see docs/data.md. The
+        dimensions of `discriminant:auto` follow the noise that `method` promises: its δ, adjacency and view, with
+        all clients in every round. None: that of records where the server sees messages (δ = 1e-5, zero-out).
         """
         from modicum.data import federate, load
         from modicum.data.fetch import data_folder
@@ -103,7 +108,9 @@ class Federation:
         named = load(proxy, data_dir) if isinstance(proxy, str) else proxy
         other = None if features_from is None else load(features_from, data_dir)
         cache = data_folder(data_dir) / "features"
-        task, public, source = behind(backbone, cache, load(name, data_dir), named, other)
+        task, public, source = behind(
+            backbone, cache, load(name, data_dir), named, other, views=views, trained_on=trained_on
+        )
         data = federate(
             task,
             clients=clients,
@@ -120,7 +127,7 @@ class Federation:
             promised = PrivacySpec(unit=Unit.RECORD)
             return promised if method is None else method.build(Setting(size, size, 1)).mechanism.spec
 
-        return cls(stand_on(data, features, granted, spec, source, backbone), granted)
+        return cls(stand_on(data, features, granted, spec, source), granted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +156,9 @@ class Experiment:
     device: str = "cpu"
     compile: bool = False  # clipped sums, on the first batch of each size
     workers: int | None = None  # processes that compute clients, a thread each; None: this one
-    model_options: dict[str, float | str] = field(default_factory=dict)
+    model_options: dict[str, Any] = field(default_factory=dict)
     task: Task = CLASSIFICATION
+    looks: tuple[Look, ...] = ()  # taken before, whose price is within the budgets
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.evaluate_every < 1:
@@ -301,6 +309,7 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
         )
 
     offered = offer_of(data).public_labels
+    judged = offered and wrap.predicts
     first = Layout.of(trained).read(trained)
     if experiment.hot_start:
         public, held_out = by_row(data.proxy), by_row(data.proxy_validation)
@@ -315,8 +324,8 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
         records=tuple(batch(c.train) for c in data.clients),
         validation=tuple(batch(c.validation) for c in data.clients),
         client_test=tuple(batch(c.test) for c in data.clients),
-        test=batch(data.test),
-        proxy=batch(data.proxy_validation if len(data.proxy_validation) else data.proxy) if offered else None,
+        test=batch(data.test if wrap.predicts else Arrays.empty(data.test)),
+        proxy=batch(data.proxy_validation if len(data.proxy_validation) else data.proxy) if judged else None,
         features=_feature_facts(data, by_row(data.proxy) if offered and experiment.task.usual else None),
         made_up=_made_up(experiment, features, device),
     )
@@ -350,11 +359,14 @@ def _check_division(method: Method, model: nn.Module) -> None:
 def make_model(experiment: Experiment) -> nn.Module:
     """The experiment's model, checked against its data."""
     data = experiment.federation.data
-    compressed, options = from_options(experiment.model_options, experiment.seed)
+    adapters, options = adapters_in(experiment.model_options)
+    compressed, options = from_options(options, experiment.seed)
     model = _uncompressed(experiment, options)
     if compressed is not None:
         public = data.proxy.tensors(floats=True) if compressed.frozen else None
         model = compressed.wrap(model, public)
+    if adapters is not None:
+        model = with_adapters(model, adapters, experiment.seed)
     return _checked(experiment, model)
 
 
@@ -374,7 +386,7 @@ def _made_up(experiment: Experiment, features: nn.Module | None, device: torch.d
     return Batch(_transform(features, x, experiment.federation.data.slot), y)
 
 
-def _uncompressed(experiment: Experiment, options: Mapping[str, float | str]) -> nn.Module:
+def _uncompressed(experiment: Experiment, options: Mapping[str, Any]) -> nn.Module:
     data = experiment.federation.data
     inputs, width = inputs_of(data, experiment.model), width_of(experiment.task, data)
     if isinstance(experiment.model, nn.Module):
@@ -391,7 +403,7 @@ def _uncompressed(experiment: Experiment, options: Mapping[str, float | str]) ->
 
 def compression_line(experiment: Experiment) -> str:
     """Parameters before and after a compression, for reports; nothing where there is none."""
-    compressed, options = from_options(experiment.model_options, experiment.seed)
+    compressed, options = from_options(adapters_in(experiment.model_options)[1], experiment.seed)
     if compressed is None:
         return ""
     before, after = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from modicum.core.door import ReleaseRequest
+from modicum.core.extension_points import Transform
 from modicum.core.facts import ClientFacts, Metric
 from modicum.core.messages import (
     Broadcast,
@@ -23,8 +23,8 @@ from modicum.core.messages import (
     mean_metrics,
 )
 from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Signal, SignalName
+from modicum.core.release_gate import ReleaseRequest
 from modicum.core.round_state import RoundState
-from modicum.core.sockets import Transform
 from modicum.errors import UserError
 from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
@@ -74,7 +74,7 @@ def on_cpu(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def contributions(norms: Tensor, bound: float, signals: Sequence[Signal]) -> dict[str, Tensor]:
-    """Sum over the batch of each signal's bounded contribution (private until it has passed the door)."""
+    """Sum over the batch of each signal's bounded contribution (private until it has passed the gate)."""
     norms = norms.double()
     values = {
         SignalName.CLIP_BIT: lambda: (norms <= bound).double() - 0.5,
@@ -172,10 +172,10 @@ def metric_events(
 
 
 def metric_requests(job: Job, kit: ClientKit, spec: PrivacySpec) -> list[ReleaseRequest]:
-    """The metrics that are due, not to be seen before they have passed the door."""
+    """The metrics that are due, not to be seen before they have passed the gate."""
     return [
         ReleaseRequest(
-            job.door, event, 0, {event.blocks[0].name: metric_value(job, kit, spec.unit, event.blocks[0].name)}
+            job.gate, event, 0, {event.blocks[0].name: metric_value(job, kit, spec.unit, event.blocks[0].name)}
         )
         for event in metric_events(spec, job.broadcast, kit.metrics, job.plan)
     ]
@@ -246,6 +246,6 @@ def released_metrics(job: Job, kit: ClientKit, spec: PrivacySpec) -> dict[str, f
     rates = {}
     for event in metric_events(spec, job.broadcast, kit.metrics, job.plan):
         block = event.blocks[0].name
-        noised = job.door.release(event, 0, {block: metric_value(job, kit, spec.unit, block)})[block].item()
+        noised = job.gate.release(event, 0, {block: metric_value(job, kit, spec.unit, block)})[block].item()
         rates[block.removeprefix("metric:")] = metric_rate(noised, spec.unit, job.facts.validation)
     return rates

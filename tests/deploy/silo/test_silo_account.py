@@ -98,7 +98,7 @@ def test_runs_in_new_folders_draw_on_the_same_grant_until_it_is_used_up(
 
 
 def test_the_old_silo_gave_every_run_a_fresh_epsilon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin keeps no account: run after run joins, on the same records."""
+    """The negative control keeps no account: run after run joins, on the same records."""
     monkeypatch.setattr(silo_module, "account_of", lambda *_: Exempt("none"))
     assert [join(ward(tmp_path, run), run) for run in "abcd"] == [None] * 4
 
@@ -159,7 +159,7 @@ def test_the_draw_is_on_disk_before_the_ledger_exists(tmp_path: Path, monkeypatc
     monkeypatch.setattr(silo_module.RunFolder, "open_ledger", watched)
     assert join(ward(tmp_path, "a"), "run-a") is None
     with monkeypatch.context() as broken:
-        broken.setattr(SiloAccount, "draw", lambda *_: None)  # the twin would draw later
+        broken.setattr(SiloAccount, "draw", lambda *_: None)  # the mutant would draw later
         broken.setattr(SiloAccount, "remember", lambda *_: None)
         broken.setattr(SiloAccount, "statement", lambda *_: {"kept": False, "sentence": ""})
         assert join(ward(tmp_path, "b"), "run-b") is None

@@ -39,7 +39,7 @@ from modicum.core.clips import Clip
 from modicum.core.persons import rows_of_example
 
 
-class CannotKeepBooksError(Exception):
+class BookKeepingUnsupportedError(Exception):
     """This model needs the fall-back; the message says why."""
 
 
@@ -147,7 +147,7 @@ class PassRecorder:
         """Of a module without a rule: it will be run again, with what it was called with."""
         shown = any_module.first_tensor(output)
         if shown is None:
-            raise CannotKeepBooksError(f"a {type(layer).__name__} whose output is no tensor")
+            raise BookKeepingUnsupportedError(f"a {type(layer).__name__} whose output is no tensor")
         inputs = Inputs.of(layer, args, keywords)
         call = self._noted(Call(layer, inputs, inputs._version))
         tapped: Tensor = _Aside.apply(shown, self.anchor, self, call)  # type: ignore[no-untyped-call]
@@ -188,7 +188,7 @@ class PassRecorder:
 
     def _called(self, layer: nn.Module, args: tuple[Any, ...]) -> Call:
         if len(args) != 1:
-            raise CannotKeepBooksError(f"a {type(layer).__name__} called with keywords")
+            raise BookKeepingUnsupportedError(f"a {type(layer).__name__} called with keywords")
         return self._noted(Call(layer, args[0].detach(), args[0]._version))
 
     def _noted(self, call: Call) -> Call:
@@ -207,9 +207,9 @@ class PassRecorder:
         """`found` is what the layer's own backward pass gives of it, where it has one."""
         kind = type(call.layer).__name__
         if gradient.shape[0] != self.rows:
-            raise CannotKeepBooksError(f"a {kind} whose input's first dimension is not the batch")
+            raise BookKeepingUnsupportedError(f"a {kind} whose input's first dimension is not the batch")
         if call.changed:
-            raise CannotKeepBooksError(f"a {kind} whose input is later changed in place")
+            raise BookKeepingUnsupportedError(f"a {kind} whose input is later changed in place")
         if self.only_gradients:
             call.gradient = gradient
         else:
@@ -243,7 +243,7 @@ class PassRecorder:
         try:
             by_name = any_module.gradients(call.layer, self.owned[call.layer], call.input, gradient)
         except Exception as failed:  # a module may do anything, and not everything can be done for each example
-            raise CannotKeepBooksError(f"a {type(call.layer).__name__} that has no rule") from failed
+            raise BookKeepingUnsupportedError(f"a {type(call.layer).__name__} that has no rule") from failed
         return self._of_examples({local: Dense(found) for local, found in by_name.items()})
 
     def _by_example(self, t: Tensor) -> Tensor:
@@ -305,7 +305,7 @@ def _owned(
             owned[layer] = own
             continue
         if not layer_name or any_module.draws(layer):
-            raise CannotKeepBooksError(f"layer {layer_name or '(the model)'} ({type(layer).__name__})")
+            raise BookKeepingUnsupportedError(f"layer {layer_name or '(the model)'} ({type(layer).__name__})")
         inside.update(layer.modules())
         whole.add(layer)
         owned[layer] = {local: names[id(p)] for local, p in layer.named_parameters() if id(p) in names}

@@ -44,6 +44,7 @@ def own_experiment(spec: SiloSpec) -> Experiment:
         proxy=nothing,
         proxy_validation=nothing,
         proxy_classes=0,
+        made_by=data.made_by,
         geometry=data.geometry,
         values=data.values,
         slot=data.slot,

@@ -148,7 +148,8 @@ class TakingPart:
         )
         self.account = silo.account
         self.account.draw(join, self.plan)
-        foreign = foreign_parts(silo.spec.experiment.method, method, data.model)
+        made_by = silo.experiment.federation.data.made_by
+        foreign = foreign_parts(silo.spec.experiment.method, method, data.model, made_by)
         self.ledger = silo.files.open_ledger(join.run, silo.noise, foreign_parts=foreign)
         self.ledger.declare([self.plan])
         self.account.remember(self.ledger)

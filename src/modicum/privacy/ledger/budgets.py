@@ -300,7 +300,7 @@ def noise_problems(plan: PrivacyPlan) -> list[str]:
             return claim_problem(planned.integers, planned.noise_multiplier, plan.spec)
         return "it has noise of floats, and masks hide integers only" if plan.spec.view.masked else None
 
-    found = ((p.purpose, problem(p)) for p in plan.releases)
+    found = ((p.purpose, problem(p)) for p in plan.charged)
     return [f"the planned {purpose!r} is not what it says: {why}" for purpose, why in found if why]
 
 
