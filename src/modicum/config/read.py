@@ -64,8 +64,10 @@ def check(source: Source, folder: Path = Path(), *, looks: bool = True) -> Confi
         )
     privacy = read_table(source, PrivacyConfig, "privacy", source.tables.get("privacy", {}))
     method_name, method = _method(source, privacy)
+    data = absolute(read_table(source, DataConfig, "data", source.tables["data"]), folder)
+    _check_unit(source, data, privacy)
     config = Config(
-        data=absolute(read_table(source, DataConfig, "data", source.tables["data"]), folder),
+        data=data,
         privacy=replace(
             privacy,
             delta=getattr(method, "delta", privacy.delta),
@@ -79,6 +81,22 @@ def check(source: Source, folder: Path = Path(), *, looks: bool = True) -> Confi
         task=_task(source),
     )
     return with_looks(config, folder) if looks else config
+
+
+def _check_unit(source: Source, data: DataConfig, privacy: PrivacyConfig) -> None:
+    """Persons are asked for in two places: what is hidden, and what a person's records are."""
+    if privacy.unit == "person" and data.rows_per_person is None:
+        raise source.error(
+            'to hide persons, say whose each record is and how many a person has at most: person = "COLUMN" and '
+            "rows_per_person = 8 under [data]",
+            "privacy",
+            "unit",
+        )
+    said = [key for key in ("person", "rows_per_person") if getattr(data, key) is not None]
+    if said and privacy.unit != "person":
+        raise source.error(
+            f'{said[0]} is for runs that hide persons: set unit = "person" under [privacy]', "data", said[0]
+        )
 
 
 def _run(source: Source) -> RunConfig:

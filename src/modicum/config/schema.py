@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from modicum.config.fields import setting
+from modicum.core.persons import Slot
 from modicum.data.columns import Column
 from modicum.errors import UserError
 
@@ -26,6 +27,13 @@ class DataConfig:
     label_column: str | list[str] = setting("label", "of the csv file; several: a row of labels")  # noqa: RUF009
     labels: list[str] | None = setting(None, "names of the classes in their order, where labels are text")  # noqa: RUF009
     id_column: str | None = setting(None, "of the csv file, or an array of the npz files: who a record is")
+    person: str | None = setting(
+        None, "of the csv file, or an array of the npz files: whose a record is, where the unit is a person"
+    )
+    rows_per_person: int | None = setting(
+        None, "a public number: further records of a person are left out, missing ones count for nothing"
+    )
+    join_rows: Literal["mean", "sum"] = setting("mean", "of the losses of a person's rows, before clipping")
     columns: dict[str, Column] = setting(  # noqa: RUF009
         dict, "of the csv file, by public constants: age = { range = [0, 120], fill = 50 }"
     )
@@ -70,10 +78,17 @@ class DataConfig:
             raise UserError("scale is a positive number that the inputs of npz files are divided by")
         if self.columns and self.table is None:
             raise UserError("columns belong to a csv or parquet file: leave them out, or give one")
+        if self.slot is not None and (self.backbone or self.features):
+            raise UserError("rows of persons go through no backbone or features: leave them out")
         if any((self.ranges, self.impute, self.standardise)) and self.table is None:
             raise UserError("looks are of columns of a csv or parquet file: leave them out, or give one")
         if self.values is not None and self.npz is None:
             raise UserError("values belong to npz files: leave them out, or give npz")
+
+    @property
+    def slot(self) -> Slot | None:
+        """What a person's records are, where the unit is a person."""
+        return None if self.rows_per_person is None else Slot(self.rows_per_person, self.join_rows)
 
     @property
     def backbones(self) -> tuple[str, ...]:
@@ -93,6 +108,11 @@ class PrivacyConfig:
 
     budgets: float | list[float] | dict[str, float] | str = setting(  # noqa: RUF009
         1.0, 'ε: 1.0, [0.5, 1, 8] in turn, {"0.5" = 0.9, "8" = 0.1} by weight'
+    )
+    unit: Literal["record", "person", "client"] | None = setting(
+        None,
+        "whose participation is hidden; person needs person and rows_per_person under [data] (default: the "
+        "method's)",
     )
     delta: float | None = setting(None, "δ of every guarantee (default: the method's)")
     adjacency: str | None = setting(None, "zero-out or replace-one: sizes are public (default: the method's)")

@@ -30,7 +30,7 @@ from modicum.errors import UserError
 from modicum.privacy.events import Release
 from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
-from modicum.privacy.spec import PrivacySpec, Unit
+from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Variant
 from modicum.tasks import CLASSIFICATION, Task
 
@@ -408,7 +408,7 @@ class Method:
     claims: Callable[[State, PublicFacts], float] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.mechanism.spec.unit is Unit.RECORD and not self.training.by_record:
+        if self.mechanism.spec.unit.of_client and not self.training.by_record:
             raise UserError(
                 f"{self.name} protects records, but in its local training a record's loss depends on others, so "
                 "that clipping each gradient bounds nothing: protect clients, or train by single records"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def from_csv(
     columns: Mapping[str, Column] | None = None,
     alone: str | None = None,
     asked: Asked | None = None,
+    person: str | None = None,
 ) -> Dataset:
     """A table with a header: a column of client names, a column of labels (or several), and features.
 
@@ -46,6 +48,7 @@ def from_csv(
         columns: Public ranges, fills, dates, categories and lengths of texts.
         alone: The one client of a table that has no column of clients.
         asked: What a look asks for, where the table is read for one: columns and bars.
+        person: A column that says whose a record is, for `in_persons`; it is no feature, and leaves nobody.
 
     Returns:
         A dataset with natural clients.
@@ -54,7 +57,7 @@ def from_csv(
         UserError: Where a cell cannot be read, with its row and what to do.
     """
     rows, names = _read_csv(path)
-    told = (client, label, id, classes, labels, columns, alone, asked)
+    told = (client, label, id, classes, labels, columns, alone, asked, person)
     return from_rows(rows, names, str(path), Path(path).stem, *told)
 
 
@@ -74,11 +77,12 @@ def from_frame(
     columns: Mapping[str, Column] | None = None,
     alone: str | None = None,
     asked: Asked | None = None,
+    person: str | None = None,
     name: str = "frame",
 ) -> Dataset:
     """The same of a data frame of pandas, polars, Arrow or Hugging Face; arguments are those of `from_csv`."""
     rows, names = _rows(frame)
-    return from_rows(rows, names, name, name, client, label, id, classes, labels, columns, alone, asked)
+    return from_rows(rows, names, name, name, client, label, id, classes, labels, columns, alone, asked, person)
 
 
 def from_rows(
@@ -94,10 +98,12 @@ def from_rows(
     columns: Mapping[str, Column] | None,
     alone: str | None,
     asked: Asked | None = None,
+    person: str | None = None,
 ) -> Dataset:
     """A dataset of a table's rows; `where` names it in errors."""
     targets = (label,) if isinstance(label, str) else tuple(label)
-    features = features_of(rows, header, where, client=client, targets=targets, id=id, alone=alone)
+    keys = tuple(key for key in (id, person) if key is not None)
+    features = features_of(rows, header, where, client=client, targets=targets, keys=keys, alone=alone)
     if asked is None:
         x = read_columns(rows, features, columns or {}, where)
     else:
@@ -110,7 +116,11 @@ def from_rows(
     texts = {} if asked is not None else columns or {}
     values = {n: c.values for n, c in texts.items() if c.values is not None}
     only = {"": next(iter(values.values()))} if values and not isinstance(x, Mapping) else values
-    return assemble(name, names, parts, [None] * len(names), classes, labels=labels, values=only)
+    made = assemble(name, names, parts, [None] * len(names), classes, labels=labels, values=only)
+    if person is None:
+        return made
+    whose = np.array(present(where, person, [str(row[person] or "") for row in rows]))
+    return replace(made, persons=np.concatenate([whose[owner == one] for one in names]))
 
 
 def features_of(
@@ -120,11 +130,11 @@ def features_of(
     *,
     client: str,
     targets: Sequence[str],
-    id: str | None = None,
+    keys: Sequence[str] = (),
     alone: str | None = None,
 ) -> list[str]:
     """The names of a table's features, once it has the other columns. With `alone` it may lack one of clients."""
-    needed = (*targets, *(() if id is None else (id,)))
+    needed = (*targets, *keys)
     for column in needed if alone is not None else (client, *needed):
         if column not in columns:
             raise UserError(f"{where} has no column {column!r}{like(column, columns)}: correct its name")
@@ -140,7 +150,8 @@ def csv_features(
 ) -> tuple[Rows, list[str]]:
     """The rows of a CSV file and the names of its features."""
     rows, header = _read_csv(path)
-    return rows, features_of(rows, header, str(path), client=client, targets=(label,), id=id, alone=alone)
+    keys = () if id is None else (id,)
+    return rows, features_of(rows, header, str(path), client=client, targets=(label,), keys=keys, alone=alone)
 
 
 def csv_ids(path: str | os.PathLike[str], name: str, *, client: str, id: str) -> list[str]:
@@ -162,7 +173,7 @@ def _ids(rows: Rows, header: Sequence[str], where: object, name: str, client: st
 def present(where: object, id: str, ids: list[str]) -> list[str]:
     """The ids, if every record has one."""
     if not ids or not all(value.strip() for value in ids):
-        raise UserError(f"{where}: every record needs a value under {id!r}: fill it in, or leave id_column out")
+        raise UserError(f"{where}: every record needs a value under {id!r}: fill it in, or do not name the column")
     return ids
 
 

@@ -114,7 +114,7 @@ def make_kit(
     size = int(shared.sum())
     public = PublicFacts(facts, experiment.rounds, size, known, adaptive, data.features, tensors, *kinds)
     return ClientKit(
-        backend, method.training, method.policy, shared, experiment.metrics, public, agreed, experiment.task
+        backend, method.training, method.policy, shared, experiment.metrics, public, agreed, experiment.learned
     )
 
 

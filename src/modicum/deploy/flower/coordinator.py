@@ -366,7 +366,8 @@ def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:
         raise UserError(
             "a deployed server has no public records to begin with: set hot_start = 0, or try it with simulation"
         )
-    records = stand_in_records(task_in(config), inputs)
+    slot = config.data.slot
+    records = stand_in_records(task_in(config), inputs, slot)
     nothing = Arrays.empty(records)
     stand_in = ClientData("stand-in", records, nothing, nothing)
     test, proxy, proxy_validation, proxy_classes = nothing, nothing, nothing, 0
@@ -385,6 +386,7 @@ def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:
         proxy_classes,
         geometry=load_geometry(name) if name is not None and is_file(name) else None,
         values={name: field.values for name, field in leaves(inputs) if field.values is not None},
+        slot=slot,
     )
     return replace(experiment_over(config, Federation(data, (1.0,))), bounds=terms.bounds)
 

@@ -24,7 +24,7 @@ from modicum.errors import UserError, counted
 from modicum.federation.cohort import Cohorts, public_cohorts, rounds_of
 from modicum.federation.correlate import with_correlated_steps
 from modicum.federation.experiment import VARIANTS, Experiment, Prepared, with_integers
-from modicum.federation.learning import with_task
+from modicum.federation.learning import learned_by, of_persons, with_task
 from modicum.federation.looks import plan_after
 from modicum.federation.setup import adapts, put_on_lattice
 from modicum.mechanisms.common import metric_plans
@@ -77,6 +77,8 @@ def agreed_parts(config: Config) -> dict[str, str]:
         "privacy.looks": [json.dumps(look.to_dict(), sort_keys=True) for look in config.looks],
         "run.silos": sorted(run.silos.items()),
     }
+    if data.slot is not None:  # files of records keep the digest that they had
+        parts["data.rows_per_person"] = data.slot
     for name in AGREED:
         parts[f"run.{name}"] = getattr(run, name)
     return {name: _short(repr(value)) for name, value in parts.items()}
@@ -149,7 +151,10 @@ class Terms:
     @cached_property
     def method(self) -> Method:
         """The agreed method; one whose server would have to be trusted is refused."""
-        built = with_task(self.config.method.build(self.setting), task_in(self.config))
+        task, slot = task_in(self.config), self.config.data.slot
+        built = with_task(self.config.method.build(self.setting), learned_by(task, slot))
+        if slot is not None:
+            built = of_persons(built, slot)
         if self.config.privacy.noise == "correlated":
             built = self._correlated(built)
         method: Method = with_fixed_shapes(built, self.shapes)

@@ -17,7 +17,7 @@ from modicum.privacy.correlated import Correlation
 from modicum.privacy.events import Cyclic, NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
-from modicum.privacy.views import Shows, Unit
+from modicum.privacy.views import Shows
 
 SAME_NOISE = 1e-12  # relative: several blocks' joint multiplier is a rounded sum
 
@@ -324,5 +324,5 @@ def _correlation_problem(planned: PlannedRelease, spec: PrivacySpec) -> str | No
 def _one_party(sampler: Sampler, spec: PrivacySpec) -> bool:
     """A trusted server that adds to sums of clients, or a client that adds to its own sums of records."""
     if isinstance(sampler, Cyclic):
-        return spec.unit is Unit.RECORD and spec.view.shows is Shows.MESSAGES
+        return spec.unit.of_client and spec.view.shows is Shows.MESSAGES
     return isinstance(sampler, NoSampling) and not spec.view.senders_add_noise
