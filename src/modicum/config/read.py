@@ -217,9 +217,14 @@ def absolute(data: DataConfig, folder: Path) -> DataConfig:
         if (value := getattr(data, key)) is not None and (key != "features" or value.endswith(".npz"))
     }
     networks = [name if is_name(name) else _absolute(name, folder) for name in data.backbones]
-    return replace(
-        data, **changed, backbone=networks if isinstance(data.backbone, list) else next(iter(networks), None)
-    )
+    columns = {
+        name: column
+        if column.tokenizer is None
+        else replace(column, tokenizer=_absolute(column.tokenizer, folder))
+        for name, column in data.columns.items()
+    }
+    backbone = networks if isinstance(data.backbone, list) else next(iter(networks), None)
+    return replace(data, **changed, columns=columns, backbone=backbone)
 
 
 def _absolute(path: str, folder: Path) -> str:
