@@ -49,6 +49,10 @@ def _parts(e: Experiment) -> Iterator[bytes]:
     yield repr((*settings, *bounds, *kind, *shapes)).encode()
     if not e.task.plain:
         yield re.sub(r" at 0x[0-9a-f]+", "", repr(e.task)).encode()
+    if e.federation.data.slot is not None:
+        yield repr(e.federation.data.slot).encode()
+    for look in e.looks:
+        yield repr((look.run, look.planned_before, sorted(look.releases.items()))).encode()
     yield from _model(e)
     yield from _data(e.federation.data)
 
