@@ -267,7 +267,7 @@ def test_a_method_means_the_same_over_every_carrier(name: str, tmp_path: Path) -
     rehearsed = in_memory(tmp_path / "memory", method)
     assert difference(reference, rehearsed) is None
     assert torch.equal(reference.model, rehearsed.model)
-    assert [bool(judged(record)) for record in reference.records] == [False, True]
+    assert [bool(judged(record)) for record in reference.records] == [False, not name.startswith("look")]
     if name in NOT_DEPLOYED:
         with pytest.raises(UserError, match=NOT_DEPLOYED[name]):
             over_silos(tmp_path / "silos", method)

@@ -25,6 +25,7 @@ from modicum.cli import (
     fit,
     fit_metanet,
     flower,
+    look,
     methods,
     silo,
     studio,
@@ -78,6 +79,7 @@ def main(
 
 app.command("demo")(demo.demo)
 app.command("run")(experiment.run)
+app.command("look")(look.look)
 app.command("compare")(compare.compare)
 app.command("fit-clipping")(fit.fit_clipping)
 app.command("fit-metanet")(fit_metanet.fit_metanet)

@@ -68,6 +68,7 @@ class RecordLocal:
     shapes: FixedShapes | None = None  # of passes over drawn records, where a server may be hostile; None: ragged
     stock: Stock | None = None  # kinds of noise to choose from: in the plan (R11), or before a filter (`adaptive`)
     noise: Schedule | None = None  # a schedule of its own, in place of the four settings above
+    unit: Unit = field(default=Unit.RECORD, repr=False)  # persons where the experiment's records are
 
     individuals = True
     purpose = GRADIENT
@@ -101,7 +102,7 @@ class RecordLocal:
 
     @property
     def spec(self) -> PrivacySpec:
-        return PrivacySpec(unit=Unit.RECORD, adjacency=self.adjacency, view=ServerSeesMessages(), delta=self.delta)
+        return PrivacySpec(unit=self.unit, adjacency=self.adjacency, view=ServerSeesMessages(), delta=self.delta)
 
     @property
     def takes_integers(self) -> bool:

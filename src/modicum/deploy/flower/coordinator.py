@@ -39,6 +39,7 @@ from modicum.federation.evaluation import Evaluation
 from modicum.federation.experiment import Experiment, Federation, compression_line, offer_of, prepare
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.learning import stand_in_records
+from modicum.federation.model_file import model_facts
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.rounds import Rounds
 from modicum.federation.run_folder import RunFolder
@@ -99,7 +100,7 @@ class Coordinator:
         self.courier.run = self.join.run
         self._model()
         self._invite()
-        foreign = foreign_parts(config.method, self.terms.method)
+        foreign = foreign_parts(config.method, self.terms.method, self.data.model)
         self.ledger = self.files.open_ledger(self.join.run, NoiseAtSilos(self.simulation), foreign_parts=foreign)
         self.ledger.declare(self.plans.values())
         recorded = replace(config, run=replace(config.run, simulation=self.simulation))  # as the certificate
@@ -271,7 +272,7 @@ class Coordinator:
 
         named = self.backend.layout.named(self.model)
         own = {n: v.detach().cpu().contiguous() for n, v in named.items() if self.terms.method.wrapper.shared(n)}
-        about = {"run": self.join.run, "round": str(self.server.state.round)}
+        about = model_facts(self.experiment, self.data.model, self.join.run, self.server.state.round)
         self.files.write(self.files.model, bytes(save(own, metadata=about)))
         certificate = Certificate.from_ledger(self.ledger)
         certificate.write(self.files.certificate)
@@ -351,7 +352,8 @@ def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:
         raise UserError(
             "a deployed server has no public records to begin with: set hot_start = 0, or try it with simulation"
         )
-    records = stand_in_records(task_in(config), inputs)
+    slot = config.data.slot
+    records = stand_in_records(task_in(config), inputs, slot)
     nothing = Arrays.empty(records)
     stand_in = ClientData("stand-in", records, nothing, nothing)
     test, proxy, proxy_validation, proxy_classes = nothing, nothing, nothing, 0
@@ -370,6 +372,7 @@ def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:
         proxy_classes,
         geometry=load_geometry(name) if name is not None and is_file(name) else None,
         values={name: field.values for name, field in leaves(inputs) if field.values is not None},
+        slot=slot,
     )
     return replace(experiment_over(config, Federation(data, (1.0,))), bounds=terms.bounds)
 

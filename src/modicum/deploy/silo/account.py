@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from modicum.config.schema import DataConfig
 from modicum.core.records import leaves
 from modicum.core.store import write_durably
 from modicum.data.arrays import Arrays, ClientData
@@ -26,7 +27,7 @@ from modicum.privacy.ledger import Ledger
 from modicum.privacy.lifetime import SIMULATED, DrawRefused, Filter, Lifetime, order_for, samples
 from modicum.privacy.lifetime.account import DatasetAccount
 from modicum.privacy.lifetime.files import exists
-from modicum.privacy.lifetime.spending import Digests, Identity, by_contents, by_id, whole_client
+from modicum.privacy.lifetime.spending import Digests, Identity, by_contents, by_id, plain_id, whole_client
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import Adjacency, Unit
 
@@ -268,9 +269,15 @@ def _about(spec: SiloSpec) -> tuple[Unit, Adjacency]:
 
 def identity_of(spec: SiloSpec) -> tuple[Identity, str | None]:
     """What identifies a record: a declared id and its column, else its contents; in a client's account nothing."""
-    column = spec.experiment.data.id_column
+    data = spec.experiment.data
+    column = data.id_column if data.rows_per_person is None else data.person
     if _about(spec)[0] is Unit.CLIENT:
         return Identity.CLIENT, None
+    if data.rows_per_person is not None and _about(spec)[0] is not Unit.PERSON:
+        raise UserError(
+            'the agreed run hides persons, and the account is of records: set unit = "person" under [grant] and '
+            "[account]"
+        )
     return (Identity.CONTENTS if column is None else Identity.ID), column
 
 
@@ -293,16 +300,22 @@ def _blocks(*parts: Arrays) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArr
 
 
 def record_ids(spec: SiloSpec) -> list[str]:
-    """Who each of the silo's own records is, in the order of its table; the data name an id_column."""
+    """Who each of the silo's own records or persons is, in the order of its table, by the column that says so."""
     data = spec.experiment.data
-    assert data.id_column is not None
+    column = data.id_column if data.rows_per_person is None else data.person
+    assert column is not None
     if data.partition not in (None, "natural"):
-        raise UserError("id_column needs the clients that the data come with: leave partition under [data] out")
+        raise UserError(f"{column!r} needs the clients that the data come with: leave partition under [data] out")
+    found = _column(data, spec.name, column)
+    return found if data.rows_per_person is None else list(dict.fromkeys(plain_id(key) for key in found))
+
+
+def _column(data: DataConfig, client: str, column: str) -> list[str]:
     if data.npz is not None:
-        return npz_ids(data.npz, spec.name, data.id_column)
+        return npz_ids(data.npz, client, column)
     assert data.table is not None  # named data have no account
     ids = parquet_ids if data.csv is None else csv_ids
-    return ids(data.table, spec.name, client=data.client_column, id=data.id_column)
+    return ids(data.table, client, client=data.client_column, id=column)
 
 
 def as_table(block: Arrays) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

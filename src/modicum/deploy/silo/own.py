@@ -47,6 +47,7 @@ def own_experiment(spec: SiloSpec) -> Experiment:
         made_by=data.made_by,
         geometry=data.geometry,
         values=data.values,
+        slot=data.slot,
     )
     if config.run.hot_start and not spec.own_data:  # for trying things out: the experiment's own public records
         alone = replace(
