@@ -15,7 +15,9 @@ import gc
 import json
 import statistics
 import time
+import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from modicum.compute import Clipper, Flat
+from modicum.compute import Clipper, Flat, SlowClippingWarning
+from modicum.compute.clipping.capture import CannotCaptureWarning
 
 Step = Callable[[], object]
+Quiet = Callable[[], AbstractContextManager[object]]
+SLOW = 1.0
+"""Seconds of a step that is not repeated."""
+
+OURS = (SlowClippingWarning, CannotCaptureWarning)
 
 
 class Block(nn.Module):
@@ -139,6 +147,9 @@ CPU_JOBS: dict[str, Job] = {
 }
 """A model, examples, places, and whether every place is a target."""
 
+TOO_LARGE = {"LM 124 M": ("opacus",), "LM 1.3 B, LoRA": ("opacus",)}
+"""Ways that take all memory there is."""
+
 
 def losses(out: Tensor, y: Tensor) -> Tensor:
     if out.dim() == 2:
@@ -220,41 +231,56 @@ WAYS = {"plain": plain, "ours": ours, "opacus": opacus_hooks, "opacus ghost": op
 def made(job: Job, way: str, device: str, half: bool) -> Step:
     torch.manual_seed(0)
     build, batch, length, every = job
-    model = build().to(device).train()
+    with torch.device(device):  # weights are drawn where they stay
+        model = build().train()
     words = next(m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding))
     x = torch.randint(1, words, (batch, length), device=device)
     y = torch.randint(0, words if every else 2, (batch, length) if every else (batch,), device=device)
     return WAYS[way](model, x, y, half)
 
 
-def on_gpu(job: Job, half: bool, repeats: int, skip: tuple[str, ...]) -> dict[str, Any]:
-    """Milliseconds and GiB by way; the reason where one fails."""
-    row: dict[str, Any] = {}
-    for way in WAYS:
-        if way in skip:
-            continue
-        gc.collect()
+def seconds(step: Step, device: str) -> float:
+    """Of one step, until the device has done its work."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def by_itself(
+    job: Job, way: str, device: str, half: bool, repeats: int, quiet: Quiet = nullcontext
+) -> tuple[dict[str, Any], Step | None]:
+    """Milliseconds and GiB of one way, and what was said meanwhile; the reason where it fails. And its step.
+
+    `quiet` keeps other work away from the device while times are taken."""
+    gc.collect()
+    if device == "cuda":
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         try:
-            torch.cuda.reset_peak_memory_stats()
-            step = made(job, way, "cuda", half)
-            for _ in range(5):
+            step = made(job, way, device, half)
+            first, second = seconds(step, device), seconds(step, device)
+            many = second < SLOW
+            for _ in range(3 if many else 0):
                 step()
-            torch.cuda.synchronize()
-            times = []
-            for _ in range(repeats):
-                begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
-                begin.record()
-                step()
-                end.record()
-                torch.cuda.synchronize()
-                times.append(begin.elapsed_time(end))
-            held = torch.cuda.max_memory_allocated() / 2**30
-            row[way] = {"ms": statistics.median(times), "GiB": held}
+            with quiet():
+                times = [1e3 * seconds(step, device) for _ in range(repeats if many else 1)]
         except Exception as reason:  # a library that cannot follow is a result
-            row[way] = {"failed": f"{type(reason).__name__}: {str(reason)[:120]}"}
-        step = None  # type: ignore[assignment]
-    return row
+            return {"failed": f"{type(reason).__name__}: {str(reason)[:300]}"}, None
+    found = {"ms": statistics.median(times), "least": min(times), "most": max(times), "first": 1e3 * first}
+    if device == "cuda":
+        found["GiB"] = torch.cuda.max_memory_allocated() / 2**30
+    return found | {"said": sorted({str(w.message) for w in said if issubclass(w.category, OURS)})}, step
+
+
+def on_gpu(job: Job, half: bool, repeats: int, skip: tuple[str, ...]) -> dict[str, Any]:
+    """One row: all ways but these."""
+    return {way: by_itself(job, way, "cuda", half, repeats)[0] for way in WAYS if way not in skip}
 
 
 def on_cpu(job: Job, repeats: int) -> dict[str, Any]:
@@ -308,8 +334,7 @@ def main() -> None:
             torch.set_float32_matmul_precision("high")
             for half in (False, True):
                 key = f"{name}, {'bf16' if half else 'tf32'}"
-                skip = ("opacus",) if name in ("LM 124 M", "LM 1.3 B, LoRA") else ()  # takes all memory there is
-                results[key] = on_gpu(job, half, wanted.repeats, skip)
+                results[key] = on_gpu(job, half, wanted.repeats, TOO_LARGE.get(name, ()))
                 print(said(key, results[key]), flush=True)
         else:
             results[name] = on_cpu(job, wanted.repeats)

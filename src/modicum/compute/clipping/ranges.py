@@ -39,7 +39,7 @@ class Range:
 
 
 def ranges(model: nn.Module, loss: Loss, x: Any, y: Any) -> tuple[Range, ...]:
-    """What the model looks up and the loss takes, by rows that are nobody's."""
+    """What the model looks up and the loss takes, by synthetic rows."""
     leaves, tree = tree_flatten((x, y))
     found = [Range(i, size) for i, size in looked_up(model, leaves, tree).items()]
     try:

@@ -24,9 +24,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from modicum.core.door import ReservedDoor
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Decision
+from modicum.core.release_gate import ReservedGate
 from modicum.errors import UserError, counted
 from modicum.federation.run_folder import RunFolder
 from modicum.loops.flower.question import EPSILON, PLANNED, RESERVED, SPENT, NotAnswered, Question, refused
@@ -99,9 +99,9 @@ class ClientPrivacy:
     def _answer(self, question: Question, account: _Account, app: Callable[[], Message]) -> Message:
         released = account.sent_for(question.digest)
         if released is None:
-            door, release = account.reserve()
+            gate, release = account.reserve()
             update = clipped(_moved(question, app), self.clip)
-            released = door.release(release, 0, {UPDATE: update})[UPDATE].numpy()
+            released = gate.release(release, 0, {UPDATE: update})[UPDATE].numpy()
             account.settle(question.digest, released)
         return question.reply(released, {self.weight: 1, **account.told()})
 
@@ -209,7 +209,7 @@ class _Account:
                 return np.frombuffer(message[DIGEST:], dtype="<f8")
         return None
 
-    def reserve(self) -> tuple[ReservedDoor, Any]:
+    def reserve(self) -> tuple[ReservedGate, Any]:
         """On disk that one more reply may leave, before a record is touched."""
         number = self._sent
         asked = Asked(self._facts, self._plan, number, number, self._decision)
@@ -221,7 +221,7 @@ class _Account:
                 f"{SPENT}: {counted(self._facts.participations, 'participation')} were agreed for "
                 f"ε = {self._facts.budget:g}, and all of them were taken"
             ) from None
-        return ReservedDoor(self._noise, tokens), release
+        return ReservedGate(self._noise, tokens), release
 
     def settle(self, digest: bytes, released: NDArray[np.float64]) -> None:
         """On disk what is sent, before it is; only the last reply is kept."""
