@@ -163,7 +163,7 @@ def cost() -> None:
     """Milliseconds that a round's row takes on one thread, for a model of a million parameters."""
     import torch
 
-    from modicum.core.door import rows_of
+    from modicum.core.release_gate import rows_of
     from modicum.privacy.correlated import Correlated
     from modicum.privacy.factors import Blt
     from modicum.privacy.noise import SimulatedNoise

@@ -2,7 +2,7 @@
 
 PYTHONPATH=src:. python benchmarks/float32_bound.py --device cuda --out FILE
 
-Needs torch and numpy. Every route is attacked, with and without tf32, beside its twin in plain float32; then the
+Needs torch and numpy. Every route is attacked, with and without tf32, beside the same in plain float32; then the
 layers of a ResNet-18 are timed, norms and weighted sums, beside the arithmetic that is not bounded.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from tests.compute.attacks import CAUGHT, MODELS, ROUTES, THRESHOLDS, TWINS, Attack, climb, hostile_movement
+from tests.compute.attacks import CAUGHT, MODELS, MUTANTS, ROUTES, THRESHOLDS, Attack, climb, hostile_movement
 from tests.compute.helpers import cross_entropy
 from torch import Tensor
 
@@ -50,7 +50,7 @@ def some_attack(draw: random.Random) -> Attack:
 def attacked(device: str, seconds: float) -> dict[str, float]:
     """The largest movement that was found for each route, in units of the bound; `seconds` for all together."""
     draw, worst = random.Random(0), {}
-    routes = {**{f"plain {name}": route for name, route in TWINS.items()}, **ROUTES}
+    routes = {**{f"plain {name}": route for name, route in MUTANTS.items()}, **ROUTES}
     first = [attack for known in CAUGHT.values() for attack in known]
     first += [replace(attack, wide=64) for attack in first]  # as wide as a GPU's own kernel for sums
     until = time.perf_counter() + seconds

@@ -23,7 +23,6 @@ from modicum.aggregation import (
     Weighted,
 )
 from modicum.core import clips
-from modicum.core.door import DoorWatch
 from modicum.core.facts import Metric, PublicFacts
 from modicum.core.messages import Decision, Opened
 from modicum.core.parts import (
@@ -37,6 +36,7 @@ from modicum.core.parts import (
     SignalName,
     State,
 )
+from modicum.core.release_gate import GateWatch
 from modicum.core.round_state import RoundState
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, ClientData, FederatedData
@@ -69,6 +69,7 @@ from modicum.methods import (
     FedPer,
     FedProx,
     FedSa,
+    Look,
     NbAfl,
     PacDp,
     PFedSd,
@@ -251,6 +252,8 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "awdp-fl": AwdpFl(batch=4, steps=2),
     "awdp-fl-sum": AwdpFl(view="secure-aggregation"),
     "awdp-fl-faithful": AwdpFl(mode="faithful"),
+    "look": Look(bins=4),
+    "look-sum": Look(bins=3, statistics=("classes", "correlations"), view="secure-aggregation"),
 }
 
 
@@ -298,7 +301,7 @@ def simulate(
     folder: Path,
     *,
     seed: int = 0,
-    watch: DoorWatch | None = None,
+    watch: GateWatch | None = None,
     **settings: Any,
 ) -> Simulation:
     """A simulation in `folder` whose noise and coins have a seed of their own."""

@@ -277,7 +277,7 @@ def alone_and_together(spec: MethodSpec, folder: Path) -> tuple[torch.Tensor, to
 
 @dataclass(frozen=True, kw_only=True)
 class LooksAround(RecordLocal):
-    """The broken twin: whoever is computed together sends the mean of all."""
+    """The negative control: whoever is computed together sends the mean of all."""
 
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         done = super().run(jobs, kit)

@@ -1,8 +1,8 @@
-"""Non-interference: what anyone sees is a function of public values and of what has passed the door.
+"""Non-interference: what anyone sees is a function of public values and of what has passed the gate.
 
 A run on real records is recorded. A second run on garbage of the same sizes, with other coins and other noise, is
 given the recorded releases. Every decision, opened message, state and model must be bit-identical. Each kind of
-leak that this is meant to catch has a twin below that is caught.
+leak that this is meant to catch has a mutant below that is caught.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import Tensor
 
 from modicum.aggregation import Mean
 from modicum.core.clips import Clip, Flat
-from modicum.core.door import Door, DoorWatch, SumDoor
 from modicum.core.messages import Message
 from modicum.core.optimisers import Sgd
 from modicum.core.parts import Backend, Batch, ClientKit, Job, Method, Observation, Policy, State
+from modicum.core.release_gate import GateWatch, ReleaseGate, SumGate
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays
 from modicum.errors import UserError
@@ -53,11 +53,11 @@ from tests.rows import (
 def interferes(
     spec: MethodSpec,
     folder: Path,
-    around: Callable[[DoorWatch], DoorWatch] = lambda w: w,
+    around: Callable[[GateWatch], GateWatch] = lambda w: w,
     noise: Callable[[int], NoiseSource] = lambda seed: CryptoNoise(),  # noqa: ARG005
     **settings: Any,
 ) -> bool:
-    """Whether a second run shows another picture. `around` puts a leak between the doors and the mechanism."""
+    """Whether a second run shows another picture. `around` puts a leak between the gates and the mechanism."""
     garbage = loud(federation(), 7)
     others = [lambda: experiment(spec, federation=garbage, **settings)]
     return difference(lambda: experiment(spec, **settings), others, folder, around=around, noise=noise) is not None
@@ -105,7 +105,7 @@ def test_without_the_tape_the_runs_differ(tmp_path: Path) -> None:
     assert first == visible(simulate(spec, tmp_path / "c", seed=1))
 
 
-# Broken twins: each leaks in a way that has been published, and each is caught.
+# negative controls: each leaks in a way that has been published, and each is caught.
 
 
 @pytest.mark.parametrize("name", ["dp-sgd", "dp-pfsd", "fedper"])
@@ -203,14 +203,14 @@ def test_smuggling_is_caught_where_the_state_is_kept(tmp_path: Path) -> None:
 
 @dataclass
 class Ajar:
-    """A watch around another one whose doors let something past: `leak` changes what a release gives back."""
+    """A watch around another one whose gates let something past: `leak` changes what a release gives back."""
 
-    inner: DoorWatch
+    inner: GateWatch
     leak: Callable[[int, Mapping[str, Tensor], Mapping[str, Tensor]], dict[str, Tensor]]
 
-    def client(self, door: Door) -> Door:
+    def client(self, gate: ReleaseGate) -> ReleaseGate:
         leak, drawn = self.leak, [0]
-        inner = self.inner.client(door)
+        inner = self.inner.client(gate)
 
         class Leaking:
             tokens = inner.tokens
@@ -226,8 +226,8 @@ class Ajar:
 
         return Leaking()
 
-    def server(self, door: SumDoor) -> SumDoor:
-        return self.inner.server(door)
+    def server(self, gate: SumGate) -> SumGate:
+        return self.inner.server(gate)
 
 
 Values = Mapping[str, Tensor]
@@ -256,21 +256,21 @@ def test_values_that_pass_beside_the_door_are_caught(leak: Any, tmp_path: Path) 
 
 @dataclass
 class Hasty:
-    """A watch whose doors ask for the noise of a bound that this step's own raw bits have moved."""
+    """A watch whose gates ask for the noise of a bound that this step's own raw bits have moved."""
 
-    def client(self, door: Door) -> Door:
+    def client(self, gate: ReleaseGate) -> ReleaseGate:
         class Early:
-            tokens, reserve, sample = door.tokens, staticmethod(door.reserve), staticmethod(door.sample)
+            tokens, reserve, sample = gate.tokens, staticmethod(gate.reserve), staticmethod(gate.sample)
 
             def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 first, *rest = release.blocks
                 moved = replace(first, bound=first.bound * float(torch.exp(-0.01 * sums["clip-bit"])))
-                return door.release(replace(release, blocks=(moved, *rest)), step, sums)
+                return gate.release(replace(release, blocks=(moved, *rest)), step, sums)
 
         return Early()
 
-    def server(self, door: SumDoor) -> SumDoor:
-        return door
+    def server(self, gate: SumGate) -> SumGate:
+        return gate
 
 
 def test_a_bound_updated_before_the_noise_is_drawn_is_refused(tmp_path: Path) -> None:
@@ -307,28 +307,28 @@ class Loud:
     def __init__(self) -> None:
         self.sums: list[tuple[float, dict[str, Tensor]]] = []
 
-    def client(self, door: Any) -> Any:
+    def client(self, gate: Any) -> Any:
         watch = self
 
         class Listening:
-            reserve, sample = door.reserve, door.sample
+            reserve, sample = gate.reserve, gate.sample
 
             @property
             def tokens(self) -> Any:
-                return door.tokens
+                return gate.tokens
 
             def release(self, release: Any, step: int, sums: Mapping[str, Tensor]) -> Any:
                 watch.sums.append((release.blocks[0].bound, {k: v.clone() for k, v in sums.items()}))
-                return door.release(release, step, sums)
+                return gate.release(release, step, sums)
 
         return Listening()
 
-    def server(self, door: Any) -> Any:
-        return door
+    def server(self, gate: Any) -> Any:
+        return gate
 
 
 def largest_contribution(mechanism: RecordLocal, folder: Path) -> float:
-    """The mean norm behind the door of records that all pull the same way, in units of the bound in the event."""
+    """The mean norm behind the gate of records that all pull the same way, in units of the bound in the event."""
     largest = 0.0
     for label in range(CLASSES):  # the model is wrong about at least one
         client = federation().data.clients[0]
@@ -346,7 +346,7 @@ def largest_contribution(mechanism: RecordLocal, folder: Path) -> float:
 
 def test_the_noise_is_that_of_the_bound_that_clipped(tmp_path: Path) -> None:
     assert largest_contribution(RecordLocal(), tmp_path / "sound") == pytest.approx(1, abs=1e-4)
-    assert largest_contribution(HeldBound(), tmp_path / "twin") > 1.9  # twice what its noise was made for
+    assert largest_contribution(HeldBound(), tmp_path / "mutant") > 1.9  # twice what its noise was made for
 
 
 def test_a_folder_is_not_continued_on_other_records_though_its_name_hides_them(tmp_path: Path) -> None:

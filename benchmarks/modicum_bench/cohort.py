@@ -1,4 +1,4 @@
-"""A round's worth of clients with made-up records, real reservations and a real door, for measurements."""
+"""A round's worth of clients with made-up records, real reservations and a real gate, for measurements."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from modicum.core.door import ReservedDoor
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Message, encode
 from modicum.core.optimisers import Sgd
 from modicum.core.parts import Backend, Batch, ClientKit, Job, Mechanism, State
+from modicum.core.release_gate import ReservedGate
 from modicum.policies.fixed import Fixed
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import SimulatedNoise
@@ -82,10 +82,10 @@ class Cohort:
             for f, b in zip(facts, asked, strict=True)
         ]
         tokens = iter(self.ledger.reserve([event for some in events for event in some]))
-        doors = [ReservedDoor(self.noise, [next(tokens) for _ in some]) for some in events]
+        gates = [ReservedGate(self.noise, [next(tokens) for _ in some]) for some in events]
         return [
-            Job(f, self.plans[f.name], data, data, {}, b, self.round, self.round, door)
-            for f, data, b, door in zip(facts, self.data, asked, doors, strict=True)
+            Job(f, self.plans[f.name], data, data, {}, b, self.round, self.round, gate)
+            for f, data, b, gate in zip(facts, self.data, asked, gates, strict=True)
         ]
 
     def run(self, jobs: Sequence[Job], at_once: int) -> list[tuple[Message, State]]:
@@ -95,7 +95,7 @@ class Cohort:
 
     def settle(self, jobs: Sequence[Job], results: Sequence[tuple[Message, State]]) -> None:
         """Encode every message and store it in the ledger."""
-        messages = [(job.door.tokens[0], _bytes(message)) for job, (message, _) in zip(jobs, results, strict=True)]
+        messages = [(job.gate.tokens[0], _bytes(message)) for job, (message, _) in zip(jobs, results, strict=True)]
         self.ledger.settle_many(messages)
         self.ledger.prune_before(self.round)
 

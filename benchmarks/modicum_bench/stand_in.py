@@ -32,4 +32,6 @@ def stood_in(
         for i in range(clients)
     )
     labels = CLASSES if known else 0
-    return FederatedData(public.name, own, test, CLASSES, labelled, nobody, labels, "public records"), source
+    note = "public records"
+    made_by = public.made_by
+    return FederatedData(public.name, own, test, CLASSES, labelled, nobody, labels, note, made_by=made_by), source

@@ -53,4 +53,4 @@ said["clients"]["client-02"]["epsilon"]
 # %% [bash]
 # modicum verify forged && echo "this line is never reached" || echo "exit code $?"
 # %% [markdown]
-# What no audit can show is listed on [threats](../threats.md): a silo's certificate speaks for what left through its door.
+# What no audit can show is listed on [threats](../threats.md): a silo's certificate speaks for what left through its gate.

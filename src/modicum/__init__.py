@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         from_npz_folder,
         from_parquet,
         from_torch,
+        in_persons,
     )
     from modicum.data import load as load_dataset
     from modicum.errors import PrivacyWarning, UnsoundError, UserError
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from modicum.federation.settings import Cohorts, Engine, Noise, Server, Watching
     from modicum.federation.transcript_file import load_transcript
     from modicum.loops.pytorch import privately
+    from modicum.preparing.look import look
     from modicum.privacy.certificate import Certificate
     from modicum.privacy.verify import verify
     from modicum.report.track import MLflow, TensorBoard, Tracker
@@ -49,7 +51,7 @@ __version__ = "0.1.0"
 _DATA = (
     *("Dirichlet", "Iid", "Natural", "Shards", "SizeSkew"),
     *("assign_budgets", "federate", "from_csv", "from_frame", "from_npz_folder"),
-    *("from_parquet", "from_torch"),
+    *("from_parquet", "from_torch", "in_persons"),
 )
 _WHERE = {
     **dict.fromkeys(_DATA, "modicum.data"),
@@ -68,6 +70,7 @@ _WHERE = {
     "compare": "modicum.comparing",
     "load": "modicum.runs",
     "load_dataset": "modicum.data:load",
+    "look": "modicum.preparing.look",
     "load_transcript": "modicum.federation.transcript_file",
     "privately": "modicum.loops.pytorch",
     "train": "modicum.runs",
@@ -110,9 +113,11 @@ __all__ = [
     "from_npz_folder",
     "from_parquet",
     "from_torch",
+    "in_persons",
     "load",
     "load_dataset",
     "load_transcript",
+    "look",
     "methods",
     "models",
     "privately",

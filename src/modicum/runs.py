@@ -24,7 +24,7 @@ from modicum.compute.clipping.problem import in_mode
 from modicum.config.read import DEFAULT_METHOD
 from modicum.config.write import describe_experiment
 from modicum.core.parts import ModelWrapper, Plain
-from modicum.core.records import Fields, fields_to_json
+from modicum.core.records import Fields
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
@@ -33,13 +33,12 @@ from modicum.errors import DAMAGED, MissingExtraError, PrivacyWarning, UserError
 from modicum.federation.control import Callback, EarlyStop, PublicRound, asked_again, check_known
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.identity import records_id
-from modicum.federation.learning import inputs_of, width_of
 from modicum.federation.model_file import (
     as_inputs,
     described_inputs,
-    frozen_digest,
     inputs_in,
     label_names,
+    model_facts,
     restored,
 )
 from modicum.federation.records import RoundRecord, read_records
@@ -50,6 +49,7 @@ from modicum.federation.transcript import Transcript
 from modicum.federation.transcript_file import FileTranscript, transcript_in
 from modicum.methods import method_of, settings_of
 from modicum.models.export import export
+from modicum.models.low_rank import OPTION, Adapters
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.noise import CryptoNoise
 from modicum.report.picture import Curve
@@ -181,7 +181,8 @@ def train(
     method: MethodSpec | str = DEFAULT_METHOD,
     budgets: Budgets | None = None,
     model: str | nn.Module = "logistic",
-    model_options: Mapping[str, float | str] | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    adapters: Mapping[str, Any] | Adapters | None = None,
     task: Task | str = DEFAULT_TASK,
     rounds: int = 30,
     seed: int = 0,
@@ -203,8 +204,9 @@ def train(
         federation: records and budgets; where it holds records alone (`mo.federate`), give `budgets` too.
         method: a settings object (`mo.methods.DpSgd(lr=4)`) or a name (`"dp-sgd"`: its defaults) [default: auto].
         budgets: ε that the clients grant.
-        model: a name of the catalogue, or a module of your own.
-        model_options: settings of a model of the catalogue.
+        model: a name of the catalogue, a folder of transformers (`"hf:FOLDER"`), or a module of your own.
+        model_options: settings of a model that is named.
+        adapters: trained beside a model that is otherwise frozen: `{"rank": 8, "targets": ["query", "value"]}`.
         task: what is learned: `"classification"`, `"regression"`, `"multi-label"`, `"next-token"`, one with
             options (`mo.tasks.classification(weights=[1, 13])`), or your own `mo.Task`.
         rounds: rounds of training.
@@ -250,7 +252,7 @@ def train(
         device=engine.device,
         compile=engine.compile,
         workers=workers,
-        model_options=dict(model_options or {}),
+        model_options={**(model_options or {}), **({} if adapters is None else {OPTION: adapters})},
     )
     if resume and folder is None:
         raise UserError("say which run to resume: give its folder")
@@ -516,21 +518,7 @@ def _parameters(run: Simulation) -> dict[str, Tensor]:
 def _write_model(run: Simulation, parameters: Mapping[str, Tensor], files: RunFolder) -> None:
     from safetensors.torch import save
 
-    # One key: several would be written in an order that changes from process to process.
-    data = run.experiment.federation.data
-    facts = {
-        "run": run.ledger.run_id,
-        "round": run.server.state.round,
-        "input_shape": list(data.input_shape) if data.clients[0].train.plain else None,
-        "classes": width_of(run.experiment.task, data),
-    }
-    if not data.clients[0].train.plain:
-        facts["inputs"] = fields_to_json(inputs_of(data, run.experiment.model))
-    if data.labels:
-        facts["labels"] = list(data.labels)
-    if base := frozen_digest(run.data.model):
-        facts["base"] = base
-    about = {"modicum": json.dumps(facts)}
+    about = model_facts(run.experiment, run.data.model, run.ledger.run_id, run.server.state.round)
     files.write(files.model, bytes(save({n: v.contiguous() for n, v in parameters.items()}, metadata=about)))
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from modicum.aggregation import LineSearch, Mean
+from modicum.core.extension_points import PublicEvaluator
 from modicum.core.facts import PublicFacts
 from modicum.core.messages import Opened
 from modicum.core.needs import Need
 from modicum.core.parts import State
-from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 from modicum.federation.evaluation import evaluate
 from modicum.federation.rehearsal import Rehearsal
@@ -100,7 +100,7 @@ def test_shows_nothing_of_records(tmp_path: Path) -> None:
 
 
 def test_an_evaluator_on_clients_records_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin: the first client's own records in place of public ones."""
+    """The negative control: the first client's own records in place of public ones."""
     from modicum.federation import setup
 
     prepare = setup.prepare

@@ -70,7 +70,7 @@ def test_a_norm_bounded_mean_is_moved_by_no_more_than_the_median_norm(data: st.D
 
 
 def test_a_mean_is_captured_by_one() -> None:
-    """Twin."""
+    """Negative control."""
     assert step(Mean(), [np.zeros(D)] * 9 + [np.full(D, 1e9)]).max() > 1e7
 
 
@@ -99,7 +99,7 @@ SHOWING: dict[str, dict[str, Any]] = {  # every method where its messages are se
 }
 
 
-OWN = {"fedcompdp"}
+OWN = {"fedcompdp", "look"}
 """Methods whose way of joining messages is what they are: another would be another method."""
 PACED = {"dp-acdn", "fedacg"}
 """Methods that smooth or look ahead by themselves, in place of the server's momentum."""

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
+from modicum.attacks.adversary_view import AdversaryView, Public, public_of, split_pool, view_of
 from modicum.attacks.truth import Truth, truth_of
-from modicum.attacks.wire import Public, Wire, public_of, split_pool, wire_of
-from modicum.core.door import SERVER
+from modicum.core.release_gate import SERVER
 from modicum.core.setting import MethodSpec
 from modicum.data import load
 from modicum.data.arrays import Arrays, ClientData, FederatedData
@@ -31,8 +31,8 @@ class Stage:
     public: Public
     truth: Truth
 
-    def wire(self, party: str = SERVER) -> Wire:
-        return wire_of(self.seen.seen, self.public, party)
+    def view(self, party: str = SERVER) -> AdversaryView:
+        return view_of(self.seen.seen, self.public, party)
 
 
 def digits(side: int | None = 16) -> Arrays:

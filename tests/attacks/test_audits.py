@@ -1,4 +1,4 @@
-"""Audits in a run: what they prove of sound mechanisms stays under the claim; broken twins are caught."""
+"""Audits in a run: what they prove of sound mechanisms stays under the claim; negative controls are caught."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from modicum.privacy.events import Release
 from modicum.privacy.noise import NoiseKey, SimulatedNoise
 from modicum.privacy.verify import verify
 from tests.attacks.stage import federation, play
-from tests.audits.twins import ChangedDoor, ChangedDoors, Values
+from tests.audits.mutants import ChangedGate, ChangedGates, Values
 from tests.rows import METHOD_ROWS
 from tests.rows import experiment as contract_experiment
 from tests.rows import federation as contract_federation
@@ -104,14 +104,14 @@ def test_without_privacy_nearly_everything_is_proved() -> None:
     assert found.epsilon_lower > 3
 
 
-class ThirdOfTheNoise(ChangedDoor):
+class ThirdOfTheNoise(ChangedGate):
     """Noise a third of what was reserved."""
 
     def change(self, sums: Values, noised: Values, release: Release) -> Values:  # noqa: ARG002
         return {name: sums[name] + (noised[name] - sums[name]) / 3 for name in noised}
 
 
-class NoNoiseOnOneTensor(ChangedDoor):
+class NoNoiseOnOneTensor(ChangedGate):
     """The last tensors of the network have none."""
 
     def change(self, sums: Values, noised: Values, release: Release) -> Values:
@@ -131,8 +131,8 @@ class ShareForAWrongP(SimulatedNoise):
         return super().normal(key, count, std / self.times**0.5, *rest)
 
 
-def caught(watch: type[ChangedDoor] | None, seed: int) -> bool:
-    put = None if watch is None else ChangedDoors(watch)
+def caught(watch: type[ChangedGate] | None, seed: int) -> bool:
+    put = None if watch is None else ChangedGates(watch)
     made = experiment(DpSgd(batch=None, steps=1), seed=seed)
     return audit("one-run", made, Settings(canaries=1000, share=1.0, seed=seed, watch=put)).broken
 
@@ -193,7 +193,7 @@ def nothing_to_object(made: Experiment) -> None:
 
 def test_a_canary_for_an_input_stands_out(tmp_path: Path) -> None:
     stage = play(DpSgd(batch=None, steps=1), federation(3, 20, side=None, budget=8.0), tmp_path / "a", model="mlp")
-    o = stage.wire().observed[0]
+    o = stage.view().observed[0]
     made = design(stage.public, o.model, o.bound, steps=150)
     assert made.overlap < 0.3
     assert made.length > 0.9
@@ -215,7 +215,7 @@ def test_blocks_are_disjoint_unit_vectors(tmp_path: Path) -> None:
     one = [j for j, name in enumerate(made.owner) if name == made.owner[0]]
     rows = []
     for j in one:
-        row: Tensor = torch.zeros(made.wire.public.layout.dimension)
+        row: Tensor = torch.zeros(made.view.public.layout.dimension)
         made.directions.add(row, j, 1.0)
         rows.append(row)
     gram = torch.stack(rows) @ torch.stack(rows).T
@@ -306,7 +306,7 @@ def test_real_records_are_not_audited_for_nothing(tmp_path: Path, capsys: pytest
 def test_what_an_unrefused_audit_would_tell_depends_on_the_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broken twin: without the refusal a real run's certificate holds what was measured on its records."""
+    """Negative control: without the refusal a real run's certificate holds what was measured on its records."""
     monkeypatch.setattr("modicum.runs.refuse_real", lambda simulation: None)  # noqa: ARG005
     told = Certificate.read(real_run(tmp_path, "one-run") / "certificate.json")
     assert not told.noise["simulation"]

@@ -52,14 +52,14 @@ def test_censor_gives_the_record_away_by_lengths(as_coded: bool, tmp_path: Path)
         ]
         assert min(others) > 0.1
     questions, key = ask(stage.truth, 40)
-    members, fresh = key.split(by_lengths(stage.wire(), questions))
+    members, fresh = key.split(by_lengths(stage.view(), questions))
     assert members.min() > fresh.max()  # the same as an attack of a campaign
 
 
 def test_censor_sends_something_orthogonal_of_the_same_length(tmp_path: Path) -> None:
     fed = federation(3, 1)
-    plain = play(FedAvg(lr=0.5, batch=1), fed, tmp_path / "plain", model="lenet").wire()
-    made = play(Censor(lr=0.5, batch=1), fed, tmp_path / "censor", model="lenet").wire()
+    plain = play(FedAvg(lr=0.5, batch=1), fed, tmp_path / "plain", model="lenet").view()
+    made = play(Censor(lr=0.5, batch=1), fed, tmp_path / "censor", model="lenet").view()
     for raw, sent in zip(plain.observed, made.observed, strict=True):
         for where in made.public.layout.slices().values():
             a, b = raw.update[where].double(), sent.update[where].double()
@@ -69,8 +69,8 @@ def test_censor_sends_something_orthogonal_of_the_same_length(tmp_path: Path) ->
 
 def test_after_its_rounds_censor_sends_the_update(tmp_path: Path) -> None:
     fed = federation(3, 1)
-    plain = play(FedAvg(lr=0.5, batch=1), fed, tmp_path / "plain", model="lenet").wire()
-    made = play(Censor(lr=0.5, batch=1, until=0), fed, tmp_path / "censor", model="lenet").wire()
+    plain = play(FedAvg(lr=0.5, batch=1), fed, tmp_path / "plain", model="lenet").view()
+    made = play(Censor(lr=0.5, batch=1, until=0), fed, tmp_path / "censor", model="lenet").view()
     assert all(torch.equal(a.update, b.update) for a, b in zip(plain.observed, made.observed, strict=True))
 
 

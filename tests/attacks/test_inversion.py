@@ -26,9 +26,9 @@ from tests.attacks.stage import Stage, federation, play
 
 
 def targets_of(stage: Stage) -> tuple[Targets, Tensor, Tensor]:
-    wire = stage.wire()
-    targets = Targets.of(wire, wire.observed)
-    own = [stage.truth.records[o.sender] for o in wire.observed]
+    view = stage.view()
+    targets = Targets.of(view, view.observed)
+    own = [stage.truth.records[o.sender] for o in view.observed]
     return targets, torch.stack([b.x for b in own]), torch.stack([b.targets["y"] for b in own])
 
 
@@ -231,4 +231,4 @@ def test_what_mixes_too_many_records_is_refused(tmp_path: Path) -> None:
         targets_of(stage)
     summed = play(DpFedAvg(batch=2), federation(2, 2, side=None, budget=2.0), tmp_path / "sum")
     with pytest.raises(UserError, match="only sums"):
-        Targets.of(summed.wire(), summed.wire().observed)
+        Targets.of(summed.view(), summed.view().observed)

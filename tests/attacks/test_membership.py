@@ -54,17 +54,17 @@ def overfitted(tmp_path_factory: pytest.TempPathFactory) -> Stage:
 
 def test_lira_finds_the_members_of_an_overfitted_network(overfitted: Stage) -> None:
     questions, key = played(overfitted, 80)
-    wire, keep = overfitted.wire(), Once()
+    view, keep = overfitted.view(), Once()
     for online in (True, False):  # of the same shadows
-        scores = lira(wire, questions, shadows=8, online=online, keep=keep)
+        scores = lira(view, questions, shadows=8, online=online, keep=keep)
         assert auc(*key.split(scores)).value > 0.9
-    assert auc(*key.split(lr_mia(wire, questions, shadows=4))).value > 0.85
+    assert auc(*key.split(lr_mia(view, questions, shadows=4))).value > 0.85
 
 
 def test_quantile_regression_finds_them_and_keeps_its_false_positive_rate(overfitted: Stage) -> None:
     questions, key = played(overfitted)
     for unseen in ((), (8, 9)):  # classes that the attacker has never seen
-        scores = quantile(overfitted.wire(), questions, epochs=10, unseen=unseen)
+        scores = quantile(overfitted.view(), questions, epochs=10, unseen=unseen)
         members, others = key.split(scores)
         assert auc(members, others).value > 0.85
         rate = rate_at(members, others, 0.1)
@@ -78,7 +78,7 @@ def test_the_matched_filter_is_certain_where_there_is_no_noise(tmp_path: Path) -
     )
     for informed, least in ((True, 1.0), (False, 0.8)):
         questions, key = ask(stage.truth, 60, informed=informed)
-        found = auc(*key.split(matched(stage.wire(), questions)))
+        found = auc(*key.split(matched(stage.view(), questions)))
         assert found.value >= least, found
 
 
@@ -90,7 +90,7 @@ def test_the_matched_filter_falls_to_chance_with_noise_and_stays_under_the_ceili
         model="mlp",
     )
     questions, key = played(stage, 80)
-    found = auc(*key.split(matched(stage.wire(), questions)))
+    found = auc(*key.split(matched(stage.view(), questions)))
     assert found.holds(0.5) or found.value < 0.65
 
 
@@ -101,16 +101,16 @@ def test_the_matched_filter_reads_sums_too(method: DpFedAvg | DpSgd, budget: flo
     """Sums of clients' updates, and of records' gradients."""
     stage = play(method, federation(4, 20, side=None, budget=budget), tmp_path / "a", model="mlp")
     questions, key = played(stage, 60)
-    assert auc(*key.split(matched(stage.wire(), questions))).low > 0.5
+    assert auc(*key.split(matched(stage.view(), questions))).low > 0.5
 
 
 def test_a_shadow_has_the_noise_of_the_run(tmp_path: Path) -> None:
     """The last published model has seen two rounds of three; the plan of a shadow is for three all the same."""
     stage = play(DpSgd(batch=None, steps=1), federation(2, 20, side=None, budget=2.0), tmp_path / "a", rounds=3)
-    wire, seen = stage.wire(), []
+    view, seen = stage.view(), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shadow, "Rehearsal", lambda made: seen.append(Rehearsal(made)) or seen[0])
-        shadow.trained_on(wire, wire.public.pool, 0)
+        shadow.trained_on(view, view.public.pool, 0)
     (played_again,) = seen
     assert played_again.server.state.round == 2
     assert played_again.plans["client-00"].releases[0].count == 3
@@ -185,9 +185,9 @@ def test_lira_asks_about_copies_of_images_too(tmp_path: Path) -> None:
     )
     kept = Once()
     questions, _ = ask(stage.truth, 8)
-    first = lira(stage.wire(), questions, shadows=4, queries=3, keep=kept)
+    first = lira(stage.view(), questions, shadows=4, queries=3, keep=kept)
     assert [a.shape for a in kept.values()] == [(3, 16)] * 4  # φ of three queries of 16 records in each shadow
-    assert np.array_equal(first, lira(stage.wire(), questions, shadows=4, queries=3, keep=kept))
+    assert np.array_equal(first, lira(stage.view(), questions, shadows=4, queries=3, keep=kept))
 
 
 class Flat(torch.nn.Sequential):
@@ -210,7 +210,7 @@ def test_likelihood_ratios_are_gaussian() -> None:
 def test_too_short_runs_and_too_few_shadows_are_refused(overfitted: Stage, tmp_path: Path) -> None:
     questions, _ = played(overfitted, 20)
     with pytest.raises(UserError, match="in pairs"):
-        lira(overfitted.wire(), questions, shadows=5)
+        lira(overfitted.view(), questions, shadows=5)
     short = play(FedAvg(batch=20), federation(2, 20, side=None), tmp_path / "a", model="mlp")
     with pytest.raises(UserError, match="longer run"):
-        quantile(short.wire(), ask(short.truth, 20)[0])
+        quantile(short.view(), ask(short.truth, 20)[0])

@@ -9,7 +9,7 @@ import pytest
 
 from modicum.attacks.campaign import Stage, stage_of
 from modicum.attacks.order import EFFORTS, INVERSIONS, Effort, Order
-from modicum.attacks.together import search_together, twin
+from modicum.attacks.together import duplicate_of, search_together
 from modicum.core.setting import MethodSpec
 from modicum.methods import DpSgd, FedAvg, FedMap, PacDp
 from tests.attacks.stage import federation, play
@@ -56,4 +56,4 @@ def test_each_run_finds_what_it_finds_alone(tmp_path: Path, monkeypatch: pytest.
             assert mine["labels"] == theirs["labels"]
     # two recipes: three messages that nothing clips, and those of three methods, of which two send the same
     assert searched == [3, 6] * len(SEARCHES)
-    assert [twin(together, i) for i in range(len(METHODS))] == [None, None, 1, None]
+    assert [duplicate_of(together, i) for i in range(len(METHODS))] == [None, None, 1, None]

@@ -72,7 +72,7 @@ def test_the_bounds_hold_for_a_mechanism_whose_loss_is_known() -> None:
 
 
 def test_the_bounds_catch_a_mechanism_that_claims_too_little() -> None:
-    """Twin: a shift of 2 under a claim of μ = 1."""
+    """Negative control: a shift of 2 under a claim of μ = 1."""
     rng = np.random.default_rng(0)
     found = lower_bounds(rng.normal(2, 1, 4_000), rng.normal(0, 1, 4_000), 1e-5, 1 - 1e-6)
     assert found.mu > 1

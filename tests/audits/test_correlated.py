@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from modicum.attacks.canary import Audit, audit
-from modicum.core import door
+from modicum.core import release_gate
 from modicum.errors import UserError
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
@@ -69,11 +69,11 @@ def test_a_record_whose_batch_comes_in_turn_stays_under_the_claim(mechanism: Rec
 
 
 def test_a_record_in_every_second_batch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: a door that hands out two batches in turn, charged as if there were six."""
-    honest = door.batch_of
+    """Negative control: a gate that hands out two batches in turn, charged as if there were six."""
+    honest = release_gate.batch_of
     first = next(t for t in range(BATCHES) if 0 in honest(t, Cyclic(BATCHES), RECORDS))
     monkeypatch.setattr(
-        door, "batch_of", lambda number, sampler, records: honest(first + number % 2, sampler, records)
+        release_gate, "batch_of", lambda number, sampler, records: honest(first + number % 2, sampler, records)
     )
     verdict = audit(own_steps(record_level(), 600))
     assert verdict.broken, verdict.sentence()

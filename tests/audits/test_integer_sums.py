@@ -112,14 +112,14 @@ def test_telling_clients_different_bounds_gains_nothing(unit: Unit, bounds: tupl
 
 
 def test_a_client_that_believes_in_one_bound_for_all_is_caught() -> None:
-    """Twin: it clips at what it was told and divides by what it thinks that everybody was told."""
+    """Negative control: it clips at what it was told and divides by what it thinks that everybody was told."""
     noise = agreed(Unit.RECORD, 0.5)
     assert proved(Unit.RECORD, noise, lambda _: 3.0, lambda _: 1.0) > claim(noise)
 
 
 @pytest.mark.parametrize("unit", list(UNITS))
 def test_noise_counted_for_too_many_clients_is_caught(unit: Unit) -> None:
-    """Twin: a share is a sixth of the variance, as if six clients were certain to be in the sum where three are.
+    """Negative control: a share is a sixth of the variance, as if six clients were certain to be in it, of three.
 
     One too many of three would need as many more trials as make no quick test; plans that claim it are refused.
     """

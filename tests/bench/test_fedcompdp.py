@@ -61,7 +61,7 @@ def test_a_stand_in_holds_public_records_alone(tmp_path: Path) -> None:
         assert content(stand_in(TASK, tmp_path, fold, releases=10)) == known
     private_ones = {row.tobytes() for client in true.data.clients for row in client.train.x}
     assert not private_ones & known
-    assert private_ones & content(true)  # the broken twin: the task itself would be seen
+    assert private_ones & content(true)  # the negative control: the task itself would be seen
 
 
 def test_public_records_are_the_same_in_every_draw(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_rendered_digits_are_pictures_with_labels() -> None:
 def test_histograms_stand_beside_features_in_directions_of_public_records_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other private records leave the directions as they are; in the broken twin, of all records, they do not."""
+    """Other private records leave the directions as they are; in the negative control, of all records, not."""
     from modicum.data.arrays import Arrays, Dataset
 
     rng = np.random.default_rng(0)

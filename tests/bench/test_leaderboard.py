@@ -95,7 +95,7 @@ def test_records_without_features_are_no_longer_than_one_for_anybody(digits: Fed
         assert (abs((arrays.x**2).sum(1) - 1) < 1e-5).all()
 
 
-def test_a_draw_keeps_each_result_at_once_and_plays_twins_once(tmp_path: Path) -> None:
+def test_a_draw_keeps_each_result_at_once_and_plays_duplicates_once(tmp_path: Path) -> None:
     """With one budget and size for all, FedSA is DP-SGD: played by itself it ends at the same model."""
     kept, choice = tmp_path / "results.jsonl", (0.3, 1.0)
     cell = Cell("digits", 7, 2.0)  # seven clients have 205 or 206 records: not all alike

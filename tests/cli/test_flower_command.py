@@ -56,7 +56,10 @@ def test_a_trusted_server_is_not_offered(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_correlated_noise_is_not_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "e.toml"
-    path.write_text(EXPERIMENT + '\n[privacy]\nnoise = "correlated"\n')
+    client_level = EXPERIMENT.replace(
+        '"dp-sgd"\nclip = 0.5', '"dp-fedavg"\nview = "server-sees-messages"\nclip = 0.5'
+    )
+    path.write_text(client_level + '\n[privacy]\nnoise = "correlated"\n')
     said = _fails(capsys, "flower", "up", str(path), "--out", str(tmp_path / "out"))
     assert "not offered to deployed silos" in said
 

@@ -273,7 +273,7 @@ def test_the_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> No
 def test_unscaled_inputs_are_told_of_in_simulations_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The warning is a statistic of private records; its twin is the warning itself, which a simulation shows."""
+    """The warning is a statistic of private records; its negative control is the warning in a simulation."""
     rows = "".join(f"{'ab'[i % 2]},{i * 10},{i % 2}\n" for i in range(40))
     (tmp_path / "t.csv").write_text("client,x,label\n" + rows)
     text = f'[data]\ncsv = "{tmp_path / "t.csv"}"\nclasses = 2\n[method]\nname = "dp-sgd"\n[run]\nrounds = 1\n'

@@ -50,7 +50,7 @@ def test_match(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert "MISMATCH" not in out
 
 
-@pytest.mark.parametrize("obeyed", [False, True], ids=["plain", "twin"])
+@pytest.mark.parametrize("obeyed", [False, True], ids=["plain", "mutant"])
 def test_a_terminal_obeys_no_name(
     obeyed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,7 @@
 """Attacks on the bound of a clipped sum, and how far they get: for tests, and for a benchmark on other devices.
 
 An attack decides over inputs and output gradients of a layer, as a hostile model would. Routes are the ways in
-which gradients are measured and summed; the twins do both in plain float32.
+which gradients are measured and summed; the mutants do both in plain float32.
 """
 
 from __future__ import annotations
@@ -186,13 +186,13 @@ def onto_a_total_that_is_swallowed(a: Tensor, g: Tensor) -> Measured:
     squares, total = onto_one_total(a, g)
 
     def unasked(weights: Tensor) -> Tensor:
-        with patch.multiple(sums, joins_last=lambda *_, **__: True, _onto=term_by_term):
+        with patch.multiple(sums, accumulates_before_adding=lambda *_, **__: True, _onto=term_by_term):
             return total(weights)
 
     return squares, unasked
 
 
-TWINS: dict[str, Route] = {
+MUTANTS: dict[str, Route] = {
     "linear": plain_product,
     "embedding": plain_embedding,
     "convolution": plain_convolution,

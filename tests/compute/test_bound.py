@@ -3,7 +3,7 @@
 A search for the largest movement: a hostile model decides over inputs and output gradients of every layer, so the
 search does. Hypothesis chooses the structure (which route, how many examples and places, where the record's terms
 cancel, how large they are beside the others'), and a climb over magnitudes goes on from there. Everything runs
-through the pieces, factors and sums that training uses. Plain float32 arithmetic is the broken twin.
+through the pieces, factors and sums that training uses. Plain float32 arithmetic is the negative control.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from modicum.models import build
 from tests.compute.attacks import (
     CAUGHT,
     MODELS,
+    MUTANTS,
     RETURNED_WIDE,
     ROUTES,
     THRESHOLDS,
-    TWINS,
     Attack,
     by_factors,
     climb,
@@ -112,7 +112,7 @@ def test_no_record_moves_a_sum_beyond_its_bound_in_a_long_search(name: str, numb
 
 @pytest.mark.parametrize("name", list(CAUGHT))
 def test_the_search_catches_plain_float32(name: str) -> None:
-    found = (climb(attack, TWINS[name], steps) for steps in (0, 3) for attack in CAUGHT[name])
+    found = (climb(attack, MUTANTS[name], steps) for steps in (0, 3) for attack in CAUGHT[name])
     assert any(movement > 1.5 for movement in found)
 
 
@@ -149,7 +149,7 @@ def test_one_product_tells_when_a_library_adds_onto_a_total(
     library: Library, trusted: bool, places: int, by_rows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sums, "_onto", library)
-    assert sums.joins_last.__wrapped__(5, 7, places, torch.float32, 1, by_rows=by_rows) is trusted
+    assert sums.accumulates_before_adding.__wrapped__(5, 7, places, torch.float32, 1, by_rows=by_rows) is trusted
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -163,7 +163,7 @@ def test_runs_are_the_same_either_way(asked: bool, batch: int, monkeypatch: pyte
         return by_itself(total, lefts, rights)
 
     monkeypatch.setattr(sums, "FEW_PRODUCTS", 0)
-    monkeypatch.setattr(sums, "joins_last", lambda *_, **__: asked)
+    monkeypatch.setattr(sums, "accumulates_before_adding", lambda *_, **__: asked)
     monkeypatch.setattr(sums, "_onto", onto)
     g, a, w = torch.randn(batch, 16), torch.randn(batch, 32), torch.rand(batch)
     expected = torch.einsum("b,bp,bn->pn", w.double(), g.double(), a.double())
@@ -180,7 +180,7 @@ def test_products_are_the_same_either_way(asked: bool, monkeypatch: pytest.Monke
     """Whether the library is trusted or not, in blocks of one size and up to many examples, by some columns."""
     monkeypatch.setattr(sums, "WORTH_A_CALL", 0)
     monkeypatch.setattr(sums, "TOTAL", 64)
-    monkeypatch.setattr(sums, "joins_last", lambda *_, **__: asked)
+    monkeypatch.setattr(sums, "accumulates_before_adding", lambda *_, **__: asked)
     for batch in (0, 3, 16, 37, 500, 1600):
         g, a, w = torch.randn(batch, 2, 4, 5), torch.randn(batch, 2, 41, 5), torch.rand(batch)
         found = weighted_products(w, g, lambda some, units, a=a: a[some, :, units], 41, 1)
@@ -348,7 +348,7 @@ def test_on_ordinary_data_factors_are_what_they_should_be(
 
 @pytest.mark.parametrize("charge", [1.0, 1e4])
 def test_a_charge_that_shrinks_everything_would_be_noticed(charge: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin of the last test: norms that are safe because they are much too large."""
+    """The negative control of the last test: norms that are safe because they are much too large."""
     real = pieces.factor_charge
     monkeypatch.setattr(pieces, "factor_charge", lambda *sizes, joint: charge * real(*sizes, joint=joint))
     torch.manual_seed(0)

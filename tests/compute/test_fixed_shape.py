@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from modicum.compute.client_batched import fixed_shape
-from modicum.compute.client_batched import model as twin
+from modicum.compute.client_batched import model as client_batched
 from modicum.compute.client_batched.fixed_shape import Stack, rounded
 from modicum.compute.client_batched.stacked import StackedEngine
 from modicum.compute.clipping.capture import Graphs
@@ -24,7 +24,7 @@ OPTIONS: dict[str, dict[str, int]] = {"cnn8": {"width": 8}}
 @pytest.fixture
 def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixed_shape, "use_graphs", lambda _: True)
-    monkeypatch.setattr(twin, "use_patches", lambda _: True)
+    monkeypatch.setattr(client_batched, "use_patches", lambda _: True)
     monkeypatch.setattr(fixed_shape, "Graphs", lambda: Graphs(Replayed))
 
 

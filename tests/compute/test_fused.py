@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.compute.client_batched import model as twin
+from modicum.compute.client_batched import model as client_batched
 from modicum.compute.client_batched.fused import SUMS, FusedBackend, SlowEngineWarning
 from modicum.compute.client_batched.stacked import StackedEngine
 from modicum.compute.client_batched.vmapped import VmapEngine
@@ -70,7 +70,7 @@ def test_convolutions_by_patches_give_the_loops_results(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The GPU's way, tried on a CPU."""
-    monkeypatch.setattr(twin, "use_patches", lambda _: True)
+    monkeypatch.setattr(client_batched, "use_patches", lambda _: True)
     model, shape = shipped(name, dtype)
     assert_same(stacked(model), LoopBackend(model), *stack(model, shape))
 
@@ -87,7 +87,7 @@ def test_convolutions_by_patches_give_the_loops_results(
     ],
 )
 def test_convolutions_of_every_geometry(layer: nn.Conv2d, patches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twin, "use_patches", lambda _: patches)
+    monkeypatch.setattr(client_batched, "use_patches", lambda _: patches)
     first = nn.Conv2d(2, 2, 3, padding=1)  # so that the layer's input needs a gradient
     body = nn.Sequential(first, nn.Tanh(), layer, nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(2), nn.Flatten())
     model = nn.Sequential(body, nn.Linear(16, 3)).double()
@@ -192,7 +192,7 @@ def test_models_that_cannot_be_stacked_are_found_out_and_run_by_the_loop(make: t
 
 
 def test_without_the_comparison_mixing_would_go_unseen() -> None:
-    """The broken twin of the check above."""
+    """The negative control of the check above."""
     model = Mixes().double()
     theta, batches = stack(model, (4,), classes=3)
     found = stacked(model).gradients(theta, batches, losses)
@@ -289,7 +289,7 @@ def test_a_step_leaves_no_memory_behind() -> None:
 
     def left_over() -> int:
         gc.collect()
-        return sum(type(thing) in (twin.StackedPass, LinearWeight) for thing in gc.get_objects())
+        return sum(type(thing) in (client_batched.StackedPass, LinearWeight) for thing in gc.get_objects())
 
     before = left_over()
     fused.descend(theta, [batches, batches], losses, 0.1)

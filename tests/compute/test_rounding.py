@@ -1,7 +1,7 @@
 """Where a device rounds the factors of products to ten bits, a contribution still stays within its bound.
 
 The rounding is played on a CPU: gradients of single examples are formed from factors of ten bits. Weighted sums
-have to ask for full products; the broken twin lets them be rounded as well.
+have to ask for full products; the negative control lets them be rounded as well.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from modicum.compute import Auto, Clip, Flat, PerLayer, clipped_sum
-from modicum.compute.client_batched import model as twin
+from modicum.compute.client_batched import model as client_batched
 from modicum.compute.client_batched.stacked import StackedEngine
 from modicum.compute.clipping import rounding, sums
 from modicum.compute.clipping.convolution import FORMED, ConvWeight, Geometry
@@ -75,7 +75,7 @@ def test_no_contribution_exceeds_its_bound(clip: Clip) -> None:
 
 @pytest.mark.usefixtures("coarse")
 def test_with_coarse_sums_one_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin: weighted sums take whatever products the device likes."""
+    """The negative control: weighted sums take whatever products the device likes."""
     monkeypatch.setattr(sums, "exact_product", coarse_product)
     assert worst(Flat(0.3), network, image) > 1
 
@@ -111,7 +111,7 @@ def test_stacked_clients_ask_for_full_products_too(keep: int, full: bool, monkey
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3))
     theta, batches, loop = one_example_each(model)
-    monkeypatch.setattr(twin, "use_patches", lambda _: True)
+    monkeypatch.setattr(client_batched, "use_patches", lambda _: True)
     monkeypatch.setattr("modicum.compute.client_batched.patches.KEEP", keep)
     monkeypatch.setattr("modicum.compute.client_batched.client_sums.product_rounding", lambda *_: rounding.TF32)
     if not full:

@@ -58,7 +58,7 @@ def test_norms_are_never_too_small(make: Pieces, inputs: float, outputs: float) 
         torch.testing.assert_close(found, truth, rtol=1e-4, atol=0.0)
 
 
-def test_the_twin_without_allowance_fails() -> None:
+def test_the_mutant_without_allowance_fails() -> None:
     piece = one_place(1e17, 1e-24)
     squares = piece.a.square().sum((1, 2)) * piece.g.square().sum((1, 2))
     assert bool((squares.double().sqrt() < 0.5 * exact(piece)).all())

@@ -50,7 +50,7 @@ def test_a_sum_tells_no_more_than_a_replaced_record_may(number: int) -> None:
 
 
 def test_one_product_of_the_whole_batch_is_caught() -> None:
-    """The broken twin: factors from each record's own norm, and the sum by a second backward pass in float32."""
+    """Negative control: factors from each record's own norm, and the sum by a second backward pass in float32."""
     model = hostile()
     names, parameters = zip(*model.named_parameters(), strict=True)
     sums = []

@@ -142,7 +142,7 @@ def test_a_long_header_is_refused_before_it_is_parsed(monkeypatch: pytest.Monkey
     parsed: list[int] = []
     loads = json.loads
     monkeypatch.setattr(json, "loads", lambda text: (parsed.append(len(text)), loads(text))[1])
-    for limit, most in ((messages.LARGEST_HEADER, 0), (1 << 30, 2 << 20)):  # the second is the broken twin
+    for limit, most in ((messages.LARGEST_HEADER, 0), (1 << 30, 2 << 20)):  # the second is the negative control
         monkeypatch.setattr(messages, "LARGEST_HEADER", limit)
         with pytest.raises(UserError, match="not a message"):
             decode(padded(2 << 20))

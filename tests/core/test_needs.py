@@ -155,7 +155,7 @@ def test_validation_records(tmp_path: Path) -> None:
 def test_without_the_check_budgets_are_spent_before_anybody_notices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broken twin: what a method without its public data does to every client."""
+    """The negative control: what a method without its public data does to every client."""
     monkeypatch.setattr(needs, "declared", lambda method: iter(()))  # noqa: ARG005
     run = Simulation(experiment(ACDP, federation=no_proxy(), metrics=()), tmp_path)
     with pytest.raises(UserError, match="give the federation a proxy"):

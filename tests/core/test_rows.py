@@ -8,7 +8,7 @@ import torch
 from scipy.linalg import toeplitz
 from torch import Tensor
 
-from modicum.core.door import rows_of
+from modicum.core.release_gate import rows_of
 from modicum.core.rows import NoiseRows
 from modicum.privacy.correlated import Correlation
 from modicum.privacy.factors import IDENTITY, Banded, Blt, Factor, Participation, square_root

@@ -61,7 +61,7 @@ def test_cells_are_scaled_clipped_filled_and_split_by_constants_alone(folder: Pa
 
 
 def test_a_record_reads_the_same_whoever_else_is_in_the_table(folder: Path) -> None:
-    """The broken twin is min–max scaling by the table's own values, where one record moves all others."""
+    """The negative control is min–max scaling by the table's own values, where one record moves all others."""
     lines = TABLE.splitlines()
     (folder / "fewer.csv").write_text("\n".join(lines[:2]) + "\n")
     few = from_csv(folder / "fewer.csv", id="id", columns=COLUMNS, alone="clinic").train.x

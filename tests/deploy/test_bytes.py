@@ -1,6 +1,6 @@
-"""Every byte that a silo sends is a function of public values and of what has passed its door.
+"""Every byte that a silo sends is a function of public values and of what has passed its gate.
 
-A deployment is recorded: every answer of every silo, and what left its doors. It is played again with other
+A deployment is recorded: every answer of every silo, and what left its gates. It is played again with other
 records, other coins and the recorded releases; then all bytes are the same, refusals and lengths included. What
 differs left by another way than the one that is charged.
 """
@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from modicum.config import Config, federation
-from modicum.core.door import Door
 from modicum.core.messages import Noised
+from modicum.core.release_gate import ReleaseGate
 from modicum.core.setting import MethodSpec
 from modicum.data.arrays import Arrays, ClientData
 from modicum.deploy.flower.coordinator import Coordinator, Patience
@@ -77,8 +77,8 @@ def play(
     """All that the silos of a run sent. `records` takes the place of what they hold."""
     granted = grant.GrantWatch.client
 
-    def through(self: grant.GrantWatch, door: Door) -> Door:
-        return granted(self, watch.client(door))
+    def through(self: grant.GrantWatch, gate: ReleaseGate) -> ReleaseGate:
+        return granted(self, watch.client(gate))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grant.GrantWatch, "client", through)
@@ -129,13 +129,13 @@ def difference(folder: Path, method: MethodSpec) -> str | None:
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.heavy) for n in DEPLOYED])
-def test_the_bytes_follow_from_what_passed_the_door(name: str, tmp_path: Path) -> None:
+def test_the_bytes_follow_from_what_passed_the_gate(name: str, tmp_path: Path) -> None:
     assert difference(tmp_path, ROWS[name]) is None
 
 
 @pytest.mark.heavy
 def test_a_silo_that_tells_more_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin: a sum over its records among the signals."""
+    """The negative control: a sum over its records among the signals."""
     honest = Clients.settle
 
     def telling(self: Clients, jobs: Any, results: Any) -> Any:

@@ -101,7 +101,7 @@ def watch_steps(points: Points) -> None:
 
 
 def send_before_settling(sent: Sent) -> None:
-    """Broken twin: a client hands its message over first and settles afterwards."""
+    """negative control: a client hands its message over first and settles afterwards."""
     settle_many = Ledger.settle_many
 
     def early(ledger: Ledger, settled: Any, **named: Any) -> None:
@@ -115,7 +115,7 @@ def send_before_settling(sent: Sent) -> None:
 
 
 def checkpoint_before_settling() -> None:
-    """Broken twin: the server counts a round as done when it proposes it."""
+    """negative control: the server counts a round as done when it proposes it."""
     propose = server.Server.propose
 
     def eager(self: server.Server) -> Any:
@@ -134,7 +134,7 @@ def checkpoint_before_settling() -> None:
 
 
 def state_of_the_broken_round() -> None:
-    """Broken twin: a resumed client begins with the state that it had written in the round it does again."""
+    """negative control: a resumed client begins with the state that it had written in the round it does again."""
     begin = clients.Clients.__init__
 
     def later(self: clients.Clients, *arguments: Any, **named: Any) -> None:
@@ -145,7 +145,7 @@ def state_of_the_broken_round() -> None:
 
 
 def draw_again() -> None:
-    """Broken twin: a restarted process draws other noise, and answers a settled round afresh."""
+    """negative control: a restarted process draws other noise, and answers a settled round afresh."""
     recall = clients.Clients._recall
 
     def forget(self: clients.Clients) -> None:
@@ -157,7 +157,7 @@ def draw_again() -> None:
 
 
 def first_by_another_route() -> None:
-    """Broken twin: what a process computes first comes by another route."""
+    """negative control: what a process computes first comes by another route."""
     from tests.federation.determinism import break_it
 
     break_it("first by another route")
@@ -169,7 +169,7 @@ def child(job: dict[str, Any]) -> list[str]:
     sent = Sent(Path(job["sent"]), "opened" if kind in ("trusted", "correlated") else "message")
     points = Points(job.get("point"), job.get("name"))
     watch_steps(points)
-    match job.get("twin"):
+    match job.get("mutant"):
         case "send-before-settling":
             send_before_settling(sent)
         case "checkpoint-before-settling":

@@ -1,9 +1,9 @@
 """Whether bits are a function of inputs, engine and threads, asked in a process of its own.
 
-    python -m tests.federation.determinism THREADS [TWIN [PROMISE ...]]
+    python -m tests.federation.determinism THREADS [MUTANT [PROMISE ...]]
 
-The instruction set comes from the environment. Prints a line for each promise that is broken; of a twin, of those
-that are named, or of all.
+The instruction set comes from the environment. Prints a line for each promise that is broken; of a mutant, of
+those that are named, or of all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.mechanisms.stage import Stage, double_model
 
 
 class FirstByAnotherRoute(Clipper):
-    """Broken twin: what computes the first sum is not what computes the later ones, though both are right."""
+    """negative control: what computes the first sum is not what computes the later ones, though both are right."""
 
     used = False
 
@@ -46,7 +46,7 @@ class FirstByAnotherRoute(Clipper):
 
 
 class DrawsWhileLooking(Clipper):
-    """Broken twin: looking at the first batch moves the generator that dropout draws from."""
+    """negative control: looking at the first batch moves the generator that dropout draws from."""
 
     def route(self, problem: Problem, key: Hashable | None) -> Route:
         if not self.routes:
@@ -54,8 +54,8 @@ class DrawsWhileLooking(Clipper):
         return super().route(problem, key)
 
 
-def break_it(twin: str) -> None:
-    match twin:
+def break_it(mutant: str) -> None:
+    match mutant:
         case "first by another route":
             loop.Clipper = FirstByAnotherRoute  # type: ignore[misc]
         case "draws while looking":
@@ -172,9 +172,9 @@ PROMISES = {
 }
 
 
-def main(threads: str, twin: str = "", *named: str) -> None:
+def main(threads: str, mutant: str = "", *named: str) -> None:
     torch.set_num_threads(int(threads))
-    break_it(twin)
+    break_it(mutant)
     for name in named or PROMISES:
         for broken in PROMISES[name]():
             print(broken)

@@ -71,7 +71,7 @@ def test_a_resumed_run_repeats_it(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_forgets_it_would_be_noticed(tmp_path: Path) -> None:
-    """The twin of the test above: without the average in the checkpoint, the resumed run differs."""
+    """The mutant of the test above: without the average in the checkpoint, the resumed run differs."""
     whole = Simulation(averaged(), tmp_path / "whole")
     list(whole.rounds())
     begun = Simulation(averaged(), tmp_path / "halves")

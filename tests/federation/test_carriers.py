@@ -17,10 +17,10 @@ import modicum as mo
 from modicum.aggregation import Mean
 from modicum.config import Config, experiment_over, federation, read
 from modicum.config.schema import SiloTerms
-from modicum.core.door import ReservedSumDoor
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Noised
 from modicum.core.parts import Identity, Method
+from modicum.core.release_gate import ReservedSumGate
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import ClientData
 from modicum.deploy.flower import coordinator
@@ -173,9 +173,9 @@ def durable(folder: Path, method: MethodSpec) -> Played:
 def in_memory(folder: Path, method: MethodSpec, change: Change | None = None) -> Played:
     """A rehearsal, with the noise of a simulation in place of its own."""
     run = Rehearsal(experiment(folder, method))
-    run.clients._make_door = run.clients._reserved_door
+    run.clients._make_gate = run.clients._reserved_gate
     if run.carrier.trusted is not None:
-        run.carrier.trusted._make_door = lambda tokens: ReservedSumDoor(SimulatedNoise(5), tokens)
+        run.carrier.trusted._make_gate = lambda tokens: ReservedSumGate(SimulatedNoise(5), tokens)
     if change is not None:
         change(run)
     return Played(tuple(run.rounds()), run.model, run.server.state.retired)
@@ -267,7 +267,7 @@ def test_a_method_means_the_same_over_every_carrier(name: str, tmp_path: Path) -
     rehearsed = in_memory(tmp_path / "memory", method)
     assert difference(reference, rehearsed) is None
     assert torch.equal(reference.model, rehearsed.model)
-    assert [bool(judged(record)) for record in reference.records] == [False, True]
+    assert [bool(judged(record)) for record in reference.records] == [False, not name.startswith("look")]
     if name in NOT_DEPLOYED:
         with pytest.raises(UserError, match=NOT_DEPLOYED[name]):
             over_silos(tmp_path / "silos", method)

@@ -14,7 +14,7 @@ SIZES = [(1, 3, 1), (7, 5, 3), (7, 9, 7), (10, 12, 4), (23, 6, 22)]  # clients, 
 
 
 def quadratic(clients: int, rounds: int, per_round: int, seed: int) -> list[tuple[int, ...]]:
-    """The same schedule by the twin that asks everybody about everybody."""
+    """The same schedule by a reference that asks everybody about everybody."""
     rng = np.random.Generator(np.random.Philox(key=seed))
     waiting: list[int] = []
     table = []
@@ -51,7 +51,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 
 @pytest.mark.parametrize(("clients", "rounds", "per_round"), SIZES)
 @pytest.mark.parametrize("seed", [0, 5])
-def test_the_schedule_is_the_twin_s(
+def test_the_schedule_is_the_reference_s(
     clients: int, rounds: int, per_round: int, seed: int, counted: Counted
 ) -> None:
     schedule = Balanced(clients, rounds, per_round, seed)

@@ -13,7 +13,7 @@ from scipy.linalg import toeplitz
 from torch import Tensor
 
 import modicum as mo
-from modicum.core.door import rows_of
+from modicum.core.release_gate import rows_of
 from modicum.core.setting import MethodSpec
 from modicum.errors import UserError
 from modicum.federation.cohort import Rotation
@@ -175,7 +175,7 @@ def test_a_rehearsal_plays_it_too() -> None:
         (TRUSTED, {"bands": 6}, "separation"),
         (TRUSTED, {"bands": 3, "factor": "blt"}, "leave bands out"),
         (TRUSTED, {"noise": None, "bands": 3}, 'set noise = "correlated"'),
-        (DpSgd(), {}, "client-level method"),
+        (DpSgd(), {}, "gains nothing where every record is in every step"),
         (DpFedAvg(batch=20), {"secure_aggregation": "protocol"}, "masks"),
     ],
 )

@@ -15,7 +15,7 @@ from scipy.linalg import toeplitz
 from torch import Tensor
 
 import modicum as mo
-from modicum.core.door import Door, SumDoor, batch_of, rows_of
+from modicum.core.release_gate import ReleaseGate, SumGate, batch_of, rows_of
 from modicum.core.setting import MethodSpec
 from modicum.errors import UserError
 from modicum.federation.correlate import gain_lines
@@ -42,16 +42,16 @@ def experiment(method: MethodSpec = STEPS, **settings: Any) -> Experiment:
 
 
 class Watched:
-    """Notes what each client's door is given, and what it gives."""
+    """Notes what each client's gate is given, and what it gives."""
 
     def __init__(self) -> None:
         self.seen: dict[str, list[tuple[Release, int, Tensor, Tensor]]] = {}
 
-    def client(self, door: Door) -> Door:
-        return _Noted(door, self)  # type: ignore[return-value]
+    def client(self, gate: ReleaseGate) -> ReleaseGate:
+        return _Noted(gate, self)  # type: ignore[return-value]
 
-    def server(self, door: SumDoor) -> SumDoor:
-        return door
+    def server(self, gate: SumGate) -> SumGate:
+        return gate
 
     def noise(self, name: str) -> np.ndarray:
         """What was added in each step, in units of a row of z."""
@@ -59,15 +59,15 @@ class Watched:
 
 
 class _Noted:
-    def __init__(self, door: Door, watched: Watched) -> None:
-        self._door, self._watched = door, watched
+    def __init__(self, gate: ReleaseGate, watched: Watched) -> None:
+        self._gate, self._watched = gate, watched
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._door, name)
+        return getattr(self._gate, name)
 
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         given = {name: value.double().clone() for name, value in sums.items()}
-        out = self._door.release(release, step, sums)
+        out = self._gate.release(release, step, sums)
         name = release.blocks[0].name
         self._watched.seen.setdefault(release.client, []).append((release, step, given[name], out[name].double()))
         return out

@@ -165,7 +165,7 @@ def test_no_damage_is_believed_in_a_long_search(runs: list[Path], tmp_path: Path
 def test_a_reader_that_compares_nothing_is_caught(
     runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broken twin: a certificate beside a sound ledger is believed, whatever it says."""
+    """The negative control: a certificate beside a sound ledger is believed, whatever it says."""
     monkeypatch.setattr(verify_module, "_differences", lambda *_: [])
     monkeypatch.setattr(verify_module, "_whole_problems", lambda *_: [])
     found = believed(runs, tmp_path / "work", 120)

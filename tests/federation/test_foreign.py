@@ -118,7 +118,7 @@ def test_a_certificate_that_leaves_them_out_is_found(tmp_path: Path) -> None:
     assert any("other assumptions" in problem for problem in mo.verify(run.folder).problems)
 
 
-def test_a_twin_that_forgets_them_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_that_forgets_them_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Certificate and ledger are compared: a version that never wrote them down is told from this one."""
     sound = certificates._assumptions
     with monkeypatch.context() as broken:
@@ -130,7 +130,7 @@ def test_a_twin_that_forgets_them_would_pass(tmp_path: Path, monkeypatch: pytest
 
 def test_a_run_is_not_continued_with_other_peoples_parts(tmp_path: Path) -> None:
     @dataclass(frozen=True, kw_only=True)
-    class Twin(DpSgd):  # prints as the shipped one does
+    class Mutant(DpSgd):  # prints as the shipped one does
         def __repr__(self) -> str:
             return repr(DpSgd())
 
@@ -138,5 +138,5 @@ def test_a_run_is_not_continued_with_other_peoples_parts(tmp_path: Path) -> None
     sim.step()
     sim.close()
     with pytest.raises(UserError, match="other settings or data"):
-        simulate(Twin(), tmp_path)
+        simulate(Mutant(), tmp_path)
     simulate(DpSgd(), tmp_path).close()

@@ -1,6 +1,6 @@
 """`mo.check`: an honest method passes, and one that peeks is told which decision gave it away.
 
-Each twin hands raw values of the records from training to the policy by another back door.
+Each mutant hands raw values of the records from training to the policy by another back gate.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Listening(AdaptiveQuantile):
 
 
 @dataclass(frozen=True)
-class Twin:
+class Mutant:
     """Two parts that know each other."""
 
     tell: Callable[[float], None]
@@ -73,7 +73,7 @@ class Twin:
 
     def build(self, setting: Setting) -> Method:  # noqa: ARG002
         return Method(
-            name="twin",
+            name="mutant",
             training=Telling(Sgd(0.3), tell=self.tell),
             policy=Listening(0.5, hear=self.hear),
             mechanism=RecordLocal(),
@@ -81,26 +81,26 @@ class Twin:
         )
 
 
-def shared_list(folder: Path) -> Twin:  # noqa: ARG001
+def shared_list(folder: Path) -> Mutant:  # noqa: ARG001
     drop: list[float] = []
-    return Twin(drop.append, lambda: drop[-1])
+    return Mutant(drop.append, lambda: drop[-1])
 
 
-def closure(folder: Path) -> Twin:  # noqa: ARG001
+def closure(folder: Path) -> Mutant:  # noqa: ARG001
     last = 0.0
 
     def tell(loss: float) -> None:
         nonlocal last
         last = loss
 
-    return Twin(tell, lambda: last)
+    return Mutant(tell, lambda: last)
 
 
-def global_variable(folder: Path) -> Twin:  # noqa: ARG001
-    return Twin(WATCHED.append, lambda: WATCHED[-1])
+def global_variable(folder: Path) -> Mutant:  # noqa: ARG001
+    return Mutant(WATCHED.append, lambda: WATCHED[-1])
 
 
-def filled_once(folder: Path) -> Twin:  # noqa: ARG001
+def filled_once(folder: Path) -> Mutant:  # noqa: ARG001
     """A global that the first play fills: were all plays in one process, it would look like a constant.
 
     It takes more than the first few losses, which are those of probes on numbers of their own.
@@ -110,36 +110,36 @@ def filled_once(folder: Path) -> Twin:  # noqa: ARG001
         if len(ONCE) < FEW_LOSSES:
             ONCE[len(ONCE)] = loss
 
-    return Twin(note, lambda: sum(ONCE.values()))
+    return Mutant(note, lambda: sum(ONCE.values()))
 
 
-def found_by_gc(folder: Path) -> Twin:  # noqa: ARG001
+def found_by_gc(folder: Path) -> Mutant:  # noqa: ARG001
     def hear() -> float:
         """Of all batches there are: those that other tests left behind are the same in every play."""
         sizes = sorted(float(o.x.abs().sum()) for o in gc.get_objects() if isinstance(o, Batch))
         return 1 + zlib.crc32(repr(sizes).encode()) / 2**32
 
-    return Twin(lambda loss: None, hear)  # noqa: ARG005
+    return Mutant(lambda loss: None, hear)  # noqa: ARG005
 
 
-def a_file(folder: Path) -> Twin:
+def a_file(folder: Path) -> Mutant:
     path = folder / "note"
-    return Twin(lambda loss: path.write_text(str(loss)) and None, lambda: float(path.read_text()))
+    return Mutant(lambda loss: path.write_text(str(loss)) and None, lambda: float(path.read_text()))
 
 
-def the_environment(folder: Path) -> Twin:  # noqa: ARG001
-    return Twin(lambda loss: os.environ.update(NOTE=str(loss)), lambda: float(os.environ["NOTE"]))
+def the_environment(folder: Path) -> Mutant:  # noqa: ARG001
+    return Mutant(lambda loss: os.environ.update(NOTE=str(loss)), lambda: float(os.environ["NOTE"]))
 
 
-TWINS = [shared_list, closure, global_variable, filled_once, found_by_gc, a_file, the_environment]
+MUTANTS = [shared_list, closure, global_variable, filled_once, found_by_gc, a_file, the_environment]
 
 
-@pytest.mark.parametrize("twin", TWINS, ids=lambda t: t.__name__)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda t: t.__name__)
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_a_policy_that_peeks_is_found_whatever_takes_the_records_place(
-    twin: Callable[[Path], Twin], garbage: str, tmp_path: Path
+    mutant: Callable[[Path], Mutant], garbage: str, tmp_path: Path
 ) -> None:
-    found = mo.check(twin(tmp_path), federation=federation(), garbage=[garbage])
+    found = mo.check(mutant(tmp_path), federation=federation(), garbage=[garbage])
     assert not found.holds
     assert found.difference is not None
     assert found.difference.startswith("the server's state (policy) in round 0; then the decided bound of")
@@ -164,7 +164,7 @@ def test_an_honest_method_passes_on_embedded_data() -> None:
 
 
 def test_the_same_parts_without_the_back_door_pass() -> None:
-    deaf = Twin(lambda loss: None, lambda: 0.0)  # noqa: ARG005
+    deaf = Mutant(lambda loss: None, lambda: 0.0)  # noqa: ARG005
     assert mo.check(deaf, federation=federation()).holds
 
 
@@ -178,7 +178,7 @@ def test_a_policy_that_stops_on_other_records_is_found() -> None:
             raise UserError("too large\nfor me")
         return 0.0
 
-    found = mo.check(Twin(drop.append, hear), federation=federation(), garbage=["loud"])
+    found = mo.check(Mutant(drop.append, hear), federation=federation(), garbage=["loud"])
     assert found.difference == "on other records it stops with UserError: too large"
 
 
@@ -272,7 +272,7 @@ def test_the_command(
     said: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (said["method"], said["holds"], said["difference"]) == ("FedPer", True, None)
     assert run(app, ["check", own_module]) == 1
-    assert capsys.readouterr().out.startswith("Twin peeks: the server's state (policy) in round 0; then")
+    assert capsys.readouterr().out.startswith("Mutant peeks: the server's state (policy) in round 0; then")
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,9 @@ def lines_of(module: str, instructions: str, threads: int, *arguments: str) -> l
     return found.stdout.splitlines()
 
 
-def broken_promises(instructions: str, threads: int, *twin: str) -> list[str]:
+def broken_promises(instructions: str, threads: int, *mutant: str) -> list[str]:
     """What `tests.federation.determinism` finds there."""
-    return lines_of("tests.federation.determinism", instructions, threads, *twin)
+    return lines_of("tests.federation.determinism", instructions, threads, *mutant)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_a_seeded_round_is_computed_again_to_the_same_bits(simulation: Simulatio
 
 
 def test_a_seeded_round_that_comes_out_otherwise_is_refused(simulation: Simulation) -> None:
-    """Twin: a client that draws other noise when it computes again."""
+    """Negative control: a client that draws other noise when it computes again."""
     asked = simulation.server.propose().broadcasts[:1]
     simulation.clients.answer(asked)
     simulation.clients.noise = SimulatedNoise(8)
@@ -105,7 +105,7 @@ def test_a_seeded_round_that_comes_out_otherwise_is_refused(simulation: Simulati
 
 
 def test_fresh_noise_is_never_drawn_again(tmp_path: Path) -> None:
-    """Twin: a client that takes its noise for a seeded one."""
+    """Negative control: a client that takes its noise for a seeded one."""
     made = Simulation(experiment(DpSgd(batch=4), 0), tmp_path / "fresh", noise=CryptoNoise())
     made.clients._keep = Keep.DIGESTS
     with pytest.raises(UserError, match="only a seeded simulation"):

@@ -84,7 +84,7 @@ def test_only_ppo_can_be_taught_and_learns_something() -> None:
 
 
 class Chatty(ClientLevel):
-    """The twin: sends the client's personalised model in place of the noised update."""
+    """The mutant: sends the client's personalised model in place of the noised update."""
 
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         return [(replace(m, update=s[PERSONALISED]), s) for m, s in super().run(jobs, kit)]

@@ -132,11 +132,11 @@ def disturbed(
     kills: list[dict[str, Any]],
     *,
     simulation: bool = True,
-    twin: str = "",
+    mutant: str = "",
 ) -> list[str]:
     """Run with kills, then to the end. Everything wrong that was seen on the way."""
     sent = folder.with_name(folder.name + ".sent")
-    job = {"folder": str(folder), "kind": kind, "sent": str(sent), "simulation": simulation, "twin": twin}
+    job = {"folder": str(folder), "kind": kind, "sent": str(sent), "simulation": simulation, "mutant": mutant}
     found = []
     for kill in [*kills, {}]:
         outcome = zygote.perform({**job, **kill})
@@ -202,8 +202,8 @@ def test_what_clients_keep_resumes_to_the_same_bits(zygote: Zygote, reference: R
 
 def test_beginning_with_a_later_state_is_caught(zygote: Zygote, tmp_path: Path) -> None:
     kills = [{"name": "after settle_many", "point": 1}]
-    twin = "state-of-the-broken-round"
-    assert disturbed(zygote, tmp_path / "run", "personal", kills, twin=twin) == ["resuming failed"]
+    mutant = "state-of-the-broken-round"
+    assert disturbed(zygote, tmp_path / "run", "personal", kills, mutant=mutant) == ["resuming failed"]
 
 
 def test_a_first_sum_by_another_route_is_caught(zygote: Zygote, tmp_path: Path) -> None:
@@ -214,11 +214,11 @@ def test_a_first_sum_by_another_route_is_caught(zygote: Zygote, tmp_path: Path) 
     """
     kills = [{"name": "before settle_many", "point": CLIENTS}]
     for name, deaths in (("whole", []), ("run", kills)):
-        problems = disturbed(zygote, tmp_path / name, "convolution", deaths, twin="first-by-another-route")
+        problems = disturbed(zygote, tmp_path / name, "convolution", deaths, mutant="first-by-another-route")
         assert problems == []
     assert "model.safetensors differs" in differences(tmp_path / "run", tmp_path / "whole")
     kills = [{"name": "after settle_many", "point": CLIENTS}]
-    problems = disturbed(zygote, tmp_path / "settled", "convolution", kills, twin="first-by-another-route")
+    problems = disturbed(zygote, tmp_path / "settled", "convolution", kills, mutant="first-by-another-route")
     assert problems == ["resuming failed"]
 
 
@@ -286,8 +286,8 @@ def test_cryptographic_noise_is_never_drawn_twice_for_what_was_sent(
 
 def test_sending_before_settling_is_caught(zygote: Zygote, tmp_path: Path) -> None:
     kills = [{"name": "before settle_many", "point": 2}]
-    twin = "send-before-settling"
-    problems = disturbed(zygote, tmp_path / "run", "individual", kills, simulation=False, twin=twin)
+    mutant = "send-before-settling"
+    problems = disturbed(zygote, tmp_path / "run", "individual", kills, simulation=False, mutant=mutant)
     assert any("not in the ledger" in problem for problem in problems)
     assert any("twice with different contents" in problem for problem in problems)
 
@@ -296,7 +296,7 @@ def test_a_checkpoint_before_settling_is_caught(zygote: Zygote, reference: Refer
     whole, _ = reference.of("individual")
     folder = tmp_path / "run"
     kills = [{"name": "before settle_many", "point": 2}]
-    problems = disturbed(zygote, folder, "individual", kills, twin="checkpoint-before-settling")
+    problems = disturbed(zygote, folder, "individual", kills, mutant="checkpoint-before-settling")
     assert problems == ["resuming failed"] or differences(folder, whole)
 
 
@@ -304,6 +304,6 @@ def test_drawing_again_is_caught(zygote: Zygote, reference: Reference, tmp_path:
     whole, _ = reference.of("individual")
     folder = tmp_path / "run"
     kills = [{"name": "before settle_many", "point": 2}]
-    problems = disturbed(zygote, folder, "individual", kills, twin="draw-again")
+    problems = disturbed(zygote, folder, "individual", kills, mutant="draw-again")
     assert problems == []
     assert "model.safetensors differs" in differences(folder, whole)

@@ -147,7 +147,7 @@ def test_a_round_behind_secure_aggregation_is_opened_once(moment: str, tmp_path:
 
 
 def test_a_server_that_opens_again_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twin: it forgets its sum, and the difference of two of them is one client's share."""
+    """Negative control: it forgets its sum, and the difference of two of them is one client's share."""
     monkeypatch.setattr(OpenedOnce, "stored", lambda self, round: None)  # noqa: ARG005
     assert len(sums_seen(tmp_path / "run", "checkpoint")) == len(AWAY)
 

@@ -14,9 +14,9 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from modicum.core.door import ReservedDoor
 from modicum.core.facts import Metric
 from modicum.core.messages import Decision, Message, ReleasedSum, Summand, decode, encode
+from modicum.core.release_gate import ReservedGate
 from modicum.core.setting import MethodSpec
 from modicum.errors import UnsoundError, UserError
 from modicum.federation.experiment import build_method
@@ -95,7 +95,7 @@ def test_more_than_a_hundred_draw_whom_they_mask_against(
 
 
 def test_an_ideal_that_forgets_the_modulus_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twin: whoever adds otherwise than the protocol does not get its sum."""
+    """Negative control: whoever adds otherwise than the protocol does not get its sum."""
     right = play(METHODS["dp-pfsd"], tmp_path / "a", secure_aggregation="protocol")
     add = InTheClear.add
 
@@ -182,7 +182,7 @@ def test_what_a_server_says_of_bounds_and_noise_changes_no_guarantee(bound: floa
 
 
 def test_floats_that_believe_the_server_are_caught(tmp_path: Path) -> None:
-    """Twin: the same lie to a client with floating-point shares takes its noise away."""
+    """Negative control: the same lie to a client with floating-point shares takes its noise away."""
     run = Simulation(experiment(AcdpPfsd(batch=4, clipping="quantile")), tmp_path / "r")
     name, plan = next(iter(run.plans.items()))
     event = told(Decision(1.0, 1e-3), run, name)
@@ -203,7 +203,7 @@ def with_integers(plan: PrivacyPlan, **changes: Any) -> PrivacyPlan:
 
 
 def test_noise_counted_for_one_client_too_many_is_refused(tmp_path: Path) -> None:
-    """Twin: P − c − d = 2 honest clients are certain, and it counts 3."""
+    """Negative control: P − c − d = 2 honest clients are certain, and it counts 3."""
     plan = one_plan(tmp_path)
     assert plan.releases[0].integers.honest == CLIENTS - 2  # type: ignore[union-attr]
     assert not noise_problems(plan)
@@ -226,7 +226,7 @@ def test_a_plan_that_claims_more_noise_than_its_integers_have_is_refused(
 
 
 def test_noise_of_floats_claimed_as_integers_is_refused(tmp_path: Path) -> None:
-    """Twin: an event without the plan's lattice, and a door asked for integers of a float's reservation."""
+    """Negative control: an event without the plan's lattice; a gate asked for integers of a reserved float."""
     run = Simulation(experiment(DpFedAvg(batch=4), noise="integer"), tmp_path / "r")
     event = told(Decision(1.0), run, "client-00")
     floats = replace(event, integers=None)
@@ -234,9 +234,9 @@ def test_noise_of_floats_claimed_as_integers_is_refused(tmp_path: Path) -> None:
         run.ledger.reserve([floats])
     other = Simulation(experiment(DpFedAvg(batch=4)), tmp_path / "s")
     reserved = told(Decision(1.0), other, "client-00")
-    door = ReservedDoor(SimulatedNoise(0), other.ledger.reserve([reserved]))
+    gate = ReservedGate(SimulatedNoise(0), other.ledger.reserve([reserved]))
     with pytest.raises(UserError, match="noise of floats"):
-        door.release_integers(reserved, 0, {"update": torch.zeros(18)})
+        gate.release_integers(reserved, 0, {"update": torch.zeros(18)})
 
 
 def test_a_sum_that_clipping_and_noise_cannot_make_voids_the_round(
@@ -324,7 +324,7 @@ def test_a_client_without_a_budget_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_epsilon_beyond_the_sampler_is_refused(tmp_path: Path) -> None:
-    """Draws within 2^−100 certify no ε of 80; the twin leaves their charge out."""
+    """Draws within 2^−100 certify no ε of 80; the mutant leaves their charge out."""
     fed = federation(budgets=(80.0, 80.0, 80.0, 80.0))
     with pytest.raises(UnsoundError, match="too coarsely"):
         Simulation(experiment(DpFedAvg(batch=4), noise="integer", federation=fed), tmp_path / "r")
@@ -373,7 +373,7 @@ def test_terms_are_the_same_for_every_party() -> None:
 def test_a_metric_in_which_the_first_client_never_takes_part(tmp_path: Path) -> None:
     """Cohorts of three, one metric in round 0: its terms are those of the clients who release it.
 
-    Twin: terms taken from the first client, whoever that is, are not there.
+    Negative control: terms taken from the first client, whoever that is, are not there.
     """
     settings = {"per_round": 3, "rounds": 3, "noise": "integer", "metrics": (Metric("accuracy", 3, 20.0),)}
     run = play(DpFedAvg(batch=4), tmp_path / "r", secure_aggregation="protocol", seed=6, **settings)

@@ -86,7 +86,7 @@ def outcome(sim: Simulation) -> object:
 def test_a_run_that_claimed_it_would_tell_the_neighbours_apart(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twin: without the refusal, rates and denominators of two neighbours differ before any noise is drawn."""
+    """Negative control: without the refusal, rates and denominators of two neighbours differ before any noise."""
     monkeypatch.setattr(PrivacySpec, "refuse_true_sizes", lambda self: None)  # noqa: ARG005
     change = without_a_record if name.startswith("record") else without_a_client
     one, other = (

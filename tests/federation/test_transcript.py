@@ -144,7 +144,7 @@ def test_a_thing_that_was_cut_off_is_written_again(tmp_path: Path) -> None:
 def test_without_looking_at_what_is_there_rounds_come_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broken twin."""
+    """The negative control."""
     expected = whole(SPECS["record"], tmp_path / "whole")
     sim = run(SPECS["record"], tmp_path / "stopped")
     with monkeypatch.context() as only_here:

@@ -86,7 +86,7 @@ def _everything_is_possible(*_: object) -> None:
 def test_without_the_check_the_run_is_stopped_or_captured(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twin: a server that takes whatever has the right shape."""
+    """Negative control: a server that takes whatever has the right shape."""
     monkeypatch.setattr(server_module, "objection", _everything_is_possible)
     attacked = Scripted(prepare(tmp_path / "attacked", text(rounds=3)), doing(ATTACKS[name]))
     without, _ = play(Scripted(prepare(tmp_path / "without", text(rounds=3)), absent=True))
@@ -105,7 +105,7 @@ def _as_reported(m: Noised, facts: NoiseFacts) -> Released:
 def test_a_server_that_believed_a_variance_would_be_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twin: facts as reported. The hostile update then has nearly all of the weight, else a fair share."""
+    """Negative control: facts as reported. The hostile update then has nearly all of the weight."""
     experiment = text("noise-aware", rounds=1, method="dp-fedavg")
 
     def far(b: Broadcast, m: Noised) -> Answer:
@@ -145,9 +145,9 @@ def test_a_model_that_is_not_finite_is_not_proposed(tmp_path: Path, monkeypatch:
     assert bool(torch.isfinite(made.model).all())
     assert [r.abandoned for r in records][-1]
     assert made.server.state.retired == {}
-    monkeypatch.setattr(server_module, "finite", lambda _: True)  # twin: it proposes an endless model
+    monkeypatch.setattr(server_module, "finite", lambda _: True)  # mutant: it proposes an endless model
     with pytest.raises(AssertionError):
-        play(Clear(prepare(tmp_path / "twin", experiment), huge))
+        play(Clear(prepare(tmp_path / "mutant", experiment), huge))
 
 
 @pytest.mark.parametrize("code", [Code.BAD_MODEL, Code.BOUND_OUT_OF_RANGE, Code.NOISE_TOO_SMALL, Code.MALFORMED])
@@ -229,7 +229,7 @@ def test_the_scripted_silos_are_those_of_the_terms(tmp_path: Path) -> None:
 
 
 def test_a_card_of_megabytes_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its twin, a card that is read whatever its length, lets the run begin."""
+    """Its mutant, a card that is read whatever its length, lets the run begin."""
     folder, much = prepare(tmp_path, text(rounds=1)), {"more": "x" * (2 << 20)}
     with pytest.raises(UserError, match="'z' introduces itself in a way"):
         coordinator(Scripted(folder, hello=much))

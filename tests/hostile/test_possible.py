@@ -97,14 +97,14 @@ def test_messages_just_beyond_are_impossible(name: str) -> None:
 
 
 def test_without_the_chance_of_a_large_batch_honest_clients_would_be_dropped(monkeypatch: Any) -> None:
-    """Twin: a bound for the expected batch. Poisson batches are larger half of the time."""
+    """Negative control: a bound for the expected batch. Poisson batches are larger half of the time."""
     monkeypatch.setattr(plausible, "most_drawn", lambda sampled, failure: 5)  # noqa: ARG005
     messages, expected = drawn(MECHANISMS["record-batches"], Sgd(0.7), 1e6, 60)
     assert sum(objection(m, expected, START) is not None for m in messages) > 5
 
 
 def test_without_noise_in_the_bound_honest_clients_would_be_dropped(monkeypatch: Any) -> None:
-    """Twin: a bound for the clipped part alone."""
+    """Negative control: a bound for the clipped part alone."""
     monkeypatch.setattr(plausible, "noise_norm", lambda d, failure: 0.0)  # noqa: ARG005
     messages, expected = drawn(MECHANISMS["record-batches"], Sgd(0.7), 0.5, 60)
     assert sum(objection(m, expected, START) is not None for m in messages) > 10
@@ -130,7 +130,7 @@ def test_steps_that_drown_in_the_weights_are_possible(C: float) -> None:
 
 
 def test_without_the_rounding_of_weights_honest_clients_would_be_dropped(monkeypatch: Any) -> None:
-    """Twin: weights of infinite precision. A bound driven down by hostile bits would shut everybody out."""
+    """Negative control: weights of infinite precision. A bound driven down by hostile bits would exclude all."""
     monkeypatch.setattr(plausible, "rounded_away", lambda *_: 0.0)
     assert sum(said is not None for said in drowned(3e-8)) > 5
 

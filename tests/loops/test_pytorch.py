@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import modicum as mo
 from modicum.compute import Clipper
 from modicum.core.clips import Flat
-from modicum.core.door import ReservedDoor
 from modicum.core.layout import Layout
+from modicum.core.release_gate import ReservedGate
 from modicum.errors import PrivacyWarning, UserError
 from modicum.loops import pytorch
 from modicum.loops.pytorch import OwnBatch, Private, privately
@@ -94,9 +94,9 @@ def test_a_step_is_the_engines_own(tmp_path: Path) -> None:
             moved = first - Layout.of(model).read(model)
     with Ledger.open(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
         release = next(iter(ledger.charges()))
-    door = ReservedDoor(SimulatedNoise(3), [])
-    door._tokens = {release: None}  # type: ignore[dict-item]
-    drawn = door.sample(release, 0, N)
+    gate = ReservedGate(SimulatedNoise(3), [])
+    gate._tokens = {release: None}  # type: ignore[dict-item]
+    drawn = gate.sample(release, 0, N)
     rows = laid_out(pytorch.records_of((x, y)), drawn.view(-1, drawn.shape[-1])[0])
     with torch.no_grad():
         Layout.of(model).load(model, first)

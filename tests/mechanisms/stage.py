@@ -12,11 +12,11 @@ from scipy.stats import chi2
 from torch import Tensor, nn
 
 from modicum.compute.clipping.loop import LoopBackend
-from modicum.core.door import ReservedDoor
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Message, Opened
 from modicum.core.optimisers import Sgd
 from modicum.core.parts import Backend, Batch, ClientKit, Job, Mechanism, Policy, State
+from modicum.core.release_gate import ReservedGate
 from modicum.core.round_state import RoundState
 from modicum.policies import Fixed
 from modicum.privacy.events import Release
@@ -33,7 +33,7 @@ class Silent(SimulatedNoise):
         return np.zeros(size, dtype)
 
 
-class OpenDoor(ReservedDoor):
+class OpenGate(ReservedGate):
     """Opens without a ledger, and remembers what went in and out."""
 
     def __init__(self, noise: NoiseSource) -> None:
@@ -88,7 +88,7 @@ class Stage:
         facts = ClientFacts(name, self.declared or len(records), self.budget, self.participations)
         sent = Broadcast("run", round, name, Decision(bound), theta)
         plan = self.mechanism.plan(facts, ())
-        return Job(facts, plan, records, records, {}, sent, 0, 7, OpenDoor(noise))
+        return Job(facts, plan, records, records, {}, sent, 0, 7, OpenGate(noise))
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Message, State]]:
         return self.mechanism.run(jobs, self.kit())

@@ -86,12 +86,12 @@ def normalised_by_the_mean(x: Tensor, y: Tensor, shape: tuple[int, ...]) -> tupl
     return class_sums(x - x.mean(0), y, shape)
 
 
-@pytest.mark.parametrize("twin", [uncut, counted_twice, normalised_by_the_mean])
-def test_sums_that_break_the_bound_are_caught(twin: Sums) -> None:
+@pytest.mark.parametrize("mutant", [uncut, counted_twice, normalised_by_the_mean])
+def test_sums_that_break_the_bound_are_caught(mutant: Sums) -> None:
     def tried() -> None:
         for seed in range(10):
             for scale in (0.1, 0.3, 1.0):
-                moves_within_the_bound(twin, seed, scale, False, 0.3)
+                moves_within_the_bound(mutant, seed, scale, False, 0.3)
 
     with pytest.raises(AssertionError):
         tried()

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from modicum.attacks.probe import ProbeBackend
-from modicum.core.door import ReservedSumDoor
 from modicum.core.messages import Noised, ReleasedSum
 from modicum.core.parts import Batch, Mechanism, Signal, SignalName
+from modicum.core.release_gate import ReservedSumGate
 from modicum.core.round_state import RoundState
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
@@ -76,7 +76,7 @@ def test_every_block_of_a_query_has_the_charged_noise(mechanism: Mechanism) -> N
         for noise in (SimulatedNoise(4), Silent(4))
     }
     noised, plain = ([message for message, _ in stage.run(j)] for j in jobs.values())
-    event = jobs[Silent][0].door.private[0][0]  # type: ignore[attr-defined]
+    event = jobs[Silent][0].gate.private[0][0]  # type: ignore[attr-defined]
     stds = {block.name: block.noise_std for block in event.blocks}
     updates = torch.stack([a.update - b.update for a, b in zip(noised, plain, strict=True)])
     assert has_std(updates, stds.pop(mechanism.purpose))
@@ -109,7 +109,7 @@ def test_an_empty_batch_still_releases_noise() -> None:
     stage = Stage(mechanism, backend, declared=400)
     job = stage.job("c", records(1, 3), theta, SimulatedNoise(2))
     [(message, _)] = stage.run([job])
-    assert len(job.door.drawn[0]) == 0  # type: ignore[attr-defined]
+    assert len(job.gate.drawn[0]) == 0  # type: ignore[attr-defined]
     assert isinstance(message, Noised)
     assert has_std(message.update, job.plan.releases[0].noise_multiplier)
 
@@ -147,9 +147,9 @@ def test_a_trusted_server_adds_the_noise_of_one_client_to_the_sum() -> None:
     mechanism = ClientLevel(local=ONE, view=TrustedServer())
     stage, sealed, opening = _cohort(mechanism, SimulatedNoise(1), 0)
     assert all(not message.update.any() for message in sealed)
-    door = ReservedSumDoor(SimulatedNoise(1), ())
-    door._tokens = _Anything()  # type: ignore[assignment]
-    opened = opened_of(mechanism, sealed, replace(opening, door=door))
+    gate = ReservedSumGate(SimulatedNoise(1), ())
+    gate._tokens = _Anything()  # type: ignore[assignment]
+    opened = opened_of(mechanism, sealed, replace(opening, gate=gate))
     assert isinstance(opened, ReleasedSum)
     local = calibrate_noise(PrivacySpec(unit="client", view=ServerSeesMessages()), stage.budget, NoSampling(), 1)
     assert has_std(opened.update, local * BOUND / 4)

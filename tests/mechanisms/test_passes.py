@@ -244,7 +244,7 @@ def test_a_blank_is_in_no_sum_and_in_no_signal(batch: int | None) -> None:
     own = stage.Stage(mechanism, backend, AdaptiveQuantile(), declared=40)
     job = own.job("a", records.blanked(present), theta, stage.Silent(3))
     message = own.run([job])[0][0]
-    chosen = job.door.drawn[0]  # type: ignore[attr-defined]
+    chosen = job.gate.drawn[0]  # type: ignore[attr-defined]
     kept = records.take(chosen[present[chosen]])
     whole = stage.Stage(RecordLocal(steps=1, noise_multiplier=1.0), backend, AdaptiveQuantile(), declared=40)
     alone = whole.run([whole.job("a", kept, theta, stage.Silent(3))])[0][0]
@@ -259,9 +259,9 @@ def test_an_empty_step_still_releases_noise() -> None:
     mechanism = RecordLocal(batch=1, steps=40, noise_multiplier=1.0, shapes=FixedShapes("lanes"))
     job = stage.Stage(mechanism, backend).job("a", stage.records(2, 12), theta, SimulatedNoise(3))
     stage.Stage(mechanism, backend).run([job])
-    drawn = [rows.shape[0] for rows in job.door.drawn]  # type: ignore[attr-defined]
+    drawn = [rows.shape[0] for rows in job.gate.drawn]  # type: ignore[attr-defined]
     assert 0 in drawn
-    assert len(job.door.private) == 40  # type: ignore[attr-defined]
+    assert len(job.gate.private) == 40  # type: ignore[attr-defined]
 
 
 def test_the_choice_follows_from_public_facts_and_its_costs() -> None:

@@ -21,7 +21,7 @@ from modicum.federation.simulation import Simulation
 from modicum.methods import Aqc, AwdpFl, ClassMeans, DpSgd, NbAfl, PacDp, RpdpFl
 from modicum.papers.pac_dp.curve import Curve
 from modicum.privacy.accounting import epsilon
-from modicum.privacy.accounting.sampler_charge import DOUBT, rounding_doubt
+from modicum.privacy.accounting.sampler_charge import FAILURE_PROBABILITY, rounding_doubt
 from modicum.privacy.integer_noise import Rounding
 from modicum.privacy.noise import NoiseKey, SimulatedNoise
 from modicum.privacy.noise.lattice import Lattice, round_rows, squared_norms
@@ -73,7 +73,7 @@ def test_nothing_but_the_sum_depends_on_records(method: MethodSpec) -> None:
 def test_a_sum_rounded_as_a_whole_moves_by_at_most_its_square() -> None:
     """Whatever the others add up to, and with the same words: 4,000 trials of vectors that are all halves or less.
 
-    Twins: without the rounding's share of the square, and with conditional rounding's share, units exceed it.
+    Negative controls: without the rounding's share of the square, or with conditional rounding's, units exceed it.
     """
     rng, lattice = np.random.default_rng(0), Lattice(64, 16, Rounding.SUM)
     square, norm = lattice.square(lattice.steps), float(lattice.steps)
@@ -95,7 +95,7 @@ def test_a_sum_rounded_as_a_whole_moves_by_at_most_its_square() -> None:
 def test_doubt_of_rounding_is_charged(tmp_path: Path) -> None:
     run = simulated(DpSgd(**SUM), tmp_path / "r", metrics=())
     plan = run.plans["client-00"]
-    assert rounding_doubt(plan.releases) == DOUBT * plan.releases[0].count
+    assert rounding_doubt(plan.releases) == FAILURE_PROBABILITY * plan.releases[0].count
     by_client = simulated(Aqc(level="client", **SUM), tmp_path / "s", metrics=())
     assert rounding_doubt(by_client.plans["client-00"].releases) == 0
 
@@ -233,7 +233,7 @@ REFUSED: list[tuple[MethodSpec, str]] = [
     (Aqc(batch=4, **SUM), "Poisson"),
     (DpSgd(steps=2, **SUM), "one step"),
     (PacDp(epochs=2.0, **SUM), "one step"),
-    (PacDp(mode="faithful", **SUM), "faithful"),
+    (PacDp(mode="faithful", published="mnist", **SUM), "faithful"),
     (DpSgd(view="trusted-server"), "trusted server|secure-aggregation"),
     (DpSgd(aggregation="median", **SUM), "each client's update"),
     (DpSgd(colluding=4, **SUM), "neither colludes"),

@@ -15,7 +15,7 @@ from modicum.core.parts import Batch
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.privacy.events import NoSampling, Poisson
 from modicum.privacy.noise import SimulatedNoise
-from tests.mechanisms.stage import FALSE_ALARM, OpenDoor, Silent, Stage, records
+from tests.mechanisms.stage import FALSE_ALARM, OpenGate, Silent, Stage, records
 
 RECORDS, BATCH, STEPS = 40, 10, 1500
 
@@ -26,9 +26,9 @@ def drawn() -> np.ndarray:
     stage = Stage(RecordLocal(batch=BATCH, steps=STEPS), ProbeBackend(6))
     job = stage.job("c", records(0, RECORDS), torch.ones(6, dtype=torch.float64), SimulatedNoise(11))
     stage.run([job])
-    assert isinstance(job.door, OpenDoor)
+    assert isinstance(job.gate, OpenGate)
     table = np.zeros((STEPS, RECORDS), dtype=bool)
-    for step, chosen in enumerate(job.door.drawn):
+    for step, chosen in enumerate(job.gate.drawn):
         table[step, chosen.numpy()] = True
     return table
 
@@ -67,8 +67,8 @@ def test_the_denominator_is_the_expected_size() -> None:
     for seed in range(12):
         job = stage.job("c", batch, torch.ones(6, dtype=torch.float64), Silent(seed))
         [(message, _)] = stage.run([job])
-        assert isinstance(job.door, OpenDoor)
-        drawn = len(job.door.drawn[0])
+        assert isinstance(job.gate, OpenGate)
+        drawn = len(job.gate.drawn[0])
         sizes.add(drawn)
         assert float(-message.update @ axis) == pytest.approx(drawn / 4)
     assert len(sizes) > 2
@@ -102,8 +102,8 @@ def test_rates_are_those_of_the_declared_sizes() -> None:
     for n in (15, 16):
         job = stage.job("c", records(0, n), theta, Silent(1))
         stage.run([job])
-        assert isinstance(job.door, OpenDoor)
-        rates.add(job.door.private[0][0].sampler)
+        assert isinstance(job.gate, OpenGate)
+        rates.add(job.gate.private[0][0].sampler)
     assert {r.rate for r in rates if isinstance(r, Poisson)} == {0.25}
     whole = RecordLocal(batch=16).sampler(ClientFacts("c", 16, 1.0, 1))
     assert whole == NoSampling()

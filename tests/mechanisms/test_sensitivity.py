@@ -1,4 +1,4 @@
-"""What goes to the door moves by at most the sensitivity when one unit is removed or replaced."""
+"""What goes to the gate moves by at most the sensitivity when one unit is removed or replaced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from modicum.policies import Fixed
 from modicum.privacy.events import Release
 from modicum.training.local_steps import LocalSteps
 from tests.compute.stacks import rules
-from tests.mechanisms.stage import OpenDoor, Silent, Stage, double_model, loop, records
+from tests.mechanisms.stage import OpenGate, Silent, Stage, double_model, loop, records
 
 SIGNALS = (Signal(SignalName.CLIP_BIT), Signal(SignalName.SQUARE_NORM, 5.0))
 ROUNDING = 1e-9
@@ -32,8 +32,8 @@ bounds = st.sampled_from([1e-6, 0.1, 1.0, 30.0, 1e6])
 def _released(stage: Stage, theta: Tensor, batch: Batch, bound: float) -> tuple[Release, dict[str, Tensor]]:
     job = stage.job("c", batch, theta, Silent(0), bound=bound)
     stage.run([job])
-    assert isinstance(job.door, OpenDoor)
-    event, _, sums = job.door.private[0]
+    assert isinstance(job.gate, OpenGate)
+    event, _, sums = job.gate.private[0]
     return event, sums
 
 

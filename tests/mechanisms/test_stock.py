@@ -151,7 +151,7 @@ def test_a_kind_that_no_plan_has_is_refused(kind: int, tmp_path: Path) -> None:
 
 
 def test_a_guard_that_looks_away_is_found_by_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin: a ledger written by software that never says that a kind is used up."""
+    """The negative control: a ledger written by software that never says that a kind is used up."""
     run = simulate(Composed(BySign(), PLANNED), tmp_path, metrics=(), federation=federation(budgets=(2.0,) * 4))
     with monkeypatch.context() as broken:
         broken.setattr(PlanGuard, "refusal", lambda self, release: None)  # noqa: ARG005
@@ -173,7 +173,7 @@ def test_an_adaptive_run_stays_under_its_claim() -> None:
 
 
 class Uncharged(RecordLocal):
-    """The broken twin: an eighth of the noise that the plan lists."""
+    """The negative control: an eighth of the noise that the plan lists."""
 
     def _noise(self, *args: object) -> object:  # type: ignore[override]
         z, origin = super()._noise(*args)  # type: ignore[arg-type]
@@ -191,8 +191,8 @@ class LooksAway(PlanGuard):
 def test_less_noise_than_listed_is_found_by_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlanGuard, "refusal", LooksAway.refusal)
     monkeypatch.setattr(PlanGuard, "charge", lambda self, release: self)  # noqa: ARG005
-    twin = Uncharged(steps=1, stock=STOCK)
-    verdict = audit(Audit(mechanism=twin, policy=EachTrial(BySign()), budget=2.0, rounds=4, trials=300))
+    mutant = Uncharged(steps=1, stock=STOCK)
+    verdict = audit(Audit(mechanism=mutant, policy=EachTrial(BySign()), budget=2.0, rounds=4, trials=300))
     assert verdict.broken
 
 

@@ -42,7 +42,7 @@ BUDGETS = {"strict": 0.5, "middle": 2.0, "free": 8.0}
 
 
 class NoNoise:
-    """A trusted server's door that adds nothing, to see the sum itself."""
+    """A trusted server's gate that adds nothing, to see the sum itself."""
 
     def release_sum(
         self,
@@ -73,7 +73,7 @@ def _cohort(
         jobs.append(job)
     messages = [message for message, _ in stage.run(jobs)]
     opening = RoundState(
-        0, theta, {}, tuple(budgets), float(len(budgets)), events=events, expected=expected, door=NoNoise()
+        0, theta, {}, tuple(budgets), float(len(budgets)), events=events, expected=expected, gate=NoNoise()
     )
     return messages, opening, decisions
 
@@ -98,7 +98,7 @@ def test_clients_of_unequal_budgets_share_one_noise(view: View, signals: tuple[S
 
 
 def test_a_share_with_another_noise_is_refused() -> None:
-    """Twin: bounds that were not scaled to the budgets."""
+    """Negative control: bounds that were not scaled to the budgets."""
     mechanism = ClientLevel(local=ONE, view=SecureAggregation(3, 1))
     messages, opening, _ = _cohort(mechanism, BUDGETS)
     event = opening.events["strict"][0]
@@ -140,9 +140,9 @@ class CountedOnce(SecureAggregation):
 
 
 def test_counting_colluders_and_dropouts_once_is_caught() -> None:
-    """Twin: of three shares in its sum one is known, where three unknown ones were counted on."""
-    twin = ClientLevel(local=ONE, view=CountedOnce(5, 1, 1))
-    assert noise_left(twin) < 0.9 * noise_left(behind(1, 1))
+    """Negative control: of three shares in its sum one is known, where three unknown ones were counted on."""
+    mutant = ClientLevel(local=ONE, view=CountedOnce(5, 1, 1))
+    assert noise_left(mutant) < 0.9 * noise_left(behind(1, 1))
 
 
 @pytest.mark.parametrize("absent", range(5))
@@ -154,7 +154,7 @@ def test_secure_aggregation_abandons_a_round_with_too_few_shares(absent: int) ->
 
 
 def test_only_shares_count_as_shares() -> None:
-    """Twin: a message of another kind brings no noise into the sum, so its sender is absent."""
+    """Negative control: a message of another kind brings no noise into the sum, so its sender is absent."""
     mechanism = ClientLevel(local=ONE, view=SecureAggregation(5, 1, 2))
     messages, opening, _ = _cohort(mechanism, {f"c{i}": 2.0 for i in range(5)})
     foreign = [

@@ -18,7 +18,7 @@ from modicum.mechanisms import client_level
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.methods import Composed
 from modicum.policies import Fixed
-from tests.mechanisms.stage import OpenDoor, Silent, Stage, double_model, loop, records
+from tests.mechanisms.stage import OpenGate, Silent, Stage, double_model, loop, records
 from tests.rows import CLIENTS, LOCAL, MECHANISMS, simulate
 from tests.test_non_interference import interferes
 
@@ -52,15 +52,15 @@ class Shorten:
 
 
 def clipped(mechanism: ClientLevel) -> list[Tensor]:
-    """What two clients' updates are when they reach the door, or a trusted server."""
+    """What two clients' updates are when they reach the gate, or a trusted server."""
     backend, theta = loop(double_model("dense", 0))
     stage = Stage(mechanism, backend)
     jobs = [stage.job(name, records(i, 12), theta, Silent(0), bound=BOUND) for i, name in enumerate("ab")]
     messages = [message for message, _ in stage.run(jobs)]
     if not mechanism.view.senders_add_noise:
         return [message.update for message in messages]
-    doors = [job.door for job in jobs]
-    return [sums["update"] for door in doors if isinstance(door, OpenDoor) for _, _, sums in door.private]
+    gates = [job.gate for job in jobs]
+    return [sums["update"] for gate in gates if isinstance(gate, OpenGate) for _, _, sums in gate.private]
 
 
 def of(name: str, transform: object) -> ClientLevel:
@@ -79,7 +79,7 @@ def test_is_applied_in_every_view_and_the_bound_holds_after_it(name: str) -> Non
 
 
 def test_clipping_before_the_transform_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin: the bound was enforced on something else than what is released."""
+    """The negative control: the bound was enforced on something else than what is released."""
     clip = client_level._clip
 
     def late(updates: Tensor, bounds: Sequence[float]) -> Tensor:
@@ -93,7 +93,7 @@ def test_clipping_before_the_transform_is_caught(monkeypatch: pytest.MonkeyPatch
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing(ClientLevel):
-    """The broken twin of "each client's update alone": all send what the first one has."""
+    """The negative control of "each client's update alone": all send what the first one has."""
 
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         done = super().run(jobs, kit)
@@ -101,7 +101,9 @@ class Mixing(ClientLevel):
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "alike"), [(ClientLevel(local=LOCAL), True), (Mixing(local=LOCAL), False)], ids=["ours", "twin"]
+    ("mechanism", "alike"),
+    [(ClientLevel(local=LOCAL), True), (Mixing(local=LOCAL), False)],
+    ids=["ours", "mutant"],
 )
 def test_a_client_computes_the_same_alone_and_in_company(
     mechanism: ClientLevel, alike: bool, tmp_path: Path

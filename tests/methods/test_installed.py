@@ -157,7 +157,7 @@ def test_two_packages_with_one_name(install: Install, caplog: pytest.LogCaptureF
 def test_without_the_objection_a_package_would_pass_as_ours(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broken twin."""
+    """The negative control."""
     from modicum.methods import installed
 
     install("acme_fl", {"mine": "modicum.methods.dp_sgd:DpSgd", "dp-sgd": "acme_fl:Acme"})

@@ -24,14 +24,14 @@ RECORD_LEVEL = (PacDp(optimiser="adam", steps=2), DpSgd(optimiser="adam", steps=
 
 
 class Deaf(RehearsedNoise):
-    """A door through which the same values come, whatever is sent."""
+    """A gate through which the same values come, whatever is sent."""
 
     def _noised(self, value: Tensor, std: float, *key: object) -> Tensor:  # noqa: ARG002
         return torch.linspace(-1.0, 1.0, value.numel(), dtype=value.dtype).view_as(value)
 
 
 class Raw(RecordLocal):
-    """The twin: its optimiser is handed the sums before they have passed the door."""
+    """The mutant: its optimiser is handed the sums before they have passed the gate."""
 
     def _noised_gradients(
         self, steppers: Sequence[Any], pool: Pool, theta: Tensor, kit: ClientKit, step: int
@@ -49,12 +49,12 @@ class RawPacDp:
 
 
 def models(method: MethodSpec) -> list[Tensor]:
-    """The server's model after two rounds behind a deaf door, from the records and from their mirror images."""
+    """The server's model after two rounds behind a deaf gate, from the records and from their mirror images."""
     found = []
     fed = Federation.from_dataset("digits", clients=3, budgets=4.0)
     for data in (fed.data, mirrored(fed.data)):
         run = Rehearsal(Experiment(federation=Federation(data, fed.budgets), method=method, rounds=2))
-        run.door = Deaf(0)
+        run.gate = Deaf(0)
         list(run.rounds())
         found.append(run.model)
     return found

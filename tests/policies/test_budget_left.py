@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from modicum.core.door import ReservedDoor
 from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision
 from modicum.core.needs import Need
 from modicum.core.parts import Mechanism, Observation, Place, Scope, State
+from modicum.core.release_gate import ReservedGate
 from modicum.federation.rehearsal import Rehearsal
 from modicum.federation.simulation import Simulation
 from modicum.mechanisms.record_local import RecordLocal
@@ -110,15 +110,15 @@ def test_is_a_function_of_public_values(mechanism: Mechanism, tmp_path: Path) ->
 
 
 def test_a_realised_spend_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin: a share by the records that were drawn in the end, which secret coins decide."""
+    """The negative control: a share by the records that were drawn in the end, which secret coins decide."""
     drawn: dict[str, int] = {}
-    sample = ReservedDoor.sample
+    sample = ReservedGate.sample
 
-    def counting(self: ReservedDoor, release: Release, step: int, records: int, *more: Tensor | None) -> Tensor:
+    def counting(self: ReservedGate, release: Release, step: int, records: int, *more: Tensor | None) -> Tensor:
         rows = sample(self, release, step, records, *more)
         drawn[release.client] = drawn.get(release.client, 0) + len(rows)
         return rows
 
-    monkeypatch.setattr(ReservedDoor, "sample", counting)
+    monkeypatch.setattr(ReservedGate, "sample", counting)
     monkeypatch.setattr(Ledger, "left", lambda self: {c: 1 / (1 + drawn.get(c, 0)) for c in self.plans})
     assert interferes(Composed(Frugal(), MECHANISMS["record-poisson"]), tmp_path)

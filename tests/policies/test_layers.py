@@ -122,7 +122,7 @@ def test_a_hostile_server_cannot_propose_bounds_that_do_not_fit(name: str, tmp_p
 
 
 def test_a_client_that_does_not_look_pays_before_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin of the last test."""
+    """The negative control of the last test."""
     monkeypatch.setattr(Clients, "_covers", lambda *_: True)
     sim = simulate(DpSgd(), tmp_path / "run")
     with pytest.raises(UserError, match="no bound for parameter"):

@@ -90,7 +90,7 @@ def test_bad_settings(settings: dict[str, float]) -> None:
 
 
 class FollowsTheEstimate(MedianNorm):
-    """A broken twin: it goes wherever an estimate points that stands out of the quietest client's noise."""
+    """A negative control: it goes wherever an estimate points that stands out of the quietest client's noise."""
 
     def observe(self, state: State, observed: Observation) -> State:
         known = [_square(r) for r in releases_of(observed)]

@@ -54,7 +54,7 @@ def test_converges_from_100_times_above_and_below(start: float, quantile: float,
 
 
 def test_the_published_wrong_sign_is_caught() -> None:
-    """The twin: C · exp(+η(b̄ − γ)) runs away from the quantile instead of towards it."""
+    """The mutant: C · exp(+η(b̄ − γ)) runs away from the quantile instead of towards it."""
 
     class WrongSign(AdaptiveQuantile):
         def observe(self, state: dict[str, float], observed: Observation) -> dict[str, float]:

@@ -37,7 +37,7 @@ STOCK = PrivacyPlan(
     budget=9.0,
     releases=tuple(PlannedRelease("gradient", z, PLAIN, n) for z, n in ((1.4, 2), (2.0, 3), (2.8, 3))),
 )
-ALSO = [STOCK, replace(STOCK, client="twin", budget=12.0), masked(client="masked")]
+ALSO = [STOCK, replace(STOCK, client="mutant", budget=12.0), masked(client="masked")]
 AUDIT = {
     "method": "one-run",
     "unit": "record",
@@ -213,7 +213,7 @@ def test_no_changed_field_wins_anything_in_full(run: Path) -> None:
 
 
 def test_a_reader_that_takes_what_it_knows_is_caught(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin: fields that are unknown or there twice are overlooked, and words are not compared."""
+    """The negative control: fields that are unknown or there twice are overlooked, and words are not compared."""
     monkeypatch.setattr(certificate_module, "parse", json.loads)
     monkeypatch.setattr(certificate_module, "unlike", lambda *_: None)
     monkeypatch.setattr(verify_module, "_differences", lambda *_: [])
@@ -278,7 +278,7 @@ def test_an_honest_audit_is_as_it_should_be(run: Path, change: dict[str, Any]) -
 
 @pytest.mark.usefixtures("agreeing")
 def test_an_audit_beside_real_noise_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It trained once more on the records, and nothing charged it. The twin looks at the figures alone."""
+    """It trained once more on the records, and nothing charged it. The mutant looks at the figures alone."""
     real = make(tmp_path / "real", CryptoNoise())
     problem = "it carries an audit, and noise was real: an audit is a release that no budget paid for"
     assert verify(real).problems == (problem,)

@@ -97,7 +97,7 @@ def test_a_certificate_says_nothing_twice(run: Path) -> None:
 
 
 def test_a_reader_that_takes_what_it_knows_misses_them(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin of the two tests above."""
+    """The negative control of the two tests above."""
     from modicum.privacy import certificate
 
     monkeypatch.setattr(certificate, "unlike", lambda *_: None)

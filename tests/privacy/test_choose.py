@@ -142,7 +142,7 @@ def test_a_guarantee_says_what_it_means():
 
 
 def test_the_choice_is_the_tight_one():
-    """A twin that prices hidden sampling as none is sound but 5 times as large; the choice must not be it."""
+    """A mutant that prices hidden sampling as none is sound but 5 times as large; the choice must not be it."""
     group = Gaussians(4.0, 0.01, 1000)
     chosen = accounting.epsilon([PlannedRelease("u", 4.0, Poisson(0.01, KnownTo.CLIENT), 1000)], RECORD).epsilon
     assert chosen == pld.epsilon([group], 1e-5, Adjacency.ZERO_OUT)

@@ -280,7 +280,7 @@ def test_nor_while_the_ledger_is_open(tmp_path: Path) -> None:
 def test_a_reader_that_lets_the_last_plan_win_spends_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broken twin: what the tests above would miss."""
+    """The negative control: what the tests above would miss."""
     path = tmp_path / "x.sqlite"
     spend_all(path)
     append_plan_again(path)

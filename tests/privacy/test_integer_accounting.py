@@ -61,7 +61,7 @@ def test_integer_noise_is_priced_as_the_gaussian_it_is_worth_at_a_smaller_delta(
 
 
 def test_what_the_draws_add_fits_into_what_is_kept_for_them() -> None:
-    """Twin: without the charge an ε is certified that the sampler's promise does not reach."""
+    """Negative control: without the charge an ε is certified that the sampler's promise does not reach."""
     releases = plan().releases
     found = epsilon(releases, SPEC).epsilon
     assert 0 < charge(releases, found) < SHARE * 1e-5
@@ -135,7 +135,7 @@ def test_a_certificate_without_the_charge_or_with_other_terms_does_not_match(tmp
 
 
 def test_floats_certified_as_integers_do_not_match(tmp_path: Path) -> None:
-    """Twin: the ledger of a run with floating-point noise, and a certificate that speaks of a lattice."""
+    """Negative control: the ledger of a run with floating-point noise, a certificate that speaks of a lattice."""
     folder = tmp_path / "r"
     run = Simulation(experiment(DpFedAvg(batch=4)), folder, noise=SimulatedNoise(1))
     list(run.rounds())
@@ -162,7 +162,7 @@ def test_floats_certified_as_integers_do_not_match(tmp_path: Path) -> None:
 def test_a_ledger_whose_plan_claims_too_much_is_found(
     change: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twins: the one who wrote the ledger checked nothing. The second opinion finds two of them by itself."""
+    """Negative controls: who wrote the ledger checked nothing. The second opinion finds two by itself."""
     noise = replace(TERMS.noise(TERMS.square(6.0)), **change)
     monkeypatch.setattr(ledger_module, "check_plan", lambda _plan: None)
     ledger = Ledger.create(tmp_path / "ledger.sqlite", "run", SimulatedNoise(0))

@@ -73,7 +73,7 @@ def test_integers_keep_to_the_square(steps: int, dimension: int) -> None:
 
 
 def test_rounding_without_the_condition_is_caught() -> None:
-    """The twin rounds once and keeps what comes: halves exceed the square in a tenth of the rows."""
+    """The mutant rounds once and keeps what comes: halves exceed the square in a tenth of the rows."""
     square = Lattice(1024, 80).square(80)
     halves = np.full((500, 1024), 2.5)  # norm 80
     assert np.any(squared_norms(round_rows(halves, 1 << 60)) > square)
@@ -129,7 +129,7 @@ def test_squared_norms_are_exact() -> None:
 
 @pytest.mark.parametrize("value", [-(2**63), 2**63 - 1, -(2**31), 2**31])
 def test_squared_norms_at_the_ends_of_the_range(value: int) -> None:
-    """−2^63 is its own absolute value: a twin that trusts `np.abs` takes its square for 0 and lets it pass."""
+    """−2^63 is its own absolute value: a mutant that trusts `np.abs` takes its square for 0 and lets it pass."""
     assert squared_norms(np.array([[value, 3]])).tolist() == [value**2 + 9]
     if value == -(2**63):
         assert not np.any(np.abs(np.array([value])) >= 1 << 31)
@@ -137,7 +137,7 @@ def test_squared_norms_at_the_ends_of_the_range(value: int) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, -1e19])
 def test_what_no_integer_holds_is_not_rounded(value: float) -> None:
-    """Cast all the same, as the twin does, it becomes another number; which one depends on the processor."""
+    """Cast all the same, as the mutant does, it becomes another number; which one depends on the processor."""
     with pytest.raises(UserError, match="finite"):
         round_rows(np.array([[value, 1.0]]), 100)
     with np.errstate(invalid="ignore"):
@@ -164,12 +164,12 @@ def test_every_budget_gets_its_noise(multiplier: float) -> None:
 
 
 def test_counting_one_client_too_many_is_caught() -> None:
-    """The twin counts t − c + 1: with only t − c honest in the sum, the true multiplier is under its claim."""
+    """The mutant counts t − c + 1: with only t − c honest in the sum, the true multiplier is under its claim."""
     terms = small_terms()
-    twin = small_terms(honest=6)
-    square = twin.square(2.0)
-    true = skellam.gaussian_multiplier(terms.honest * twin.share, square)
-    assert twin.multiplier(square) >= 2.0 > true
+    mutant = small_terms(honest=6)
+    square = mutant.square(2.0)
+    true = skellam.gaussian_multiplier(terms.honest * mutant.share, square)
+    assert mutant.multiplier(square) >= 2.0 > true
     assert terms.multiplier(terms.square(2.0)) >= 2.0
 
 
@@ -194,10 +194,10 @@ def test_every_agreed_budget_has_something_left(dimension: int, smallest: float,
 
 
 def test_a_lattice_that_leaves_nothing_is_caught() -> None:
-    """The twin's measure of loss accepts two steps for a scale of 0.07, where nothing can be sent."""
-    twin = Lattice(1, 2)
-    assert twin.square(0.14) <= 1.01 * 0.14**2
-    assert twin.norm(twin.square(0.14)) == 0.0
+    """The mutant's measure of loss accepts two steps for a scale of 0.07, where nothing can be sent."""
+    mutant = Lattice(1, 2)
+    assert mutant.square(0.14) <= 1.01 * 0.14**2
+    assert mutant.norm(mutant.square(0.14)) == 0.0
     assert finest_needed(1, 0.07, 0.01).steps > 100
 
 
@@ -235,7 +235,7 @@ def test_sums_that_nobody_can_have_made_are_rejected() -> None:
     hostile[0] += int(2 * terms.largest_norm())
     with pytest.raises(UserError, match="void"):
         terms.check_sum(hostile)
-    with pytest.raises(UserError, match="coordinates"):  # a twin that only measures would let it pass
+    with pytest.raises(UserError, match="coordinates"):  # a mutant that only measures would let it pass
         terms.check_sum(total[:3])
     garbage = np.random.default_rng(0).integers(-(2**31), 2**31, terms.lattice.dimension)
     with pytest.raises(UserError, match="void"):

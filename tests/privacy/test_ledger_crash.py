@@ -62,7 +62,7 @@ def test_broken_orders_are_caught(tmp_path: Path, step: Step) -> None:
 
 
 def test_a_ledger_that_commits_late_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin writes each transaction only when the next one begins."""
+    """The negative control writes each transaction only when the next one begins."""
 
     @contextmanager
     def late(self: Journal, read: object) -> Iterator[None]:  # noqa: ARG001

@@ -183,7 +183,7 @@ def test_no_forgery_wins_anything_in_100_000(part: int, court: Court) -> None:
 
 
 def last_one_wins(_: Grammar, entry: Entry) -> Said:
-    """The broken twin: a reader that asks of an entry only that it can be read."""
+    """The negative control: a reader that asks of an entry only that it can be read."""
     try:
         return KINDS[entry.kind].says.from_dict(entry.value)
     except (KeyError, TypeError, AttributeError) as error:
@@ -198,7 +198,7 @@ def test_a_reader_that_lets_the_last_plan_win_is_caught(court: Court, monkeypatc
 
 
 def test_a_witness_who_believes_any_head_is_caught(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin: what was kept is not looked for in the chain."""
+    """The negative control: what was kept is not looked for in the chain."""
     monkeypatch.setattr(Journal, "with_hash", _first)
     won = " ".join(court.trial(range(300))[1])
     for gain in ("charges forgotten", "dropped", "changed"):

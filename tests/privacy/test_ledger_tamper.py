@@ -83,7 +83,7 @@ def test_text_that_is_no_text_is_located(path: Path) -> None:
 
 
 def test_a_ledger_without_the_chain_check_misses_changes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin: the test above is what notices."""
+    """The negative control: the test above is what notices."""
     monkeypatch.setattr(Journal, "_check", lambda *_: None)
     before = rows(path)
     raw(path, ("UPDATE journal SET body = replace(body, '50.0', '70.0') WHERE number = 4", ()))

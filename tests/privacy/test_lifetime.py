@@ -263,7 +263,7 @@ Allows = Callable[[list[Coin]], bool]
 
 
 def tight(path: list[Coin]) -> bool:
-    """The broken twin: the exact δ(ε) of the runs that happened, as if they had been chosen beforehand."""
+    """The negative control: the exact δ(ε) of the runs that happened, as if they had been chosen beforehand."""
     products = [(1.0, 1.0)]
     for coin in path:
         products = [(p * a, r * b) for p, r in products for a, b in coin.outcomes()]

@@ -99,7 +99,7 @@ def test_different_keys_give_independent_streams() -> None:
 
 
 def test_a_source_that_forgets_the_step_is_caught() -> None:
-    """The broken twin of the test above: steps share a stream."""
+    """The negative control of the test above: steps share a stream."""
 
     class Forgetful(SimulatedNoise):
         def _generator(self, key: NoiseKey, kind: str) -> np.random.Generator:

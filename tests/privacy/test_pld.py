@@ -201,7 +201,7 @@ def test_what_floats_cannot_hold_is_refused_in_one_line(z, delta):
 
 
 def test_a_moment_that_is_no_number_never_counts_as_nothing(monkeypatch):
-    """max(0, nan) is 0: without the check (the twin) an unknown cost would be none at all."""
+    """max(0, nan) is 0: without the check (the mutant) an unknown cost would be none at all."""
     monkeypatch.setattr(pld, "_bound_one_way", lambda *_: math.nan)
     assert max(0.0, math.nan) == 0.0
     with pytest.raises(UserError, match="no ε can be computed"):

@@ -55,14 +55,14 @@ def test_the_largest_step_is_bounded(variance: float) -> None:
 
 
 def test_the_largest_step_of_the_largest_variance() -> None:
-    """η√variance tends to 1; the twin that squares the variance overflows."""
+    """η√variance tends to 1; the mutant that squares the variance overflows."""
     assert skellam.largest_step(1e300) * 1e150 == pytest.approx(1.0, rel=1e-13)
     with pytest.raises(OverflowError):
         assert 1e300**2
 
 
 @pytest.mark.parametrize("variance", VARIANCES[:-2])
-def test_a_twin_that_takes_skellam_for_a_gaussian_is_caught(variance: float) -> None:
+def test_a_mutant_that_takes_skellam_for_a_gaussian_is_caught(variance: float) -> None:
     """1/√variance, the Gaussian's own step, is too small."""
     assert second.measured_step(variance) > 1 / math.sqrt(variance)
 
@@ -89,7 +89,7 @@ def test_the_theorem_against_exact_curves(variance: float, shift: tuple[int, ...
         assert hockey_stick(q, p, epsilon) <= claimed + 1e-12
 
 
-def test_a_twin_with_a_smaller_shift_is_caught() -> None:
+def test_a_mutant_with_a_smaller_shift_is_caught() -> None:
     """Counting a shift of (2, 1) as one of squared norm 4: the exact curve is above the claim somewhere."""
     p, q = exact_pair(25.0, (2, 1))
     mu = 1 / skellam.gaussian_multiplier(25.0, 4)

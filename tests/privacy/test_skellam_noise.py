@@ -59,10 +59,10 @@ def test_the_table_is_as_exact_as_it_says(variance: float) -> None:
 
 
 def test_a_table_in_doubles_is_caught() -> None:
-    """The same check refuses a twin whose probabilities were computed in floating point."""
+    """The same check refuses a table whose probabilities were computed in floating point."""
     exact = exact_fractions(Fraction(7.3), 40)
-    twin = np.cumsum(np.concatenate([ive([0], 7.3), 2 * ive(np.arange(1, 40), 7.3)]))
-    assert max(abs(Fraction(float(a)) - b) for a, b in zip(twin, exact, strict=True)) > 2.0**-60
+    floating = np.cumsum(np.concatenate([ive([0], 7.3), 2 * ive(np.arange(1, 40), 7.3)]))
+    assert max(abs(Fraction(float(a)) - b) for a, b in zip(floating, exact, strict=True)) > 2.0**-60
 
 
 @pytest.mark.parametrize("variance", [0.01, 4.0, 1000.0, 1e6])

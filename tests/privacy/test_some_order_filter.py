@@ -76,7 +76,7 @@ Filter = Callable[[list[Coin]], bool]
 
 
 def some_order(path: list[Coin]) -> bool:
-    """The broken twin."""
+    """The negative control."""
     return any(sum(c.rho(a) for c in path) <= rdp.filter_cap(EPSILON, DELTA, a) for a in ORDERS)
 
 

@@ -111,7 +111,7 @@ def test_replace_one_as_well() -> None:
 
 
 class Generous(PlanGuard):
-    """The broken twin: the last of a kind may be taken once too often."""
+    """The negative control: the last of a kind may be taken once too often."""
 
     def refusal(self, release: Release) -> budgets.Refusal | None:
         return None if sum(self.left) > 0 else super().refusal(release)

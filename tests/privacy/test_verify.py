@@ -174,7 +174,7 @@ def test_a_charge_of_a_client_without_a_plan_is_found(run: Path) -> None:
 def test_an_accountant_that_errs_is_caught_by_the_second_opinion(
     run: Path, monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> None:
-    """The broken twin: our accountant off by 3%, in the certificate and in its recomputation alike."""
+    """The negative control: our accountant off by 3%, in the certificate and in its recomputation alike."""
     from modicum.privacy.accounting import pld
 
     true = pld.epsilon
@@ -370,6 +370,6 @@ def test_what_would_keep_the_library_busy_is_one_line(
     monkeypatch.setattr(second_opinion, "plan_epsilon", asked)
     [line] = verify(tmp_path / "ledger.sqlite").clients
     assert "a second opinion is computed for at most 1,000,000" in line.problems[0]
-    monkeypatch.setattr(second_opinion, "too_much", lambda _: [])  # the broken twin
+    monkeypatch.setattr(second_opinion, "too_much", lambda _: [])  # the negative control
     with pytest.raises(AssertionError, match="was asked"):
         verify(tmp_path / "ledger.sqlite")

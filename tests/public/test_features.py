@@ -99,7 +99,7 @@ def test_no_private_record_moves_the_geometry() -> None:
 
 
 def test_a_geometry_that_looks_at_clients_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin fits to the clients' records as well."""
+    """The mutant fits to the clients' records as well."""
     honest = features._public
 
     def peeking(data: FederatedData, source: Dataset | None, backbone: str) -> Public:
@@ -126,9 +126,7 @@ def test_a_proxy_with_other_labels_passes_through_the_same_backbone(weights: Pat
     assert data.geometry is not None
     assert data.geometry.about["backbone"].startswith("b-")
     task, proxy, _ = behind(weights, tmp_path / "features", load("digits:0-4"), load("digits:5-9"), None)
-    again = stand_on(
-        federate(task, clients=4, proxy=proxy), "discriminant:4", (8.0,) * 4, lambda: SPEC, None, weights
-    )
+    again = stand_on(federate(task, clients=4, proxy=proxy), "discriminant:4", (8.0,) * 4, lambda: SPEC)
     assert np.array_equal(again.proxy.x, data.proxy.x)
     assert np.array_equal(again.clients[2].train.x, data.clients[2].train.x)
 
@@ -149,7 +147,7 @@ def test_features_of_ones_own_records_are_written_nowhere(weights: Path, tmp_pat
     assert not list(tmp_path.glob("features/*"))
     few = replace(public, train=public.train.take(slice(40)), test=Arrays.empty(public.test))
     cached, *_ = behind(weights, tmp_path / "features", few, False, None)
-    assert len(list(tmp_path.glob("features/*"))) == 1  # the twin
+    assert len(list(tmp_path.glob("features/*"))) == 1  # the mutant
     assert np.array_equal(x, cached.train.x)
 
 

@@ -35,7 +35,7 @@ def test_without_anything_to_learn_the_decay_is_large() -> None:
     norms = [float(weight.norm()) for weight, _ in decay_path(features(x).double(), y, 4)]
     chosen = public_head(x, y, 4, fit).head.weight.norm()
     assert torch.isclose(chosen.double(), torch.tensor(norms[0], dtype=torch.double), rtol=1e-4)
-    fooled = [  # the broken twin: features fitted once, to all records, before the folds
+    fooled = [  # the negative control: features fitted once, to all records, before the folds
         sum(
             float(nn.functional.cross_entropy(features(x[h]).double() @ w.T + b, y[h], reduction="sum"))
             for h in _folds(y, 0)

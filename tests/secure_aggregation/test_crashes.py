@@ -121,7 +121,7 @@ def test_a_client_dies_and_comes_back(
 
 @pytest.mark.parametrize("step", [Step.KEYS, Step.SHARES])
 def test_a_store_that_forgets_is_caught(step: Step, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin sends first and never writes that step: asked again, it says something else."""
+    """The mutant sends first and never writes that step: asked again, it says something else."""
     terms = terms_for(4, dimension=6)
     clients = reborn(terms, tmp_path, None, "after it is written", 0)
     game = Round(terms, clients, random_inputs(terms, np.random.default_rng(0)))
@@ -276,15 +276,15 @@ def test_the_file(tmp_path: Path) -> None:
 
 
 def test_nobody_else_may_read_the_secrets(tmp_path: Path) -> None:
-    """The file is its owner's alone under the usual umask; the twin, made by SQLite itself, is everybody's."""
+    """The file is its owner's alone under the usual umask; the mutant, made by SQLite itself, is everybody's."""
     terms = terms_for(3)
     before = os.umask(0o022)
     try:
         SqliteStore(tmp_path / "s.sqlite", terms.run, terms.keys[0]).close()
-        twin = sqlite3.connect(tmp_path / "twin.sqlite")
-        twin.execute("CREATE TABLE said (state BLOB)")
-        twin.close()
+        mutant = sqlite3.connect(tmp_path / "mutant.sqlite")
+        mutant.execute("CREATE TABLE said (state BLOB)")
+        mutant.close()
     finally:
         os.umask(before)
     assert (tmp_path / "s.sqlite").stat().st_mode & 0o077 == 0
-    assert (tmp_path / "twin.sqlite").stat().st_mode & 0o077 == 0o044
+    assert (tmp_path / "mutant.sqlite").stat().st_mode & 0o077 == 0o044

@@ -12,7 +12,7 @@ from scipy.stats import hypergeom
 
 from modicum.secure_aggregation import Client, MemoryStore, ProtocolError, Step, Terms, Variant, VoidError, wire
 from modicum.secure_aggregation.graph import Graph, draw_neighbours
-from modicum.secure_aggregation.shape import DOUBT, STALL, Shape, _tails, agree_shape, doubt, stall
+from modicum.secure_aggregation.shape import FAILURE_PROBABILITY, STALL, Shape, _tails, agree_shape, doubt, stall
 from tests.secure_aggregation.adversary import Adversary, spy
 from tests.secure_aggregation.players import Ring, Round, drawn, players, random_inputs, signing_key, terms_for
 
@@ -43,11 +43,14 @@ def test_the_shape_that_is_agreed_on(clients: int, colluders: int, dropouts: int
     """Small, and within both bounds; with one neighbour in three taken away it is not any more."""
     threshold = clients - dropouts
     assert agree_shape(clients, threshold, colluders, dropouts, dropouts) == shape
-    assert doubt(clients, colluders, dropouts, shape) <= DOUBT
+    assert doubt(clients, colluders, dropouts, shape) <= FAILURE_PROBABILITY
     assert stall(clients, dropouts, shape) <= STALL
     if shape.neighbours < clients - 1:
-        twin = Shape(2 * shape.neighbours // 3, 2 * shape.shares // 3)
-        assert doubt(clients, colluders, dropouts, twin) > DOUBT or stall(clients, dropouts, twin) > STALL
+        mutant = Shape(2 * shape.neighbours // 3, 2 * shape.shares // 3)
+        assert (
+            doubt(clients, colluders, dropouts, mutant) > FAILURE_PROBABILITY
+            or stall(clients, dropouts, mutant) > STALL
+        )
 
 
 def falls_apart(choices: dict[int, set[int]], colluders: set[int], least: int) -> bool:
@@ -96,7 +99,7 @@ def test_a_round_of_101_with_dropouts_at_every_step() -> None:
     """The agreed graph: ten of 101 leave, two at each step, and the sum is exact."""
     terms = terms_for(101, colluders=1, threshold=91)
     assert terms.shape == Shape(32, 22)
-    assert 0 < terms.doubt <= DOUBT
+    assert 0 < terms.doubt <= FAILURE_PROBABILITY
     game = one_round(terms, {step: [2 * k, 2 * k + 1] for k, step in enumerate(STEPS)}, 0)
     np.testing.assert_array_equal(game.play(), game.true_sum())
     assert game.survivors == tuple(range(6, 101))
@@ -155,7 +158,7 @@ def test_draws_of_the_wrong_size_are_refused(names: tuple[int, ...]) -> None:
 
 
 class Persuaded(Ring):
-    """The twin lets somebody else choose its neighbours."""
+    """The mutant lets somebody else choose its neighbours."""
 
     def _draw(self) -> tuple[int, ...]:
         return (3, 4, 5) if self.index == 0 else super()._draw()
@@ -179,7 +182,7 @@ def masks_of(game: Round, client: int) -> bytes:
 
 
 class Trusting(Ring):
-    """The twin masks and signs without counting who holds whose shares."""
+    """The mutant masks and signs without counting who holds whose shares."""
 
     def _check_set(self, graph: Graph, members: tuple[int, ...], within: tuple[int, ...], what: str) -> None:
         del graph, within
@@ -197,7 +200,7 @@ def wide_terms(**changes: Any) -> Terms:
 def test_a_client_that_is_shown_no_neighbours(kind: type[Client]) -> None:
     """Client 8 is told that all its neighbours dropped out before it masked; the others are told nothing.
 
-    The twin has no mask but its own, which its neighbours then open: its input lies bare.
+    The mutant has no mask but its own, which its neighbours then open: its input lies bare.
     """
     terms = wide_terms()
     clients = {i: kind(terms, i, signing_key(i), MemoryStore()) for i in range(20)}
@@ -242,7 +245,7 @@ def apart(base: type[Ring]) -> type[Ring]:
 def test_survivors_around_whom_everybody_is_gone(base: type[Ring]) -> None:
     """All neighbours of client 8 are declared lost after masking: the sum of the others would lack its noise.
 
-    16 of 20 survive, as many as the threshold, so the noise of 15 is counted; the twin opens the sum of 14.
+    16 of 20 survive, as many as the threshold, so the noise of 15 is counted; the mutant opens the sum of 14.
     """
     terms = wide_terms(threshold=16)
     clients = players(terms, apart(base))

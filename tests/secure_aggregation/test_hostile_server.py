@@ -1,4 +1,4 @@
-"""What a hostile server with c colluders sees looks uniform; every broken twin gives an input away."""
+"""What a hostile server with c colluders sees looks uniform; every negative control gives an input away."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_rounds_have_nothing_in_common(graph: str) -> None:
 
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_masks_used_again_are_caught(graph: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin has the same keys in every round, and streams that do not depend on the round."""
+    """The mutant has the same keys in every round, and streams that do not depend on the round."""
     derive = masks._derive
     monkeypatch.setattr(
         masks, "_derive", lambda purpose, secret, terms, _round, *names: derive(purpose, secret, terms, 0, *names)
@@ -169,7 +169,7 @@ def test_both_shares_revealed(graph: str, store: type[MemoryStore]) -> None:
 @pytest.mark.parametrize("signatures", [True, False])
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_keys_that_the_server_made(graph: str, signatures: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server shows client 0 its own keys in place of everybody else's; the twin looks at no signature."""
+    """The server shows client 0 its own keys in place of everybody else's; the mutant looks at no signature."""
     terms = plain_terms(graph)
     clients = ring(terms)
     if not signatures:
@@ -271,7 +271,7 @@ def test_noise_is_counted_for_the_smallest_sum_that_can_be_opened(graph: type[Te
     game = Round(terms, clients, inputs, gone={Step.MASKED: (0, 1, 2)})
     counted = int(game.play()[0])
     assert counted == terms.honest == 4
-    twin = terms.honest + 1
-    assert twin > counted
+    mutant = terms.honest + 1
+    assert mutant > counted
     with pytest.raises(VoidError, match="fewer than the threshold"):
         Round(terms, clients, inputs, 2, gone={Step.MASKED: (0, 1, 2, 3)}).play()

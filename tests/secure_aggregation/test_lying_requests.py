@@ -173,7 +173,7 @@ def test_a_wrong_mask_key_makes_the_round_void() -> None:
 
 
 class OneStoreForAllTerms(Client):
-    """The twin takes what its store holds, whatever terms it was said under."""
+    """The mutant takes what its store holds, whatever terms it was said under."""
 
     def _header(self, round: int, step: Step) -> bytes:  # noqa: ARG002
         return b""
@@ -199,7 +199,7 @@ def test_shares_are_not_revealed_under_other_terms() -> None:
 
 
 def test_a_client_that_reveals_under_other_terms_is_caught() -> None:
-    """The twin hands out its shares of four mask keys and two seeds on the word of a server."""
+    """The mutant hands out its shares of four mask keys and two seeds on the word of a server."""
     revealed = asked_under_weaker_terms(OneStoreForAllTerms)
     assert len(wire.read(WEAKER, 1, Step.REVEAL, revealed, wire.DIGEST + 1 + 6 * 33).body) == 32 + 1 + 6 * 33
 
@@ -212,6 +212,6 @@ def test_a_round_that_no_store_can_hold(number: int, tmp_path: Path) -> None:
         for ask in (client.keys, lambda r: client.shares(r, b""), lambda r: client.reveal(r, b"")):
             with pytest.raises(ProtocolError, match="round's number"):
                 ask(number)
-        if number >= 1 << 63:  # the twin without the check
+        if number >= 1 << 63:  # the mutant without the check
             with pytest.raises(OverflowError):
                 store.read(number, Step.KEYS)

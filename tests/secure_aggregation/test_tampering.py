@@ -221,7 +221,7 @@ def test_nobody_is_named_for_what_another_did(kind: type[Client], index: int, go
 
 
 def test_without_the_commitment_wrong_shares_would_make_a_wrong_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin of the check above: a server that compares nothing opens garbage."""
+    """The mutant of the check above: a server that compares nothing opens garbage."""
     from modicum.secure_aggregation import server
 
     terms = terms_for(5, colluders=1, dimension=4)

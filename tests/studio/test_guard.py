@@ -45,8 +45,8 @@ async def nothing(*_: object) -> None: ...
 @pytest.mark.parametrize(("asked", "check"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
 def test_what_is_not_the_page_s_own_is_refused_and_only_by_this_check(asked: Asked, check: Check) -> None:
     assert Guard(nothing, TOKEN, PORT).refusal(asked) is not None
-    twin = Guard(nothing, TOKEN, PORT, [one for one in CHECKS if one is not check])
-    assert twin.refusal(asked) is None, "another check refuses it as well: this one is not known to bite"
+    mutant = Guard(nothing, TOKEN, PORT, [one for one in CHECKS if one is not check])
+    assert mutant.refusal(asked) is None, "another check refuses it as well: this one is not known to bite"
 
 
 @pytest.mark.parametrize("host", [HOST, f"localhost:{PORT}"])
@@ -108,7 +108,7 @@ def test_a_file_that_became_a_link_is_not_read(client: Client, runs: Path, tmp_p
     assert "neither a certificate nor a ledger" in client.get(f"api/audit?id={id}", status=400)["error"]
 
 
-def test_a_twin_that_follows_links_is_caught(
+def test_a_mutant_that_follows_links_is_caught(
     client: Client, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test above bites: without the check the rounds of a linked file are told."""

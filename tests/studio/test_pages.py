@@ -45,7 +45,7 @@ def test_nothing_that_the_page_asks_for_leaves_a_trace(client: Client, runs: Pat
     assert traces(runs) == before
 
 
-def test_a_twin_that_reads_the_ledger_in_place_is_found(runs: Path) -> None:
+def test_a_mutant_that_reads_the_ledger_in_place_is_found(runs: Path) -> None:
     """SQLite leaves files beside a ledger even of one who only reads: this is why a copy is looked at."""
     before = traces(runs)
     with Ledger.open(runs / "two" / "a" / "ledger.sqlite", read_only=True):

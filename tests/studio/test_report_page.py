@@ -46,7 +46,7 @@ def test_names_cannot_leave_the_data() -> None:
 
 
 def test_scripts_never_read_text_as_markup() -> None:
-    """One way to make elements, by text nodes; a twin with innerHTML would be found here."""
+    """One way to make elements, by text nodes; a mutant with innerHTML would be found here."""
     studio = Path(__file__).parents[2] / "src" / "modicum" / "studio" / "assets"
     texts = [asset(name) for name in SCRIPTS] + [path.read_text() for path in studio.glob("*.js")]
     forbidden = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc")

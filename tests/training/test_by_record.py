@@ -26,7 +26,7 @@ X = torch.tensor([[1.0, 2.0], [0.5, -1.0], [2.0, 0.0]])
 
 @dataclass(frozen=True)
 class ClaimsTooMuch(Distilled):
-    """A broken twin: the losses know all labels, and it says that they do not."""
+    """A negative control: the losses know all labels, and it says that they do not."""
 
     by_record = True
 
@@ -47,7 +47,7 @@ def test_trainings_say_truly_whether_records_stand_alone(training: LocalTraining
     assert training.by_record is not depends_on_others(training)
 
 
-def test_the_twin_is_caught() -> None:
+def test_the_mutant_is_caught() -> None:
     assert depends_on_others(ClaimsTooMuch(prior=1.0))
 
 

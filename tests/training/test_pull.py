@@ -19,7 +19,7 @@ from modicum.methods import Composed, DpFedAvg, FedProx
 from modicum.training.local_steps import LocalSteps
 from modicum.training.plain import Supervised
 from modicum.training.proximal import Proximal
-from tests.mechanisms.stage import OpenDoor, Silent, Stage, double_model, loop, records
+from tests.mechanisms.stage import OpenGate, Silent, Stage, double_model, loop, records
 from tests.rows import CLIENTS, simulate
 from tests.test_non_interference import interferes
 
@@ -38,13 +38,13 @@ class Away(Supervised):
         return torch.full_like(theta, 1e3)
 
 
-def update(mechanism: Mechanism, training: Supervised, bound: float = 1e6) -> tuple[Tensor, OpenDoor]:
+def update(mechanism: Mechanism, training: Supervised, bound: float = 1e6) -> tuple[Tensor, OpenGate]:
     backend, theta = loop(double_model("dense", 0))
     stage = Stage(mechanism, backend)
     job = stage.job("a", records(1, N), theta, Silent(0), bound=bound)
     (message, _), *_ = mechanism.run([job], replace(stage.kit(), training=training))
-    assert isinstance(job.door, OpenDoor)
-    return message.update, job.door
+    assert isinstance(job.gate, OpenGate)
+    return message.update, job.gate
 
 
 def by_hand() -> Tensor:
@@ -68,13 +68,13 @@ def test_is_the_proximal_objective(mechanism: Mechanism) -> None:
 
 def test_a_pull_is_clipped_with_the_update() -> None:
     mechanism = LEVELS["client"]
-    sent, door = update(mechanism, Away(Sgd(LR)), bound=0.5)
-    assert door.private[0][2]["update"].norm() <= 0.5
+    sent, gate = update(mechanism, Away(Sgd(LR)), bound=0.5)
+    assert gate.private[0][2]["update"].norm() <= 0.5
     assert sent.norm() <= 0.5
 
 
 def test_at_record_level_no_pull_enters_what_is_charged() -> None:
-    """What goes to the door is the clipped sum alone: the pull is added to what comes out."""
+    """What goes to the gate is the clipped sum alone: the pull is added to what comes out."""
     (plain, before), (far, after) = (update(LEVELS["record"], t(Sgd(LR)), bound=0.5) for t in (Supervised, Away))
     assert torch.equal(before.private[0][2]["gradient"], after.private[0][2]["gradient"])
     assert all(sums["gradient"].norm() <= 0.5 * N for _, _, sums in after.private)
@@ -94,7 +94,7 @@ def test_how_far_a_pull_reaches_is_not_held_against_a_client(
         mechanism, facts, plan, kit, *rest = given
         return real(mechanism, facts, plan, replace(kit, training=Supervised(Sgd(LR))), *rest)
 
-    monkeypatch.setattr(RecordLocal, "expected", unaware)  # the twin: honest clients count as absent
+    monkeypatch.setattr(RecordLocal, "expected", unaware)  # the mutant: honest clients count as absent
     run = simulate(spec, tmp_path / "b", rounds=1)
     assert len(run.step().impossible) == CLIENTS
     run.close()
@@ -102,7 +102,7 @@ def test_how_far_a_pull_reaches_is_not_held_against_a_client(
 
 @dataclass(frozen=True)
 class Peeking(Supervised):
-    """Pulls towards the mean of the client's own records: the twin that non-interference catches."""
+    """ProximalTerm towards the mean of the client's own records: the mutant that non-interference catches."""
 
     seen: dict[str, Any] = field(default_factory=dict, compare=False)
 

@@ -25,7 +25,7 @@ from modicum_bench.acdp_pfsd.letters import BACKBONE, CLASSES, RENDERED
 
 FEATURES = 32
 STEPS, BATCH = 1500, 128
-Hidden = Callable[[Tensor], Tensor]
+ClientLevelView = Callable[[Tensor], Tensor]
 
 
 def with_features(data: FederatedData, seed: int, device: str) -> FederatedData:
@@ -82,7 +82,7 @@ def behind_letters(dataset: Dataset, folder: Path, device: str) -> Dataset:
     return featured(dataset, from_backbone(folder / BACKBONE), folder, device)
 
 
-def _projected(data: FederatedData, hidden: Hidden, what: str, device: str) -> FederatedData:
+def _projected(data: FederatedData, hidden: ClientLevelView, what: str, device: str) -> FederatedData:
     public = hidden(_tensor(data.proxy, device))
     mean = public.mean(0)
     _, values, directions = torch.linalg.svd(public - mean, full_matrices=False)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from modicum.compute.client_batched.fused import FusedBackend
-from modicum.compute.client_batched.model import StackedPass, Twin
+from modicum.compute.client_batched.model import ClientBatchedModel, StackedPass
 from modicum.core.clips import Clip
 from modicum.core.parts import Batch, Job, Losses, Method
 from modicum.federation.rehearsal import Rehearsal, Rehearsed
@@ -65,7 +65,7 @@ class DeferredOutputs:
 
     def __init__(self, inner: FusedBackend, classes: int) -> None:
         self.inner, self.layout, self.classes = inner, inner.layout, classes
-        self._twin = Twin(inner.model)
+        self._batched = ClientBatchedModel(inner.model)
         self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -95,6 +95,6 @@ class DeferredOutputs:
         theta = torch.stack([theta for theta, _, _ in waiting])
         run = StackedPass(self.layout.named(theta), len(waiting), size, measure=False)
         run.anchor = run.anchor.detach()  # no backward pass: nothing needs to be kept
-        found = self._twin.outputs(torch.cat([x for _, x, _ in waiting]), run).detach()
+        found = self._batched.outputs(torch.cat([x for _, x, _ in waiting]), run).detach()
         for (_, _, place), answer in zip(waiting, torch.split(found, size), strict=True):
             place.copy_(answer)

@@ -85,7 +85,7 @@ class Size:
     clients: int  # of the second table
     records: int
     rounds: int
-    others: int  # records that are nobody's: half of them the attacker's own
+    others: int  # synthetic records: half of them the attacker's own
     splits: int  # that runs are pooled over, where there are several
     effort: str
 

@@ -18,7 +18,7 @@ import numpy as np
 from modicum.attacks.campaign import Stage, stage_of
 from modicum.attacks.order import INVERSIONS as ALL_INVERSIONS
 from modicum.attacks.order import Order
-from modicum.attacks.together import search_together, twin
+from modicum.attacks.together import duplicate_of, search_together
 from modicum.comparing.workers import Progress, work
 from modicum.data.arrays import Dataset
 from modicum.errors import UserError
@@ -215,7 +215,7 @@ def _try(job: Job, stages: Mapping[str, Stage], attack: str) -> None:
         search_together(all_of_them, attack)
     for place, (row, stage) in enumerate(stages.items()):
         told = stage.outcome(attack).to_dict()
-        other = twin(all_of_them, place) if searched else None
+        other = duplicate_of(all_of_them, place) if searched else None
         if other is not None:
             told["same_messages_as"] = rows[other]
         told["seconds"] = round((time.monotonic() - began) / (place + 1), 1)

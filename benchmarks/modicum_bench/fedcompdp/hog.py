@@ -27,7 +27,7 @@ class Hog(nn.Module):
 def hand_made() -> Extractor:
     """Histograms as features that are computed once and kept; the code decides them."""
     digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    return Extractor(f"hog-{digest}", Hog(), channels=3, size=7 * 7 * 4 * ANGLES)
+    return Extractor(f"hog-{digest}", Hog(), channels=(3,), size=7 * 7 * 4 * ANGLES)
 
 
 def hog(images: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -164,7 +164,7 @@ def played(experiment: Experiment) -> dict[str, Any]:
             if "sigma" in getattr(message, "metrics", {}):
                 sigmas.setdefault(job.facts.name, []).append(message.metrics["sigma"])  # type: ignore[union-attr]
                 steps = [
-                    b.noise_multiplier for t in job.door.tokens for b in t.release.blocks if b.name == GRADIENT
+                    b.noise_multiplier for t in job.gate.tokens for b in t.release.blocks if b.name == GRADIENT
                 ]
                 noise.setdefault(job.facts.name, []).extend(steps)
         curve.append(float(run.finish(state, jobs, results).simulated["test_accuracy"]))

@@ -158,7 +158,7 @@ ROWS: dict[str, Row] = {
     "fedmap": Row({"clipping": "plug-in"}),
     "awdp-fl": Row(),
 }
-TWINS = {"rpdp-fl": "dp-sgd", "fedsa": "dp-sgd"}  # one method where all clients have one budget and size
+SAME_AS = {"rpdp-fl": "dp-sgd", "fedsa": "dp-sgd"}  # one method where all clients have one budget and size
 Choice = tuple[float, float]
 CHOICES: tuple[Choice, ...] = tuple(itertools.product((0.1, 0.3, 1.0, 3.0), (0.3, 1.0)))  # rate, bound
 

@@ -19,7 +19,7 @@ from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.rehearsal import Rehearsal
 from modicum.public.head import decay_path, logistic_head
-from modicum_bench.leaderboard.grid import CHOICES, MESSAGES, ROWS, TASKS, TWINS, Cell, Choice, alike, made
+from modicum_bench.leaderboard.grid import CHOICES, MESSAGES, ROWS, SAME_AS, TASKS, Cell, Choice, alike, made
 from modicum_bench.leaderboard.tasks import StandIn, judged, private, records, stand_in
 
 Found = dict[str, Any]
@@ -125,12 +125,12 @@ def _keep(draw: Draw, result: Found) -> None:
 
 def _as_before(name: str, choice: Choice, federation: Federation, view: str, found: list[Found]) -> Found | None:
     """The outcome of a method that is the same one here, if it was played with the same settings."""
-    twin = TWINS.get(name)
-    if twin is None or not alike(federation) or view != MESSAGES:
+    same_as = SAME_AS.get(name)
+    if same_as is None or not alike(federation) or view != MESSAGES:
         return None
-    same = (one for one in found if one["method"] == twin and (one["rate"], one["clip"]) == tuple(choice))
+    same = (one for one in found if one["method"] == same_as and (one["rate"], one["clip"]) == tuple(choice))
     one = next((one for one in same if "accuracy" in one), None)
-    return one and {k: one[k] for k in ("accuracy", AS_CLIENTS) if k in one} | {"same_as": twin}
+    return one and {k: one[k] for k in ("accuracy", AS_CLIENTS) if k in one} | {"same_as": same_as}
 
 
 def _outcome(

@@ -39,7 +39,7 @@ def private(task: Task, clients: int, budget: Budgets, features: str, hot: bool,
     """The task itself; hot: with 5% of its records public, all of which may be learned from."""
     records, source = datasets(task)
     data = federate(records, clients=clients, proxy=0.05 if hot else False, proxy_validation=0.0, seed=seed)
-    return _on(data, source, clients, budget, features, task)
+    return _on(data, source, clients, budget, features)
 
 
 def stand_in(task: Task, clients: int, budget: float, features: str, hot: bool, seed: int) -> Federation:
@@ -51,11 +51,9 @@ def stand_in(task: Task, clients: int, budget: float, features: str, hot: bool, 
     known = round(0.05 * len(records.train)) if hot else 0
     size = (len(records.train) - known) // clients
     data, source = stood_in(public, seed, clients=clients, records=size, known=known, part=2)
-    return _on(replace(data, dataset=task.proxy), source, clients, budget, features, task)
+    return _on(replace(data, dataset=task.proxy), source, clients, budget, features)
 
 
-def _on(
-    data: FederatedData, source: Dataset, clients: int, budget: Budgets, features: str, task: Task
-) -> Federation:
+def _on(data: FederatedData, source: Dataset, clients: int, budget: Budgets, features: str) -> Federation:
     budgets = assign_budgets(budget, clients)
-    return Federation(stand_on(data, features, budgets, lambda: SPEC, source, task.backbone), budgets)
+    return Federation(stand_on(data, features, budgets, lambda: SPEC, source), budgets)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from modicum.core.extension_points import PublicEvaluator
 from modicum.core.facts import FeatureFacts, PublicFacts
 from modicum.core.messages import NoiseFacts, Opened, Released, ReleasedSum
 from modicum.core.needs import Need
 from modicum.core.parts import CLASS_COUNTS, Aggregation, State
-from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 
 FACTOR = 4.0

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from modicum.core.extension_points import PublicEvaluator
 from modicum.core.facts import PublicFacts
 from modicum.core.messages import Opened
 from modicum.core.parts import Aggregation, State
-from modicum.core.sockets import PublicEvaluator
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from modicum.aggregation.mean import Mean
+from modicum.core.extension_points import PublicEvaluator
 from modicum.core.facts import PublicFacts
 from modicum.core.messages import Opened
 from modicum.core.needs import Need
 from modicum.core.parts import Aggregation, State
-from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 
 

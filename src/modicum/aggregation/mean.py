@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from modicum.core.extension_points import PublicEvaluator
 from modicum.core.facts import PublicFacts
 from modicum.core.messages import Opened, ReleasedSum
 from modicum.core.parts import State
-from modicum.core.sockets import PublicEvaluator
 
 
 @dataclass(frozen=True)

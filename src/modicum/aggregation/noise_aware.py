@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from modicum.aggregation.weighted import weighted_mean
+from modicum.core.extension_points import PublicEvaluator
 from modicum.core.facts import PublicFacts
 from modicum.core.messages import Opened, Released, ReleasedSum
 from modicum.core.parts import State
-from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 
 TINY = 1e-30

@@ -18,11 +18,11 @@ from modicum.aggregation.anchored import LEAST, anchored, off
 from modicum.aggregation.momentum import Momentum
 from modicum.aggregation.noise_aware import NoiseAware
 from modicum.aggregation.weighted import Weighted
+from modicum.core.extension_points import PublicEvaluator
 from modicum.core.facts import FeatureFacts, PublicFacts, noise_of_sum
 from modicum.core.messages import Opened
 from modicum.core.needs import Need
 from modicum.core.parts import State
-from modicum.core.sockets import PublicEvaluator
 
 BORNE = 0.03  # noise in a norm's scale at which training it beside the head still paid (benchmarks/leaderboard.md)
 STEEPEST = 0.35  # largest slope of a clipped softmax gradient in a logit, over C

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from modicum.aggregation.mean import Mean
 from modicum.aggregation.noise_of import step_variance
+from modicum.core.extension_points import PublicEvaluator
 from modicum.core.facts import PublicFacts
 from modicum.core.messages import Opened
 from modicum.core.parts import Aggregation, State
-from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 
 

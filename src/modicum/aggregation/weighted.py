@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from modicum.core.extension_points import PublicEvaluator
 from modicum.core.facts import PublicFacts
 from modicum.core.messages import Opened, Released, ReleasedSum
 from modicum.core.parts import State
-from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 
 

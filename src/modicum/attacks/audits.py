@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from modicum.attacks.adversary_view import public_of, split_pool, view_of
 from modicum.attacks.canife import canife
 from modicum.attacks.one_run import BETA, audit_scores, most_provable
 from modicum.attacks.planted import Planting, plant
 from modicum.attacks.recipe import refuse_unreadable
-from modicum.attacks.wire import public_of, split_pool, wire_of
-from modicum.core.door import DoorWatch
+from modicum.core.release_gate import GateWatch
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, build_method
 from modicum.federation.simulation import Simulation
@@ -79,7 +79,7 @@ class Settings:
     seed: int = 0
     beta: float = BETA
     noise: NoiseSource | None = None
-    watch: DoorWatch | None = None
+    watch: GateWatch | None = None
 
 
 def one_run(experiment: Experiment, folder: Path, settings: Settings) -> Found:
@@ -99,7 +99,7 @@ def one_run(experiment: Experiment, folder: Path, settings: Settings) -> Found:
     against = "the Gaussian that the plan claims" if gaussian else "(ε, δ)"
     return Found(
         "one-run",
-        str(planted.wire.public.method.mechanism.spec.unit),
+        str(planted.view.public.method.mechanism.spec.unit),
         len(planted.owner),
         settings.beta,
         planted.delta,
@@ -156,10 +156,10 @@ def canife_audit(experiment: Experiment, folder: Path, settings: Settings) -> Fo
     finally:
         sim.close()
     pool, _, note = split_pool(experiment.federation.data)
-    wire = wire_of(seen.seen, public_of(experiment, pool, note))
+    view = view_of(seen.seen, public_of(experiment, pool, note))
     trials = max(4, settings.canaries // 10)
     found, canary, *_ = canife(
-        wire,
+        view,
         folder / "trials",
         trials=trials,
         seed=settings.seed,
@@ -213,11 +213,11 @@ def refuse_unfit(name: str, experiment: Experiment, settings: Settings | None = 
         raise UserError(f"an audit takes from 20 to {MOST_CANARIES:,} canaries, got {settings.canaries}")
     method = build_method(experiment)
     spec = method.mechanism.spec
-    if spec.unit is Unit.RECORD:
+    if spec.unit.of_client:
         refuse_unreadable(method)
     if name == "client-canaries" and spec.unit is not Unit.CLIENT:
         raise UserError("client canaries are for runs that protect clients: use one-run or canife for records")
-    if name == "canife" and (spec.unit is not Unit.RECORD or spec.view.shows is not Shows.MESSAGES):
+    if name == "canife" and (not spec.unit.of_client or spec.view.shows is not Shows.MESSAGES):
         raise UserError(
             "CANIFE looks for a record in single messages: use one-run or client-canaries for this run"
         )

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from modicum.attacks.adversary_view import AdversaryView, Public
 from modicum.attacks.bounds import FloatArray
 from modicum.attacks.inversion.objective import Targets, names_kept, soft, updates
 from modicum.attacks.membership.game import Questions
-from modicum.attacks.wire import Public, Wire
 from modicum.errors import UserError
 from modicum.mechanisms.soteria import first_linear
 
@@ -39,12 +39,12 @@ def length_distance(targets: Targets, x: Tensor, y: Tensor) -> Tensor:
     return total
 
 
-def by_lengths(wire: Wire, questions: Questions, *, done: Done | None = None) -> FloatArray:
+def by_lengths(view: AdversaryView, questions: Questions, *, done: Done | None = None) -> FloatArray:
     """Minus the distance above, of each question's record from its client's messages of one record."""
     total = torch.zeros(len(questions), dtype=torch.float64)
     y = questions.records.targets["y"]
-    for observed in wire.observed:
-        one = Targets.of(wire, [observed], str(wire.public.device))
+    for observed in view.observed:
+        one = Targets.of(view, [observed], str(view.public.device))
         if one.recipe.used != 1:
             raise UserError(f"lengths tell one record, and these messages hold {one.recipe.used}")
         rows = [i for i, name in enumerate(questions.clients) if name in observed.senders]

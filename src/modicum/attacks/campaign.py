@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from modicum.attacks.adversary_view import AdversaryView, Observed, public_of, split_pool, view_of
 from modicum.attacks.bounds import FloatArray, lower_bounds
 from modicum.attacks.ceilings import NOTHING, Ceiling, ceiling_of, weakest
 from modicum.attacks.images import HIT, LEVELS, Likeness, blind_rates, floors, likeness, matched
@@ -30,7 +31,6 @@ from modicum.attacks.outcome import Hits, Membership, Outcome, Quality, Reconstr
 from modicum.attacks.reasons import Check, checks
 from modicum.attacks.recipe import Recipe, recipe_of
 from modicum.attacks.truth import Truth, truth_of
-from modicum.attacks.wire import Observed, Wire, public_of, split_pool, wire_of
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.simulation import Simulation
@@ -89,29 +89,35 @@ def stage_of(
         )
     public, truth = public_of(experiment, pool, note), truth_of(experiment, fresh)
     public.model.to(order.device)
-    wire = wire_of(seen, public, order.party)
-    return Stage(experiment, wire, truth, order, folder, done)
+    view = view_of(seen, public, order.party)
+    return Stage(experiment, view, truth, order, folder, done)
 
 
 class Stage:
-    """One campaign: the wire, the truth to score with, and what was found before."""
+    """One campaign: the view, the truth to score with, and what was found before."""
 
     def __init__(
-        self, experiment: Experiment, wire: Wire, truth: Truth, order: Order, folder: Path, done: Done | None
+        self,
+        experiment: Experiment,
+        view: AdversaryView,
+        truth: Truth,
+        order: Order,
+        folder: Path,
+        done: Done | None,
     ) -> None:
-        self.experiment, self.wire, self.truth, self.order = experiment, wire, truth, order
-        self.effort, self.kept = EFFORTS[order.effort], StoredOutcomes(folder, order, wire)
-        every = weakest(ceiling_of(plan) for plan in wire.public.setup.plans.values())
-        self.ceiling = every if wire.claimed else NOTHING  # the claim trusts any other party
+        self.experiment, self.view, self.truth, self.order = experiment, view, truth, order
+        self.effort, self.kept = EFFORTS[order.effort], StoredOutcomes(folder, order, view)
+        every = weakest(ceiling_of(plan) for plan in view.public.setup.plans.values())
+        self.ceiling = every if view.claimed else NOTHING  # the claim trusts any other party
         self._pictures: dict[str, Tensor] = {}
-        self.chosen = _choose(wire, order.targets)  # messages that inversions are tried on
+        self.chosen = _choose(view, order.targets)  # messages that inversions are tried on
         self._done, self._made, self._finished = done, 0, 0
 
     def report(self) -> Report:
         """All attacks of the order, one after another."""
-        public = self.wire.public
+        public = self.view.public
         outcomes = tuple(self.outcome(name) for name in self.order.attacks)
-        sentences = (self.wire.sentence(), f"The attacker brings {public.pool_note}.")
+        sentences = (self.view.sentence(), f"The attacker brings {public.pool_note}.")
         found = checks(outcomes, public.method.mechanism, self.order.attacks)
         return Report(outcomes, self.picture(), self.ceiling, sentences, found)
 
@@ -124,7 +130,7 @@ class Stage:
 
     def _steps(self, name: str) -> int:
         if name in MEMBERSHIP:
-            return max(1, MEMBERSHIP[name].steps(self.effort, self.wire))
+            return max(1, MEMBERSHIP[name].steps(self.effort, self.view))
         tries = 2 + len(SHARES) if self._compares else 1
         return max(1, tries * INVERSIONS[name].steps(self.effort, len(self.chosen)))
 
@@ -137,7 +143,7 @@ class Stage:
 
     def targets(self) -> Targets:
         """The chosen messages, ready to be searched; refused where they cannot be inverted."""
-        return Targets.of(self.wire, self.chosen, self.order.device)
+        return Targets.of(self.view, self.chosen, self.order.device)
 
     def _reconstruction(self, name: str) -> Outcome:
         try:
@@ -183,7 +189,7 @@ class Stage:
     @cached_property
     def _blind(self) -> tuple[float, ...]:
         """The best blind guess's hit rate at each error, from above."""
-        return blind_rates(self.wire.public.pool.x[:2000], LEVELS)
+        return blind_rates(self.view.public.pool.x[:2000], LEVELS)
 
     @property
     def blind(self) -> float:
@@ -196,7 +202,7 @@ class Stage:
 
     def _floor(self, truth: Sequence[Tensor]) -> Quality:
         """The best of the guesses that use no message."""
-        pool, all_of_them = self.wire.public.pool.x, torch.cat(list(truth))
+        pool, all_of_them = self.view.public.pool.x, torch.cat(list(truth))
         tried = [Quality.of(likeness(guess, all_of_them)) for guess in floors(pool, all_of_them).values()]
         return max(tried, key=lambda quality: quality.psnr)
 
@@ -218,17 +224,17 @@ class Stage:
         cost = INVERSIONS[name].cost
         own = [self.truth.records[o.sender] for o in self.chosen]
         x = torch.stack([b.x for b in own]).to(targets.device)
-        keep = undefended(self.wire.public) if name == "ig-adaptive" else None
+        keep = undefended(self.view.public) if name == "ig-adaptive" else None
         true = at(targets, x, torch.stack([b.targets["y"] for b in own]).to(targets.device), cost, keep)
         if cost == "gaussian":
-            true = true + Gaussian.of(self.wire.public.pool.x).to(targets.device).minus_log(x)
+            true = true + Gaussian.of(self.view.public.pool.x).to(targets.device).minus_log(x)
         return float(np.mean([g.loss <= 1.01 * float(t) + 1e-9 for g, t in zip(guesses, true, strict=True)]))
 
     # Where nothing is hidden, and behind a part of the noise
 
     @property
     def _compares(self) -> bool:
-        hidden = any(o.facts.variance > 0 for o in self.chosen) or not self.wire.claimed
+        hidden = any(o.facts.variance > 0 for o in self.chosen) or not self.view.claimed
         return self.order.reference and hidden
 
     def _falls(self, name: str, quality: Quality) -> list[tuple[float, Quality]]:
@@ -261,7 +267,7 @@ class Stage:
         )
 
     @cached_property
-    def _free(self) -> Wire:
+    def _free(self) -> AdversaryView:
         """The first round of the same experiment, with ε = ∞."""
         free = Federation(
             self.experiment.federation.data, (float("inf"),) * len(self.experiment.federation.budgets)
@@ -274,13 +280,13 @@ class Stage:
                 sim.step()
             finally:
                 sim.close()
-        return wire_of(seen.seen, public_of(made, split_pool(free.data)[0], ""), self.order.party)
+        return view_of(seen.seen, public_of(made, split_pool(free.data)[0], ""), self.order.party)
 
     # Membership
 
     @cached_property
     def _game(self) -> tuple[Questions, Key]:
-        sent = {name for o in self.wire.observed for name in o.senders}
+        sent = {name for o in self.view.observed for name in o.senders}
         known = {name: own for name, own in self.truth.records.items() if name in sent}
         return ask(replace(self.truth, records=known), MOST_QUESTIONS, self.order.seed)
 
@@ -302,7 +308,7 @@ class Stage:
             return Membership(name, *counts, None, (), (), 0.0, claimed, fair, None, str(why))
         members, others = key.split(scores)
         rates = tuple(rate_at(members, others, fpr, seed=self.order.seed) for fpr in AT)
-        delta = self.wire.public.method.mechanism.spec.delta
+        delta = self.view.public.method.mechanism.spec.delta
         return Membership(
             name,
             *counts,
@@ -320,17 +326,17 @@ class Stage:
             return self.kept.numbers(f"{name}-{part}", compute)
 
         def ask_all() -> FloatArray:
-            return MEMBERSHIP[name].score(self.wire, questions, self.effort, self.order.seed, keep, self._step)
+            return MEMBERSHIP[name].score(self.view, questions, self.effort, self.order.seed, keep, self._step)
 
         return self.kept.numbers(name, ask_all)
 
     def picture(self, most: int = 8) -> Picture | None:
         """The first records that every inversion was tried on; None where records are no images."""
-        if not self._pictures or len(self.wire.public.shape) != 3:
+        if not self._pictures or len(self.view.public.shape) != 3:
             return None
         used = len(next(iter(self._pictures.values()))) // len(self.chosen)
         original = torch.cat([self.truth.records[o.sender].x[:used] for o in self.chosen])[:most]
-        mean = floors(self.wire.public.pool.x, original)["public mean"]
+        mean = floors(self.view.public.pool.x, original)["public mean"]
         named = f"public mean, the floor: {Quality.of(likeness(mean, original)).psnr:.1f} dB"
         return Picture(
             original, mean, {n: v[:most] for n, v in self._pictures.items() if len(v) >= len(original)}, named
@@ -344,16 +350,16 @@ class Stage:
             self._pictures[row] = torch.cat([matched(g.x.cpu(), t.cpu())[0] for g, t in pairs])
 
 
-def _choose(wire: Wire, count: int, asked: Collection[tuple[str, ...]] = ()) -> tuple[Observed, ...]:
+def _choose(view: AdversaryView, count: int, asked: Collection[tuple[str, ...]] = ()) -> tuple[Observed, ...]:
     """The first message of each of the first clients (of those in `asked`), and further rounds where they are few.
     Clients that differ in records or steps: those of one kind, the kind of most clients or else of fewest records.
     """
-    ordered = sorted(wire.observed, key=lambda o: (o.round, o.senders))
+    ordered = sorted(view.observed, key=lambda o: (o.round, o.senders))
     ordered = [o for o in ordered if o.senders in asked] or ordered
     kinds: dict[Recipe, list[Observed]] = {}
     try:
         for observed in ordered:
-            kinds.setdefault(recipe_of(wire.public, observed), []).append(observed)
+            kinds.setdefault(recipe_of(view.public, observed), []).append(observed)
     except UserError:  # whoever searches them is told why not
         return tuple(ordered[:count])
     alike = min(kinds.items(), key=lambda kind: (-min(count, len({o.senders for o in kind[1]})), kind[0].used))

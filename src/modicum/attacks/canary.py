@@ -1,7 +1,7 @@
 """Canary audit: plant one unit, run the real code many times with and without it, and try to tell which it was.
 
 A trial is one client (or one cohort) with its own plan in a real ledger. Nothing of a run is replaced: its loop,
-plan, reservations, door, messages and opening are those of any other. The adversary is the server: it chooses the
+plan, reservations, gate, messages and opening are those of any other. The adversary is the server: it chooses the
 models that it sends (`Turning`) and reads what its view lets it read (`TrialCarrier`). If the lower bound on ε
 that its success proves is above the ε that the ledger reports, the mechanism or its accounting is broken.
 """
@@ -21,10 +21,13 @@ from torch import Tensor
 from modicum.attacks.bounds import FloatArray, LowerBounds, lower_bounds
 from modicum.attacks.probe import ProbeBackend, ProbeTraining, Turning
 from modicum.attacks.trials import EachTrial, TrialCarrier, TrialCohorts, TrialNoise
-from modicum.core import door
-from modicum.core.door import DoorWatch
+from modicum.core import release_gate
 from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.parts import Backend, Batch, ClientKit, Mechanism, Method, Policy
+from modicum.core.persons import Slot
+from modicum.core.release_gate import GateWatch
+from modicum.data import persons
+from modicum.data.arrays import Arrays
 from modicum.errors import UserError
 from modicum.federation.clients import Client, Clients
 from modicum.federation.correlate import Correlates
@@ -43,6 +46,7 @@ from modicum.privacy.views import Adjacency, Unit
 
 RUN = "audit"
 CONFIDENCE = 1 - 1e-6
+SLOT = Slot(2)  # of the persons of an audit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +96,7 @@ def audit(
     what: Audit,
     *,
     noise: NoiseSource | None = None,
-    watch: DoorWatch | None = None,
+    watch: GateWatch | None = None,
     backend: Backend | None = None,
 ) -> Verdict:
     """Run both worlds. The keyword arguments put another part in place, for instance a broken one."""
@@ -124,7 +128,7 @@ def _own_steps(what: Audit) -> tuple[Correlated, FloatArray] | None:
     schedule = mechanism.schedule.rows(releases)
     if schedule is None or not isinstance(releases.sampler, Cyclic):
         return None
-    turns = [door.batch_of(t, releases.sampler, what.records) for t in range(what.rounds)]
+    turns = [release_gate.batch_of(t, releases.sampler, what.records) for t in range(what.rounds)]
     return schedule, np.array([float(0 in batch) for batch in turns])
 
 
@@ -167,7 +171,7 @@ class _World:
         folder: Path,
         noise: NoiseSource,
         backend: Backend,
-        watch: DoorWatch | None,
+        watch: GateWatch | None,
     ) -> None:
         self.what, self.present, self.dimension = what, present, backend.layout.dimension
         self.direction = torch.zeros(self.dimension, dtype=torch.float64)
@@ -211,7 +215,7 @@ class _World:
     def _members(self) -> list[Client]:
         what, nothing = self.what, Batch(torch.zeros(0, self.dimension, dtype=torch.float64), {})
         batches = [self._records(canary=i == 0) for i in range(self._of_a_trial)]
-        records = what.records if what.mechanism.spec.unit is Unit.RECORD else 1
+        records = what.records if what.mechanism.spec.unit.of_client else 1
         plan_of = what.mechanism.plan
         clients = []
         for trial in range(what.trials):
@@ -228,6 +232,8 @@ class _World:
         if unit is Unit.CLIENT:
             return _batch([planted if canary else 0 * planted])
         others = [1e3 * torch.roll(self.direction, 1)] * (self.what.records - 1)
+        if unit is Unit.PERSON:
+            return _persons([planted, *others])
         gone = adjacency is Adjacency.ADD_REMOVE and not self.present
         return _batch(others if gone else [planted, *others])
 
@@ -240,6 +246,14 @@ class _World:
         if not isinstance(self.what.policy, EachTrial) and self.server.state.policy != begun:
             raise UserError("the audit's policy learns from releases, so that its trials are not independent")
         return total
+
+
+def _persons(people: Sequence[Tensor]) -> Batch:
+    """Each with as many rows as a slot has, but for the canary, who has two slots' more, all over the table."""
+    table = [*range(len(people)), *(0 for _ in range(2 * SLOT.rows)), *list(range(len(people))) * (SLOT.rows - 1)]
+    x = torch.stack([people[who] for who in table]).numpy()
+    held = persons.grouped(Arrays(x, np.zeros(len(table), np.int64)), np.array(table), SLOT)
+    return Batch(torch.from_numpy(held.x).double(), {"y": torch.from_numpy(held.y)})
 
 
 def _batch(rows: Sequence[Tensor]) -> Batch:

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.func import functional_call, grad
 from torch.nn.functional import cross_entropy
 
+from modicum.attacks.adversary_view import AdversaryView, Public, public_of, view_of
 from modicum.attacks.bounds import FloatArray, LowerBounds, lower_bounds
 from modicum.attacks.inversion.objective import MOST_UNROLLED
 from modicum.attacks.membership.matched import gradients
 from modicum.attacks.planted import Directions, Planted, marked
 from modicum.attacks.recipe import Clip, recipe_of
-from modicum.attacks.wire import Public, Wire, public_of, wire_of
-from modicum.core.door import DoorWatch
+from modicum.core.release_gate import GateWatch
 from modicum.data.arrays import Arrays, ClientData
 from modicum.errors import UserError
 from modicum.federation.experiment import Federation
@@ -63,7 +63,7 @@ def design(public: Public, theta: Tensor, bound: float, *, steps: int = 200, see
 
 
 def canife(
-    wire: Wire,
+    view: AdversaryView,
     folder: Path,
     *,
     trials: int = 100,
@@ -71,24 +71,24 @@ def canife(
     seed: int = 0,
     confidence: float = 0.95,
     noise: NoiseSource | None = None,
-    watch: DoorWatch | None = None,
+    watch: GateWatch | None = None,
 ) -> tuple[LowerBounds, Canary, FloatArray, FloatArray]:
     """(what one round proves, the canary, scores with it, scores without it).
 
     Scores are ⟨ĝ, ∇ℓ(x̃)⟩/C² of the noised sum: about N(1, z²) and N(0, z²). Every trial is a client of its own in
     a real ledger, with the plan of the run's first client and its noise, asked for one round.
     """
-    first = wire.observed[0]
-    recipe = recipe_of(wire.public, first)
+    first = view.observed[0]
+    recipe = recipe_of(view.public, first)
     if recipe.clip is not Clip.RECORDS or recipe.steps > MOST_UNROLLED or len(first.senders) > 1:
         raise UserError(
             "CANIFE looks at records that each client clips in a few steps of its own: audit such a run"
         )
-    canary = design(wire.public, first.model, first.bound, steps=steps, seed=seed)
-    made = wire.public.setup.experiment
-    facts = wire.public.clients[first.sender]
+    canary = design(view.public, first.model, first.bound, steps=steps, seed=seed)
+    made = view.public.setup.experiment
+    facts = view.public.clients[first.sender]
     budget = made.federation.budgets[made.federation.data.names.index(first.sender)]
-    pool, rng = wire.public.pool, np.random.default_rng([seed, 3])
+    pool, rng = view.public.pool, np.random.default_rng([seed, 3])
     clients = []
     for i in range(2 * trials):
         rows = torch.from_numpy(rng.integers(0, len(pool), facts.records - 1))
@@ -105,8 +105,8 @@ def canife(
         proxy_validation=nothing,
         geometry=None,
     )
-    model = wire.public.model
-    wire.public.layout.load(model, first.model.clone())
+    model = view.public.model
+    view.public.layout.load(model, first.model.clone())
     federation = Federation(data, (budget,) * len(clients))
     experiment = replace(made, federation=federation, model=model, per_round=None, metrics=(), seed=seed)
     seen = Remember()
@@ -121,11 +121,11 @@ def canife(
         sim.step()
     finally:
         sim.close()
-    observed = wire_of(seen.seen, public_of(experiment, Arrays.empty(nothing), "")).observed
+    observed = view_of(seen.seen, public_of(experiment, Arrays.empty(nothing), "")).observed
     direction = canary.gradient * min(1.0, first.bound / max(1e-12, float(canary.gradient.norm())))
     scale = recipe.records / (recipe.gain * first.bound**2)
     scores = {o.sender: -float(o.update.double() @ direction.double()) * scale for o in observed}
     named = [scores[name] for name in sorted(scores)]
     inside, outside = np.array(named[:trials]), np.array(named[trials:])
-    delta = wire.public.method.mechanism.spec.delta
+    delta = view.public.method.mechanism.spec.delta
     return lower_bounds(inside, outside, delta, confidence), canary, inside, outside

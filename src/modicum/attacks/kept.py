@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from modicum.attacks.adversary_view import AdversaryView
 from modicum.attacks.bounds import FloatArray
 from modicum.attacks.inversion.objective import Guess
 from modicum.attacks.order import Found, Order
-from modicum.attacks.wire import Wire
 from modicum.core.store import create_alone
 
 
@@ -24,16 +24,16 @@ class StoredOutcomes:
 
     folder: Path
     order: Order
-    wire: Wire
+    view: AdversaryView
 
     def path(self, name: str, kind: str) -> Path:
         """Of what `name` found."""
-        first = self.wire.observed[0]
+        first = self.view.observed[0]
         told = [
             name,
             asdict(replace(self.order, attacks=("dlg",))),
-            self.wire.public.method.name,
-            len(self.wire.observed),
+            self.view.public.method.name,
+            len(self.view.observed),
         ]
         text = json.dumps([*told, float(first.update.double().sum()), float(first.update.double().abs().max())])
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from modicum.attacks.adversary_view import AdversaryView, Public
 from modicum.attacks.bounds import FloatArray
 from modicum.attacks.breaks import by_lengths, without_pruned
 from modicum.attacks.inversion.analytic import analytic
@@ -20,8 +21,7 @@ from modicum.attacks.membership.game import Questions
 from modicum.attacks.membership.matched import matched
 from modicum.attacks.membership.quantile import quantile
 from modicum.attacks.membership.shadow import Keep, lira, lr_mia
-from modicum.attacks.wire import Public, Wire
-from modicum.core.door import SERVER
+from modicum.core.release_gate import SERVER
 from modicum.errors import UserError
 from modicum.mechanisms.soteria import Soteria
 
@@ -68,8 +68,8 @@ class Inversion:
 class Asking:
     """A score for every question of the membership game."""
 
-    score: Callable[[Wire, Questions, Effort, int, Keep, Step], FloatArray]
-    steps: Callable[[Effort, Wire], int]
+    score: Callable[[AdversaryView, Questions, Effort, int, Keep, Step], FloatArray]
+    steps: Callable[[Effort, AdversaryView], int]
     knows: str = ""
 
 

@@ -1,7 +1,7 @@
 """Canaries with gradients of the auditor's choice in a run of the real code.
 
 Marked records keep their place among a client's records, so that sizes, plans and noise stay what they were; where
-clients are protected, marked clients join. Everything else is the run's own: ledger, reservations, coins, door,
+clients are protected, marked clients join. Everything else is the run's own: ledger, reservations, coins, gate,
 messages, server. Only the gradient of a marked record is written by hand: the whole bound along a direction of its
 own, or, by a fair coin, what the adjacency calls its absence.
 """
@@ -20,14 +20,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from modicum.attacks.adversary_view import AdversaryView, Observed, public_of, view_of
 from modicum.attacks.bounds import FloatArray
 from modicum.attacks.ceilings import ceiling_of
 from modicum.attacks.recipe import recipe_of
-from modicum.attacks.wire import Observed, Wire, public_of, wire_of
 from modicum.core.clips import Clip
-from modicum.core.door import DoorWatch
 from modicum.core.layout import Layout
 from modicum.core.parts import Backend, Batch, Losses
+from modicum.core.release_gate import GateWatch
 from modicum.data.arrays import Arrays, ClientData
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation
@@ -143,7 +143,7 @@ def marked(batch: Batch, marks: Tensor) -> Batch:
 class Planting:
     """A finished run with canaries in it: what was seen, and the coins that nobody was told."""
 
-    wire: Wire
+    view: AdversaryView
     directions: Directions
     owner: tuple[str, ...]  # the client of each canary
     inside: NDArray[np.bool_]
@@ -153,22 +153,22 @@ class Planting:
     @property
     def gaussian(self) -> bool:
         """Whether every plan with a canary samples nothing, so that it claims the trade-off of a Gaussian."""
-        plans = self.wire.public.setup.plans
+        plans = self.view.public.setup.plans
         return all(ceiling_of(plans[name]).mu is not None for name in dict.fromkeys(self.owner))
 
     def scores(self) -> FloatArray:
         """For each canary the matched filter: what is seen along it, by its size over the noise, all rounds."""
         total = np.zeros(len(self.owner))
-        for o in self.wire.observed:
+        for o in self.view.observed:
             for j in (j for j, name in enumerate(self.owner) if name in o.senders):
                 size, sign = self._size(o, j)
                 total[j] += sign * self.directions.along(o.update, j) * size / max(o.facts.variance, 1e-30)
         return total
 
     def _size(self, o: Observed, j: int) -> tuple[float, float]:
-        if self.wire.public.method.mechanism.spec.unit is Unit.CLIENT:
+        if self.view.public.method.mechanism.spec.unit is Unit.CLIENT:
             return o.bound * o.share, 1.0
-        recipe = recipe_of(self.wire.public, o, self.owner[j])
+        recipe = recipe_of(self.view.public, o, self.owner[j])
         return recipe.gain * o.bound / recipe.records, -1.0
 
     def groups(self, least: int = 20) -> list[tuple[str, NDArray[np.bool_]]]:
@@ -186,7 +186,7 @@ def plant(
     share: float = 0.5,
     seed: int = 0,
     noise: NoiseSource | None = None,
-    watch: DoorWatch | None = None,
+    watch: GateWatch | None = None,
 ) -> Planting:
     """Play the experiment once with canaries in it, in a new folder.
 
@@ -212,7 +212,7 @@ def plant(
         sim.close()
     public = public_of(experiment, experiment.federation.data.test, "")
     delta = sim.method.mechanism.spec.delta
-    return Planting(wire_of(seen.seen, public), directions, owner, inside, claimed, delta)
+    return Planting(view_of(seen.seen, public), directions, owner, inside, claimed, delta)
 
 
 def _places(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from modicum.attacks.wire import Observed, Public
+from modicum.attacks.adversary_view import Observed, Public
 from modicum.core.clips import Auto, Flat, PerLayer
 from modicum.core.optimisers import Sgd
 from modicum.core.parts import Method

@@ -12,9 +12,9 @@ from functools import partial
 
 import torch
 
+from modicum.attacks.adversary_view import Observed
 from modicum.attacks.campaign import Stage
 from modicum.attacks.order import INVERSIONS, Found
-from modicum.attacks.wire import Observed
 from modicum.errors import UserError
 
 
@@ -27,7 +27,7 @@ def search_together(stages: Sequence[Stage], name: str) -> None:
             _search(group, name)
 
 
-def twin(stages: Sequence[Stage], place: int) -> int | None:
+def duplicate_of(stages: Sequence[Stage], place: int) -> int | None:
     """The first stage whose messages, bounds and noise are the very same: a search there finds the same here."""
     return next((i for i in range(place) if _same(stages[i].chosen, stages[place].chosen)), None)
 
@@ -44,12 +44,12 @@ def _same(mine: Sequence[Observed], theirs: Sequence[Observed]) -> bool:
 def _search(group: Sequence[Stage], name: str) -> None:
     """All messages at once, those that two runs share only once."""
     first, count = group[0], len(group[0].chosen)
-    twins = [twin(group, i) for i in range(len(group))]
-    distinct = [i for i, other in enumerate(twins) if other is None]
+    duplicates = [duplicate_of(group, i) for i in range(len(group))]
+    distinct = [i for i, other in enumerate(duplicates) if other is None]
     observed = tuple(o for i in distinct for o in group[i].chosen)
     whole = replace(first.targets(), observed=observed, runs=len(distinct))
     found = INVERSIONS[name].search(whole, first.effort, first.order.seed, lambda _: None)
-    for i, (stage, other) in enumerate(zip(group, twins, strict=True)):
+    for i, (stage, other) in enumerate(zip(group, duplicates, strict=True)):
         at = count * distinct.index(i if other is None else other)
         stage.kept.guesses(name, partial(_part, found, at, at + count))
 

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modicum.core.door import DoorWatch, ReservedSumDoor, SumDoor
 from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.messages import Decision, Message, Opened, Released, ReleasedSum
 from modicum.core.parts import Job, Observation, Place, Policy, Scope, Signal, State
+from modicum.core.release_gate import GateWatch, ReservedSumGate, SumGate
 from modicum.core.round_state import Collector, RoundState
 from modicum.errors import UserError
 from modicum.federation.clients import Answer, Clients
@@ -153,7 +153,7 @@ class TrialCarrier(InProcess):
         trials: Sequence[Sequence[str]],
         noise_of: Sequence[TrialNoise],
         noise: NoiseSource,
-        watch: DoorWatch | None,
+        watch: GateWatch | None,
     ) -> None:
         self.trials, self.seen = trials, list[Tensor]()
         own = {name: noise_of[i] for i, names in enumerate(trials) for name in names}
@@ -163,12 +163,12 @@ class TrialCarrier(InProcess):
         rows = {name: rows_for(server.method.mechanism, own[name]) for names in trials for name in names[:1]}
         first = {name: names[0] for names in trials for name in names}
 
-        def door(tokens: Sequence[Token]) -> SumDoor:
+        def gate(tokens: Sequence[Token]) -> SumGate:
             name = tokens[0].release.client
-            return ReservedSumDoor(own[name], tokens, rows[first[name]])
+            return ReservedSumGate(own[name], tokens, rows[first[name]])
 
         central = not server.method.mechanism.spec.view.senders_add_noise
-        trusted = TrustedLedger(ledger, noise, watch, Keep.NOTHING, door) if central else None
+        trusted = TrustedLedger(ledger, noise, watch, Keep.NOTHING, gate) if central else None
         super().__init__(
             server, clients, ledger, trusted=trusted, faults=lambda _, client: client in self._dropped
         )
@@ -219,7 +219,7 @@ class TrialCarrier(InProcess):
             cohort=tuple(names),
             events={n: state.events[n] for n in names if n in state.events},
             expected={n: state.expected[n] for n in names if n in state.expected},
-            door=None if self.trusted is None else self.trusted.door(tokens),
+            gate=None if self.trusted is None else self.trusted.gate(tokens),
         )
         sum = self.server.method.mechanism.collect(trial)
         for name in sorted(name for name in names if name in held):

@@ -13,6 +13,7 @@ from modicum.cli import (
     account,
     attack,
     audit,
+    backbones,
     bench,
     check,
     compare,
@@ -24,6 +25,7 @@ from modicum.cli import (
     fit,
     fit_metanet,
     flower,
+    look,
     methods,
     silo,
     studio,
@@ -77,6 +79,7 @@ def main(
 
 app.command("demo")(demo.demo)
 app.command("run")(experiment.run)
+app.command("look")(look.look)
 app.command("compare")(compare.compare)
 app.command("fit-clipping")(fit.fit_clipping)
 app.command("fit-metanet")(fit_metanet.fit_metanet)
@@ -88,6 +91,7 @@ app.command("studio")(studio.studio)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)
 app.command("attack")(attack.attack)
+app.command("backbones")(backbones.backbones)
 app.command("doctor")(doctor.doctor)
 app.command("audit")(audit.audit)
 app.add_typer(bench.app, name="bench")

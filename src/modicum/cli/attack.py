@@ -56,7 +56,7 @@ def attack(
     from modicum.cli.progress import counting
     from modicum.config import experiment, read
     from modicum.core.device import device_named
-    from modicum.core.door import SERVER
+    from modicum.core.release_gate import SERVER
     from modicum.federation.run_folder import RunFolder
     from modicum.federation.transcript import AGGREGATOR
     from modicum.federation.transcript_file import load_transcript

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +100,8 @@ def _facts(fit: Fit, curve_file: Path, picture: Path | None) -> dict[str, Any]:
         "kind": fit.shape,
         "at_edge": fit.at_edge,
         "r2": fit.r2,
+        "r2_raw": fit.r2_raw,
+        "quadratic": asdict(fit.quadratic),
         "leave_one_out": {k: v if v < float("inf") else None for k, v in fit.errors.items()},
         "pairs": fit.pairs,
         "outliers": fit.outliers,
@@ -117,9 +119,10 @@ def _text(fit: Fit, facts: dict[str, Any]) -> str:
         )
     else:
         lines.append(
-            f"{fit.kind} curve, R² = {fit.r2:.3f}; constant below {fit.curve.inputs[0]:g} and above "
-            f"{fit.curve.inputs[-1]:g}"
+            f"{fit.kind} curve, R² = {fit.r2_raw:.3f} of C and {fit.r2:.3f} of log C; constant below "
+            f"{fit.curve.inputs[0]:g} and above {fit.curve.inputs[-1]:g}"
         )
+    lines.append(f"as printed, by least squares: {fit.quadratic}")
     if fit.at_edge:
         at = ", ".join(f"{e:g}" for e in fit.at_edge)
         lines.append(

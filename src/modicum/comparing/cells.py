@@ -71,7 +71,7 @@ def cells_of(
     ]
     if len(cells) > MOST:
         raise UserError(f"that is {len(cells):,} runs: compare at most {MOST:,} at a time")
-    _refuse_twins(cells)
+    _refuse_duplicates(cells)
     return cells
 
 
@@ -145,7 +145,7 @@ def _written(value: Any) -> str:
     return "[" + ", ".join(map(_written, value)) + "]" if isinstance(value, list) else str(value)
 
 
-def _refuse_twins(cells: Sequence[Cell]) -> None:
+def _refuse_duplicates(cells: Sequence[Cell]) -> None:
     seen: set[str] = set()
     for cell in cells:
         if cell.folder in seen:

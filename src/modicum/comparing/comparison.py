@@ -78,10 +78,10 @@ class Comparison:
         reference = self.reference(against)
         for label in self.labels:
             rows = [row for row in self.rows if row["label"] == label]
-            twin = next(r for r in self.rows if r["variant"] == reference and r["point"] == rows[0]["point"])
-            mine, base = self.values(label), self.values(twin["label"])
+            beside = next(r for r in self.rows if r["variant"] == reference and r["point"] == rows[0]["point"])
+            mine, base = self.values(label), self.values(beside["label"])
             pairs = [mine[seed] - base[seed] for seed in mine if seed in base]
-            away = label != twin["label"] and bool(pairs)
+            away = label != beside["label"] and bool(pairs)
             yield Line(
                 label,
                 len(mine),

@@ -11,10 +11,20 @@ import numpy.typing as npt
 
 from modicum.config.schema import Config
 from modicum.core.setting import Setting
-from modicum.data import Dataset, assign_budgets, federate, from_csv, from_npz_folder, from_parquet, load
+from modicum.data import (
+    Dataset,
+    assign_budgets,
+    federate,
+    from_csv,
+    from_npz_folder,
+    from_parquet,
+    in_persons,
+    load,
+)
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets
 from modicum.errors import UserError
+from modicum.methods import Look
 from modicum.tasks import Task, named
 
 if TYPE_CHECKING:
@@ -40,7 +50,7 @@ def federation(config: Config, alone: str | None = None) -> Federation:
         budgets = assign_budgets(_budgets(config), len(divided.clients), seed)
     with config.source.at("data"):
         spec = partial(_spec, config, len(budgets))
-        return Federation(stand_on(divided, _features(config), budgets, spec, source, data.backbone), budgets)
+        return Federation(stand_on(divided, _features(config), budgets, spec, source), budgets)
 
 
 def _divided(config: Config, dataset: Dataset, proxy: Proxy) -> FederatedData:
@@ -83,7 +93,13 @@ def experiment(config: Config) -> Experiment:
     _check_device(config)
     built = experiment_over(config, federation(config))
     with config.source.at("method"):
-        build_method(built)
+        unit = build_method(built).mechanism.spec.unit
+    if config.privacy.unit not in (None, unit):
+        raise config.source.error(
+            f"method {config.method_name!r} hides {unit}s: use another method, or leave unit out",
+            "privacy",
+            "unit",
+        )
     with config.source.at("model"):
         make_model(built)
     return built
@@ -118,6 +134,7 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
         workers=run.workers,
         model_options=dict(config.model.options),
         task=task_in(config),
+        looks=config.looks,
     )
 
 
@@ -150,17 +167,27 @@ def _datasets(config: Config, alone: str | None) -> tuple[Dataset, Proxy, Datase
     proxy = load(data.proxy, data.dir) if isinstance(data.proxy, str) else data.proxy
     source = None if data.features_from is None else load(data.features_from, data.dir)
     cache, records = data_folder(data.dir) / "features", _records(config, alone)
-    return behind(data.backbone, cache, records, proxy, source, own=data.name is None)
+    own = data.name is None or not config.run.simulation
+    seen = {"views": data.views, "trained_on": data.trained_on}
+    return behind(data.backbone, cache, records, proxy, source, own=own, **seen)  # type: ignore[arg-type]
 
 
 def _records(config: Config, alone: str | None = None) -> Dataset:
+    """Records, or persons."""
+    data, rows = config.data, _rows(config, alone)
+    return rows if data.slot is None else in_persons(rows, data.slot.rows, data.slot.join)
+
+
+def _rows(config: Config, alone: str | None) -> Dataset:
     data = config.data
     if data.name is not None:
         return load(data.name, data.dir)
     if data.npz is not None:
-        how = {"labels": data.labels, "values": data.values, "scale": data.scale, "id": data.id_column}
-        return from_npz_folder(data.npz, classes=data.classes, **how)  # type: ignore[arg-type]
+        how = {"labels": data.labels, "values": data.values, "scale": data.scale}
+        keys = {"id": data.id_column, "person": data.person}
+        return from_npz_folder(data.npz, classes=data.classes, **how, **keys)  # type: ignore[arg-type]
     assert data.table is not None  # the schema allows one of the four
+    asked = (config.method.of, config.method.bins) if isinstance(config.method, Look) else None
     read = from_parquet if data.csv is None else from_csv
     return read(
         data.table,
@@ -171,6 +198,8 @@ def _records(config: Config, alone: str | None = None) -> Dataset:
         labels=data.labels,
         columns=data.columns,
         alone=alone,
+        person=data.person,
+        asked=asked,
     )
 
 

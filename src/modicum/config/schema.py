@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from modicum.config.fields import setting
+from modicum.core.persons import Slot
 from modicum.data.columns import Column
 from modicum.errors import UserError
 
 if TYPE_CHECKING:
     from modicum.config.source import Source
+    from modicum.data.look import Look
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,13 @@ class DataConfig:
     label_column: str | list[str] = setting("label", "of the csv file; several: a row of labels")  # noqa: RUF009
     labels: list[str] | None = setting(None, "names of the classes in their order, where labels are text")  # noqa: RUF009
     id_column: str | None = setting(None, "of the csv file, or an array of the npz files: who a record is")
+    person: str | None = setting(
+        None, "of the csv file, or an array of the npz files: whose a record is, where the unit is a person"
+    )
+    rows_per_person: int | None = setting(
+        None, "a public number: further records of a person are left out, missing ones count for nothing"
+    )
+    join_rows: Literal["mean", "sum"] = setting("mean", "of the losses of a person's rows, before clipping")
     columns: dict[str, Column] = setting(  # noqa: RUF009
         dict, "of the csv file, by public constants: age = { range = [0, 120], fill = 50 }"
     )
@@ -41,7 +50,13 @@ class DataConfig:
     validation: float = setting(0.0, "share of its records that each client keeps for declared metrics")
     test: float = setting(0.0, "share of its records that each client keeps for its own test")
     proxy: bool | float | str = setting(False, "public records: a share of the data, or another dataset's name")
-    backbone: str | None = setting(None, "weights of a public backbone, whose features take the place of images")
+    backbone: str | list[str] | None = setting(  # noqa: RUF009
+        None, "public networks whose features take the place of images: names of modicum backbones, or weights"
+    )
+    views: int = setting(1, "of each image, whose features are averaged: 2 with its mirror image, up to 10")
+    trained_on: list[str] = setting(  # noqa: RUF009
+        list, "datasets that a backbone's own file was trained on, where nothing beside it says so"
+    )
     features: str | None = setting(
         None, 'public features: "discriminant:64", "discriminant:auto", or the file of a geometry'
     )
@@ -49,19 +64,37 @@ class DataConfig:
         None, "a dataset with other labels that features are fitted to (default: the proxy)"
     )
     seed: int | None = setting(None, "decides the division (default: the run's seed)")
+    ranges: str | None = setting(None, "a look's folder, whose outer quantiles become the ranges of columns")
+    impute: str | None = setting(None, "a look's folder, whose means fill in for missing numbers")
+    standardise: str | None = setting(None, "a look's folder, by whose means and deviations columns are scaled")
 
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.name, self.npz, self.csv, self.parquet)) != 1:
             raise UserError('give exactly one of name, npz, csv and parquet, e.g. name = "digits"')
-        paths = (self.npz, self.csv, self.parquet, self.dir, self.backbone, self.features)
+        paths = (self.npz, self.csv, self.parquet, self.dir, *self.backbones, self.features)
         if any("\0" in (path or "") for path in paths):
             raise UserError("a path holds no zero byte")
         if self.scale is not None and not (self.npz is not None and 0 < self.scale < float("inf")):
             raise UserError("scale is a positive number that the inputs of npz files are divided by")
         if self.columns and self.table is None:
             raise UserError("columns belong to a csv or parquet file: leave them out, or give one")
+        if self.slot is not None and (self.backbone or self.features):
+            raise UserError("rows of persons go through no backbone or features: leave them out")
+        if any((self.ranges, self.impute, self.standardise)) and self.table is None:
+            raise UserError("looks are of columns of a csv or parquet file: leave them out, or give one")
         if self.values is not None and self.npz is None:
             raise UserError("values belong to npz files: leave them out, or give npz")
+
+    @property
+    def slot(self) -> Slot | None:
+        """What a person's records are, where the unit is a person."""
+        return None if self.rows_per_person is None else Slot(self.rows_per_person, self.join_rows)
+
+    @property
+    def backbones(self) -> tuple[str, ...]:
+        """The networks that are named."""
+        named = self.backbone
+        return () if named is None else (named,) if isinstance(named, str) else tuple(named)
 
     @property
     def table(self) -> str | None:
@@ -75,6 +108,11 @@ class PrivacyConfig:
 
     budgets: float | list[float] | dict[str, float] | str = setting(  # noqa: RUF009
         1.0, 'ε: 1.0, [0.5, 1, 8] in turn, {"0.5" = 0.9, "8" = 0.1} by weight'
+    )
+    unit: Literal["record", "person", "client"] | None = setting(
+        None,
+        "whose participation is hidden; person needs person and rows_per_person under [data] (default: the "
+        "method's)",
     )
     delta: float | None = setting(None, "δ of every guarantee (default: the method's)")
     adjacency: str | None = setting(None, "zero-out or replace-one: sizes are public (default: the method's)")
@@ -94,6 +132,9 @@ class PrivacyConfig:
     factor: Literal["banded", "blt"] | None = setting(
         None, "of correlated noise (default: banded, and blt where that would have more than 64 bands)"
     )
+    looks: list[str] = setting(  # noqa: RUF009
+        list, "folders of looks that the budgets pay for beside the training; those named elsewhere are among them"
+    )
 
     def __post_init__(self) -> None:
         if self.noise != "correlated" and (self.bands is not None or self.factor is not None):
@@ -108,9 +149,13 @@ class ModelConfig:
 
     name: str = setting(
         "logistic",
-        "logistic, mlp, cnn-small, lenet, cnn8, resnet18, resnet34, …, or your own: package.module:factory",
+        "logistic, mlp, cnn-small, lenet, cnn8, resnet18, resnet34, …, a folder of transformers: hf:FOLDER, or "
+        "your own: package.module:factory",
     )
-    options: dict[str, float | str] = setting(dict, "of the model, e.g. hidden: numbers, or names of .npz files")  # noqa: RUF009
+    options: dict[str, Any] = setting(  # noqa: RUF009
+        dict,
+        "of the model: numbers, or names of .npz files; of any: adapters = { rank = 8, targets = […] }",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +163,7 @@ class TaskConfig:
     """A task by name; the other keys of the table are its options."""
 
     name: str = setting("classification", "classification, regression, multi-label, next-token, or a package's")
-    options: dict[str, Any] = setting(dict, "of the task, e.g. weights")  # noqa: RUF009
+    options: dict[str, Any] = setting(dict, "of the task, e.g. weights: numbers, or a look's folder")  # noqa: RUF009
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,3 +268,4 @@ class Config:
     run: RunConfig
     source: Source = field(compare=False, repr=False)
     task: TaskConfig = field(default_factory=TaskConfig)
+    looks: tuple[Look, ...] = field(default=(), compare=False, repr=False)  # that are named, as they were read

@@ -104,6 +104,14 @@ def _flat(config: Config) -> dict[tuple[str, str], Any]:
     }
 
 
+def values_of(config: Config) -> dict[str, dict[str, Any]]:
+    """Every table as plain values, by its name."""
+    return {
+        name: {info.name: _plain(value) for info, value in rows if value is not None}
+        for name, rows in _tables(config).items()
+    }
+
+
 def _tables(config: Config) -> dict[str, list[tuple[FieldInfo, Any]]]:
     model = FieldInfo("name", "str", None, "the model")
     method = FieldInfo("name", "str", None, "the method: see `modicum methods`")

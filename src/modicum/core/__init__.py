@@ -1,1 +1,1 @@
-"""The vocabulary that every part of a round shares: parameter layout, messages, parts, the door."""
+"""The vocabulary that every part of a round shares: parameter layout, messages, parts, the gate."""

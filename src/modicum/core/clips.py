@@ -1,4 +1,4 @@
-"""How a record's gradient is bounded: flat, automatic, or layer by layer. The one vocabulary for all rooms.
+"""How a record's gradient is bounded: flat, automatic, or layer by layer. The one vocabulary for all packages.
 
 A mechanism names the rule, a policy decides over its bound, an engine turns squared norms into factors. A factor
 is made slightly too small, by a few units in the last place, so that rounding cannot lift a clipped norm above its

@@ -1,6 +1,6 @@
 """What travels between server and clients, typed by who may look inside.
 
-A client sends `Noised`, which went through the door with noise and which anyone may see, `Sealed` for a trusted
+A client sends `Noised`, which went through the gate with noise and which anyone may see, `Sealed` for a trusted
 server, or `Share` or, on a lattice, `Summand` for secure aggregation: only the server half of the mechanism that
 made them opens them.
 Policies and aggregation get `Released` and `ReleasedSum`, whose facts about noise the server has derived: a client
@@ -42,6 +42,7 @@ class Decision:
     signal_multiplier: float | None = None  # at least this noise on signals, where clients' signals are summed
     layers: tuple[tuple[str, float], ...] = ()  # shares of the bound by layer; none: the mechanism's own rule
     kind: int | None = None  # of the noise, where plans hold several (R11); None: in the plan's own order
+    told: float | None = None  # a public number that the policy tells its clients beside the bound
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -51,7 +52,8 @@ class Decision:
             "signal_multiplier": self.signal_multiplier,
             "kind": self.kind,
         }
-        return found | {"layers": dict(self.layers)} if self.layers else found
+        found |= {"layers": dict(self.layers)} if self.layers else {}
+        return found if self.told is None else found | {"told": self.told}
 
     def rule(self, own: Clip) -> Clip:
         """How a record's gradient is clipped: by the mechanism's own rule, or by the layers, to the bound."""
@@ -60,7 +62,7 @@ class Decision:
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Decision:
         """Back from `to_dict`; a missing signal multiplier or kind is None."""
-        z, shared, kind = d["noise_multiplier"], d.get("signal_multiplier"), d.get("kind")
+        z, shared, kind, told = d["noise_multiplier"], d.get("signal_multiplier"), d.get("kind"), d.get("told")
         layers = tuple((str(name), float(share)) for name, share in dict(d.get("layers", {})).items())
         return cls(
             float(d["bound"]),
@@ -68,6 +70,7 @@ class Decision:
             None if shared is None else float(shared),
             layers,
             None if kind is None else _count(kind),
+            None if told is None else _number(told),
         )
 
 

@@ -52,7 +52,9 @@ UNMET = {
         "a bound for each client, and this mechanism shows a sum with one noise: use the view "
         "server-sees-messages, or another {kind}"
     ),
-    Need.SIGNALS: "noisy signals about clipping, and this mechanism sells none: use another {kind}",
+    Need.SIGNALS: (
+        "noisy signals about clipping, and this mechanism provides no private statistics: use another {kind}"
+    ),
     Need.STEPS: (
         "a decision before each local step, and this mechanism releases whole updates: protect records, or use "
         "another {kind}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from modicum.core.door import rows_of
+from modicum.core.release_gate import rows_of
 from modicum.core.rows import NoiseRows
 from modicum.errors import UserError
 from modicum.privacy.events import Release
@@ -13,7 +13,7 @@ from modicum.privacy.plan import PrivacyPlan
 
 
 class OwnRows:
-    """Gives a client's door its rows. What later rows follow from is kept in memory, and made again where it is
+    """Gives a client's gate its rows. What later rows follow from is kept in memory, and made again where it is
     lost: `noise` gives the same numbers for the same key. Without it no row is given."""
 
     def __init__(self, noise: NoiseSource | None, plans: Iterable[PrivacyPlan] = ()) -> None:

@@ -1,6 +1,6 @@
 """The parts that a method is made of, as protocols.
 
-    local training · clipping policy · mechanism · aggregation      (+ a codec after the door)
+    local training · clipping policy · mechanism · aggregation      (+ a codec after the gate)
 
 Each is a frozen value; what changes during a run is a state that the part returns and the engine keeps. States
 are dictionaries of plain numbers, strings, lists and tensors, so that a checkpoint can hold them.
@@ -8,7 +8,7 @@ are dictionaries of plain numbers, strings, lists and tensors, so that a checkpo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -17,20 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.clips import Clip
-from modicum.core.door import Door
+from modicum.core.extension_points import PublicEvaluator
 from modicum.core.facts import ClientFacts, Metric, PublicFacts
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, Opened, ReleasedSum
 from modicum.core.needs import check_composition
 from modicum.core.records import each, first_leaf
+from modicum.core.release_gate import ReleaseGate
 from modicum.core.round_state import Collector, RoundState
-from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 from modicum.privacy.events import Release
 from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
-from modicum.privacy.spec import PrivacySpec, Unit
+from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Variant
 from modicum.tasks import CLASSIFICATION, Task
 
@@ -279,7 +279,7 @@ class ClientKit:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything one client needs for one round. `door` is the only way out."""
+    """Everything one client needs for one round. `gate` is the only way out."""
 
     facts: ClientFacts
     plan: PrivacyPlan
@@ -289,7 +289,7 @@ class Job:
     broadcast: Broadcast
     participation: int  # how many rounds this client has taken part in before
     seed: int  # for what needs no secrecy: the order of minibatches
-    door: Door
+    gate: ReleaseGate
 
 
 class Mechanism(Protocol):
@@ -375,7 +375,7 @@ class Aggregation(Protocol):
 
 
 class Codec(Protocol):
-    """A map after the door, such as thresholding or compression: post-processing, so it is free."""
+    """A map after the gate, such as thresholding or compression: post-processing, so it is free."""
 
     def apply(self, noised: Noised) -> Noised:
         """The message as it is sent; shape and precision of the update stay."""
@@ -402,10 +402,13 @@ class Method:
     wrapper: ModelWrapper = field(default_factory=Plain)
     public_start: bool = False  # begins with a logistic head on public records that have the task's labels, if any
     average: float = 0.0  # β of the average over rounds that is reported, where the run names none
+    predicts: bool = True  # whether there is a model to judge; a look has answers in its place
     notes: tuple[str, ...] = ()  # what a reader of the results must know, such as a flaw kept in faithful mode
+    # The largest ε that a paper's own accountant claims by now, from the policy's state: of faithful modes alone.
+    claims: Callable[[State, PublicFacts], float] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.mechanism.spec.unit is Unit.RECORD and not self.training.by_record:
+        if self.mechanism.spec.unit.of_client and not self.training.by_record:
             raise UserError(
                 f"{self.name} protects records, but in its local training a record's loss depends on others, so "
                 "that clipping each gradient bounds nothing: protect clients, or train by single records"

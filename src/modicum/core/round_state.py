@@ -8,10 +8,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from modicum.core.door import SumDoor
 from modicum.core.facts import FeatureFacts
 from modicum.core.integers import Agreed
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Opened
+from modicum.core.release_gate import SumGate
 from modicum.privacy.events import Release
 from modicum.privacy.ledger.token import Token
 
@@ -44,7 +44,7 @@ class RoundState:
     expected: Mapping[str, Expected] = field(default_factory=dict)  # of each client that was asked
     answers: Mapping[str, object] = field(default_factory=dict)  # that were settled before a crash
     tokens: Sequence[Token] = ()  # a trusted server's
-    door: SumDoor | None = None  # and its own door, where the server adds the noise
+    gate: SumGate | None = None  # and its own gate, where the server adds the noise
 
     # As answers come.
     collected: Collector = field(init=False, repr=False)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from modicum.core.persons import Slot
 from modicum.core.records import Field, Fields, each, leaves
 from modicum.data.geometry import Geometry
 from modicum.errors import UserError
@@ -142,6 +143,14 @@ def _named(function: Any, tree: Any, name: str = "") -> Any:
     return {key: _named(function, inner, f"{name}.{key}" if name else key) for key, inner in tree.items()}
 
 
+@dataclass(frozen=True)
+class MadeBy:
+    """A public network whose features stand in place of records."""
+
+    name: str  # ends in a digest of all that decides the features
+    line: str  # for reports and certificates: where its weights come from, and under which licence
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A dataset before it is divided among clients."""
@@ -158,6 +167,9 @@ class Dataset:
 
     values: Mapping[str, int] = field(default_factory=dict)  # how many whole numbers an array may hold, by name
     labels: tuple[str, ...] = ()  # names of the classes, where labels were text
+    persons: Array | None = None  # whose each training record is; never leaves whoever holds the records
+    slot: Slot | None = None  # of persons, where records are brought together (`in_persons`)
+    made_by: MadeBy | None = None  # what made these features of records; None: nothing did
 
     def only(self, classes: Iterable[int]) -> Dataset:
         """The records of some classes, relabelled 0, 1, … in the order given."""
@@ -177,6 +189,7 @@ class Dataset:
             test=Arrays(test.x, code[test.y]),
             classes=len(wanted),
             clients=None if self.clients is None else self.clients[keep],
+            persons=None if self.persons is None else self.persons[keep],
             test_clients=None if self.test_clients is None else self.test_clients[keep_test],
             note="; ".join(filter(None, [self.note, f"{len(wanted)} of {self.classes} classes"])),
         )
@@ -205,10 +218,12 @@ class FederatedData:
     proxy_classes: int  # differs from `classes` where the proxy is another dataset
     note: str = ""
     proxy_name: str = ""  # the dataset that the proxy comes from
-    geometry: Geometry | None = None  # what made these features of records; None: nothing did
+    made_by: MadeBy | None = None  # the network whose features these are, before any geometry; None: of none
+    geometry: Geometry | None = None  # the map that they then went through; None: none
     peeks: tuple[Peek, ...] = ()  # what clients' records decided for everybody to see: for simulations alone
     values: Mapping[str, int] = field(default_factory=dict)  # as in `Dataset`
     labels: tuple[str, ...] = ()
+    slot: Slot | None = None  # where the records are persons
 
     @property
     def input_shape(self) -> Any:

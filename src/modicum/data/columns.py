@@ -38,7 +38,8 @@ Table = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """How one column is read. With a range: clipped to it and brought to [0, 1]; with categories: one column each.
+    """How one column is read. With a range: clipped to it and brought to [0, 1], or, where a public mean and a
+    deviation are given, to so many deviations from the mean; with categories: one column each.
 
     A missing cell takes `fill`, in the column's own units; a category that is not listed is all zeros. Dates are
     brought to [0, 1] between the two that are given. A text becomes the numbers of its bytes, 1 to 256, cut or
@@ -49,6 +50,8 @@ class Column:
     fill: float | None = None
     categories: tuple[str, ...] | None = None
     dates: tuple[str, str] | None = None  # the first and the last, as 2026-01-31
+    mean: float | None = None  # as a look told it, in the column's own units
+    deviation: float | None = None
     text: int | None = None  # its public length in bytes
     drop: bool = False
 
@@ -62,6 +65,10 @@ class Column:
         given = [x for x in (self.range, self.categories, self.dates, self.text) if x is not None]
         if len(given) > 1:
             raise UserError("a column has one of range, categories, dates and text")
+        if (self.mean is None) != (self.deviation is None) or (self.mean is not None and self.range is None):
+            raise UserError("a mean and a deviation go together, with a range that values are cut to")
+        if self.deviation is not None and not 0 < self.deviation < math.inf:
+            raise UserError(f"a deviation is positive and finite, got {self.deviation}")
         if self.drop and (given or self.fill is not None):
             raise UserError("a column that is dropped has no range, fill or categories")
         if self.dates is not None and not _day(self.dates[0]) < _day(self.dates[1]):
@@ -90,7 +97,10 @@ class Column:
         values = np.array([self._number(name, cell, f"{where}, row {i + 2}") for i, cell in enumerate(cells)])
         if self.range is not None:
             low, high = self.range
-            values = (np.clip(values, low, high) - low) / (high - low)
+            values = np.clip(values, low, high)
+            if self.mean is not None and self.deviation is not None:
+                low, high = self.mean, self.mean + self.deviation
+            values = (values - low) / (high - low)
         return values[:, None]
 
     def _one_hot(self, cells: Cells) -> Table:

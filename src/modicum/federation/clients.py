@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 
 from modicum.core.clips import Flat
-from modicum.core.door import Door, DoorWatch, ReservedDoor
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import (
     Broadcast,
@@ -31,6 +30,7 @@ from modicum.core.messages import (
 )
 from modicum.core.own_rows import OwnRows
 from modicum.core.parts import Batch, ClientKit, Job, Method, State
+from modicum.core.release_gate import GateWatch, ReleaseGate, ReservedGate
 from modicum.core.store import load_state, save_state
 from modicum.errors import UserError
 from modicum.federation.keep import Charges, Keep, settle
@@ -41,7 +41,7 @@ from modicum.privacy.noise import NoiseKey, NoiseSource, SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
 
 Reserve = Callable[[Release], Token | None]
-DoorMaker = Callable[[tuple[Token, ...], Reserve], Door]
+GateMaker = Callable[[tuple[Token, ...], Reserve], ReleaseGate]
 Answer = Message | Refusal
 
 BOUNDS = (1e-12, 1e12)  # outside, clipped values or their noise leave the range of single precision
@@ -75,8 +75,8 @@ class Clients:
         noise: NoiseSource,
         folder: Path | None = None,
         at_once: int = 1,
-        door: DoorMaker | None = None,
-        watch: DoorWatch | None = None,
+        gate: GateMaker | None = None,
+        watch: GateWatch | None = None,
         keep: Keep = Keep.MESSAGES,
         done: int = 0,
         rows: NoiseSource | None = None,
@@ -87,7 +87,7 @@ class Clients:
         self.rows = OwnRows(rows or seeded, (client.plan for client in clients))
         self._folder = folder
         self._at_once = at_once
-        self._make_door = door or self._reserved_door
+        self._make_gate = gate or self._reserved_gate
         self._watch = watch
         self._keep, self._done = keep, done
         self._sent: dict[tuple[str, int], Token] = {}
@@ -233,15 +233,15 @@ class Clients:
             broadcast=broadcast,
             participation=participation,
             seed=self._seed(broadcast),
-            door=self._door(tokens),
+            gate=self._gate(tokens),
         )
 
-    def _door(self, tokens: tuple[Token, ...]) -> Door:
-        door = self._make_door(tokens, self._reserve_one)
-        return door if self._watch is None else self._watch.client(door)
+    def _gate(self, tokens: tuple[Token, ...]) -> ReleaseGate:
+        gate = self._make_gate(tokens, self._reserve_one)
+        return gate if self._watch is None else self._watch.client(gate)
 
-    def _reserved_door(self, tokens: tuple[Token, ...], reserve: Reserve) -> Door:
-        return ReservedDoor(self.noise, tokens, reserve, self.rows)
+    def _reserved_gate(self, tokens: tuple[Token, ...], reserve: Reserve) -> ReleaseGate:
+        return ReservedGate(self.noise, tokens, reserve, self.rows)
 
     def _reserve_one(self, release: Release) -> Token | None:
         try:
@@ -262,7 +262,7 @@ class Clients:
         states: dict[tuple[str, int], State] = {}
         for job, (message, state) in zip(jobs, results, strict=True):
             name, round = job.facts.name, job.broadcast.round
-            if self.charges_here and not job.door.tokens:  # its filter refused the very first step
+            if self.charges_here and not job.gate.tokens:  # its filter refused the very first step
                 answers[name] = Refusal(name, Reason.BUDGET_EXCEEDED)
                 continue
             if isinstance(message, Noised):
@@ -271,7 +271,7 @@ class Clients:
             self._write(name, round, state)
             states[name, round] = state
             if self.charges_here:
-                settled.append((job.door.tokens, message))
+                settled.append((job.gate.tokens, message))
         settle(self.ledger, self._keep, settled)
         # Not before: where writing or settling fails the round is redone, from the state it began with.
         if self._keep is Keep.MESSAGES:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from modicum.core.door import SERVER
+from modicum.core.release_gate import SERVER
 from modicum.core.setting import Setting
 from modicum.errors import UserError
 from modicum.privacy.noise import NoiseKey, NoiseSource

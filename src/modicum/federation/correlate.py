@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeGuard, runtime_checkable
 
-from modicum.core.door import SERVER, rows_of
 from modicum.core.facts import ClientFacts
 from modicum.core.parts import Aggregation, Mechanism, Method
+from modicum.core.release_gate import SERVER, rows_of
 from modicum.core.rows import NoiseRows
 from modicum.core.setting import Setting
 from modicum.errors import UserError

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from modicum.core.extension_points import PublicEvaluator
 from modicum.core.parts import PERSONALISED, Backend, Batch, State
-from modicum.core.sockets import PublicEvaluator
 from modicum.tasks import CLASSIFICATION, Task
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from modicum.core.facts import FeatureFacts, Metric
 from modicum.core.layout import Layout
 from modicum.core.needs import Offer, check_data
 from modicum.core.parts import Batch, Method, OnLattice
+from modicum.core.persons import Slot, taking_persons
 from modicum.core.records import Field, each
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, FederatedData
@@ -22,13 +23,25 @@ from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check
 from modicum.errors import UserError
 from modicum.federation.correlate import pays, rotation, with_correlated, with_correlated_steps
-from modicum.federation.learning import check_labels, inputs_of, made_up_rows, width_of, with_task
+from modicum.federation.learning import (
+    check_labels,
+    inputs_of,
+    learned_by,
+    made_up_rows,
+    of_persons,
+    row_label_shape,
+    rows_of,
+    width_of,
+    with_task,
+)
 from modicum.federation.settings import NoiseKind
 from modicum.mechanisms.class_sums import class_sums
 from modicum.mechanisms.fixed_shapes import KINDS, Kind, shapes_for, with_fixed_shapes
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.models import build, check_model, fixed_features
 from modicum.models.adapter import adapted
+from modicum.models.low_rank import from_options as adapters_in
+from modicum.models.low_rank import with_adapters
 from modicum.models.named import build_named, is_shipped
 from modicum.privacy.factors import FactorKind
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
@@ -42,6 +55,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from pathlib import Path
 
+    from modicum.data.look import Look
     from modicum.data.partition import Partition
 
 AggregationKind = Literal["ideal", "protocol", "honest-but-curious"]
@@ -74,7 +88,9 @@ class Federation:
         validation: float = 0.0,
         test: float = 0.0,
         proxy: bool | float | str = False,
-        backbone: str | Path | None = None,
+        backbone: str | Path | Sequence[str | Path] | None = None,
+        views: int = 1,
+        trained_on: Sequence[str] = (),
         features: str | None = None,
         features_from: str | None = None,
         method: MethodSpec | None = None,
@@ -82,9 +98,9 @@ class Federation:
     ) -> Federation:
         """Divide a named dataset among clients; `proxy` is a fraction or another dataset's name.
 
-        `backbone` and `features` put public features in place of records: see docs/data.md. The dimensions of
-        `discriminant:auto` follow the noise that `method` promises: its δ, adjacency and view, with all clients in
-        every round. None: that of records where the server sees messages (δ = 1e-5, zero-out).
+        `backbone`, `views` and `features` put public features in place of records: see docs/data.md. The
+        dimensions of `discriminant:auto` follow the noise that `method` promises: its δ, adjacency and view, with
+        all clients in every round. None: that of records where the server sees messages (δ = 1e-5, zero-out).
         """
         from modicum.data import federate, load
         from modicum.data.fetch import data_folder
@@ -92,7 +108,9 @@ class Federation:
         named = load(proxy, data_dir) if isinstance(proxy, str) else proxy
         other = None if features_from is None else load(features_from, data_dir)
         cache = data_folder(data_dir) / "features"
-        task, public, source = behind(backbone, cache, load(name, data_dir), named, other)
+        task, public, source = behind(
+            backbone, cache, load(name, data_dir), named, other, views=views, trained_on=trained_on
+        )
         data = federate(
             task,
             clients=clients,
@@ -109,7 +127,7 @@ class Federation:
             promised = PrivacySpec(unit=Unit.RECORD)
             return promised if method is None else method.build(Setting(size, size, 1)).mechanism.spec
 
-        return cls(stand_on(data, features, granted, spec, source, backbone), granted)
+        return cls(stand_on(data, features, granted, spec, source), granted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +156,9 @@ class Experiment:
     device: str = "cpu"
     compile: bool = False  # clipped sums, on the first batch of each size
     workers: int | None = None  # processes that compute clients, a thread each; None: this one
-    model_options: dict[str, float | str] = field(default_factory=dict)
+    model_options: dict[str, Any] = field(default_factory=dict)
     task: Task = CLASSIFICATION
+    looks: tuple[Look, ...] = ()  # taken before, whose price is within the budgets
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.evaluate_every < 1:
@@ -181,6 +200,11 @@ class Experiment:
         return self.noise == "integer" or self.secure_aggregation != "ideal"
 
     @property
+    def learned(self) -> Task:
+        """The task of an example: of a record as it was given, or of a person."""
+        return learned_by(self.task, self.federation.data.slot)
+
+    @property
     def setting(self) -> Setting:
         """Clients, clients a round and rounds, as a method is built for."""
         clients = len(self.federation.budgets)
@@ -189,7 +213,9 @@ class Experiment:
 
 def build_method(experiment: Experiment) -> Method:
     """The experiment's method, whose parts find what they need in its data; nothing is reserved before."""
-    method = with_task(experiment.method.build(experiment.setting), experiment.task)
+    method = with_task(experiment.method.build(experiment.setting), experiment.learned)
+    if (slot := experiment.federation.data.slot) is not None:
+        method = of_persons(method, slot)
     setting, most = experiment.setting, experiment.max_participations
     if experiment.noise == "correlated" or (experiment.noise is None and pays(method.mechanism, setting, most)):
         if isinstance(method.mechanism, RecordLocal):
@@ -199,7 +225,7 @@ def build_method(experiment: Experiment) -> Method:
             method = with_correlated(method, cohorts, experiment.bands, experiment.factor)
     if experiment.integers:
         method = with_integers(method, VARIANTS[experiment.secure_aggregation])
-    check_data(method, offer_of(experiment.federation.data, experiment.task))
+    check_data(method, offer_of(experiment.federation.data, experiment.learned))
     return method
 
 
@@ -258,6 +284,7 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
     split = fixed_features(model)
     features, trained = split if split else (None, model)
     _check_division(wrap, trained)
+    slot = data.slot
 
     nothing: list[Batch] = []  # most clients of a large federation hold nothing back: they share one empty batch
 
@@ -272,25 +299,34 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
     def made_of(arrays: Arrays) -> Batch:
         x = each(lambda t: t.to(device), arrays.tensors(floats=is_shipped(experiment.model)))
         return Batch(
-            _transform(features, x), {"y": experiment.task.targets(torch.from_numpy(arrays.y)).to(device)}
+            _transform(features, x, slot), {"y": experiment.task.targets(torch.from_numpy(arrays.y)).to(device)}
+        )
+
+    def by_row(arrays: Arrays) -> Batch:
+        """Public records need nobody's slot."""
+        return (
+            made_of(arrays) if slot is None else rows_of(made_of(arrays), row_label_shape(experiment.task, data))
         )
 
     offered = offer_of(data).public_labels
+    judged = offered and wrap.predicts
     first = Layout.of(trained).read(trained)
     if experiment.hot_start:
-        public, held_out = batch(data.proxy), batch(data.proxy_validation)
+        public, held_out = by_row(data.proxy), by_row(data.proxy_validation)
         first = hot_start(trained, public, held_out, experiment.hot_start, experiment.seed, experiment.task)
     elif wrap.public_start and offered:
-        first = public_start(trained, batch(data.proxy), data.classes)
+        first = public_start(trained, by_row(data.proxy), data.classes)
+    if slot is not None:
+        trained = taking_persons(trained, slot)
     return Prepared(
         model=trained,
         first=first,
         records=tuple(batch(c.train) for c in data.clients),
         validation=tuple(batch(c.validation) for c in data.clients),
         client_test=tuple(batch(c.test) for c in data.clients),
-        test=batch(data.test),
-        proxy=batch(data.proxy_validation if len(data.proxy_validation) else data.proxy) if offered else None,
-        features=_feature_facts(data, batch(data.proxy) if offered and experiment.task.usual else None),
+        test=batch(data.test if wrap.predicts else Arrays.empty(data.test)),
+        proxy=batch(data.proxy_validation if len(data.proxy_validation) else data.proxy) if judged else None,
+        features=_feature_facts(data, by_row(data.proxy) if offered and experiment.task.usual else None),
         made_up=_made_up(experiment, features, device),
     )
 
@@ -323,11 +359,14 @@ def _check_division(method: Method, model: nn.Module) -> None:
 def make_model(experiment: Experiment) -> nn.Module:
     """The experiment's model, checked against its data."""
     data = experiment.federation.data
-    compressed, options = from_options(experiment.model_options, experiment.seed)
+    adapters, options = adapters_in(experiment.model_options)
+    compressed, options = from_options(options, experiment.seed)
     model = _uncompressed(experiment, options)
     if compressed is not None:
         public = data.proxy.tensors(floats=True) if compressed.frozen else None
         model = compressed.wrap(model, public)
+    if adapters is not None:
+        model = with_adapters(model, adapters, experiment.seed)
     return _checked(experiment, model)
 
 
@@ -344,10 +383,10 @@ def _checked(experiment: Experiment, model: nn.Module) -> nn.Module:
 def _made_up(experiment: Experiment, features: nn.Module | None, device: torch.device) -> Batch:
     made = made_up_rows(experiment.task, experiment.federation.data, experiment.model)
     x, y = each(lambda t: t.to(device), made.x), {"y": made.targets["y"].to(device)}
-    return Batch(_transform(features, x), y)
+    return Batch(_transform(features, x, experiment.federation.data.slot), y)
 
 
-def _uncompressed(experiment: Experiment, options: Mapping[str, float | str]) -> nn.Module:
+def _uncompressed(experiment: Experiment, options: Mapping[str, Any]) -> nn.Module:
     data = experiment.federation.data
     inputs, width = inputs_of(data, experiment.model), width_of(experiment.task, data)
     if isinstance(experiment.model, nn.Module):
@@ -364,7 +403,7 @@ def _uncompressed(experiment: Experiment, options: Mapping[str, float | str]) ->
 
 def compression_line(experiment: Experiment) -> str:
     """Parameters before and after a compression, for reports; nothing where there is none."""
-    compressed, options = from_options(experiment.model_options, experiment.seed)
+    compressed, options = from_options(adapters_in(experiment.model_options)[1], experiment.seed)
     if compressed is None:
         return ""
     before, after = (
@@ -374,7 +413,10 @@ def compression_line(experiment: Experiment) -> str:
     return compressed.line(before, after)
 
 
-def _transform(features: nn.Module | None, x: Tensor, size: int = 512) -> Tensor:
+def _transform(features: nn.Module | None, x: Tensor, slot: Slot | None, size: int = 512) -> Tensor:
+    if features is not None and slot is not None:
+        rows = _transform(features, x.flatten(0, 1), None)
+        return rows.reshape(-1, slot.rows, *rows.shape[1:])
     if features is None or not len(x):
         return x if features is None else x.new_zeros((0, *_feature_shape(features, x)))
     with torch.no_grad():

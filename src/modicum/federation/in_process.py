@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from modicum.core.door import SERVER
 from modicum.core.messages import Anything, Broadcast, Message, Opened, encode
 from modicum.core.parts import Job, State
+from modicum.core.release_gate import SERVER
 from modicum.core.round_state import Collector, RoundState
 from modicum.federation.clients import Answer, Clients
 from modicum.federation.keep import Charges

@@ -2,7 +2,7 @@
 
 A run on real records is recorded. Further runs on garbage of the same sizes, with other coins and other noise, are
 given the recorded releases. Whatever a policy, the server or a reader of the results gets to see must then be the
-same, bit for bit: it is a function of public values and of what has passed a door, or something has leaked.
+same, bit for bit: it is a function of public values and of what has passed a gate, or something has leaked.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modicum.core.door import DoorWatch
 from modicum.core.facts import Metric
 from modicum.core.messages import Opened, encode
+from modicum.core.release_gate import GateWatch
 from modicum.core.round_state import RoundState
 from modicum.core.setting import MethodSpec
 from modicum.errors import UserError
@@ -34,7 +34,7 @@ from modicum.federation.replay import Recording, Replaying, Tape
 from modicum.federation.simulation import Simulation
 from modicum.privacy.noise import CryptoNoise, NoiseSource
 
-Around = Callable[[DoorWatch], DoorWatch]
+Around = Callable[[GateWatch], GateWatch]
 NoiseMaker = Callable[[int], NoiseSource]
 
 
@@ -56,7 +56,7 @@ class Sight:
 
 @dataclass(frozen=True)
 class Checked:
-    """The outcome: what depended on records without having passed a door, or nothing that was found."""
+    """The outcome: what depended on records without having passed a gate, or nothing that was found."""
 
     method: str
     rounds: int
@@ -90,7 +90,7 @@ def check(
     *,
     federation: Federation | None = None,
     model: str | nn.Module = "logistic",
-    model_options: Mapping[str, float | str] | None = None,
+    model_options: Mapping[str, Any] | None = None,
     rounds: int = 2,
     per_round: int | None = None,
     garbage: Sequence[str] = tuple(GARBAGE),
@@ -144,7 +144,7 @@ def difference(
 ) -> str | None:
     """What looks different when `others` are played under the releases of `real`; None where nothing does.
 
-    `around` puts something between the doors and the mechanism, as tests of this function do. A run whose noise
+    `around` puts something between the gates and the mechanism, as tests of this function do. A run whose noise
     is no simulation's looks at no test record.
     """
 

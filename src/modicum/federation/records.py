@@ -35,10 +35,12 @@ class RoundRecord:
     # Share of what clients may release that is reserved so far, by the ε that they grant: mean over its clients.
     reserved_by_budget: Mapping[str, float] = field(default_factory=dict)
     parties: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # deployed: traffic of each silo
+    claimed: float | None = None  # faithful modes: the ε that the paper's own accountant says by now, true or not
 
     def to_dict(self) -> dict[str, Any]:
         """One line of `metrics.jsonl`."""
-        return asdict(self)
+        line = asdict(self)
+        return line if self.claimed is not None else {k: v for k, v in line.items() if k != "claimed"}
 
     @property
     def bound(self) -> float:
@@ -56,6 +58,7 @@ SINGLE: dict[str, Kinds] = {
     "abandoned": {bool},
     "reserved": {*NUMBERS, NOTHING},
     "void": TEXT,
+    "claimed": {*NUMBERS, NOTHING},
 }
 KINDS: dict[str, Kinds] = {
     **SINGLE,

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from modicum.core import integers
-from modicum.core.door import SERVER, Door, RowsOf, add_rows, correlated_blocks, drawn, in_turn
 from modicum.core.memory import keep_pages
 from modicum.core.messages import Opened, ReleasedSum
 from modicum.core.own_rows import OwnRows
 from modicum.core.parts import Backend, Batch, Job, State
+from modicum.core.release_gate import SERVER, ReleaseGate, RowsOf, add_rows, correlated_blocks, drawn, in_turn
 from modicum.core.round_state import Collector, RoundState
 from modicum.core.rows import NoiseRows
 from modicum.federation.clients import Clients, Reserve
@@ -44,7 +44,7 @@ from modicum.privacy.views import KnownTo
 
 @dataclass(frozen=True)
 class RehearsedNoise:
-    """A door for rehearsals: noise of each release from its own seed, on the tensor's own device."""
+    """A gate for rehearsals: noise of each release from its own seed, on the tensor's own device."""
 
     seed: int
     held: list[Token] = field(default_factory=list)
@@ -52,8 +52,8 @@ class RehearsedNoise:
     rows: NoiseRows | None = None  # of a trusted server's correlated noise
     own: RowsOf | None = None  # of clients' own
 
-    def opened_by(self, tokens: Sequence[Token], reserve: Reserve) -> Door:
-        """The same door for one client and round."""
+    def opened_by(self, tokens: Sequence[Token], reserve: Reserve) -> ReleaseGate:
+        """The same gate for one client and round."""
         return replace(self, held=list(tokens), ask=reserve)
 
     @property
@@ -158,7 +158,7 @@ class Rehearsal:
         self.facts = {f.name: f for f in made.facts}
         self.server = made.server("rehearsal")
         own = OwnRows(noise, self.plans.values())
-        self.door = RehearsedNoise(experiment.seed, rows=rows_for(self.method.mechanism, noise), own=own)
+        self.gate = RehearsedNoise(experiment.seed, rows=rows_for(self.method.mechanism, noise), own=own)
         ledger = MemoryLedger("rehearsal", self.plans.values())
         self.clients = Clients(
             self.method,
@@ -167,11 +167,11 @@ class Rehearsal:
             ledger,
             noise,
             at_once=len(self.facts),
-            door=lambda tokens, reserve: self.door.opened_by(tokens, reserve),
+            gate=lambda tokens, reserve: self.gate.opened_by(tokens, reserve),
             keep=Keep.NOTHING,
         )
         central = not self.method.mechanism.spec.view.senders_add_noise
-        trusted = TrustedLedger(ledger, noise, keep=Keep.NOTHING, door=lambda _: self.door) if central else None
+        trusted = TrustedLedger(ledger, noise, keep=Keep.NOTHING, gate=lambda _: self.gate) if central else None
         sums = collect_integers(made, "rehearsal")
         self.carrier = Measured(self.server, self.clients, ledger, trusted=trusted, integers=sums)
         self.evaluation = Evaluation(

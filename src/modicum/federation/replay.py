@@ -1,6 +1,6 @@
-"""Recording what passes the doors of a run, and running again with those releases in place of fresh ones.
+"""Recording what passes the gates of a run, and running again with those releases in place of fresh ones.
 
-Whatever a run shows must be a function of public values and of what has passed a door. So a second run, on other
+Whatever a run shows must be a function of public values and of what has passed a gate. So a second run, on other
 data and with other coins, that is given the first one's releases must show the same: decisions, opened messages,
 states and models, bit for bit (non-interference). Attacks and audits read the same tape.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from modicum.core.door import Door, SumDoor
+from modicum.core.release_gate import ReleaseGate, SumGate
 from modicum.errors import UserError
 from modicum.privacy.events import Release
 from modicum.privacy.ledger.token import Token
@@ -23,7 +23,7 @@ INTEGERS = "integers"  # under this name stands a release on a lattice, all bloc
 
 @dataclass
 class Tape:
-    """Everything that left a door: by client, round, step and block names, and the trusted server's by round."""
+    """Everything that left a gate: by client, round, step and block names, and the trusted server's by round."""
 
     clients: dict[tuple[str, int, int, tuple[str, ...]], Values] = field(default_factory=dict)
     sums: dict[int, Values] = field(default_factory=dict)
@@ -38,9 +38,9 @@ def _copy(values: Mapping[str, Tensor]) -> Values:
 
 
 class _Around:
-    """A door around another one."""
+    """A gate around another one."""
 
-    def __init__(self, inner: Door, tape: Tape) -> None:
+    def __init__(self, inner: ReleaseGate, tape: Tape) -> None:
         self._inner, self._tape = inner, tape
 
     @property
@@ -54,7 +54,7 @@ class _Around:
         return self._inner.sample(release, step, records, present)
 
 
-class _RecordingDoor(_Around):
+class _RecordingGate(_Around):
     def release_integers(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Tensor:
         values = self._inner.release_integers(release, step, sums)
         self._tape.clients[_key(release, step)] = {INTEGERS: values.clone()}
@@ -66,7 +66,7 @@ class _RecordingDoor(_Around):
         return values
 
 
-class _ReplayingDoor(_Around):
+class _ReplayingGate(_Around):
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Values:
         self._inner.release(release, step, sums)  # it must be as welcome as the first time
         return self._recorded(release, step)
@@ -81,8 +81,8 @@ class _ReplayingDoor(_Around):
         return _copy(self._tape.clients[_key(release, step)])
 
 
-class _SumDoor:
-    def __init__(self, inner: SumDoor, tape: Tape, *, replay: bool) -> None:
+class _SumGate:
+    def __init__(self, inner: SumGate, tape: Tape, *, replay: bool) -> None:
         self._inner, self._tape, self._replay = inner, tape, replay
 
     def release_sum(
@@ -101,11 +101,11 @@ class Recording:
 
     tape: Tape = field(default_factory=Tape)
 
-    def client(self, door: Door) -> Door:
-        return _RecordingDoor(door, self.tape)
+    def client(self, gate: ReleaseGate) -> ReleaseGate:
+        return _RecordingGate(gate, self.tape)
 
-    def server(self, door: SumDoor) -> SumDoor:
-        return _SumDoor(door, self.tape, replay=False)
+    def server(self, gate: SumGate) -> SumGate:
+        return _SumGate(gate, self.tape, replay=False)
 
 
 @dataclass
@@ -114,8 +114,8 @@ class Replaying:
 
     tape: Tape
 
-    def client(self, door: Door) -> Door:
-        return _ReplayingDoor(door, self.tape)
+    def client(self, gate: ReleaseGate) -> ReleaseGate:
+        return _ReplayingGate(gate, self.tape)
 
-    def server(self, door: SumDoor) -> SumDoor:
-        return _SumDoor(door, self.tape, replay=True)
+    def server(self, gate: SumGate) -> SumGate:
+        return _SumGate(gate, self.tape, replay=True)

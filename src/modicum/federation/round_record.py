@@ -45,6 +45,7 @@ def record_of(
         traffic=state.traffic,
         reserved_by_budget=reserved_by_budget(clients, left),
         parties=state.parties,
+        claimed=None if (claims := server.method.claims) is None else claims(server.state.policy, server.public),
     )
 
 

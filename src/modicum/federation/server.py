@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modicum.core.door import DoorWatch, ReservedSumDoor, SumDoor
+from modicum.core.extension_points import PublicEvaluator, Reports
 from modicum.core.facts import PublicFacts
 from modicum.core.messages import (
     Broadcast,
@@ -28,9 +28,9 @@ from modicum.core.messages import (
     finite,
 )
 from modicum.core.parts import ClientKit, Method, Observation, State
+from modicum.core.release_gate import GateWatch, ReservedSumGate, SumGate
 from modicum.core.round_state import Collector, RoundState
 from modicum.core.rows import NoiseRows
-from modicum.core.sockets import PublicEvaluator, Reports
 from modicum.core.store import write_durably
 from modicum.errors import UnsoundError
 from modicum.federation.cohort import Cohorts
@@ -41,7 +41,7 @@ from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseSource
 
 LOG = logging.getLogger("modicum.server")
-SumDoorMaker = Callable[[Sequence[Token]], SumDoor]
+SumGateMaker = Callable[[Sequence[Token]], SumGate]
 
 
 @dataclass
@@ -258,13 +258,13 @@ class TrustedLedger:
         self,
         ledger: Charges,
         noise: NoiseSource,
-        watch: DoorWatch | None = None,
+        watch: GateWatch | None = None,
         keep: Keep = Keep.MESSAGES,
-        door: SumDoorMaker | None = None,
+        gate: SumGateMaker | None = None,
         rows: NoiseRows | None = None,
     ) -> None:
         self.ledger, self.noise, self._watch, self._keep = ledger, noise, watch, keep
-        self._make_door = door or (lambda tokens: ReservedSumDoor(self.noise, tokens, rows))
+        self._make_gate = gate or (lambda tokens: ReservedSumGate(self.noise, tokens, rows))
         kept = ledger.outbox() if keep is Keep.MESSAGES else []
         self._sent = {t.release.round: t for t in kept if ledger.message(t)}
 
@@ -286,16 +286,16 @@ class TrustedLedger:
             return stored
         if not state.tokens:  # nobody has budget left
             return None
-        state.door = self.door(state.tokens)
+        state.gate = self.gate(state.tokens)
         opened = collected.open()
         assert isinstance(opened, ReleasedSum)
         self.settle(state.tokens, opened)
         return opened
 
-    def door(self, tokens: Sequence[Token]) -> SumDoor:
-        """The server's door for one sum, open for what these tokens reserve."""
-        door = self._make_door(tokens)
-        return door if self._watch is None else self._watch.server(door)
+    def gate(self, tokens: Sequence[Token]) -> SumGate:
+        """The server's gate for one sum, open for what these tokens reserve."""
+        gate = self._make_gate(tokens)
+        return gate if self._watch is None else self._watch.server(gate)
 
     def settle(self, tokens: Sequence[Token], opened: ReleasedSum) -> None:
         """The sum exists: settled under its tokens before anybody uses it."""

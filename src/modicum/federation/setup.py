@@ -13,18 +13,19 @@ from torch import Tensor
 
 from modicum.compute.client_batched.choose import choose
 from modicum.core.clips import PerLayer
+from modicum.core.extension_points import Explains, NeedsModelStructure
 from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
 from modicum.core.needs import with_inner
 from modicum.core.parts import Backend, ClientKit, Identity, Mechanism, Method, OnLattice, State
-from modicum.core.sockets import Explains, LooksInside
 from modicum.errors import UserError
 from modicum.federation.clients import Client
 from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, rounds_of
 from modicum.federation.correlate import Correlates, rotation
 from modicum.federation.evaluation import public_evaluator
 from modicum.federation.experiment import Experiment, Prepared, build_method, in_fixed_shapes, prepare
+from modicum.federation.looks import plan_after
 from modicum.federation.server import Server
 from modicum.mechanisms.common import metric_plans
 from modicum.mechanisms.integers import on_lattice
@@ -103,7 +104,7 @@ def make_kit(
     for rule in with_inner(method.mechanism):
         if isinstance(rule, PerLayer):
             rule.check(backend.layout.names)
-        if isinstance(rule, LooksInside):
+        if isinstance(rule, NeedsModelStructure):
             rule.check_layers(data.model)
     shared = backend.layout.where(method.wrapper.shared).to(data.first.device)
     known = {} if adaptive else dict(multipliers)
@@ -113,7 +114,7 @@ def make_kit(
     size = int(shared.sum())
     public = PublicFacts(facts, experiment.rounds, size, known, adaptive, data.features, tensors, *kinds)
     return ClientKit(
-        backend, method.training, method.policy, shared, experiment.metrics, public, agreed, experiment.task
+        backend, method.training, method.policy, shared, experiment.metrics, public, agreed, experiment.learned
     )
 
 
@@ -206,8 +207,11 @@ def make_plans(
                 f"client {facts_i.name!r} has no validation records for the declared metrics: set validation"
             )
     return {
-        f.name: mechanism.plan(
-            f, metric_plans(mechanism.spec, experiment.metrics, rounds_of(cohorts, i, experiment.rounds))
+        f.name: plan_after(
+            mechanism,
+            f,
+            metric_plans(mechanism.spec, experiment.metrics, rounds_of(cohorts, i, experiment.rounds)),
+            experiment.looks,
         )
         for i, f in enumerate(facts)
     }

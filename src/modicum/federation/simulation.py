@@ -7,9 +7,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from modicum.core.door import DoorWatch
 from modicum.core.memory import keep_pages
 from modicum.core.parts import Backend
+from modicum.core.release_gate import GateWatch
 from modicum.errors import UserError
 from modicum.federation.checkpoints import Folder
 from modicum.federation.clients import Clients
@@ -43,7 +43,7 @@ class Simulation:
         noise: NoiseSource | None = None,
         faults: Faults | None = None,
         transcript: Transcript | None = None,
-        watch: DoorWatch | None = None,
+        watch: GateWatch | None = None,
     ) -> None:
         self.experiment, self.folder = experiment, folder
         self.noise = noise or SimulatedNoise(experiment.seed)
@@ -53,14 +53,16 @@ class Simulation:
         self._workers: Workers | None = None
         if experiment.workers is not None:
             if watch is not None:
-                raise UserError("doors are watched in one process: leave workers out")
+                raise UserError("gates are watched in one process: leave workers out")
             self._workers = Workers(made, self.noise, experiment.workers)
             made = self._workers.sharing(made)
         self.method, self.data, self.cohorts, self.kit = made.method, made.data, made.cohorts, made.kit
         self.facts, self.plans = made.facts, made.plans
         self.backend: Backend = made.kit.backend
         files = RunFolder(folder)
-        foreign = foreign_parts(experiment.method, self.method, experiment.model, self.data.model)
+        foreign = foreign_parts(
+            experiment.method, self.method, experiment.model, self.data.model, experiment.federation.data.made_by
+        )
         self.ledger = files.open_ledger(run_id(experiment), self.noise, records_id(experiment), foreign)
         self.ledger.declare(self.plans.values())
         self.server = made.server(self.ledger.run_id)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from modicum.core.door import SERVER
 from modicum.core.messages import Opened, ReleasedSum, encode
+from modicum.core.release_gate import SERVER
 
 AGGREGATOR = "(secure aggregation)"  # ideal: sees every share, tells nobody but the sum
 

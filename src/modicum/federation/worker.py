@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from modicum.compute.client_batched.choose import choose
 from modicum.compute.client_batched.fused import FusedBackend
 from modicum.core.clips import Flat
-from modicum.core.door import ReservedDoor
 from modicum.core.messages import Message
 from modicum.core.own_rows import OwnRows
 from modicum.core.parts import Backend, Batch, ClientKit, Job, Method, State
 from modicum.core.records import Tree, each
+from modicum.core.release_gate import ReservedGate
 from modicum.federation.clients import model_randomness, within_memory
 from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseSource
@@ -82,7 +82,7 @@ class Workshop:
 
 @dataclass(frozen=True)
 class Task:
-    """A stack of jobs without records, doors and models, which would weigh too much to travel."""
+    """A stack of jobs without records, gates and models, which would weigh too much to travel."""
 
     number: int
     round: int
@@ -95,7 +95,7 @@ def light(job: Job) -> Job:
     """A job that can travel: its records and its model are in shared memory, its permission beside it."""
     nothing: Any = None
     broadcast = replace(job.broadcast, model=nothing)
-    return replace(job, records=nothing, validation=nothing, door=nothing, broadcast=broadcast)
+    return replace(job, records=nothing, validation=nothing, gate=nothing, broadcast=broadcast)
 
 
 def serve(workshop: Workshop, connection: Connection, number: int) -> None:
@@ -161,7 +161,7 @@ class Bench:
                 validation=shop.validation.batch(client, self.device),
                 broadcast=replace(job.broadcast, model=self.model),
                 state=_moved(job.state, self.device),
-                door=ReservedDoor(shop.noise, tokens, rows=self.rows),
+                gate=ReservedGate(shop.noise, tokens, rows=self.rows),
             )
             for job, client, tokens in zip(task.jobs, task.clients, task.tokens, strict=True)
         ]

@@ -121,7 +121,7 @@ class Workers:
 
     def _task(self, number: int, stack: Sequence[Job]) -> Task:
         clients = tuple(self._number[job.facts.name] for job in stack)
-        tokens = tuple(job.door.tokens for job in stack)
+        tokens = tuple(job.gate.tokens for job in stack)
         return Task(number, stack[0].broadcast.round, clients, tuple(light(job) for job in stack), tokens)
 
     def _collect(self, left: deque[int]) -> Mapping[int, Results]:

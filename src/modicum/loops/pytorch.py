@@ -27,12 +27,12 @@ from modicum.compute.clipping.problem import Parts
 from modicum.compute.clipping.synthetic import own_weights
 from modicum.compute.clipping.tracing import looking_modules
 from modicum.core.clips import Clip, Flat
-from modicum.core.door import ReservedDoor
 from modicum.core.facts import ClientFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import Decision
 from modicum.core.parts import Batch
 from modicum.core.records import each
+from modicum.core.release_gate import ReservedGate
 from modicum.errors import PrivacyWarning, UserError, counted
 from modicum.federation.foreign import foreign_modules
 from modicum.federation.run_folder import RunFolder
@@ -78,7 +78,7 @@ class OwnBatch:
     x: Any
     y: Any  # None where the dataset has no labels
     present: Tensor  # which rows are records; private like the records
-    rehearsal: bool  # rows that are nobody's, before the first record: nothing is trained
+    rehearsal: bool  # synthetic rows, before the first record: nothing is trained
 
     def __len__(self) -> int:
         return len(self.present)
@@ -221,12 +221,12 @@ class Private:
         asked = Asked(self._facts, self._plan, part, part, self._decision)
         release = self._mechanism.release(asked, (), 0, self._in_part(part))
         (token,) = self.ledger.reserve([release])
-        door = ReservedDoor(self._noise, [token])
+        gate = ReservedGate(self._noise, [token])
         self._steps_of_part = 0
         for number in range(self._in_part(part)):
-            rows = door.sample(release, number, len(self._records))
+            rows = gate.sample(release, number, len(self._records))
             passes = list(self._passes(rows))
-            step = self._current = _Step(door, release, part, number, len(passes), self._layout.dimension)
+            step = self._current = _Step(gate, release, part, number, len(passes), self._layout.dimension)
             if not passes:  # nobody was drawn: noise alone
                 self._write(step)
             for i, numbers in enumerate(passes):
@@ -304,7 +304,7 @@ class Private:
         """Noise, and the optimiser's step; on disk that it was taken, before it is."""
         device = next(iter(self._parts.trained.values())).device
         total = step.total.to(device)
-        noised = step.door.release(step.release, step.number, {GRADIENT: total})[GRADIENT]
+        noised = step.gate.release(step.release, step.number, {GRADIENT: total})[GRADIENT]
         gradient = noised / self._mechanism.expected_batch(self._facts)
         self._keeping.admit(step.part, step.number, gradient)
         trained = self._parts.trained
@@ -372,9 +372,9 @@ class _Step:
     """One step on its way: what its batches have come to so far."""
 
     def __init__(
-        self, door: ReservedDoor, release: Release, part: int, number: int, batches: int, dimension: int
+        self, gate: ReservedGate, release: Release, part: int, number: int, batches: int, dimension: int
     ) -> None:
-        self.door, self.release, self.part, self.number = door, release, part, number
+        self.gate, self.release, self.part, self.number = gate, release, part, number
         self.left = batches
         self.total = torch.zeros(dimension, dtype=torch.float64)
         self.present: Tensor | None = None

@@ -1,6 +1,6 @@
 """Before the first record: whether each loss of somebody's loop is of its own record alone.
 
-The loop is given a few batches of rows that are nobody's, in the shapes of its real ones. From the first, the
+The loop is given a few batches of synthetic rows, in the shapes of its real ones. From the first, the
 books of model and loss are judged (`compute.probe`). In the others every second row is changed: the losses, norms
 and gradients of the rest must keep their bits (R16). So no decision about the loop reads a record.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from modicum.core.facts import ClientFacts
+from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message
 from modicum.core.needs import Need
 from modicum.core.parts import ClientKit, Job, State
@@ -25,6 +25,12 @@ Printed = Callable[[ClientFacts], float]
 """Noise-std over clipping bound that the paper prints for a client."""
 
 SLACK = 1e-6  # of ε, so that the guard does not stop at its own rounding
+
+
+def largest_grant(state: State, public: PublicFacts) -> float:
+    """What the paper claims of the client that grants most: budgets are claims here."""
+    del state
+    return max(client.budget for client in public.clients)
 
 
 @dataclass(frozen=True)

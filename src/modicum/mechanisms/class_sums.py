@@ -14,7 +14,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from modicum.core.door import ReleaseRequest
 from modicum.core.facts import ClientFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import (
@@ -29,6 +28,7 @@ from modicum.core.messages import (
 )
 from modicum.core.needs import Need
 from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS, ClientKit, Job, State
+from modicum.core.release_gate import ReleaseRequest
 from modicum.core.round_state import Collector, RoundState
 from modicum.errors import UserError
 from modicum.mechanisms import common, integers
@@ -165,9 +165,9 @@ class ClassSums:
         sums, counts = class_sums(records.x, records.targets["y"], kit.backend.layout.shapes[0])
         blocks = {CLASS_SUMS: sums, CLASS_COUNTS: counts}
         if not self.individuals:
-            requests = [ReleaseRequest(job.door, event, 0, blocks), *common.metric_requests(job, kit, self.spec)]
+            requests = [ReleaseRequest(job.gate, event, 0, blocks), *common.metric_requests(job, kit, self.spec)]
             return integers.summand(requests), job.state
-        noised = job.door.release(event, 0, blocks)
+        noised = job.gate.release(event, 0, blocks)
         update = torch.cat([noised[CLASS_SUMS].flatten(), noised[CLASS_COUNTS]]).to(model)
         metrics = common.released_metrics(job, kit, self.spec)
         return Noised(job.facts.name, job.broadcast.round, update, {}, metrics), job.state

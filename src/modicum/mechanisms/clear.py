@@ -9,12 +9,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from modicum.core.extension_points import Transform
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts
 from modicum.core.needs import Need
 from modicum.core.parts import ClientKit, Job, State
 from modicum.core.round_state import Collector, RoundState
-from modicum.core.sockets import Transform
 from modicum.mechanisms import common
 from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
@@ -75,7 +75,7 @@ class Clear:
             event = self.events(job.facts, job.plan, kit, job.broadcast, 0)[0]
             moved = self._moved(job, kit, initial, last)
             update = common.transformed(common.shared_part(moved, job, kit)[None], self.transform)[0]
-            update = job.door.release(event, 0, {UPDATE: update})[UPDATE]
+            update = job.gate.release(event, 0, {UPDATE: update})[UPDATE]
             metrics = common.released_metrics(job, kit, self.spec)
             message = Noised(job.facts.name, job.broadcast.round, update, {}, metrics)
             results.append((message, common.keep_personal(job, kit, last)))

@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from modicum.core.door import ReleaseRequest, release_together
+from modicum.core.extension_points import Transform
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import (
     Broadcast,
@@ -34,8 +34,8 @@ from modicum.core.messages import (
 )
 from modicum.core.needs import Need
 from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Signal, State
+from modicum.core.release_gate import ReleaseRequest, release_together
 from modicum.core.round_state import Collector, RoundState
-from modicum.core.sockets import Transform
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms import common, integers
 from modicum.privacy.correlated import Correlated
@@ -207,7 +207,7 @@ class ClientLevel:
         noised, others = release_together(requests, UPDATE, updates)
         for values, more in zip(others, metrics, strict=True):
             for request in more:
-                values |= request.door.release(request.release, request.step, request.sums)
+                values |= request.gate.release(request.release, request.step, request.sums)
         messages = [
             self._message(request.release, update, _scalars(values))
             for request, update, values in zip(requests, noised.unbind(), others, strict=True)
@@ -215,12 +215,12 @@ class ClientLevel:
         return list(zip(messages, states, strict=True))
 
     def _requests(self, jobs: Sequence[Job], kit: ClientKit, updates: Tensor) -> list[ReleaseRequest]:
-        """Each client's clipped update and signals; not to be seen before they have passed the door."""
+        """Each client's clipped update and signals; not to be seen before they have passed the gate."""
         bounds = [job.broadcast.decision.bound for job in jobs]
         norms = _clip(updates, bounds).cpu().unbind()
         return [
             ReleaseRequest(
-                job.door,
+                job.gate,
                 self._event(common.Asked.of(job), kit.policy.signals),
                 0,
                 {UPDATE: update, **common.contributions(norm.reshape(1), bound, kit.policy.signals)},
@@ -282,9 +282,9 @@ class Sum:
         if view.senders_add_noise:
             stds = {name: std * math.sqrt(self._count) for name, std in stds.items()}
         else:
-            if state.door is None:
-                raise UserError("a trusted server needs its own door to add the noise")
-            sums = state.door.release_sum(state.events, state.round, sums)
+            if state.gate is None:
+                raise UserError("a trusted server needs its own gate to add the noise")
+            sums = state.gate.release_sum(state.events, state.round, sums)
         if self._correlated is not None:
             spread = self._correlated.spread(state.round)
             stds = {n: std if n.startswith("metric:") else std * spread for n, std in stds.items()}

@@ -26,7 +26,7 @@ KINDS = ("auto", "lanes", "capacity")
 WIDTHS = (4, 8, 16, 32, 64, 128)
 """Rows of a pass in lanes that are tried."""
 
-DOUBT = 2.0**-50
+FAILURE_PROBABILITY = 2.0**-50
 """How often a capacity may overflow, a step; less where a share of 1e-11 of δ would not pay for all steps."""
 
 PASS, TENSOR, PRODUCT = 2e-4, 2.2e-4, 1e-10
@@ -69,7 +69,7 @@ def _chosen(shapes: FixedShapes, records: int, rate: float, delta: float, steps:
                 'fixed_shapes = "lanes"'
             )
         return cheapest(lanes)
-    capacity = smallest_capacity(records, rate, min(DOUBT, 1e-11 * delta / steps))
+    capacity = smallest_capacity(records, rate, min(FAILURE_PROBABILITY, 1e-11 * delta / steps))
     if shapes.kind == "lanes":
         return cheapest(lanes)
     return capacity if shapes.kind == "capacity" else cheapest([*lanes, capacity])

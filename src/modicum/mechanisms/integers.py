@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modicum.core.door import ReleaseRequest
 from modicum.core.facts import ClientFacts
 from modicum.core.integers import Agreed, split
 from modicum.core.messages import Expected, NoiseFacts, ReleasedSum, Summand
 from modicum.core.parts import SIGNAL_BOUND
+from modicum.core.release_gate import ReleaseRequest
 from modicum.core.round_state import RoundState
 from modicum.errors import UnsoundError, UserError
 from modicum.privacy.events import NoSampling, Release
@@ -152,8 +152,8 @@ def _put(plan: PrivacyPlan, agreed: Mapping[str, IntegerNoise]) -> PrivacyPlan:
 
 
 def summand(requests: Sequence[ReleaseRequest]) -> Summand:
-    """All queries of one client's round, one after another: each through its door."""
-    parts = [request.door.release_integers(request.release, request.step, request.sums) for request in requests]
+    """All queries of one client's round, one after another: each through its gate."""
+    parts = [request.gate.release_integers(request.release, request.step, request.sums) for request in requests]
     return Summand(requests[0].release.client, requests[0].release.round, torch.cat(parts))
 
 

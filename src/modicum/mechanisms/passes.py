@@ -28,7 +28,7 @@ def clipped_in_passes(
 
     Args:
         theta: one client's parameters.
-        rows: numbers of records, `BLANK` where a row is nobody's; there may be no pass at all. One pass alone, of
+        rows: numbers of records, `BLANK` where a row is blank; there may be no pass at all. One pass alone, of
             all rows that enter, may come without its axis.
         shape: of the passes; None where nothing was drawn.
 

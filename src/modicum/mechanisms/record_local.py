@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from modicum.core.clips import Clip, Flat
+from modicum.core.extension_points import ProximalTerm, SamPerturbation
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import (
     Broadcast,
@@ -29,7 +30,6 @@ from modicum.core.messages import (
 from modicum.core.needs import Need
 from modicum.core.parts import ClientKit, Job, Scope, Signal, State
 from modicum.core.round_state import Collector, RoundState
-from modicum.core.sockets import Climbs, Pulls
 from modicum.core.stack import Pool
 from modicum.errors import UnsoundError, UserError, counted
 from modicum.mechanisms import common, integers
@@ -68,6 +68,7 @@ class RecordLocal:
     shapes: FixedShapes | None = None  # of passes over drawn records, where a server may be hostile; None: ragged
     stock: Stock | None = None  # kinds of noise to choose from: in the plan (R11), or before a filter (`adaptive`)
     noise: Schedule | None = None  # a schedule of its own, in place of the four settings above
+    unit: Unit = field(default=Unit.RECORD, repr=False)  # persons where the experiment's records are
 
     individuals = True
     purpose = GRADIENT
@@ -101,7 +102,7 @@ class RecordLocal:
 
     @property
     def spec(self) -> PrivacySpec:
-        return PrivacySpec(unit=Unit.RECORD, adjacency=self.adjacency, view=ServerSeesMessages(), delta=self.delta)
+        return PrivacySpec(unit=self.unit, adjacency=self.adjacency, view=ServerSeesMessages(), delta=self.delta)
 
     @property
     def takes_integers(self) -> bool:
@@ -270,7 +271,7 @@ class RecordLocal:
             unknown = NoisedNumber(0.0, math.inf)
             return Expected(known, None, {b.name: unknown for b in event.blocks[1:]}, rates)
         update, signals = self._made_of(event, facts, kit)
-        return Expected(known, None if isinstance(kit.training, Pulls) else update, signals, rates)
+        return Expected(known, None if isinstance(kit.training, ProximalTerm) else update, signals, rates)
 
     def _made_of(
         self, event: Release, facts: ClientFacts, kit: ClientKit
@@ -333,14 +334,14 @@ class RecordLocal:
         pool = Pool([stepper.records for stepper in steppers])
         descent = Descent(first, kit.training.optimiser, kit.training)  # its pull comes after the noise
         theta = descent.theta
-        released = torch.zeros_like(theta)[: len(theta) if isinstance(kit.training, Climbs) else 0]
+        released = torch.zeros_like(theta)[: len(theta) if isinstance(kit.training, SamPerturbation) else 0]
         for step in range(steppers[0].steps):
             active = [stepper for stepper in steppers if step < stepper.steps]
             for stepper, row in zip(active, theta, strict=False):
                 stepper.decide(step, row)
             where = uphill(theta[: len(active)], released, kit)
             gradient = self._noised_gradients(active, pool, where, kit, step)
-            if isinstance(kit.training, Climbs):
+            if isinstance(kit.training, SamPerturbation):
                 released[: len(active)] = gradient
             descent.step(step, gradient)
         return [

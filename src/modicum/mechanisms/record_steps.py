@@ -1,6 +1,6 @@
 """One client's way through the local steps of record-level privacy: decide, reserve, sample, release, note.
 
-Private values live in a `Stepper` and leave by the door alone. The mechanism says what a step costs.
+Private values live in a `Stepper` and leave by the gate alone. The mechanism says what a step costs.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from modicum.core.door import ReleaseRequest, release_together
+from modicum.core.extension_points import SamPerturbation
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Message, Noised, NoiseFacts
 from modicum.core.parts import ClientKit, Job, Observation, Place, Scope, Signal, State
-from modicum.core.sockets import Climbs
+from modicum.core.release_gate import ReleaseRequest, release_together
 from modicum.mechanisms import common
 from modicum.privacy.events import Poisson, Release
 from modicum.privacy.fixed_shapes import FixedShape
@@ -68,7 +68,7 @@ class Stepper:
         self.steps = mechanism.steps_in(job.facts, job.participation)
         self.event = self._event(0, self.steps)
         self.policy_state: State = dict(job.state.get("policy") or self._first_policy_state())
-        self.released = 0  # steps that have passed the door
+        self.released = 0  # steps that have passed the gate
         self.stopped: Tensor | None = None  # the local model at the step that the ledger refused
         self.signals: dict[str, float] = {s.name: 0.0 for s in kit.policy.signals}
 
@@ -96,7 +96,7 @@ class Stepper:
             name = self.job.facts.name
             self.decision = self.kit.policy.decide(self.policy_state, self.job.broadcast.round, [name])[name]
             self.event = self._event(step, 1)
-        if not self.job.door.reserve(self.event):
+        if not self.job.gate.reserve(self.event):
             self.stopped = model.clone()
 
     @property
@@ -108,7 +108,7 @@ class Stepper:
         """Which records enter this step."""
         if self.stopped is not None:
             return torch.arange(0)
-        return self.job.door.sample(self.event, step, len(self.records), self.records.present)
+        return self.job.gate.sample(self.event, step, len(self.records), self.records.present)
 
     @property
     def shape(self) -> FixedShape | None:
@@ -120,9 +120,9 @@ class Stepper:
         return norms if self.records.present is None else norms[self.records.present[chosen]]
 
     def request(self, step: int, total: Tensor, norms: Tensor) -> ReleaseRequest:
-        """The clipped sum and the signals of this step, for the door to add noise to."""
+        """The clipped sum and the signals of this step, for the gate to add noise to."""
         signals = common.contributions(norms, self.decision.bound, self.kit.policy.signals)
-        return ReleaseRequest(self.job.door, self.event, step, {self.mechanism.purpose: total, **signals})
+        return ReleaseRequest(self.job.gate, self.event, step, {self.mechanism.purpose: total, **signals})
 
     def note(self, step: int, gradient: Tensor, noised: Mapping[str, Tensor]) -> None:
         """Keep what was released of this step."""
@@ -157,7 +157,7 @@ class Stepper:
 
 def uphill(theta: Tensor, released: Tensor, kit: ClientKit) -> Tensor:
     """θ + ρ·g̃/‖g̃‖ with the gradient g̃ that the step before released; θ itself in a round's first step."""
-    if not isinstance(kit.training, Climbs):
+    if not isinstance(kit.training, SamPerturbation):
         return theta
     before = released[: len(theta)]
     direction: Tensor = before / before.norm(dim=1, keepdim=True).clamp(min=1e-12)

@@ -15,14 +15,14 @@ from typing import ClassVar
 import torch
 
 from modicum.core.clips import Clip, Flat
-from modicum.core.door import ReleaseRequest
+from modicum.core.extension_points import ProximalTerm
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, NoiseFacts, ReleasedSum
 from modicum.core.needs import Need
 from modicum.core.optimisers import Optimiser
 from modicum.core.parts import ClientKit, Job, State
+from modicum.core.release_gate import ReleaseRequest
 from modicum.core.round_state import Collector, RoundState
-from modicum.core.sockets import Pulls
 from modicum.errors import UserError
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.record_local import GRADIENT
@@ -48,6 +48,7 @@ class RecordSums:
     delta: float = 1e-5
     rule: Clip = field(default_factory=Flat)  # how a record is clipped; the policy's bound scales it
     noise_multiplier: float | None = None  # in the sum; None: calibrated to each client's budget
+    unit: Unit = field(default=Unit.RECORD, repr=False)  # persons where the experiment's records are
 
     individuals = False
     integers = True
@@ -63,7 +64,7 @@ class RecordSums:
 
     @cached_property
     def spec(self) -> PrivacySpec:
-        return PrivacySpec(unit=Unit.RECORD, adjacency=self.adjacency, view=self.view, delta=self.delta)
+        return PrivacySpec(unit=self.unit, adjacency=self.adjacency, view=self.view, delta=self.delta)
 
     def on_integers(self, variant: Variant) -> RecordSums:
         return replace(self, view=integers.behind(self.view, variant))
@@ -112,7 +113,7 @@ class RecordSums:
         return integers.nothing_seen(self.events(facts, plan, kit, broadcast, participation)[0])
 
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
-        if isinstance(kit.training, Pulls):
+        if isinstance(kit.training, ProximalTerm):
             raise UserError(
                 "a pull towards the server's model acts between local steps, and here each round is one"
             )
@@ -132,7 +133,7 @@ class RecordSums:
     def _request(self, job: Job, kit: ClientKit, total: torch.Tensor, norms: torch.Tensor) -> ReleaseRequest:
         signals = common.contributions(norms, job.broadcast.decision.bound, kit.policy.signals)
         event = self._event(job.plan, kit, job.broadcast)
-        return ReleaseRequest(job.door, event, 0, {GRADIENT: total, **signals})
+        return ReleaseRequest(job.gate, event, 0, {GRADIENT: total, **signals})
 
     def collect(self, state: RoundState) -> Collector:  # noqa: ARG002
         raise UserError("integers of a sum are opened by secure aggregation alone")

@@ -9,7 +9,7 @@ from modicum.aggregation import Momentum, Paced
 from modicum.core.optimisers import Sgd
 from modicum.core.parts import Mechanism, Method
 from modicum.mechanisms.record_local import RecordLocal
-from modicum.parts.groups import Promise, SeenBy
+from modicum.parts.groups import PrivacyOptions, SeenBy
 from modicum.parts.options import AggregationName, build_aggregation, option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
@@ -25,7 +25,7 @@ MOMENTUM, AVERAGE = 0.5, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Auto(SeenBy, Promise):
+class Auto(SeenBy, PrivacyOptions):
     """Record-level steps on public features whose every setting is decided from public facts; nothing to tune."""
 
     public_features: ClassVar[bool] = True  # where none are named and there is a dataset to fit them to

@@ -11,7 +11,7 @@ from modicum.core.parts import Method
 from modicum.errors import UserError
 from modicum.mechanisms.class_sums import ClassSums, LinearHead
 from modicum.mechanisms.record_local import RecordLocal
-from modicum.parts.groups import Promise, SeenBy, ServerStep
+from modicum.parts.groups import PrivacyOptions, SeenBy, ServerStep
 from modicum.parts.options import AggregationName, option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassMeans(ServerStep, SeenBy, Promise):
+class ClassMeans(ServerStep, SeenBy, PrivacyOptions):
     """Record-level sums of features by class, solved as a linear discriminant; gradient steps may follow."""
 
     steps: int = option(0, "whole-batch gradient steps after the sums, one a round of the last so many; 0: none")

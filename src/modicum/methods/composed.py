@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from modicum.aggregation import Mean
+from modicum.core.extension_points import Transform
 from modicum.core.optimisers import Sgd
 from modicum.core.parts import (
     Aggregation,
@@ -18,7 +19,6 @@ from modicum.core.parts import (
     Plain,
     Policy,
 )
-from modicum.core.sockets import Transform
 from modicum.errors import UserError
 from modicum.mechanisms.clear import Clear
 from modicum.mechanisms.client_level import ClientLevel

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from modicum.core.parts import Method
 from modicum.mechanisms.client_level import ClientLevel
-from modicum.parts.groups import Aggregated, Guarantee, Hidden, Minibatches, Optimised
+from modicum.parts.groups import Aggregated, ClientLevelView, Guarantee, Minibatches, Optimised
 from modicum.parts.options import option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DpFedAvg(Minibatches, Optimised, Hidden, Aggregated, Guarantee):
+class DpFedAvg(Minibatches, Optimised, ClientLevelView, Aggregated, Guarantee):
     """Client-level privacy with a fixed clipping bound: whole updates are clipped, averaged and noised."""
 
     clip: float = option(1.0, "clipping bound C of a client's update")

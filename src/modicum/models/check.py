@@ -60,7 +60,7 @@ def check_model(
 
 
 def _refuse_memory(model: nn.Module, fields: Fields) -> None:
-    """What follows the inputs would carry records from step to step, and out, past every door."""
+    """What follows the inputs would carry records from step to step, and out, past every release gate."""
     import torch
 
     from modicum.compute.clipping.problem import in_mode

@@ -1,6 +1,6 @@
-"""Features of a whole dataset from a frozen extractor, computed once and kept on disk.
+"""Features of a whole dataset from frozen extractors, computed once and kept on disk.
 
-    python -m modicum.models.features --backbone cifar-100.npz --data cifar-10 --cache FOLDER --device cuda
+    python -m modicum.models.features --backbone efficientnet-lite0 --data cifar-10 --cache FOLDER
 
 A cache file is named by the content of the extractor and of the images, so that it can never belong to others.
 """
@@ -10,20 +10,47 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
-from modicum.data.arrays import Arrays, Dataset
+from modicum.data.arrays import Arrays, Dataset, MadeBy
 from modicum.data.catalogue import load
+from modicum.data.kin import share_records
 from modicum.errors import UserError
 from modicum.models import scattering
 from modicum.models.backbone import load_backbone
+from modicum.models.published import networks
+from modicum.models.published.catalogue import Published, published
+from modicum.models.published.packages import SCATTERING, Recipe
+from modicum.models.views import VIEWS, seen
 
 CHUNK = 20_000  # records of a cache file
+COLOURS = 3
+LONG = 4_000  # images from which on a bar is shown
+Count = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where weights come from: what a run and its certificate have to say of them."""
+
+    name: str
+    sha256: str
+    licence: str
+    trained_on: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """As reports and certificates have it."""
+        learned = f"trained on {', '.join(self.trained_on)}; " if self.trained_on else ""
+        return f"features from {self.name} ({learned}licence {self.licence}; sha256 {self.sha256[:16]}), public"
 
 
 @dataclass(frozen=True)
@@ -32,15 +59,143 @@ class Extractor:
 
     name: str  # ends in a digest of all that decides the features
     model: nn.Module
-    channels: int
+    channels: tuple[int, ...]  # that images may have
     size: int
     batch: int = 500  # images at a time on a CPU, for speed alone
+    origins: tuple[Origin, ...] = ()
+
+    @property
+    def made_by(self) -> MadeBy:
+        """What datasets carry of it."""
+        return MadeBy(self.name, "; ".join(origin.line for origin in self.origins))
+
+    def check(self, task: str) -> None:
+        """Refuse features that were learned from the very records that are to be private."""
+        for origin in self.origins:
+            for name in origin.trained_on:
+                if share_records(name, task):
+                    raise UserError(
+                        f"{origin.name} was trained on {name}, which shares records with {task}: its features are "
+                        "not public for them, choose another backbone (modicum backbones lists them)"
+                    )
+
+
+class Shown(nn.Module):
+    """A published network behind what it wants to see: images of its size with its mean and deviation."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, network: networks.Staged, recipe: Recipe, taps: int) -> None:
+        super().__init__()
+        self.network, self.size, self.taps = network, recipe.size, taps
+        self.register_buffer("mean", torch.tensor(recipe.mean)[:, None, None])
+        self.register_buffer("deviation", torch.tensor(recipe.deviation)[:, None, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of images with values in [0, 1]; grey ones count three times."""
+        x = x.expand(-1, COLOURS, -1, -1) if x.shape[1] == 1 else x
+        if x.shape[-2:] != (self.size, self.size):
+            smaller = min(x.shape[-2:]) > self.size
+            x = functional.interpolate(x, (self.size,) * 2, mode="bicubic", antialias=smaller).clamp(0, 1)
+        x = ((x - self.mean) / self.deviation).contiguous(memory_format=torch.channels_last)
+        found: Tensor = self.network(x, self.taps)
+        return found
+
+
+class Joined(nn.Module):
+    """Several extractors beside each other, each vector of length 1; the mean over views of an image."""
+
+    def __init__(self, models: Sequence[nn.Module], views: int) -> None:
+        super().__init__()
+        self.models, self.views = nn.ModuleList(models), VIEWS[:views]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """All of them for each view."""
+        return torch.stack([self._once(seen(x, *view)) for view in self.views]).mean(0)
+
+    def _once(self, x: Tensor) -> Tensor:
+        found = [model(x) for model in self.models]
+        return found[0] if len(found) == 1 else torch.cat([functional.normalize(y, dim=1) for y in found], 1)
+
+
+def extractor(
+    names: str | Path | Sequence[str | Path],
+    shape: Sequence[int],
+    *,
+    views: int = 1,
+    trained_on: Sequence[str] = (),
+) -> Extractor:
+    """What turns images of a shape into features: one network, or several beside each other.
+
+    Args:
+        names: Of `modicum backbones`, `NAME:2` for the last two stages of a network; files or folders of weights;
+            `scattering` for wavelets, of which nothing was learned.
+        shape: Channels, height and width of the images.
+        views: 1: the image, 2: also its mirror image, up to 10: also both moved by two pixels. Features are means.
+        trained_on: What files of weights were trained on, where nothing beside them says it.
+
+    Returns:
+        The extractor, and where it comes from.
+
+    Raises:
+        UserError: Where a package is missing, a file is no network that is known, or images do not fit.
+    """
+    if not 1 <= views <= len(VIEWS):
+        raise UserError(f"views is a whole number from 1 to {len(VIEWS)}, got {views}")
+    listed = [names] if isinstance(names, str | Path) else list(names)
+    if not listed:
+        raise UserError('backbone names no network: write one, e.g. backbone = "efficientnet-lite0"')
+    parts = [_one(str(name), tuple(shape), tuple(trained_on)) for name in listed]
+    if len(parts) == 1 and views == 1:
+        return parts[0]
+    channels = tuple(sorted(set.intersection(*(set(part.channels) for part in parts))))
+    return Extractor(
+        "+".join(part.name for part in parts) + (f"-{views}-views" if views > 1 else ""),
+        Joined([part.model for part in parts], views),
+        channels,
+        sum(part.size for part in parts),
+        min(part.batch for part in parts),
+        tuple(origin for part in parts for origin in part.origins),
+    )
+
+
+def _one(name: str, shape: tuple[int, ...], trained_on: tuple[str, ...]) -> Extractor:
+    plain, _, number = name.partition(":")
+    if plain == SCATTERING:
+        return from_scattering(shape[0], shape[-1], int(number) if number.isdecimal() else 8)
+    if name.endswith(".npz"):
+        return from_backbone(name)
+    taps = int(number) if number.isdecimal() else 1
+    return from_published(published(plain if number.isdecimal() else name, trained_on), taps)
+
+
+def from_published(found: Published, taps: int = 1) -> Extractor:
+    """A network that others published; the averages over its last `taps` stages."""
+    widths = found.network.widths
+    if not 1 <= taps <= len(widths):
+        raise UserError(f"{found.name} has {len(widths)} stages: the last {taps} of them cannot be taken")
+    code = Path(networks.__file__).read_bytes()
+    decided = f"{found.sha256} {found.recipe} {taps}".encode()
+    return Extractor(
+        f"{found.name}-{_digest(decided + code)}",
+        Shown(found.network, found.recipe, taps),
+        (1, COLOURS),
+        sum(widths[-taps:]),
+        16,
+        (Origin(found.name, found.sha256, found.licence, found.trained_on),),
+    )
 
 
 def from_backbone(weights: str | Path) -> Extractor:
     """A backbone that was trained on a public proxy."""
-    model = load_backbone(weights).model
-    return Extractor(backbone_name(weights), model, model.shape.channels, model.shape.features)
+    loaded = load_backbone(weights)
+    shape, content = loaded.model.shape, Path(weights).read_bytes()
+    proxy = loaded.about.get("proxy")
+    origin = Origin(
+        Path(weights).stem, hashlib.sha256(content).hexdigest(), "your own", (str(proxy),) if proxy else ()
+    )
+    return Extractor(backbone_name(weights), loaded.model, (shape.channels,), shape.features, origins=(origin,))
 
 
 def backbone_name(weights: str | Path) -> str:
@@ -51,7 +206,7 @@ def backbone_name(weights: str | Path) -> str:
 def from_scattering(channels: int, pixels: int, side: int) -> Extractor:
     """Wavelet scattering of square images with maps of side × side: nothing was learned."""
     model = scattering.Scattering((channels, pixels, pixels), side)
-    return Extractor(scattering_name(side), model, channels, model.size, 5)  # few: the maps stay in a CPU's cache
+    return Extractor(scattering_name(side), model, (channels,), model.size, 5)  # few: maps stay in a CPU's cache
 
 
 def scattering_name(side: int) -> str:
@@ -63,35 +218,59 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:12]
 
 
-def featured(dataset: Dataset, extractor: Extractor, cache: str | Path | None, device: str = "cpu") -> Dataset:
-    """The dataset with features (float32 vectors) in place of its images. Without a cache nothing is written."""
-    if dataset.train.shape[0] != extractor.channels:
+def featured(
+    dataset: Dataset, extractor: Extractor, cache: str | Path | None, device: str | None = None
+) -> Dataset:
+    """The dataset with features (float32 vectors) in place of its images. Without a cache nothing is written.
+
+    `device`: None is a GPU where there is one.
+    """
+    if dataset.train.shape[0] not in extractor.channels:
+        wanted = " or ".join(map(str, extractor.channels))
         raise UserError(
-            f"{extractor.name} takes images of {extractor.channels} channels, those of {dataset.name} have "
+            f"{extractor.name} takes images of {wanted} channels, those of {dataset.name} have "
             f"{dataset.train.shape[0]}: choose a backbone that was trained on such images"
         )
     folder = None if cache is None else Path(cache)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     parts = {}
-    for split, arrays in (("train", dataset.train), ("test", dataset.test)):
-        pieces = [
-            _piece(extractor, arrays.take(slice(i, i + CHUNK)), folder, device)
-            for i in range(0, len(arrays), CHUNK)
-        ]
-        parts[split] = Arrays(np.concatenate(pieces), arrays.y) if pieces else arrays
-    return replace(dataset, train=parts["train"], test=parts["test"])
+    with _counting(f"features of {dataset.name}", len(dataset.train) + len(dataset.test)) as count:
+        for split, arrays in (("train", dataset.train), ("test", dataset.test)):
+            pieces = [
+                _piece(extractor, arrays.take(slice(i, i + CHUNK)), folder, where, count)
+                for i in range(0, len(arrays), CHUNK)
+            ]
+            parts[split] = Arrays(np.concatenate(pieces), arrays.y) if pieces else arrays
+    return replace(dataset, train=parts["train"], test=parts["test"], made_by=extractor.made_by)
 
 
-def _piece(extractor: Extractor, arrays: Arrays, folder: Path | None, device: str) -> np.ndarray:
+@contextmanager
+def _counting(what: str, total: int) -> Iterator[Count]:
+    """A bar on a terminal, for what takes minutes."""
+    if total < LONG or not sys.stderr.isatty():
+        yield lambda done: None  # noqa: ARG005
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.advance(task, done)
+
+
+def _piece(extractor: Extractor, arrays: Arrays, folder: Path | None, device: str, count: Count) -> np.ndarray:
     if folder is None:
-        return compute(extractor, arrays, device).astype(np.float16).astype(np.float32)  # the same bits
+        return compute(extractor, arrays, device, count).astype(np.float16).astype(np.float32)  # the same bits
     path = folder / f"{extractor.name}-{_digest(np.ascontiguousarray(arrays.x).tobytes())}.npy"
     if path.exists():
         found: np.ndarray = np.load(path, allow_pickle=False)
         if found.shape == (len(arrays), extractor.size):
+            count(len(arrays))
             return found.astype(np.float32)
-    computed = compute(extractor, arrays, device).astype(np.float16)
+    computed = compute(extractor, arrays, device, count).astype(np.float16)
     whole = path.with_suffix(".partial.npy")
     np.save(whole, computed)
     whole.replace(path)  # never a half-written cache
@@ -99,27 +278,35 @@ def _piece(extractor: Extractor, arrays: Arrays, folder: Path | None, device: st
 
 
 @torch.no_grad()
-def compute(extractor: Extractor, arrays: Arrays, device: str = "cpu") -> np.ndarray:
+def compute(
+    extractor: Extractor,
+    arrays: Arrays,
+    device: str = "cpu",
+    count: Count = lambda done: None,  # noqa: ARG005
+) -> np.ndarray:
     """Features in the order of the records."""
     model, out = extractor.model.to(device).eval(), []
     batch = extractor.batch if device == "cpu" else 500
-    for i in range(0, len(arrays), batch):
-        x = torch.from_numpy(arrays.take(slice(i, i + batch)).scaled()).to(device)
-        out.append(model(x.contiguous(memory_format=torch.channels_last)).float().cpu().numpy())
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for i in range(0, len(arrays), batch):
+            x = torch.from_numpy(arrays.take(slice(i, i + batch)).scaled()).to(device)
+            out.append(model(x.contiguous(memory_format=torch.channels_last)).float().cpu().numpy())
+            count(len(x))
     return np.concatenate(out)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line: features of a dataset into the cache."""
     parser = argparse.ArgumentParser(prog="python -m modicum.models.features", description="Compute features.")
-    parser.add_argument("--backbone", required=True, help="weights from python -m modicum.public.pretrain")
+    parser.add_argument("--backbone", required=True, nargs="+", help="a name of modicum backbones, or weights")
     parser.add_argument("--data", required=True, help="a dataset's name")
     parser.add_argument("--cache", required=True, help="the folder for the features")
     parser.add_argument("--data-dir", default=None, help="the data folder (default: MODICUM_DATA)")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default=None, help="default: a GPU where there is one")
     given = parser.parse_args(arguments)
     try:
-        done = featured(load(given.data, given.data_dir), from_backbone(given.backbone), given.cache, given.device)
+        data = load(given.data, given.data_dir)
+        done = featured(data, extractor(given.backbone, data.train.shape), given.cache, given.device)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

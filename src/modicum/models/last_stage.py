@@ -17,12 +17,9 @@ from modicum.data.geometry import load_geometry
 from modicum.errors import UserError
 from modicum.models.backbone import Affine, Backbone, PreActBlock, StandardisedConv, load_backbone
 from modicum.models.frozen import UnitNorm, Whitened, frozen
+from modicum.models.views import VIEWS, seen
 
 CONSTANT = 0.3  # the feature that stands for a bias: of length 1 it would take half of every clipped gradient
-SHIFT = 2  # pixels
-MOVES = ((0, 0), (-SHIFT, 0), (SHIFT, 0), (0, -SHIFT), (0, SHIFT))  # down and right
-VIEWS = tuple((mirrored, *move) for move in MOVES for mirrored in (False, True))
-"""A record's views, the same in every round: mirrored or not, and moved."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Before(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Each view goes through the frozen stages by itself."""
-        return torch.stack([self._once(_seen(x, *view)) for view in self.views], 1)
+        return torch.stack([self._once(seen(x, *view)) for view in self.views], 1)
 
     def _once(self, x: Tensor) -> Tensor:
         y: Tensor = self.stem((x - 0.5) * 4)
@@ -203,15 +200,6 @@ def _geometry(path: str | Path | None, size: int) -> tuple[nn.Module, int]:
             f"{path} takes {len(kept.mean)} features and the backbone gives {size}: fit it behind this one"
         )
     return Whitened(torch.from_numpy(kept.mean), torch.from_numpy(kept.matrix)), kept.size
-
-
-def _seen(x: Tensor, mirrored: bool, down: int, right: int) -> Tensor:
-    x = x.flip(-1) if mirrored else x
-    if not (down or right):
-        return x
-    height, width = x.shape[-2:]
-    wide = functional.pad(x, (SHIFT,) * 4, mode="replicate")
-    return wide[..., SHIFT - down : SHIFT - down + height, SHIFT - right : SHIFT - right + width]
 
 
 def _norm(norm: nn.Module, trained: Trained) -> nn.Module:

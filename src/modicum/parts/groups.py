@@ -68,7 +68,7 @@ class Aggregated(ServerStep):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Promise:
+class PrivacyOptions:
     """What is guaranteed, but for the budget."""
 
     adjacency: AdjacencyName = option(
@@ -78,7 +78,7 @@ class Promise:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guarantee(Promise):
+class Guarantee(PrivacyOptions):
     """With noise that may be set rather than calibrated."""
 
     noise_multiplier: float | None = option(None, "noise over bound as the adversary sees it; none: calibrated")
@@ -107,7 +107,7 @@ class SeenBy:
 
     view: ViewName = option(
         "server-sees-messages",
-        "who must not learn: server-sees-messages, or secure-aggregation (only sums over all clients are seen)",
+        "who must not learn: server-sees-messages, or secure-aggregation (the server sees sums over all clients)",
     )
     colluding: int = option(1, "clients that may collude with the server behind secure aggregation")
     dropouts: int = option(0, "clients that may be missing from a round behind secure aggregation, beside those")
@@ -163,12 +163,12 @@ class Minibatches:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hidden:
+class ClientLevelView:
     """Who must not learn about a client as a whole."""
 
     view: ViewName = option(
         "secure-aggregation",
-        "who must not learn: server-sees-messages, secure-aggregation (only sums are seen), or trusted-server",
+        "who must not learn: server-sees-messages, secure-aggregation (the server sees sums), or trusted-server",
     )
     colluding: int = option(1, "clients that may collude with the server behind secure aggregation")
     dropouts: int = option(0, "clients that may be missing from a round behind secure aggregation, beside those")

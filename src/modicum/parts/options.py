@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import Field, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, field, fields
 from typing import Any, Literal
 
 from modicum.aggregation import (
@@ -72,6 +72,13 @@ def messages_only(what: str, view: ViewName) -> None:
     """Refuses other views for what only works where each message is seen."""
     if view != "server-sees-messages":
         raise UserError(f"{what}: use the view server-sees-messages")
+
+
+def leave_out(spec: Any, names: Sequence[str], mode: str) -> None:
+    """Refuse settings that this mode would ignore."""
+    for one in fields(spec):
+        if one.name in names and getattr(spec, one.name) != one.default:
+            raise UserError(f"{mode} mode has no {one.name}: leave it out, or use the other mode")
 
 
 def one_of(what: str, value: str, known: tuple[str, ...]) -> None:

@@ -45,7 +45,7 @@ def library() -> Any:
 
 def too_much(plan: PrivacyPlan) -> list[str]:
     """Why the library is not asked about a plan: few bytes of a forger could keep it busy for hours."""
-    sampled = _kinds(plan.spec, plan.releases)
+    sampled = _kinds(plan.spec, plan.charged)
     if plan.guard is not Guard.PLAN or (sampled.total() <= MOST_SAMPLED and len(sampled) <= MOST_KINDS):
         return []
     return [
@@ -57,8 +57,8 @@ def too_much(plan: PrivacyPlan) -> list[str]:
 def plan_epsilon(plan: PrivacyPlan, about: float = 1.0) -> float:
     """ε of everything planned, by PLD. `about` what it is decides on the grid, and on nothing else."""
     library()  # asked each time: what is remembered must not hide that it is not there
-    steps = _kinds(plan.spec, plan.releases).total()
-    return _price(plan.spec, plan.releases, _grid(about, max(1, steps), plan.spec.delta))
+    steps = _kinds(plan.spec, plan.charged).total()
+    return _price(plan.spec, plan.charged, _grid(about, max(1, steps), plan.spec.delta))
 
 
 @lru_cache(maxsize=256)

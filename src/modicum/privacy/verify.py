@@ -236,6 +236,10 @@ class _SecondOpinions:
             if plan is not None and plan.guard in (Guard.GDP_FILTER, Guard.RDP_FILTER):
                 kind = (charge.noise_multiplier, charge.sampler)
                 self._charges.setdefault(charge.client, Counter())[kind] += charge.count
+        for plan in ledger.plans.values():
+            if plan.guard in (Guard.GDP_FILTER, Guard.RDP_FILTER):
+                for r in plan.before:
+                    self._charges.setdefault(plan.client, Counter())[r.noise_multiplier, r.sampler] += r.count
 
     def of(self, plan: PrivacyPlan, about: float) -> float | None:
         if plan.guard is Guard.NONE:

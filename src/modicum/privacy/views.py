@@ -19,7 +19,18 @@ class Unit(StrEnum):
     """Whose participation is hidden."""
 
     RECORD = "record"
+    PERSON = "person"  # all records of one person at one client, as one (R18)
     CLIENT = "client"
+
+    @property
+    def of_client(self) -> bool:
+        """Whether it is one of many that a client holds."""
+        return self is not Unit.CLIENT
+
+    def covers(self, other: Unit) -> bool:
+        """Whether what hides one of these hides one of the others: a client has persons, a person has records."""
+        order = (Unit.RECORD, Unit.PERSON, Unit.CLIENT)
+        return order.index(self) >= order.index(other)
 
 
 class Adjacency(StrEnum):

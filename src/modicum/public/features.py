@@ -19,12 +19,12 @@ from modicum.data.mapped import federation_behind
 from modicum.errors import UserError
 from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
-from modicum.privacy.spec import PrivacySpec, Unit
+from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Shows
 from modicum.public.geometry import KIND, Public, fit_geometry
 
 AUTO = "auto"
-Weights = str | Path
+Weights = str | Path | Sequence[str | Path]
 Proxy = bool | float | Dataset
 
 
@@ -36,12 +36,15 @@ def behind(
     source: Dataset | None,
     *,
     own: bool = False,
+    views: int = 1,
+    trained_on: Sequence[str] = (),
 ) -> tuple[Dataset, Proxy, Dataset | None]:
     """The task's and public datasets with a backbone's features in place of images; None: as they are.
 
     Public images are brought to the task's shape first, so that whatever does not fit is said before anything is
     computed. Only their training records are used. Features of somebody's `own` records are computed anew each
-    time: the cache lies where others may read, and outlives every run.
+    time: the cache lies where others may read, and outlives every run. A network that was trained on the task's
+    own records is refused.
     """
 
     def alike(public: Dataset) -> Dataset:
@@ -52,12 +55,13 @@ def behind(
     source = None if source is None else alike(source)
     if weights is None:
         return task, proxy, source
-    from modicum.models.features import featured, from_backbone
+    from modicum.models.features import extractor, featured
 
-    extractor = from_backbone(weights)
-    task = featured(task, extractor, None if own else cache)
-    proxy = featured(proxy, extractor, cache) if isinstance(proxy, Dataset) else proxy
-    return task, proxy, None if source is None else featured(source, extractor, cache)
+    made = extractor(weights, task.train.shape, views=views, trained_on=trained_on)
+    made.check(task.name)
+    task = featured(task, made, None if own else cache)
+    proxy = featured(proxy, made, cache) if isinstance(proxy, Dataset) else proxy
+    return task, proxy, None if source is None else featured(source, made, cache)
 
 
 def stand_on(
@@ -66,7 +70,6 @@ def stand_on(
     budgets: Sequence[float],
     spec: Callable[[], PrivacySpec],
     source: Dataset | None = None,
-    weights: Weights | None = None,
 ) -> FederatedData:
     """The federation on public features: `discriminant:384`, `discriminant:auto`, or a geometry's own file.
 
@@ -76,7 +79,7 @@ def stand_on(
         return data
     if features is None or (is_file(features) and source is not None):
         raise UserError(f'features_from says what features are fitted to: set features = "{KIND}:{AUTO}" with it')
-    name = _backbone_name(weights)
+    name = "" if data.made_by is None else data.made_by.name
     if is_file(features):
         return federation_behind(_kept(features, name), data)
     size = parse(features)
@@ -108,7 +111,7 @@ def class_noise(spec: PrivacySpec, budgets: Sequence[float], sizes: Sequence[int
     clients has the variance 1/Σ(n_i/(K·z_i))², and behind a sum N/(Σ n_i/(K·z_i))² with z_i its share. Many noised
     steps cost as much as one release of all, so this is the scale of the noise in training too.
     """
-    if spec.unit is not Unit.RECORD:
+    if not spec.unit.of_client:
         raise UserError(f"{KIND}:{AUTO} knows the noise of records, not of whole clients: say how many dimensions")
     if any(math.isinf(e) for e in budgets):
         return 0.0
@@ -136,11 +139,3 @@ def _kept(path: str, backbone: str) -> Geometry:
             "use the same for both"
         )
     return geometry
-
-
-def _backbone_name(weights: Weights | None) -> str:
-    if weights is None:
-        return ""
-    from modicum.models.features import backbone_name
-
-    return backbone_name(weights)

@@ -26,7 +26,7 @@ from modicum.data.catalogue import load
 from modicum.data.fetch import data_folder
 from modicum.data.geometry import Geometry
 from modicum.errors import UserError
-from modicum.models.features import featured, from_backbone
+from modicum.models.features import extractor, featured
 from modicum.models.frozen import Discriminant, discriminant
 
 KIND = "discriminant"
@@ -141,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m modicum.public.geometry", description="Fit a public geometry."
     )
     parser.add_argument("--proxy", required=True, help="a public dataset's name, e.g. cifar-100")
-    parser.add_argument("--backbone", default=None, help="weights from python -m modicum.public.pretrain")
+    parser.add_argument("--backbone", nargs="+", default=None, help="a name of modicum backbones, or weights")
     parser.add_argument("--size", type=int, required=True, help="dimensions of the features")
     parser.add_argument("--out", required=True, help="where the geometry goes (.npz)")
     parser.add_argument("--data-dir", default=None, help="the data folder (default: MODICUM_DATA)")
@@ -150,9 +150,9 @@ def main(arguments: list[str] | None = None) -> int:
         dataset = load(given.proxy, given.data_dir)
         name = ""
         if given.backbone is not None:
-            extractor = from_backbone(given.backbone)
+            made = extractor(given.backbone, dataset.train.shape)
             only = replace(dataset, test=Arrays.empty(dataset.test))
-            dataset, name = featured(only, extractor, data_folder(given.data_dir) / "features"), extractor.name
+            dataset, name = featured(only, made, data_folder(given.data_dir) / "features"), made.name
         found = fit_geometry(Public(dataset.train, given.proxy, same_task=False, backbone=name), given.size)
         Path(given.out).write_bytes(found.to_bytes())
     except (UserError, OSError) as error:

@@ -11,7 +11,7 @@ from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.errors import UserError
 
 
-def bootstrap(data: FederatedData, seed: int, parts: int = 3) -> FederatedData:
+def bootstrap(data: FederatedData, seed: int, parts: int = 3, other_labels: bool = False) -> FederatedData:
     """Clients with the names and sizes of the real ones, whose records are public ones drawn with replacement.
 
     Sizes, hence noise multipliers and the noise in every update, are those of the run to come: a smaller
@@ -19,12 +19,13 @@ def bootstrap(data: FederatedData, seed: int, parts: int = 3) -> FederatedData:
     for the validation by which settings are chosen, one for the clients, and the rest for the hot start, so that a
     model is never judged by records it has seen. Few public records want more parts: a start from a third of them
     would be too poor a stand-in for one from all. As many successive seeds rotate the roles of the same parts, so
-    that every public record judges once.
+    that every public record judges once. With `other_labels` public records may be of another task, such as
+    letters for digits: the stand-in then learns that one, with its number of classes.
     """
     if parts < 3:
         raise UserError(f"public records are divided into at least 3 parts, got {parts}")
     public = Arrays.concatenate([data.proxy, data.proxy_validation]) if len(data.proxy_validation) else data.proxy
-    if data.proxy_classes != data.classes:
+    if data.proxy_classes != data.classes and not (other_labels and data.classes and data.proxy_classes):
         raise UserError("settings are chosen on public records with the task's own labels: set proxy to a share")
     if len(public) < 2 * parts:
         raise UserError(f"{len(public)} public records are too few to simulate with: raise the proxy's share")
@@ -42,6 +43,8 @@ def bootstrap(data: FederatedData, seed: int, parts: int = 3) -> FederatedData:
     start = start.take(rng.permutation(len(start)))
     return replace(
         data,
+        classes=data.proxy_classes,
+        labels=data.labels if data.proxy_classes == data.classes else (),
         clients=clients,
         test=judge,
         proxy=start.take(slice(inner, None)),

@@ -76,14 +76,15 @@ class Summary:
     task: str = "classification"
     main: str = "accuracy"  # the task's metric that tables show, of groups as well
     metrics: dict[str, float] = field(default_factory=dict)  # of the last model, those above included
+    claimed: float | None = None  # faithful modes: the paper's own ε, beside the certified one
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, which has no infinity: null stands for ε = ∞ and for what is not known."""
         value = _finite(asdict(self))
         assert isinstance(value, dict)
-        if self.plain:  # as before there were other tasks
-            value = {name: v for name, v in value.items() if name not in ("task", "main", "metrics")}
-        return value
+        unused = {"task", "main", "metrics"} if self.plain else set()  # as before there were other tasks
+        unused |= {"claimed"} if self.claimed is None else set()
+        return {name: v for name, v in value.items() if name not in unused}
 
     @property
     def plain(self) -> bool:
@@ -120,9 +121,10 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
     budgets = dict(zip(e.federation.data.names, e.federation.budgets, strict=True))
     simulated = last(record.simulated for record in records)
     data = e.federation.data
+    made = f"{data.made_by.line}." if data.made_by and data.made_by.line else ""
     features = "" if data.geometry is None else data.geometry.line
     own = (*getattr(run.method, "notes", ()), *decided(run.method, run.kit), noise_line(certificate))
-    notes = (data.note, features, compression_line(e), *own)
+    notes = (data.note, made, features, compression_line(e), *own)
     return Summary(
         method=run.method.name,
         model=e.model if isinstance(e.model, str) else type(e.model).__name__,
@@ -143,6 +145,7 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
         noise=last(record.noise for record in records),
         groups=tuple(groups(budgets, certificate, records, run.client_accuracies())),
         void=void(records),
+        claimed=records[-1].claimed if records else None,
         **learned(e.task, simulated),
     )
 

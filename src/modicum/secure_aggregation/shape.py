@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 COMPLETE = 100  # clients up to which everybody masks against everybody
-DOUBT = 2.0**-60  # at most, a round: that less than the sum over all honest survivors is opened
+FAILURE_PROBABILITY = 2.0**-60  # at most, a round: that less than the sum over all honest survivors is opened
 STALL = 2.0**-40  # at most, a round: that dropouts who know nothing of the graph leave somebody without t holders
 _SLACK = 1e-9  # beyond any error of a logarithm of such numbers
 
@@ -45,7 +45,9 @@ def agree_shape(clients: int, threshold: int, colluders: int, dropouts: int, str
     while low <= high:
         k = (low + high) // 2
         t = _most_shares(clients, dropouts, k)
-        found = Shape(k, t) if t and doubt(clients, colluders, strays, Shape(k, t)) <= DOUBT else None
+        found = (
+            Shape(k, t) if t and doubt(clients, colluders, strays, Shape(k, t)) <= FAILURE_PROBABILITY else None
+        )
         best, low, high = (found, low, k - 1) if found else (best, k + 1, high)
     return best or everybody
 

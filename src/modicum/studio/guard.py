@@ -58,7 +58,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Door:
+class Access:
     """What a request is held against."""
 
     token: str
@@ -71,37 +71,37 @@ class Door:
 
 
 Refusal = tuple[int, str]
-Check = Callable[[Asked, Door], Refusal | None]
+Check = Callable[[Asked, Access], Refusal | None]
 
 
-def only_known_methods(asked: Asked, _: Door) -> Refusal | None:
+def only_known_methods(asked: Asked, _: Access) -> Refusal | None:
     """Reading, and questions with a body; nothing is put or deleted."""
     return None if asked.method in ("GET", "POST") else (405, "only GET and POST")
 
 
-def only_own_name(asked: Asked, door: Door) -> Refusal | None:
+def only_own_name(asked: Asked, access: Access) -> Refusal | None:
     """A foreign name that was made to point at this machine is told by its Host header."""
     hosts = asked.all("host")
-    known = len(hosts) == 1 and hosts[0] in door.hosts
+    known = len(hosts) == 1 and hosts[0] in access.hosts
     return None if known else (421, "this is not an address of the studio")
 
 
-def only_own_origin(asked: Asked, door: Door) -> Refusal | None:
+def only_own_origin(asked: Asked, access: Access) -> Refusal | None:
     """Browsers name the page that asks, in requests that could change or read something."""
-    known = [f"http://{host}" for host in door.hosts]
+    known = [f"http://{host}" for host in access.hosts]
     return None if all(one in known for one in asked.all("origin")) else (403, "another origin may not ask")
 
 
-def only_own_site(asked: Asked, _: Door) -> Refusal | None:
+def only_own_site(asked: Asked, _: Access) -> Refusal | None:
     """The same for what carries no origin: links, frames, pictures. "none" is an address typed by its user."""
     fine = all(site in ("same-origin", "none") for site in asked.all("sec-fetch-site"))
     return None if fine else (403, "another site may not ask")
 
 
-def only_with_the_secret(asked: Asked, door: Door) -> Refusal | None:
+def only_with_the_secret(asked: Asked, access: Access) -> Refusal | None:
     """The first part of the path, compared in constant time."""
     first, slash, _ = asked.path.removeprefix("/").partition("/")
-    if slash and secrets.compare_digest(first.encode(errors="replace"), door.token.encode()):
+    if slash and secrets.compare_digest(first.encode(errors="replace"), access.token.encode()):
         return None
     return 403, "open the whole address that modicum studio has printed: its secret is missing or old"
 
@@ -118,7 +118,7 @@ class Guard:
         self, app: App, token: str, port: int, checks: Sequence[Check] = CHECKS, once: str | None = None
     ) -> None:
         """`once` opens the studio a single time: other users see the arguments of the browser that is started."""
-        self.app, self.door, self.checks, self._once = app, Door(token, port), checks, once
+        self.app, self.access, self.checks, self._once = app, Access(token, port), checks, once
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -136,7 +136,7 @@ class Guard:
 
         asked = Asked.of(scope)
         if self._opened_once(asked):
-            there = [(b"location", f"/{self.door.token}/".encode()), (b"content-length", b"0")]
+            there = [(b"location", f"/{self.access.token}/".encode()), (b"content-length", b"0")]
             await answer({"type": "http.response.start", "status": 303, "headers": there})
             await answer({"type": "http.response.body", "body": b""})
             return
@@ -153,7 +153,7 @@ class Guard:
     def _opened_once(self, asked: Asked) -> bool:
         """Whether this is the first to show the address that the browser was started with."""
         given = asked.path.removeprefix("/")
-        if self._once is None or any(check(asked, self.door) for check in CHECKS[:-1]):
+        if self._once is None or any(check(asked, self.access) for check in CHECKS[:-1]):
             return False
         if not secrets.compare_digest(given.encode(errors="replace"), self._once.encode()):
             return False
@@ -162,4 +162,4 @@ class Guard:
 
     def refusal(self, asked: Asked) -> Refusal | None:
         """Status and reason of the first check that does not let a request through."""
-        return next((said for check in self.checks if (said := check(asked, self.door)) is not None), None)
+        return next((said for check in self.checks if (said := check(asked, self.access)) is not None), None)

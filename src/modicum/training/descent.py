@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from modicum.core.extension_points import ProximalTerm
 from modicum.core.optimisers import Optimiser
-from modicum.core.sockets import Pulls
 
 
 class Descent:
@@ -18,7 +18,7 @@ class Descent:
     def __init__(self, first: Tensor, optimiser: Optimiser, training: object = None) -> None:
         self.first, self.theta = first, first.clone(memory_format=torch.contiguous_format)
         self.optimiser = optimiser
-        self._pull = training.pull if isinstance(training, Pulls) else None
+        self._pull = training.pull if isinstance(training, ProximalTerm) else None
         self._buffers = [torch.zeros_like(self.theta) for _ in range(optimiser.slots)]
 
     def step(self, number: int, gradient: Tensor) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from modicum.core.extension_points import ProximalTerm
 from modicum.core.optimisers import Sgd
 from modicum.core.parts import Batch, ClientKit, Descends, Job
-from modicum.core.sockets import Pulls
 from modicum.core.stack import Pool, SideBySide
 from modicum.errors import UserError
 from modicum.training.descent import Descent
@@ -47,7 +47,7 @@ def train_locally(jobs: Sequence[Job], first: Tensor, kit: ClientKit, local: Loc
     in_order = order == list(range(len(jobs)))  # then two copies of every model are saved
     theta = first if in_order else first[order]
     optimiser = kit.training.optimiser
-    more = local.ascent or isinstance(kit.training, Pulls)
+    more = local.ascent or isinstance(kit.training, ProximalTerm)
     rate = optimiser.lr if isinstance(optimiser, Sgd) and not (optimiser.momentum or more) else None
     if rate is not None and isinstance(kit.backend, Descends):
         for clients, steps in groupby(_batches(taken), len):

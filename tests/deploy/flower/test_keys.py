@@ -93,7 +93,7 @@ def test_a_revoked_node_is_turned_away_by_the_superlink(tmp_path: Path) -> None:
 
 
 def test_a_server_that_only_forgets_the_name_lets_it_in(tmp_path: Path) -> None:
-    """The broken twin: taking a silo out of the file, and telling the SuperLink nothing."""
+    """The negative control: taking a silo out of the file, and telling the SuperLink nothing."""
     path, superlink = write_register(tmp_path), SuperLink(tmp_path)
     for name, key in read_public_keys(path).items():
         link.register(superlink, name, key)
@@ -117,7 +117,7 @@ def test_a_revoked_key_never_comes_back(project: Path, capsys: pytest.CaptureFix
     write_public_keys(path, {name: path.parent / name for name in NAMES})  # written anew from the files
     with pytest.raises(UserError, match="was revoked"):
         read_public_keys(path)
-    Register(read_register(path).silos).write(path)  # the twin: a register that forgets takes it back
+    Register(read_register(path).silos).write(path)  # the mutant: a register that forgets takes it back
     assert list(read_public_keys(path)) == list(NAMES)
 
 

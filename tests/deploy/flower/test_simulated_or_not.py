@@ -77,7 +77,7 @@ def test_the_recorded_file_says_what_the_certificate_says(tmp_path: Path) -> Non
 def test_taking_the_default_of_simulations_would_draw_floats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broken twin: a silo that reads the file as a simulation does has another plan, and does not join."""
+    """Negative control: a silo that reads the file as a simulation does has another plan, and does not join."""
 
     def as_simulated(config: Config) -> Config:
         return replace(config, run=replace(config.run, simulation=True))

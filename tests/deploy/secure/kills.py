@@ -183,7 +183,7 @@ class Play:
     folder: Path
     paths: Mapping[str, Path]
     point: Point | None
-    forgetful: bool = False  # the twin: a victim that remembers what it said only while it lives
+    forgetful: bool = False  # the mutant: a victim that remembers what it said only while it lives
     deaths: list[str] = field(default_factory=list)
 
     def run(self, seconds: float = 240) -> None:

@@ -1,4 +1,4 @@
-"""A hostile server at silos' requests: what it gets of them, and what it would get of their broken twins."""
+"""A hostile server at silos' requests: what it gets of them, and what it would get of their negative controls."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_round_by_hand(server: Server) -> None:
 
 
 def test_different_survivors_for_different_silos(server: Server, tmp_path: Path) -> None:
-    """No t signatures over one set, so nobody reveals. The twin trusts the server: it reveals both shares."""
+    """No t signatures over one set, so nobody reveals. The mutant trusts the server: it reveals both shares."""
     server.masked()
     everyone, fewer = (0, 1, 2, 3), (0, 1, 2)
     sets = {"client-00": everyone, "client-01": fewer, "client-02": fewer, "client-03": everyone}
@@ -146,15 +146,15 @@ def test_different_survivors_for_different_silos(server: Server, tmp_path: Path)
     for bundle in bundles:
         assert revealed(server, dict.fromkeys(NAMES, bundle)) == []
     assert server.refusals(Kind.REVEAL) == {"out-of-step"}
-    (tmp_path / "twin").mkdir()
-    with joined(tmp_path / "twin", CURIOUS) as twin:
-        twin.masked()
-        told = {n: twin.survivors(protocol.Step.REVEAL, s) for n, s in sets.items() if n != "client-03"}
-        assert both_shares(revealed(twin, told), 3)
+    (tmp_path / "mutant").mkdir()
+    with joined(tmp_path / "mutant", CURIOUS) as mutant:
+        mutant.masked()
+        told = {n: mutant.survivors(protocol.Step.REVEAL, s) for n, s in sets.items() if n != "client-03"}
+        assert both_shares(revealed(mutant, told), 3)
 
 
 def test_a_round_is_not_opened_twice(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another set after the first was signed or revealed: refused. The twin forgets that it has answered."""
+    """Another set after the first was signed or revealed: refused. The mutant forgets that it has answered."""
     masked = server.masked()
     server.ask(Kind.CONSENT, dict.fromkeys(NAMES, masked.request))
     request = protocol.gather_consents(server.terms, masked, server.bodies(Kind.CONSENT))
@@ -179,7 +179,7 @@ def _said_again(self: Client, round: int, step: protocol.Step, *rest: object, **
 
 
 def test_swapped_keys(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys that the server made for a silo are not signed by it. The twin does not look at signatures."""
+    """Keys that the server made for a silo are not signed by it. The mutant does not look at signatures."""
     keys = server.keys()
     stranger = Ed25519PrivateKey.generate()
     false = wire.sign(server.terms, 0, protocol.Step.KEYS, 3, keys.messages[3].body, stranger)
@@ -203,7 +203,7 @@ class _Believes:
 
 
 def test_keys_of_another_round(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replayed keys are those of a round whose secrets are known. The twin believes any round's header."""
+    """Replayed keys are those of a round whose secrets are known. The mutant believes any round's header."""
     old = server.keys(0)
     new = server.keys(1)
     body = wire.bundle([*(new.messages[i] for i in range(3)), old.messages[3]])
@@ -223,7 +223,7 @@ def test_keys_of_another_round(server: Server, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_tampered_shares_cost_nothing(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A silo looks at what it is asked before it is charged. The twin computes first."""
+    """A silo looks at what it is asked before it is charged. The mutant computes first."""
     pool = server.pool()
     bad = {NAMES[i]: r[:-1] + bytes([r[-1] ^ 1]) for i, r in pool.requests.items()}
     server.ask(Kind.MASKED, bad)
@@ -236,7 +236,7 @@ def test_tampered_shares_cost_nothing(server: Server, tmp_path: Path, monkeypatc
 
 
 def test_a_summand_does_not_leave_in_the_clear(server: Server) -> None:
-    """A plain proposal is refused. The twin has forgotten that it stands behind secure aggregation."""
+    """A plain proposal is refused. The mutant has forgotten that it stands behind secure aggregation."""
     silo = server.silos["client-00"]
     assert ask_silo(silo, Kind.ROUND, server.proposal("client-00", 0)).refused is Code.WEAKER_VIEW
     assert silo.taking_part is not None
@@ -246,7 +246,7 @@ def test_a_summand_does_not_leave_in_the_clear(server: Server) -> None:
 
 
 def test_other_terms_than_those_that_were_joined(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second invitation is refused, and so is what is asked under its terms; the twin binds terms to nothing."""
+    """A second invitation is refused, and so is what is asked under its terms; the mutant binds nothing."""
     join = server.made.join
     other = replace(join, multipliers={n: 2 * z for n, z in join.multipliers.items()})
     silo = server.silos["client-00"]
@@ -275,7 +275,7 @@ CHANGES: dict[str, tuple[Code, Callable[[dict[str, Any]], None]]] = {
 def test_an_invitation_that_is_not_what_was_agreed(
     tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others' noise is counted, so a silo takes nothing about them from the server. The twin asks nobody."""
+    """Others' noise is counted, so a silo takes nothing about them from the server. The mutant asks nobody."""
     monkeypatch.setattr(Coordinator, "_invite", lambda _: None)
     code, wrong = CHANGES[change]
     with silos(tmp_path) as held:

@@ -86,7 +86,7 @@ def test_silence_of_others_is_no_reproach(kind: Kind, tmp_path: Path) -> None:
 
 
 def test_an_input_beyond_clipping_makes_the_round_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody sees whose it was. The twin does not look at the sum, and takes it."""
+    """Nobody sees whose it was. The mutant does not look at the sum, and takes it."""
 
     def huge(honest: Any, self: Client, round: int, request: bytes, vector: Callable[[], Any]) -> bytes:
         found: bytes = honest(self, round, request, lambda: vector() + (1 << 24))
@@ -106,7 +106,7 @@ def test_an_input_beyond_clipping_makes_the_round_void(tmp_path: Path, monkeypat
     assert "beyond what clipping and noise can make" in void
     assert abandoned
     monkeypatch.setattr(integers.IntegerTerms, "check_sum", lambda *_: None)
-    assert play(tmp_path / "twin") == ("", False)
+    assert play(tmp_path / "mutant") == ("", False)
 
 
 def test_another_seed_than_the_one_it_committed_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_another_seed_than_the_one_it_committed_to(tmp_path: Path, monkeypatch: 
 def test_two_silos_that_speak_for_one_another_do_not_stop_the_server(tmp_path: Path) -> None:
     """One is silent and the other hands in its message: it is the other who sent what no honest silo sends.
 
-    The twin looks for a member's message in the member's own answer, and does not come back from that.
+    The mutant looks for a member's message in the member's own answer, and does not come back from that.
     """
 
     def swapped(asked: Kind, name: str, honest: Callable[[], Answer]) -> Answer | None:
@@ -182,7 +182,7 @@ def test_a_server_that_comes_back_goes_on_with_the_same_survivors(
 ) -> None:
     """A silo is lost after its input has arrived and the server dies: the round completes with that input.
 
-    The twin wrote nothing down: it asks for keys again, gets fewer, and nobody answers two questions.
+    The mutant wrote nothing down: it asks for keys again, gets fewer, and nobody answers two questions.
     """
 
     def play(folder: Path) -> tuple[str, int | None]:
@@ -207,7 +207,7 @@ def test_a_server_that_comes_back_goes_on_with_the_same_survivors(
 
     assert play(tmp_path / "kept") == ("", 4)
     monkeypatch.setattr(Steps, "write", lambda *_: None)
-    void, _ = play(tmp_path / "twin")
+    void, _ = play(tmp_path / "mutant")
     assert "the round is void" in void
 
 

@@ -50,7 +50,7 @@ def test_killed_and_back(point: Point, tmp_path: Path, reference: torch.Tensor) 
 
 
 def test_a_silo_that_forgets_what_it_said_is_caught(tmp_path: Path) -> None:
-    """The twin says two things in one step: the check above would fail."""
+    """The mutant says two things in one step: the check above would fail."""
     point = next(p for p in POINTS if p.also and p.round == 0 and p.step and p.step.name == "KEYS")
     play = Play(tmp_path, files(tmp_path), point, forgetful=True)
     play.run()

@@ -41,13 +41,13 @@ def inputs(monkeypatch: pytest.MonkeyPatch) -> list[Integers]:
     return seen
 
 
-@pytest.mark.parametrize("twin", [None, (Clients, "acknowledge"), (Journal, "empty_log")], ids=str)
+@pytest.mark.parametrize("mutant", [None, (Clients, "acknowledge"), (Journal, "empty_log")], ids=str)
 def test_no_summand_stays_in_the_folder(
-    tmp_path: Path, inputs: list[Integers], monkeypatch: pytest.MonkeyPatch, twin: tuple[type, str] | None
+    tmp_path: Path, inputs: list[Integers], monkeypatch: pytest.MonkeyPatch, mutant: tuple[type, str] | None
 ) -> None:
-    """After every round and at the end. One twin keeps messages for a retry, one does not empty its log."""
-    if twin is not None:
-        monkeypatch.setattr(*twin, lambda *_: None)
+    """After every round and at the end. One mutant keeps messages for a retry, one does not empty its log."""
+    if mutant is not None:
+        monkeypatch.setattr(*mutant, lambda *_: None)
     with silos(tmp_path, simulation=False) as held:
         made = coordinator(tmp_path, Direct(held))
         where = []
@@ -58,4 +58,4 @@ def test_no_summand_stays_in_the_folder(
         where.append(found(tmp_path, inputs))
         made.close()
     assert len(inputs) == 2
-    assert any(where) is (twin is not None)
+    assert any(where) is (mutant is not None)

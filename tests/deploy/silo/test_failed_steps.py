@@ -71,7 +71,7 @@ def test_a_failed_step_does_not_shorten_the_round(
 
 
 def test_a_round_begun_again_is_shorter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin: the failure gets out of the step, and the redone round stops where its noise differs."""
+    """Negative control: the failure gets out of the step, and the redone round stops where its noise differs."""
     monkeypatch.setitem(METHODS, "following", Following)
     monkeypatch.setattr(taking_part_module, "Careful", lambda backend: backend)
-    assert 0 < steps_sent(tmp_path / "twin", 2) < STEPS
+    assert 0 < steps_sent(tmp_path / "mutant", 2) < STEPS

@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from modicum.cli.app import app
-from modicum.core.door import ReservedDoor
+from modicum.core.release_gate import ReservedGate
 from modicum.deploy.silo.wire import Code
 from modicum.federation.experiment import Experiment
 from modicum.federation.simulation import Simulation
@@ -136,13 +136,13 @@ def test_a_simulation_has_ragged_batches_unless_it_asks(tmp_path: Path, monkeypa
 
     fed = mo.Federation.from_dataset("digits", clients=3, budgets=8.0)
     seen: list[Release] = []
-    real = ReservedDoor.sample
+    real = ReservedGate.sample
 
     def watched(self, release, *rest):  # type: ignore[no-untyped-def]
         seen.append(release)
         return real(self, release, *rest)
 
-    monkeypatch.setattr(ReservedDoor, "sample", watched)
+    monkeypatch.setattr(ReservedGate, "sample", watched)
     models = {}
     for kind in (None, "lanes", "capacity"):
         seen.clear()

@@ -67,7 +67,7 @@ def test_another_geometry_is_another_experiment(tmp_path: Path) -> None:
 
 
 def test_terms_that_forget_the_geometry_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin compares names of files alone."""
+    """The mutant compares names of files alone."""
     monkeypatch.setattr(terms, "_features", lambda name: None if name is None else Path(name).name)
     with pytest.raises(AssertionError):
         agree_on_content(tmp_path)

@@ -64,7 +64,7 @@ def test_without_the_check_it_would_join_and_so_would_a_restart(
     path = file(tmp_path, method, f'unit = "{unit}"\nadjacency = "replace-one"')
     with monkeypatch.context() as broken:
         for module in (silo_module, taking_part_module):
-            broken.setattr(module, "within", lambda *_: True)  # the twin
+            broken.setattr(module, "within", lambda *_: True)  # the mutant
         with opened(path) as server:
             assert server.join().refused is None
             assert server.propose(0).refused is None
@@ -152,7 +152,7 @@ def test_a_first_step_outside_of_the_grant_is_refused_by_name(tmp_path: Path) ->
 def test_without_the_grant_at_the_door_all_steps_would_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grant_module.GrantWatch, "allows", lambda *_: True)  # the twin
+    monkeypatch.setattr(grant_module.GrantWatch, "allows", lambda *_: True)  # the mutant
     path = file(tmp_path, 'name = "own-steps"\nfactor = 10.0', "", budget=30.0)
     played(path)
     assert [bound for bound, _ in charged(path)] == [0.5, 5.0, 50.0, 500.0]

@@ -323,7 +323,7 @@ def _answered_beside_silent(folder: Path, silent: int) -> bool:
 def test_silent_connections_hold_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, answered: bool
 ) -> None:
-    """The twin reads as few at once as are silent, so that the honest one waits for them."""
+    """The mutant reads as few at once as are silent, so that the honest one waits for them."""
     monkeypatch.setattr("modicum.deploy.silo.serve.MOST", most)
     assert _answered_beside_silent(tmp_path, silent=3) is answered
 
@@ -353,7 +353,7 @@ def test_whoever_sends_a_byte_now_and_then_is_cut_off_too(tmp_path: Path) -> Non
 
 
 def test_a_limit_for_each_byte_alone_would_wait_for_ever() -> None:
-    """The twin: the same bytes through `read_exactly` without a moment by which they must have come."""
+    """The mutant: the same bytes through `read_exactly` without a moment by which they must have come."""
     with ThreadPoolExecutor(1) as pool:
         for until, whole in ((None, True), (time.monotonic() + 0.2, False)):
             ours, theirs = socket.socketpair()

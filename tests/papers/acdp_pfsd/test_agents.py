@@ -109,7 +109,7 @@ def test_repeatable_within_range_and_resumable(name: str, tmp_path: Path) -> Non
 
 
 def test_a_lost_optimiser_would_be_noticed() -> None:
-    """The twin of resuming: a state without Adam's memory goes on differently."""
+    """The mutant of resuming: a state without Adam's memory goes on differently."""
     _, state = play(AGENTS["ppo"], 27)
     forgot = {**state, "adam": [torch.zeros_like(b) for b in state["adam"]]}
     assert play(AGENTS["ppo"], 18, state, 27)[0] != play(AGENTS["ppo"], 18, forgot, 27)[0]

@@ -25,7 +25,7 @@ from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import Shuffled, sampler_from_dict
 from modicum.privacy.noise import CryptoNoise
 from modicum.privacy.spec import Adjacency
-from tests.mechanisms.stage import OpenDoor, Silent, Stage, double_model, loop, records
+from tests.mechanisms.stage import OpenGate, Silent, Stage, double_model, loop, records
 from tests.rows import simulate
 
 SIGMA = 0.6
@@ -33,12 +33,12 @@ MECHANISM = BatchClipped(batch=4)
 PUBLISHED = AsPublished(MECHANISM, lambda facts: SIGMA / 2)  # noqa: ARG005
 
 
-def sums(batch: Batch, bound: float, theta: Tensor | None = None) -> tuple[OpenDoor, list[Tensor]]:
+def sums(batch: Batch, bound: float, theta: Tensor | None = None) -> tuple[OpenGate, list[Tensor]]:
     backend, first = loop(double_model("linear", 0))
     job = Stage(PUBLISHED, backend).job("c", batch, first if theta is None else theta, Silent(0), bound=bound)
     Stage(PUBLISHED, backend, lr=1e-12).run([job])
-    assert isinstance(job.door, OpenDoor)
-    return job.door, [private["gradient"] for _, _, private in job.door.private]
+    assert isinstance(job.gate, OpenGate)
+    return job.gate, [private["gradient"] for _, _, private in job.gate.private]
 
 
 def test_one_record_turns_a_clipped_batch_round() -> None:
@@ -48,9 +48,9 @@ def test_one_record_turns_a_clipped_batch_round() -> None:
     big.x[:, :] *= 1e-6
     opposite.x[:, :] *= 1e-6
     big.x[0, :], opposite.x[0, :] = 50.0, -50.0
-    door, (one, *_) = sums(big, bound)
+    gate, (one, *_) = sums(big, bound)
     _, (two, *_) = sums(opposite, bound)
-    event = door.private[0][0]
+    event = gate.private[0][0]
     assert one.norm().item() == pytest.approx(bound, rel=1e-2)
     assert (one - two).norm().item() > 1.4 * bound  # beyond C: noise for C would not cover it
     assert (one - two).norm().item() <= event.blocks[0].bound == 2 * bound
@@ -58,16 +58,40 @@ def test_one_record_turns_a_clipped_batch_round() -> None:
     assert event.noise_multiplier == pytest.approx(SIGMA / 2)
 
 
+def test_entries_under_the_threshold_leave_before_the_clipping() -> None:
+    """Eq. (2), then Eq. (4): what is left is clipped to C, and the threshold falls to nothing over the rounds."""
+    backend, theta = loop(double_model("linear", 0))
+
+    def gradient(threshold: float, round: int, bound: float = 1e6) -> Tensor:
+        made = AsPublished(BatchClipped(batch=5, threshold=threshold, rounds=10), lambda facts: SIGMA)  # noqa: ARG005
+        stage = Stage(made, backend, lr=1e-12)
+        job = stage.job("c", records(5, 5), theta, Silent(0), bound=bound, round=round)
+        stage.run([job])
+        assert isinstance(job.gate, OpenGate)
+        return job.gate.private[0][2]["gradient"]
+
+    whole = gradient(0.0, 0)
+    tau = float(whole.abs().median())
+    cut = gradient(tau, 0)
+    assert torch.equal(cut, torch.where(whole.abs() >= tau, whole, 0.0))
+    half = gradient(2 * tau, 5)
+    assert torch.equal(half, cut)  # τ·(1 − 5/10)
+    assert torch.equal(gradient(tau, 10), whole)
+    small = gradient(tau, 0, bound=1e-3)
+    assert small.norm().item() == pytest.approx(1e-3, rel=1e-2)
+    assert torch.equal(small == 0, cut == 0)
+
+
 def overflowing(model_scale: float, record: float) -> list[Tensor]:
-    """What goes to the door of batches in single precision, of which one record or the model is huge."""
+    """What goes to the gate of batches in single precision, of which one record or the model is huge."""
     backend, theta = loop(double_model("linear", 0).float())
     batch = Batch(records(5, 8).x.float(), records(5, 8).targets)
     batch.x[0] = torch.tensor([1.0, -1.0, 1.0, -1.0, 0.5, 1.0]) * record
     stage = Stage(PUBLISHED, backend, lr=1e-12)
     job = stage.job("c", batch, theta * model_scale, Silent(0))
     stage.run([job])
-    assert isinstance(job.door, OpenDoor)
-    return [private["gradient"] for _, _, private in job.door.private]
+    assert isinstance(job.gate, OpenGate)
+    return [private["gradient"] for _, _, private in job.gate.private]
 
 
 @pytest.mark.parametrize(("model_scale", "record"), [(1.0, 1e30), (1e19, 3e38), (1e38, 3e38)])
@@ -84,30 +108,30 @@ def test_the_printed_clipping_alone_tells_who_overflowed(monkeypatch: pytest.Mon
 
 
 def _as_printed(gradients: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
-    """The twin: Eq. (4) and nothing else."""
+    """The mutant: Eq. (4) and nothing else."""
     norms = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
     return gradients * (bounds / (norms + 1e-6)).clamp(max=1.0).to(gradients.dtype)[:, None], norms
 
 
 def test_a_pass_is_one_event_of_batches_without_a_common_record() -> None:
-    door, released = sums(records(1, 11), 1.0)
-    event = door.private[0][0]
+    gate, released = sums(records(1, 11), 1.0)
+    event = gate.private[0][0]
     assert (event.count, event.sampler) == (1, Shuffled(3))
     assert len(released) == 3
-    assert sorted(torch.cat(door.drawn).tolist()) == list(range(11))
+    assert sorted(torch.cat(gate.drawn).tolist()) == list(range(11))
     facts = ClientFacts("c", 11, 8.0, participations=5)
     (planned,) = PUBLISHED.plan(facts, ()).releases
     assert (planned.count, planned.sampler) == (5, Shuffled(3))
 
 
 def test_batches_are_drawn_once_whatever_the_source() -> None:
-    """A source that draws anew at each question would put records into two batches: the twin."""
-    door, noise = OpenDoor(CryptoNoise()), CryptoNoise()
+    """A source that draws anew at each question would put records into two batches: the mutant."""
+    gate, noise = OpenGate(CryptoNoise()), CryptoNoise()
     event = sums(records(1, 40), 1.0)[0].private[0][0]
     event = replace(event, sampler=Shuffled(5))
-    together = torch.cat([door.sample(event, step, 40) for step in range(5)])
+    together = torch.cat([gate.sample(event, step, 40) for step in range(5)])
     assert sorted(together.tolist()) == list(range(40))
-    anew = [OpenDoor(noise).sample(event, step, 40) for step in range(5)]
+    anew = [OpenGate(noise).sample(event, step, 40) for step in range(5)]
     assert sorted(torch.cat(anew).tolist()) != list(range(40))
 
 
@@ -159,7 +183,13 @@ def test_the_printed_median_cannot_stay_put(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"batch": None}, {"batch": 4, "steps": 3}, {"batch": 4, "adjacency": Adjacency.REPLACE_ONE}]
+    "settings",
+    [
+        {"batch": 4, "threshold": -1.0},
+        {"batch": None},
+        {"batch": 4, "steps": 3},
+        {"batch": 4, "adjacency": Adjacency.REPLACE_ONE},
+    ],
 )
 def test_bad_settings_get_one_line(settings: dict[str, object]) -> None:
     with pytest.raises(UserError) as error:

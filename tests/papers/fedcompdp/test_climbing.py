@@ -16,7 +16,7 @@ from modicum.methods import DpFedSamRecord
 from modicum.papers.fedcompdp.climbing import Climbing
 from modicum.privacy.noise import SimulatedNoise
 from modicum.training.plain import Supervised
-from tests.mechanisms.stage import OpenDoor, Silent, Stage, double_model, loop, records
+from tests.mechanisms.stage import OpenGate, Silent, Stage, double_model, loop, records
 from tests.test_non_interference import interferes
 
 LR, RHO, STEPS, N = 0.5, 0.3, 3, 12
@@ -43,23 +43,23 @@ def test_the_climb_is_along_what_was_released() -> None:
     stage = Stage(mechanism, backend, budget=1e4)  # noise that moves the step without drowning it
     job = stage.job("a", records(1, N), first, SimulatedNoise(3), bound=50.0)
     mechanism.run([job], replace(stage.kit(), training=Climbing(Sgd(LR), RHO)))
-    assert isinstance(job.door, OpenDoor)
-    (event, _, raw), (_, _, second) = job.door.private
+    assert isinstance(job.gate, OpenGate)
+    (event, _, raw), (_, _, second) = job.gate.private
     noised = ReplayedNoise(event, raw["gradient"]).gradient / N
     theta = (first - LR * noised + RHO * noised / noised.norm())[None]
     expected = N * backend.gradients(theta, [records(1, N)], Supervised().losses)[0]
     torch.testing.assert_close(second["gradient"], expected)
     raw_theta = (first - LR * noised + RHO * raw["gradient"] / raw["gradient"].norm())[None]
-    twin = N * backend.gradients(raw_theta, [records(1, N)], Supervised().losses)[0]
-    assert not torch.allclose(second["gradient"], twin)  # a climb along the raw gradient would be a leak
+    along_raw = N * backend.gradients(raw_theta, [records(1, N)], Supervised().losses)[0]
+    assert not torch.allclose(second["gradient"], along_raw)  # a climb along the raw gradient would be a leak
 
 
 class ReplayedNoise:
     """The same draw again, from the same seed and key."""
 
     def __init__(self, event: object, raw: torch.Tensor) -> None:
-        door = OpenDoor(SimulatedNoise(3))
-        self.gradient = door.release(event, 0, {"gradient": raw})["gradient"]  # type: ignore[arg-type]
+        gate = OpenGate(SimulatedNoise(3))
+        self.gradient = gate.release(event, 0, {"gradient": raw})["gradient"]  # type: ignore[arg-type]
 
 
 def test_it_does_not_interfere(tmp_path: Path) -> None:

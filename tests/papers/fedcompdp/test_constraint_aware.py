@@ -153,7 +153,7 @@ def test_several_cuts_against_a_solver(seed: int) -> None:
 
 
 def test_with_the_printed_sign_the_multiplier_explodes() -> None:
-    """Eq. (18) adds Σλp: the multiplier grows by 1 + η‖p‖² an iteration. The broken twin of `within`."""
+    """Eq. (18) adds Σλp: the multiplier grows by 1 + η‖p‖² an iteration. The negative control of `within`."""
     p, point, c, lam = torch.ones(4, dtype=torch.double), torch.ones(4, dtype=torch.double), -3.0, 0.01
     for _ in range(60):
         lam = max(lam + 0.25 * float(p @ (point + lam * p) + c), 0.0)

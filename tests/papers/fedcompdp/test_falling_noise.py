@@ -49,7 +49,7 @@ def test_every_round_has_its_stages_noise(tmp_path: Path) -> None:
 
 
 def test_a_release_with_a_later_stages_noise_is_not_planned_twice(tmp_path: Path) -> None:
-    """The guard counts stages apart: low noise in every round, the twin, is stopped."""
+    """The guard counts stages apart: low noise in every round, the mutant, is stopped."""
     run = simulate(DpAcdn(stages=2, ratio=0.5), tmp_path)
     mechanism = run.method.mechanism
     assert isinstance(mechanism, RecordLocal)
@@ -69,7 +69,7 @@ def test_bad_settings_get_one_line(settings: dict[str, float]) -> None:
 def test_integers_do_not_flatten_the_fall(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages are refused on a lattice, and a deployment does not choose one by itself.
 
-    Twin: without the refusal every stage has the noise of the first, and a third of the budget is not used.
+    Negative control: without the refusal all stages have the first's noise, and a third of the budget is left.
     """
     mechanism, facts = RecordLocal(noise=FallingNoise(total=8), steps=1), ClientFacts("c", 100, 2.0, 8, 0)
     assert not mechanism.takes_integers

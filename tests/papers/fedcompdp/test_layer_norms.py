@@ -57,7 +57,7 @@ def test_shares_come_to_rest_where_all_layers_are_clipped() -> None:
 
 
 def test_norms_alone_run_away() -> None:
-    """The broken twin: the layer that agrees more takes all but the floor, from whatever shares there were."""
+    """Negative control: the layer that agrees more takes all but the floor, from whatever shares there were."""
     assert last_shares(LayerNorms(trust=1.0))["body"] < 0.05
 
 

@@ -1,4 +1,4 @@
-"""MetaNet: the twin of BERT-tiny, its inputs and outputs, its files, and what it does with kinds of noise."""
+"""MetaNet: our BERT-tiny, its inputs and outputs, its files, and what it does with kinds of noise."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_encoder_has_the_size_that_the_paper_states() -> None:
     assert count == 99_968
 
 
-def test_the_twin_equals_transformers_and_reads_its_folders(tmp_path: Path) -> None:
+def test_ours_equals_transformers_and_reads_its_folders(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     for shape in (Shape(), Shape(hidden=128, inner=512)):
         config = transformers.BertConfig(

@@ -15,16 +15,25 @@ from torch.nn.functional import softplus
 
 from modicum.attacks.canary import Audit, audit
 from modicum.attacks.trials import EachTrial
-from modicum.core.messages import Decision
-from modicum.core.parts import Batch, State
+from modicum.core.facts import PublicFacts
+from modicum.core.messages import Decision, NoiseFacts, Released
+from modicum.core.parts import Batch, Observation, State
 from modicum.core.setting import Setting
 from modicum.errors import UserError
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import Composed, FedMap
-from modicum.papers.fedmap.accounting import fedmap_at_noise, fedmap_claimed, fedmap_epsilon
+from modicum.papers.fedmap.accounting import (
+    FEDMAP_ORDERS,
+    LookUp,
+    fedmap_at_noise,
+    fedmap_claimed,
+    fedmap_epsilon,
+    fedmap_rho,
+)
 from modicum.papers.fedmap.bert import Weights
+from modicum.papers.fedmap.global_account import GlobalAccount
 from modicum.papers.fedmap.metanet import MetaNet
-from modicum.papers.fedmap.raw_metanet import figures, privacy_loss
+from modicum.papers.fedmap.raw_metanet import epsilon_after, figures, privacy_loss, total_loss
 from modicum.papers.fedmap.synthetic import RAW, _trained, loss, pretrained, sequences, trainable
 from modicum.privacy.accounting.rdp import epsilon as rdp_epsilon
 from modicum.privacy.certificate import Certificate
@@ -38,7 +47,7 @@ FAITHFUL = FedMap(mode="faithful", batch=4, steps=2, lr=0.1)
 
 @dataclass(frozen=True)
 class RawNorm(MetaNet):
-    """The twin: it also looks at the largest raw norm, as the paper's network does."""
+    """The mutant: it also looks at the largest raw norm, as the paper's network does."""
 
     drop: Any = None
 
@@ -50,7 +59,7 @@ class RawNorm(MetaNet):
 
 @dataclass(frozen=True)
 class Loose(Supervised):
-    """Leaves the records' largest norm where the twin finds it."""
+    """Leaves the records' largest norm where the mutant finds it."""
 
     drop: Any = None
 
@@ -62,8 +71,8 @@ class Loose(Supervised):
 def test_a_network_that_reads_a_raw_norm_is_caught(tmp_path: Path) -> None:
     drop: list[float] = []
     mechanism = RecordLocal(batch=4, steps=2, normalised=True, stock=Stock((0.7, 1.4)))
-    twin = Composed(RawNorm(0.5, drop=drop), mechanism, training=Loose(drop=drop))
-    assert interferes(twin, tmp_path)
+    mutant = Composed(RawNorm(0.5, drop=drop), mechanism, training=Loose(drop=drop))
+    assert interferes(mutant, tmp_path)
 
 
 def test_an_adaptive_run_stays_under_its_claim() -> None:
@@ -101,9 +110,78 @@ def test_as_printed_everything_is_in_the_ledger_and_nothing_is_promised(tmp_path
     assert len(steps) == 2 * len(records)
     sigmas = [r.released["sigma"] for r in records]
     claimed = fedmap_claimed(1.0, sigmas, 1e-5)
+    assert records[-1].claimed is not None
+    assert [r.claimed for r in records] == sorted(r.claimed for r in records)  # type: ignore[type-var]
     true = fedmap_at_noise([r.noise_multiplier for r in steps], 4 / 12, 1e-5)
     assert 0 < claimed < math.inf
     assert 0 < true < math.inf
+
+
+def test_the_server_accounts_after_each_round_and_broadcasts(tmp_path: Path) -> None:
+    """Alg. 1, lines 4, 20 and 21: clients are told 0 at first, then what the record says of the round before."""
+    run = simulate(FAITHFUL, tmp_path, metrics=(), rounds=3)
+    told, claimed = [], []
+    while not run.server.finished:
+        told.append({d.told for d in run.server.propose().decisions.values()})
+        claimed.append(run.step().claimed)
+    run.close()
+    assert told == [{0.0}, *({c} for c in claimed[:-1])]
+    assert claimed[-1] == run.method.claims(run.server.state.policy, run.server.public)  # type: ignore[misc]
+
+
+def test_equations_six_to_nine_by_hand() -> None:
+    """q = .1, σ = 1 and 2: ρ_α = α·.005·(1 + 1/4) = .00625·α. With δ = 1e-5, ln(1/δ) = 11.513:
+
+    α = 64 gives .4 + 11.513/63 = .5827, α = 32 gives .2 + 11.513/31 = .5714, α = 16 gives .1 + .7675 = .8675.
+    """
+    account = GlobalAccount(1.0, 0.1, 1e-5)
+    state = account.init(PublicFacts((), 2, 5, {}))
+    assert account.decide(state, 0, ["a"])["a"].told == 0.0
+    for round, sigmas in enumerate(({"a": 1.0, "b": 50.0}, {"a": 2.0})):
+        released = tuple(
+            Released(n, round, torch.zeros(5), {}, NoiseFacts(0.0, 1.0), {"sigma": s}) for n, s in sigmas.items()
+        )
+        state = account.observe(state, Observation(round, released, {}))
+    assert state["epsilon"] == pytest.approx(0.2 + math.log(1e5) / 31, rel=0.01)
+    assert state["epsilon"] == pytest.approx(0.5714, rel=0.01)
+    assert account.decide(state, 2, ["b"])["b"].told == state["epsilon"]
+
+
+def test_the_table_is_near_the_formula() -> None:
+    table = LookUp(0.1)
+    for sigma in (0.0123, 0.7, 1.0, 3.3, 250.0):
+        for found, alpha in zip(table.rho(sigma), FEDMAP_ORDERS, strict=True):
+            exact = fedmap_rho(0.1, sigma, alpha)
+            assert exact <= found * (1 + 1e-9) <= 1.02 * exact  # convex: the table errs upwards
+
+
+def test_the_whole_loss_by_hand() -> None:
+    """C = 2, σ = 4: ε̂ = .5·√(2·ln 125000) = 2.4224; (ε̂ − 1)² = 2.0233; L = .7 + .1·2.0233 + .1·3 = 1.2023."""
+    private = privacy_loss(torch.tensor([2.0, 4.0]), 1.0, 1e-5)
+    assert float(private) == pytest.approx(2.0233, abs=1e-3)
+    assert float(total_loss(0.7, private, torch.tensor(3.0), 0.1, 0.1)) == pytest.approx(1.2023, abs=1e-3)
+    assert float(epsilon_after([1.0], torch.tensor(2.0), 0.1, 1e-5)) == pytest.approx(0.5714, abs=1e-4)
+
+
+def decided(tmp_path: Path, **settings: Any) -> list[float]:
+    """σ of all messages of a run."""
+    run = simulate(replace(FAITHFUL, **settings), tmp_path, metrics=(), rounds=4)
+    sigmas = [r.released["sigma"] for r in run.rounds()]
+    run.close()
+    return sigmas
+
+
+def test_as_printed_the_broadcast_moves_nothing(tmp_path: Path) -> None:
+    """Eq. (14) is a number to the client's network: β = 0 and β = 1000 give the same run, to the last bit.
+
+    Read as a function of the σ being chosen it does move it: the loop is closed then, which is what the same
+    comparison finds.
+    """
+    none, much = (decided(tmp_path / f"p{b}", global_weight=b) for b in (0.0, 1000.0))
+    assert none == much
+    none, much = (decided(tmp_path / f"o{b}", global_weight=b, through="own") for b in (0.0, 1000.0))
+    assert none[0] != much[0]
+    assert none[-1] < much[-1]  # more noise for less ε
 
 
 def test_claims_agree_with_the_formula_for_one_noise() -> None:

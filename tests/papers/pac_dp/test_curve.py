@@ -20,7 +20,7 @@ from modicum.papers.pac_dp.curve import (
     quietness,
     read_curve,
 )
-from modicum.papers.pac_dp.method import PublishedQuadratic
+from modicum.papers.pac_dp.quadratic import PUBLISHED, PrintedQuadratic
 
 CURVE = Curve((0.1, 1.0, 10.0), (0.2, 0.2, 2.0))
 POSITIVE = st.floats(1e-300, 1e300)
@@ -46,8 +46,8 @@ def test_positive_and_never_falling_on_any_input(curve: Curve, a: float, b: floa
 
 
 def test_the_published_curve_is_caught_by_the_same_check() -> None:
-    """The broken twin: PAC-DP's printed quadratic falls beyond ε = 1.09 and turns negative."""
-    printed = PublishedQuadratic("mnist")
+    """The negative control: PAC-DP's printed quadratic falls beyond ε = 1.09 and turns negative."""
+    printed = PrintedQuadratic(PUBLISHED["mnist"], "the paper's mnist fit")
     assert printed.bound(2.0) < printed.bound(1.0)
     with pytest.raises(UserError, match="no bound"):
         printed.bound(5.0)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from modicum.papers.pac_dp.fit import CLASSES, fit_curve, fit_pairs
 from modicum.papers.pac_dp.grid import Grid, Matrix
+from modicum.papers.pac_dp.quadratic import least_squares
 
 X = np.geomspace(0.05, 5, 8)
 LIMITS = (1e-3, 1e3)
@@ -34,6 +35,25 @@ def test_the_published_quadratic_is_fitted_where_it_rises() -> None:
     assert fit.r2 > 0.999
 
 
+def test_the_printed_quadratic_is_least_squares_of_the_bounds() -> None:
+    """Through (1, 1), (2, 3), (3, 7) goes C = ε² − ε + 1, and its R² is 1.
+
+    Through (1, 1), (2, 3), (3, 2), (4, 4) least squares gives C = .8ε + .5: of the spread 5 it leaves 1.8.
+    """
+    exact = least_squares(np.array([1.0, 2, 3]), np.array([1.0, 3, 7]))
+    assert (exact.alpha, exact.beta, exact.gamma, exact.r2) == pytest.approx((1, -1, 1, 1))
+    near = least_squares(np.array([1.0, 2, 3, 4]), np.array([1.0, 3, 2, 4]))
+    assert (near.alpha, near.beta, near.gamma, near.r2) == pytest.approx((0, 0.8, 0.5, 0.64))
+
+
+def test_r2_is_told_of_the_bounds_and_of_their_logarithms() -> None:
+    """A wrong large bound hardly shows in logarithms and rules the R² of C."""
+    fit = fit_pairs(X, 0.7 * X**0.5, LIMITS)
+    assert fit.r2_raw == pytest.approx(1.0)
+    rough = fit_pairs(X, np.array([0.05, 0.1, 0.05, 0.2, 0.1, 1.0, 0.5, 5.0]), (0.05, 5.0))
+    assert rough.r2_raw != pytest.approx(rough.r2, abs=0.01)
+
+
 def test_one_wild_pair_is_an_outlier() -> None:
     bounds = 0.7 * X**0.5
     bounds[3] *= 40
@@ -52,7 +72,7 @@ def test_every_fit_is_positive_and_never_falls(bounds: list[float]) -> None:
 
 
 def test_unconstrained_classes_do_fall_on_such_pairs() -> None:
-    """The broken twin: without the monotone step a quadratic falls here."""
+    """The negative control: without the monotone step a quadratic falls here."""
     f = CLASSES["quadratic"](X, np.array([0.1, 0.2, 0.5, 2.0, 2.0, 0.5, 0.2, 0.1]), LIMITS)
     assert np.any(np.diff(f(X)) < 0)
 
@@ -70,6 +90,8 @@ def test_the_matrix_gives_the_argmax_and_a_band() -> None:
     fit = fit_curve(matrix([0, 0, 1, 2]))
     assert fit.pairs == ((0.1, 0.1), (0.3, 0.1), (1.0, 0.5), (3.0, 2.0))
     about = fit.curve.about
+    assert about["quadratic"]["r2"] == pytest.approx(fit.quadratic.r2)
+    assert about["by_seed"] == [[0.1, 0.1, 0.5, 2.0]] * 3
     assert len(about["band_low"]) == len(fit.curve.inputs)
     assert all(a <= b for a, b in zip(about["band_low"], about["band_high"], strict=True))
 

@@ -47,6 +47,20 @@ def test_the_matrix_is_a_function_of_public_records_alone() -> None:
     assert clean.shape == (2, 2, 1)
 
 
+def test_a_proxy_may_have_other_classes() -> None:
+    """Digits by letters: the stand-in learns the proxy's own task, whatever the labels of the private one."""
+    own = data()
+    public = Arrays(own.proxy.x, np.arange(len(own.proxy)) % 3)
+    held = Arrays(own.proxy_validation.x, np.arange(len(own.proxy_validation)) % 3)
+    other = replace(own, proxy=public, proxy_validation=held, proxy_classes=3)
+    asked = replace(experiment(), federation=Federation(other, (1.0, 1.0)), hot_start=0)
+    matrix = simulate(asked, GRID)
+    assert matrix.dimension == 3 * 3 + 3
+    assert np.isfinite(matrix.accuracy).all()
+    with pytest.raises(UserError, match="own labels"):
+        bootstrap(other, 0)  # where settings are chosen for the task itself
+
+
 def test_cells_are_kept_and_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = simulate(experiment(), GRID, tmp_path)
     assert len(list(tmp_path.glob("*.json"))) == 4

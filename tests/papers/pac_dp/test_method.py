@@ -35,11 +35,39 @@ def test_bounds_are_curve_times_schedule(tmp_path: Path) -> None:
 
 
 def test_faithful_claims_less_than_it_costs() -> None:
-    mechanism = PacDp(mode="faithful", epochs=5).build(SETTING).mechanism
+    mechanism = PacDp(mode="faithful", published="mnist", epochs=5).build(SETTING).mechanism
     plan = mechanism.plan(facts(1.0), ())
     assert plan.releases[0].noise_multiplier == pac_dp_noise(1.0, 10, 1e-5)
     true = epsilon(list(plan.releases), plan.spec).epsilon
     assert 3 < true <= plan.budget < 3 * true
+
+
+def test_faithful_takes_the_fitted_quadratic_as_it_is(tmp_path: Path) -> None:
+    """F(2) = −4 + 8 + 1 = 5 and F(3) = −9 + 12 + 1 = 4: it falls, and at 5 it is no bound."""
+    about = {"quadratic": {"alpha": -1.0, "beta": 4.0, "gamma": 1.0, "r2": 0.9}}
+    Curve((0.1, 10.0), (0.5, 1.5), about=about).write(tmp_path / "f.json")
+    method = PacDp(mode="faithful", curve=str(tmp_path / "f.json")).build(SETTING)
+    clients = tuple(facts(b, name=n) for n, b in (("a", 2.0), ("b", 3.0)))
+    state = method.policy.init(PublicFacts(clients, 10, 5, {}))
+    decided = method.policy.decide(state, 0, ["a", "b"])
+    assert [decided[n].bound for n in "ab"] == pytest.approx([5.0, 4.0])
+    assert str(tmp_path) in method.notes[0]
+    with pytest.raises(UserError, match="no bound"):
+        method.policy.init(PublicFacts((facts(5.0),), 10, 5, {}))
+
+
+def test_faithful_guesses_no_dataset(tmp_path: Path) -> None:
+    Curve((0.1, 10.0), (0.5, 1.5)).write(tmp_path / "old.json")
+    for settings, line in (
+        ({}, "needs one quadratic"),
+        ({"published": "mnist", "curve": str(tmp_path / "old.json")}, "needs one quadratic"),
+        ({"curve": str(tmp_path / "old.json")}, "holds no quadratic"),
+        ({"published": "svhn"}, "mnist or cifar-10"),
+    ):
+        with pytest.raises(UserError, match=line):
+            PacDp(mode="faithful", **settings).build(SETTING)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="faithful mode"):
+        PacDp(published="mnist").build(SETTING)
 
 
 def test_sound_keeps_what_was_granted() -> None:

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from modicum.attacks.adversary_view import Observed
 from modicum.attacks.inversion.labels import infer
 from modicum.attacks.inversion.lbfgs import Lbfgs
 from modicum.attacks.inversion.objective import Guess, Targets, distance, evaluated, soft, updates
-from modicum.attacks.wire import Observed
 
 Done = Callable[[int], None]
 INNER = 20  # iterations of one step, as torch's L-BFGS counts

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import log_softmax
 
+from modicum.attacks.adversary_view import AdversaryView, Observed, Public
 from modicum.attacks.inversion.products import AsProducts
 from modicum.attacks.recipe import Clip, Recipe, recipe_of
-from modicum.attacks.wire import Observed, Public, Wire
 from modicum.compute.clipping.capture import Graphs
 from modicum.core.clips import Auto
 from modicum.errors import UserError
@@ -49,11 +49,11 @@ class Targets:
     runs: int = 1
 
     @classmethod
-    def of(cls, wire: Wire, observed: Sequence[Observed], device: str = "cpu") -> Targets:
+    def of(cls, view: AdversaryView, observed: Sequence[Observed], device: str = "cpu") -> Targets:
         """Messages that can be attacked together: single clients', all made by one recipe."""
         if any(len(o.senders) > 1 for o in observed):
             raise UserError("only sums of a cohort were seen, and inversions read single clients' messages")
-        recipes = {recipe_of(wire.public, o) for o in observed}
+        recipes = {recipe_of(view.public, o) for o in observed}
         if len(recipes) != 1:
             raise UserError("these clients differ in records or steps: attack fewer targets, of one kind")
         (recipe,) = recipes
@@ -62,8 +62,8 @@ class Targets:
                 f"a message that mixes {recipe.used} records is beyond these inversions (at most {MOST_RECORDS}): "
                 "attack a run with smaller batches, or ask for membership instead"
             )
-        wire.public.model.to(device)
-        return cls(wire.public, tuple(observed), recipe)
+        view.public.model.to(device)
+        return cls(view.public, tuple(observed), recipe)
 
     @property
     def device(self) -> torch.device:

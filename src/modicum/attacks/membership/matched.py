@@ -1,4 +1,4 @@
-"""The matched filter on messages: the strongest attack on this wire.
+"""The matched filter on messages: the strongest attack on this view.
 
 If a record was used, its clipped gradient is in the message. The rest of the message is noise of known variance
 and the other records, whose sum the attacker models as a Gaussian with the mean and covariance of its own records'
@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
+from modicum.attacks.adversary_view import AdversaryView, Observed, Public
 from modicum.attacks.bounds import FloatArray
 from modicum.attacks.membership.game import Questions
 from modicum.attacks.recipe import Clip, Recipe, recipe_of
-from modicum.attacks.wire import Observed, Public, Wire
 from modicum.core.parts import Batch
 from modicum.errors import UserError
 
@@ -112,30 +112,30 @@ class _Others:
         return (whole - ((along @ self.small.double()) * along).sum(1)) / self.noise
 
 
-def matched(wire: Wire, questions: Questions, *, done: Done | None = None) -> FloatArray:
+def matched(view: AdversaryView, questions: Questions, *, done: Done | None = None) -> FloatArray:
     """The score of every question."""
     total = torch.zeros(len(questions), dtype=torch.float64)
     rows_of: dict[str, list[int]] = {}
     for i, name in enumerate(questions.clients):
         rows_of.setdefault(name, []).append(i)
     law: _Law | None = None  # clients of a round are sent one model
-    for observed in wire.observed:
+    for observed in view.observed:
         rows = [i for name in observed.senders for i in rows_of.get(name, [])]
         if rows:
-            recipe = recipe_of(wire.public, observed)
+            recipe = recipe_of(view.public, observed)
             bound = observed.bound if recipe.clip is Clip.RECORDS else None
             if law is None or not law.is_of(observed.model, bound):
-                law = _Law.of(wire.public, observed.model, bound)
+                law = _Law.of(view.public, observed.model, bound)
             at = torch.tensor(rows)
             x, y = questions.records.x[at], questions.records.targets["y"][at]
             if questions.others is None:
-                total[at] += _scores(wire.public, observed, recipe, law, x, y)
+                total[at] += _scores(view.public, observed, recipe, law, x, y)
             else:
                 known = [questions.others(i) for i in rows]
-                total[at] += _informed(wire.public, observed, recipe, law, x, y, known)
+                total[at] += _informed(view.public, observed, recipe, law, x, y, known)
         if done is not None:
             done(1)
-    if not any(name in o.senders for o in wire.observed for name in rows_of):
+    if not any(name in o.senders for o in view.observed for name in rows_of):
         raise UserError("no message of the clients that were asked about is in this transcript")
     return total.numpy()
 

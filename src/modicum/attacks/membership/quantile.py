@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from modicum.attacks.adversary_view import AdversaryView
 from modicum.attacks.bounds import FloatArray
 from modicum.attacks.membership.game import Questions
 from modicum.attacks.membership.scores import logits, margin, published
-from modicum.attacks.wire import Wire
 from modicum.core.parts import Batch
 from modicum.errors import UserError
 
@@ -19,7 +19,7 @@ Done = Callable[[int], None]
 
 
 def quantile(
-    wire: Wire,
+    view: AdversaryView,
     questions: Questions,
     *,
     epochs: int = 30,
@@ -33,14 +33,14 @@ def quantile(
     published script's choice). Classes in `unseen` leave the attacker's data, never the target's. Thresholds are
     set on fresh non-members by whoever counts.
     """
-    pool = _without(wire.public.pool, unseen)
-    theta = published(wire)
-    scores = margin(logits(wire.public, theta, pool), pool.targets["y"]).float()
+    pool = _without(view.public.pool, unseen)
+    theta = published(view)
+    scores = margin(logits(view.public, theta, pool), pool.targets["y"]).float()
     centre, spread = scores.mean(), scores.std().clamp(min=1e-6)
     network = _fit(pool.x, (scores - centre) / spread, epochs, seed, done)
     with torch.no_grad():
         mean, log_std = network(questions.records.x).unbind(1)
-    mine = margin(logits(wire.public, theta, questions.records), questions.records.targets["y"]).float()
+    mine = margin(logits(view.public, theta, questions.records), questions.records.targets["y"]).float()
     return np.asarray((((mine - centre) / spread - mean) * torch.exp(-log_std)).double().numpy())
 
 

@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from modicum.attacks.wire import Public, Wire
+from modicum.attacks.adversary_view import AdversaryView, Public
 from modicum.core.parts import Batch
 from modicum.errors import UserError
 
 MOST_QUERIES = 18  # nine shifts by at most a pixel, each as it is and mirrored
 
 
-def published(wire: Wire) -> Tensor:
+def published(view: AdversaryView) -> Tensor:
     """The last model that everybody was sent."""
-    last = max(wire.observed, key=lambda o: o.round)
+    last = max(view.observed, key=lambda o: o.round)
     if last.round == 0:
         raise UserError(
             "the only model that was sent is the first one, which knows no record: attack a longer run"

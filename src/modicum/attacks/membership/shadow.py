@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from modicum.attacks.adversary_view import AdversaryView
 from modicum.attacks.bounds import FloatArray
 from modicum.attacks.membership.game import Questions
 from modicum.attacks.membership.scores import confidence_features, logit_of_label, logits, published, views
-from modicum.attacks.wire import Wire
 from modicum.core.parts import Batch
 from modicum.data.arrays import Arrays, ClientData
 from modicum.errors import UserError
@@ -38,17 +38,17 @@ def anew(_: str, compute: Callable[[], FloatArray]) -> FloatArray:
     return compute()
 
 
-def trained_on(wire: Wire, records: Batch, seed: int) -> Tensor:
+def trained_on(view: AdversaryView, records: Batch, seed: int) -> Tensor:
     """What a rehearsal publishes when the run published its last model, where clients hold these records in their
     own proportions. Its plan is for all rounds, so that the noise is the run's."""
-    rehearsal = Rehearsal(_over(wire, records, seed))
-    for _ in islice(rehearsal.rounds(), max(o.round for o in wire.observed)):
+    rehearsal = Rehearsal(_over(view, records, seed))
+    for _ in islice(rehearsal.rounds(), max(o.round for o in view.observed)):
         pass
     return rehearsal.model
 
 
-def _over(wire: Wire, records: Batch, seed: int) -> Experiment:
-    made = wire.public.setup.experiment
+def _over(view: AdversaryView, records: Batch, seed: int) -> Experiment:
+    made = view.public.setup.experiment
     data = made.federation.data
     order = np.random.default_rng([seed, 55]).permutation(len(records))
     x, y = records.x.cpu().numpy()[order], records.targets["y"].cpu().numpy()[order]
@@ -62,8 +62,8 @@ def _over(wire: Wire, records: Batch, seed: int) -> Experiment:
         for name, a, b in zip(data.names, ends[:-1], ends[1:], strict=True)
     )
     bare = replace(data, clients=clients, test=nothing, proxy=nothing, proxy_validation=nothing, geometry=None)
-    model = copy.deepcopy(wire.public.model)
-    wire.public.layout.load(model, min(wire.observed, key=lambda o: o.round).model.clone())
+    model = copy.deepcopy(view.public.model)
+    view.public.layout.load(model, min(view.observed, key=lambda o: o.round).model.clone())
     return replace(
         made,
         federation=Federation(bare, made.federation.budgets),
@@ -71,7 +71,7 @@ def _over(wire: Wire, records: Batch, seed: int) -> Experiment:
         seed=seed,
         metrics=(),
         evaluate_every=made.rounds + 1,
-        device=str(wire.public.device),
+        device=str(view.public.device),
     )
 
 
@@ -85,7 +85,7 @@ def halves(records: int, shadows: int, seed: int) -> Iterator[Inside]:
 
 
 def lira(
-    wire: Wire,
+    view: AdversaryView,
     questions: Questions,
     *,
     shadows: int = 16,
@@ -106,11 +106,11 @@ def lira(
     for i, chosen in enumerate(inside):
         half = questions.records.take(torch.from_numpy(np.flatnonzero(chosen)))
         seen.append(
-            keep(f"shadow-{i}", partial(_asked_of_shadow, wire, half, seed * 1000 + i, questions, queries))
+            keep(f"shadow-{i}", partial(_asked_of_shadow, view, half, seed * 1000 + i, questions, queries))
         )
         if done is not None:
             done(1)
-    target = _asked(wire, published(wire), questions, queries)
+    target = _asked(view, published(view), questions, queries)
     each = [
         likelihood_ratio(target[k], np.stack([s[k] for s in seen]), np.stack(inside), online=online)
         for k in range(len(target))
@@ -118,15 +118,17 @@ def lira(
     return np.asarray(np.mean(each, 0))
 
 
-def _asked_of_shadow(wire: Wire, half: Batch, seed: int, questions: Questions, queries: int) -> FloatArray:
-    return _asked(wire, trained_on(wire, half, seed), questions, queries)
+def _asked_of_shadow(
+    view: AdversaryView, half: Batch, seed: int, questions: Questions, queries: int
+) -> FloatArray:
+    return _asked(view, trained_on(view, half, seed), questions, queries)
 
 
-def _asked(wire: Wire, theta: Tensor, questions: Questions, queries: int) -> FloatArray:
+def _asked(view: AdversaryView, theta: Tensor, questions: Questions, queries: int) -> FloatArray:
     """φ of every query (rows) of every record."""
     y = questions.records.targets["y"]
     rows = [
-        logit_of_label(logits(wire.public, theta, Batch(x, {"y": y})), y)
+        logit_of_label(logits(view.public, theta, Batch(x, {"y": y})), y)
         for x in views(questions.records.x, queries)
     ]
     return torch.stack(rows).numpy()
@@ -151,7 +153,7 @@ def likelihood_ratio(target: FloatArray, seen: FloatArray, inside: Inside, *, on
 
 
 def lr_mia(
-    wire: Wire,
+    view: AdversaryView,
     questions: Questions,
     *,
     shadows: int = 8,
@@ -160,11 +162,11 @@ def lr_mia(
     done: Done | None = None,
 ) -> FloatArray:
     """Logistic regression on confidence features, learned from shadows on halves of the attacker's own records."""
-    pool, rows, bits = wire.public.pool, [], []
+    pool, rows, bits = view.public.pool, [], []
     for i, chosen in enumerate(halves(len(pool), shadows, seed)):
         half = pool.take(torch.from_numpy(np.flatnonzero(chosen)))
         rows.append(
-            torch.from_numpy(keep(f"shadow-{i}", partial(_features_of_shadow, wire, half, seed * 1000 + i)))
+            torch.from_numpy(keep(f"shadow-{i}", partial(_features_of_shadow, view, half, seed * 1000 + i)))
         )
         bits.append(torch.from_numpy(chosen).double())
         if done is not None:
@@ -173,15 +175,15 @@ def lr_mia(
     mean, std = x.mean(0), x.std(0).clamp(min=1e-6)
     weights, bias = _logistic((x - mean) / std, torch.cat(bits))
     mine = confidence_features(
-        logits(wire.public, published(wire), questions.records), questions.records.targets["y"]
+        logits(view.public, published(view), questions.records), questions.records.targets["y"]
     )
     return np.asarray((((mine - mean) / std) @ weights + bias).numpy())
 
 
-def _features_of_shadow(wire: Wire, half: Batch, seed: int) -> FloatArray:
-    pool = wire.public.pool
+def _features_of_shadow(view: AdversaryView, half: Batch, seed: int) -> FloatArray:
+    pool = view.public.pool
     features = confidence_features(
-        logits(wire.public, trained_on(wire, half, seed), pool), pool.targets["y"].cpu()
+        logits(view.public, trained_on(view, half, seed), pool), pool.targets["y"].cpu()
     )
     return features.numpy()
 

@@ -14,7 +14,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from modicum.compute.client_batched.model import CannotStackError, StackedPass, Twin
+from modicum.compute.client_batched.model import CannotStackError, ClientBatchedModel, StackedPass
 from modicum.compute.clipping.capture import Graphs, rounded_up
 from modicum.compute.clipping.problem import check_losses, example_factors
 from modicum.core.clips import Clip
@@ -30,7 +30,7 @@ def use_graphs(theta: Tensor) -> bool:
 
 
 def fits(batches: Sequence[Batch], theta: Tensor) -> TypeGuard[PooledBatches]:
-    """Whether the batches can be gathered on the device with one index, and nobody's records are none."""
+    """Whether the batches can be gathered on the device with one index, and no client is without records."""
     if not (use_graphs(theta) and isinstance(batches, PooledBatches) and batches.pool.worth_joining):
         return False
     return any(batches.sizes) and all(len(r) for r in batches.pool.records[: len(batches)])
@@ -65,8 +65,10 @@ class Stack:
 class FixedShapeSteps:
     """Gradients and clipped sums of stacks, replayed where a shape repeats."""
 
-    def __init__(self, twin: Twin, named: Callable[[Tensor], dict[str, Tensor]], sums: Sums) -> None:
-        self._twin, self._named, self._sums = twin, named, sums
+    def __init__(
+        self, batched: ClientBatchedModel, named: Callable[[Tensor], dict[str, Tensor]], sums: Sums
+    ) -> None:
+        self._batched, self._named, self._sums = batched, named, sums
         self.graphs = Graphs()
 
     def gradients(self, theta: Tensor, stack: Stack, losses: Losses) -> tuple[Tensor, Tensor]:
@@ -106,7 +108,7 @@ class FixedShapeSteps:
         stack: Stack,
         *more: Tensor,
     ) -> tuple[Tensor, ...]:
-        key = (kind, losses, tuple(stack.targets), *self._twin.state())
+        key = (kind, losses, tuple(stack.targets), *self._batched.state())
         return self.graphs.run(key, work, (theta, stack.x, *more, *stack.targets.values()))
 
     def _pass(
@@ -119,7 +121,7 @@ class FixedShapeSteps:
         measure: bool,
     ) -> StackedPass:
         run = StackedPass(self._named(theta.detach()), *seeds.shape, measure=measure)
-        outputs = self._twin.outputs(x, run)
+        outputs = self._batched.outputs(x, run)
         if outputs.shape[0] != run.rows:
             raise CannotStackError("an output whose first dimension is not the batch")
         with torch.enable_grad():

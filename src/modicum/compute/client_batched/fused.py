@@ -20,7 +20,7 @@ from modicum.core.clips import Clip
 from modicum.core.parts import Batch, Losses
 from modicum.core.stack import SideBySide, has_blanks
 
-FEW = slice(0, 3)  # clients whose first results are compared with the loop's
+FIRST = slice(0, 3)  # clients whose first results are compared with the loop's
 GRADIENTS, SUMS = "gradients", "clipped sums"
 FAILURES = (CannotStackError, RuntimeError, AttributeError)
 
@@ -55,7 +55,7 @@ class FusedBackend:
 
     def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
         def few(engine: Engine) -> Tensor:
-            return engine.gradients(theta[FEW], batches[FEW], losses)
+            return engine.gradients(theta[FIRST], batches[FIRST], losses)
 
         if has_blanks(batches):
             return self.loop.gradients(theta, batches, losses)
@@ -69,7 +69,7 @@ class FusedBackend:
         for done, batches in enumerate(rest):
 
             def few(engine: Engine, theta: Tensor = theta, batches: SideBySide = batches) -> Tensor:
-                return engine.gradients(theta[FEW], batches[FEW], losses)
+                return engine.gradients(theta[FIRST], batches[FIRST], losses)
 
             if not self._stacks(GRADIENTS, batches, few):
                 return self._descend(theta, steps[done:], losses, rate)
@@ -87,7 +87,7 @@ class FusedBackend:
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, clips: Sequence[Clip]
     ) -> tuple[Tensor, list[Tensor]]:
         def few(engine: Engine) -> Tensor:
-            return engine.clipped_sums(theta[FEW], batches[FEW], losses, clips[FEW])[0]
+            return engine.clipped_sums(theta[FIRST], batches[FIRST], losses, clips[FIRST])[0]
 
         def all_of(engine: Engine) -> tuple[Tensor, list[Tensor]]:
             return engine.clipped_sums(theta, batches, losses, clips)

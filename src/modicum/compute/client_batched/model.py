@@ -1,8 +1,8 @@
-"""A model's twin that runs many clients at once: rows of all clients in one batch, weights of its own for each.
+"""A client-batched model: many clients at once: rows of all clients in one batch, weights of its own for each.
 
 Known layers are replaced by stacked ones, which take their weights from the client's row of the parameter matrix.
-All else (activations, pooling, shortcuts) treats each row alone and so needs no change. The twin holds no trained
-parameter: a forward function that reaches for one behind its layer's back fails instead of computing nonsense.
+All else (activations, pooling, shortcuts) treats each row alone and so needs no change. The batched model holds no
+trained parameter: a forward function that reaches for one behind its layer's back fails.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ def _no_view(output: Tensor) -> Tensor:
 
 
 class StackedLayer(nn.Module):
-    """One layer of the twin; subclasses say how it computes."""
+    """One layer of the batched model; subclasses say how it computes."""
 
     def __init__(self, layer: Any, names: dict[str, str]) -> None:
         super().__init__()
-        self.original = (layer,)  # in a tuple, so that its parameters are not the twin's
+        self.original = (layer,)  # in a tuple, so that its parameters are not the batched model's
         self.names = names
         self.run: StackedPass | None = None
 
@@ -247,12 +247,12 @@ KINDS: dict[type[nn.Module], type[StackedLayer]] = {
 }
 
 
-class Twin:
-    """The twin of a model, and the stacked layers in it."""
+class ClientBatchedModel:
+    """A model that runs many clients at once, and the stacked layers in it."""
 
     def __init__(self, model: nn.Module) -> None:
         self.original = model
-        self.model = _twin(model)
+        self.model = _batched(model)
         self.layers = [m for m in self.model.modules() if isinstance(m, StackedLayer)]
 
     def state(self) -> tuple[bool, tuple[int, ...]]:
@@ -275,7 +275,7 @@ class Twin:
         return outputs
 
 
-def _twin(model: nn.Module) -> nn.Module:
+def _batched(model: nn.Module) -> nn.Module:
     names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     stacked: dict[int, Any] = {id(p): p for p in model.parameters()}  # deepcopy keeps these as they are
     for layer_name, layer in model.named_modules():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from modicum.compute.client_batched import fixed_shape
 from modicum.compute.client_batched.client_sums import subtract_client_sums, write_client_sums
-from modicum.compute.client_batched.model import CannotStackError, StackedPass, Twin
+from modicum.compute.client_batched.model import CannotStackError, ClientBatchedModel, StackedPass
 from modicum.compute.clipping.loop import LoopBackend
 from modicum.compute.clipping.problem import check_losses, sum_dtype
 from modicum.compute.clipping.sums import sum_type
@@ -73,15 +73,15 @@ class StackedEngine:
 
     def __init__(self, model: nn.Module, loop: LoopBackend) -> None:
         self.loop, self.layout = loop, loop.layout
-        self._twin = Twin(model)  # raises CannotStackError
+        self._batched = ClientBatchedModel(model)  # raises CannotStackError
         self._slices = self.layout.slices()
-        self._fixed = fixed_shape.FixedShapeSteps(self._twin, self.layout.named, self._sums)
+        self._fixed = fixed_shape.FixedShapeSteps(self._batched, self.layout.named, self._sums)
 
     def _forward(
         self, weights: dict[str, Tensor], stack: _Stack, losses: Losses, *, measure: bool
     ) -> tuple[StackedPass, Tensor]:
         run = StackedPass(weights, len(stack.sizes), stack.size, measure=measure)
-        outputs = self._twin.outputs(stack.x, run)
+        outputs = self._batched.outputs(stack.x, run)
         if outputs.shape[0] != run.rows:
             raise CannotStackError("an output whose first dimension is not the batch")
         with torch.enable_grad():

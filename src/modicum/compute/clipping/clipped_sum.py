@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from modicum.compute.clipping import flat
-from modicum.compute.clipping.bookkeeping import CannotKeepBooksError, PassRecorder, requiring_grad
+from modicum.compute.clipping.bookkeeping import BookKeepingUnsupportedError, PassRecorder, requiring_grad
 from modicum.compute.clipping.fallback import fallback_clipped_sum, one_at_a_time
 from modicum.compute.clipping.flat import FlatSums, Problem, Way
 from modicum.compute.clipping.probe import UndecidedError, check_books
@@ -43,7 +43,7 @@ REMEMBERED = 64
 PROBED, TRIES = 16, 3
 """Rows that a probe looks at, however many a batch has, and how often it draws them where they do not tell."""
 
-FEW = 2
+PROBE_ROWS = 2
 """Rows by which ranges of whole numbers are found out."""
 
 SEARCHED = 2
@@ -66,7 +66,7 @@ class Route(IntEnum):
 class Clipper:
     """The clipped sums of one model.
 
-    Its route is settled by shapes, and by rows and weights that are nobody's, before the first record: no decision
+    Its route is settled by shapes, and by synthetic rows and weights, before the first record: no decision
     reads one, and a sum's bits are a function of its inputs.
     """
 
@@ -130,7 +130,7 @@ class Clipper:
             as_traced(self._looking),
             own_weights(self.model, torch.Generator().manual_seed(0)),
         ):
-            rows = self._blank(problem, FEW)
+            rows = self._blank(problem, PROBE_ROWS)
             found = ranges(self.model, problem.loss, rows.x, rows.y)
         if key is not None:
             self.ranges[key] = found
@@ -171,7 +171,7 @@ class Clipper:
                 check_books(self.model, problem.trained, problem.loss, rows.x, rows.y)
             except UndecidedError as reason:
                 found = str(reason)
-            except CannotKeepBooksError as reason:
+            except BookKeepingUnsupportedError as reason:
                 return str(reason)
             except RuntimeError as failed:  # it ran without books a moment ago
                 return _in_a_line(failed)
@@ -191,7 +191,7 @@ class Clipper:
             return _in_a_line(failed)
 
     def _blank(self, problem: Problem, number: int, seed: int = 0) -> Problem:
-        """The same with rows that are nobody's."""
+        """The same with synthetic rows."""
         drawn = torch.Generator().manual_seed(seed)
         x, y = synthetic_rows(self.model, problem.x, problem.y, number, drawn)
         return replace(problem, x=x, y=y, weights=None, examples=number)

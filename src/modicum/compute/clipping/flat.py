@@ -155,7 +155,7 @@ class FlatSums:
         self.compiled = Graphs(compile_work, 0, compiled_agrees)
 
     def run(self, problem: Problem, way: Way, blank: Callable[[], Problem]) -> ClippedSum:
-        """`blank`: the same with rows that are nobody's, on which it is settled whether this is replayed."""
+        """`blank`: the same with synthetic rows, on which it is settled whether this is replayed."""
         graphs = self.compiled if way is Way.COMPILED else self.replayed
         size = rounded_up(problem.examples)
         *sums, norms = graphs.run(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modicum.compute.clipping.bookkeeping import Call, CannotKeepBooksError, PassRecorder, requiring_grad
+from modicum.compute.clipping.bookkeeping import BookKeepingUnsupportedError, Call, PassRecorder, requiring_grad
 from modicum.compute.clipping.pieces import Piece
 from modicum.compute.clipping.probe import check_recorded
 from modicum.compute.clipping.problem import ClippedSum, Parts, modes, without_autocast
@@ -50,7 +50,7 @@ class OpenPass:
         seed: Of what layers draw, such as dropout; the program's own generator is put back afterwards.
         looking: Modules that must not look at numbers (`looking_modules`).
         anchor: Shared by all batches of a loop (`new_anchor`), so that losses of another batch are found out.
-        probe: Judge the books in place of using them: on rows that are nobody's.
+        probe: Judge the books in place of using them: on synthetic rows.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class OpenPass:
         self._parts, self._trained = parts, parts.trained
         try:
             self._recorder = _Recorder(model, self._trained, examples, parts=parts, only_gradients=probe)
-        except CannotKeepBooksError as reason:
+        except BookKeepingUnsupportedError as reason:
             raise unsupported(model, reason) from None
         if anchor is not None:
             self._recorder.anchor = anchor
@@ -135,7 +135,7 @@ class OpenPass:
         """Backward passes of this batch; it is over afterwards."""
         try:
             yield
-        except CannotKeepBooksError as reason:
+        except BookKeepingUnsupportedError as reason:
             raise unsupported(self.model, reason) from None
         except RuntimeError as failed:
             if "second time" in str(failed):  # torch, of a graph that is used up

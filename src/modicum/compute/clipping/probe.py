@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modicum.compute.clipping.bookkeeping import CannotKeepBooksError, PassRecorder, requiring_grad
+from modicum.compute.clipping.bookkeeping import BookKeepingUnsupportedError, PassRecorder, requiring_grad
 from modicum.compute.clipping.problem import Loss, batch_size, check_losses, in_mode, rows, sum_dtype, zero_like
 from modicum.compute.clipping.rounding import full_precision
 
@@ -28,15 +28,15 @@ LOSSES = 0.1
 """Losses may differ by less than gradients: rounding flips ReLUs, but a loss is continuous."""
 
 
-class UndecidedError(CannotKeepBooksError):
+class UndecidedError(BookKeepingUnsupportedError):
     """Other rows may tell more."""
 
 
 def check_books(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> None:
-    """Keep books of a few rows that are nobody's, and judge them. No sum that is used comes from a probe.
+    """Measure a few synthetic rows by book-keeping, and judge them. No sum that is used comes from a probe.
 
     Raises:
-        CannotKeepBooksError: where books would be wrong.
+        BookKeepingUnsupportedError: where books would be wrong.
         UndecidedError: where these rows cannot tell.
     """
     examples = batch_size(x)
@@ -53,7 +53,7 @@ def check_recorded(recorder: PassRecorder, losses: Tensor) -> None:
     require gradients. The losses may come from anywhere.
 
     Raises:
-        CannotKeepBooksError: where books would be wrong.
+        BookKeepingUnsupportedError: where books would be wrong.
         UndecidedError: where these rows cannot tell.
     """
     truths = _true_sums(recorder, losses)
@@ -90,7 +90,7 @@ def _check_order(model: nn.Module, loss: Loss, x: Any, y: Any, together: Tensor)
 def _refuse_other(together: Tensor, otherwise: Tensor) -> None:
     same = (together - otherwise).abs() <= LOSSES * _tolerance(together) * (1 + together.abs())
     if bool((together.isfinite() & ~same).any()):
-        raise CannotKeepBooksError("a loss of one example that depends on the others")
+        raise BookKeepingUnsupportedError("a loss of one example that depends on the others")
 
 
 def _losses(model: nn.Module, loss: Loss, x: Any, y: Any, examples: int) -> Tensor:
@@ -112,8 +112,8 @@ def _check_first_example(recorder: PassRecorder, losses: Tensor) -> None:
         call.gradient = None
     recorder.backward(losses, seed)
     for call in recorder.calls:
-        if call.gradient is not None and bool(call.gradient[1:].any()):
-            raise CannotKeepBooksError(f"a {type(call.layer).__name__} in which examples are mixed")
+        if call.gradient is not None and bool(call.gradient[recorder.rows_each :].any()):
+            raise BookKeepingUnsupportedError(f"a {type(call.layer).__name__} in which examples are mixed")
 
 
 def _check_sums(recorder: PassRecorder, truths: dict[str, Tensor]) -> None:
@@ -125,7 +125,7 @@ def _check_sums(recorder: PassRecorder, truths: dict[str, Tensor]) -> None:
         mine = recorder.kept[name].weighted_sum(ones) if name in recorder.kept else zero_like(truth)
         error = float(torch.linalg.vector_norm((mine - truth).double()))
         if error > _tolerance(truth) * (float(norms[name]) + 1e-3 * whole):
-            raise CannotKeepBooksError(f"parameter {name}, which is used outside its layer")
+            raise BookKeepingUnsupportedError(f"parameter {name}, which is used outside its layer")
 
 
 def _tolerance(truth: Tensor) -> float:

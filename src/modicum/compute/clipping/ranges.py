@@ -81,7 +81,7 @@ class _Lookup:
 
 
 def ranges(model: nn.Module, loss: Loss, x: Any, y: Any) -> tuple[Range, ...]:
-    """What the loss takes, by rows that are nobody's."""
+    """What the loss takes, by synthetic rows."""
     leaves, tree = tree_flatten((x, y))
     try:
         with torch.no_grad():
@@ -96,7 +96,7 @@ def ranges(model: nn.Module, loss: Loss, x: Any, y: Any) -> tuple[Range, ...]:
 
 
 def fails(problem: Problem, known: tuple[Range, ...]) -> str:
-    """What a model and its loss have against odd whole numbers, tried on rows that are nobody's.
+    """What a model and its loss have against odd whole numbers, tried on synthetic rows.
 
     Called where lookups are safe, and tried on a processor: a GPU's context would not survive."""
     try:

@@ -20,7 +20,7 @@ from modicum.compute.clipping.synthetic import CONTENTS, with_row
 def changed_rows(run: Callable[[Problem], ClippedSum], problem: Problem, other: Problem) -> str:
     """What is found to depend on another row's values; empty if nothing is.
 
-    `problem` and `other` are the same batch of rows that are nobody's, with different numbers. Some rows count
+    `problem` and `other` are the same batch of synthetic rows, with different numbers. Some rows count
     nothing, and take each content in turn: the sum, and every other row's norm, must keep their bits.
     """
     examples = problem.examples

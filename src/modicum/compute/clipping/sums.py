@@ -25,7 +25,7 @@ SHARE = 1e-3 - 2.0**-16 - 2.0**-18
 ALIGNED = 16
 """Numbers that fill a line of the cache."""
 
-FEW, TOGETHER = 4, 16
+BLOCK_MULTIPLE, TOGETHER = 4, 16
 """What runs are multiples of, and examples whose products are formed at a time."""
 
 BLOCK = 256
@@ -112,7 +112,7 @@ def runs(batch: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
 @lru_cache(maxsize=256)
 def _runs(batch: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
     for totals in range(1, MOST_TOTALS + 1):
-        run = min(batch, -(-batch // (totals * FEW)) * FEW)
+        run = min(batch, -(-batch // (totals * BLOCK_MULTIPLE)) * BLOCK_MULTIPLE)
         if adds_up(batch, run, dtype):
             return run, dtype
     return longest_run(batch, dtype), torch.float64
@@ -275,7 +275,9 @@ def _runs_join(g: Tensor, a: Tensor, run: int) -> bool:
     outs, columns, threads = g.shape[1], a.shape[1], torch.get_num_threads()
     with full_precision(g.device):
         lengths = {run, len(g) % run or run}
-        return all(joins_last(outs, columns, rows, g.dtype, threads, by_rows=True) for rows in lengths)
+        return all(
+            accumulates_before_adding(outs, columns, rows, g.dtype, threads, by_rows=True) for rows in lengths
+        )
 
 
 Inputs = Callable[[slice, slice], Tensor]
@@ -324,7 +326,7 @@ def block_of_products(weights: Tensor, g: Tensor, a: Tensor, wide: bool) -> Tens
     if wide or outs * columns * places < WORTH_A_CALL:
         return _formed_first(weights, g, a, wide)
     with full_precision(g.device):
-        if joins_last(outs, columns, places, g.dtype, torch.get_num_threads()):
+        if accumulates_before_adding(outs, columns, places, g.dtype, torch.get_num_threads()):
             return _onto_one_total(g * weights[:, None, None, None], a)
     return _formed_first(weights, g, a, wide)
 
@@ -360,7 +362,7 @@ def _onto(total: Tensor, lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> T
 
 
 @lru_cache(maxsize=256)
-def joins_last(
+def accumulates_before_adding(
     outs: int,
     columns: int,
     places: int,

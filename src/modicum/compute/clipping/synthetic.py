@@ -1,4 +1,4 @@
-"""Rows and weights that are nobody's, in the shapes of a batch: what is looked at instead of records.
+"""Synthetic rows and weights in the shapes of a batch: what is looked at instead of records.
 
 What a probe decides is the route by which everybody's gradients are computed. If it read a record, that record
 could change everybody's route, and with it the last bits that a model may be made to magnify.

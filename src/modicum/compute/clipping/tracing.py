@@ -2,7 +2,7 @@
 
 Shapes and groups that come from values (a gather of experts, packed sequences, boolean indices) would make what is
 computed of one record depend on the others, and so would code that reads a number and goes another way by it. So a
-model is watched while it runs on rows that are nobody's: what a tensor without values could not do is refused, as
+model is watched while it runs on synthetic rows: what a tensor without values could not do is refused, as
 torch's `FakeTensorMode` would. (That one needs torch's compiler, two seconds of every process; a test compares.)
 """
 
@@ -94,7 +94,7 @@ class _Reads(TorchFunctionMode):
 
 
 def refuse_looking(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> None:
-    """Watch forward pass, loss and backward pass of rows that are nobody's.
+    """Watch forward pass, loss and backward pass of synthetic rows.
 
     Raises:
         LooksAtValuesError: where a value would be asked for.

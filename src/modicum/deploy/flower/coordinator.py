@@ -39,6 +39,7 @@ from modicum.federation.evaluation import Evaluation
 from modicum.federation.experiment import Experiment, Federation, compression_line, offer_of, prepare
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.learning import stand_in_records
+from modicum.federation.model_file import model_facts
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.rounds import Rounds
 from modicum.federation.run_folder import RunFolder
@@ -99,13 +100,14 @@ class Coordinator:
         self.courier.run = self.join.run
         self._model()
         self._invite()
-        foreign = foreign_parts(config.method, self.terms.method)
+        foreign = foreign_parts(config.method, self.terms.method, self.data.model)
         self.ledger = self.files.open_ledger(self.join.run, NoiseAtSilos(self.simulation), foreign_parts=foreign)
         self.ledger.declare(self.plans.values())
         recorded = replace(config, run=replace(config.run, simulation=self.simulation))  # as the certificate
         self.files.write(self.files.config, to_toml(recorded, notes=False).encode())
         kept = Folder(self.files, self.server)
         self.silos = self._carrier()
+        self._heard_draws = False
         self._rounds = Rounds(self.server, self.silos, self.evaluation, kept)
 
     def _carrier(self) -> Silos:
@@ -254,11 +256,24 @@ class Coordinator:
 
     def rounds(self) -> Iterator[RoundRecord]:
         """Run what is left, round by round."""
-        return iter(self._rounds)
+        for record in self._rounds:
+            self._hear_draws(record)
+            yield record
 
     def step(self) -> RoundRecord:
         """One round."""
-        return self._rounds.play()
+        record = self._rounds.play()
+        self._hear_draws(record)
+        return record
+
+    def _hear_draws(self, record: RoundRecord) -> None:
+        """Whoever has answered has drawn on its account: remembered now, in case the run never ends."""
+        there = {name: b"" for name, party in record.parties.items() if party["bytes_up"]}
+        if self._heard_draws or self.simulation or not there:
+            return
+        self._heard_draws = True
+        for name, answer in self.courier.ask(Kind.HELLO, there, self.patience.continuing).items():
+            self._remember(name, answer)
 
     @property
     def model(self) -> Tensor:
@@ -271,7 +286,7 @@ class Coordinator:
 
         named = self.backend.layout.named(self.model)
         own = {n: v.detach().cpu().contiguous() for n, v in named.items() if self.terms.method.wrapper.shared(n)}
-        about = {"run": self.join.run, "round": str(self.server.state.round)}
+        about = model_facts(self.experiment, self.data.model, self.join.run, self.server.state.round)
         self.files.write(self.files.model, bytes(save(own, metadata=about)))
         certificate = Certificate.from_ledger(self.ledger)
         certificate.write(self.files.certificate)
@@ -351,7 +366,8 @@ def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:
         raise UserError(
             "a deployed server has no public records to begin with: set hot_start = 0, or try it with simulation"
         )
-    records = stand_in_records(task_in(config), inputs)
+    slot = config.data.slot
+    records = stand_in_records(task_in(config), inputs, slot)
     nothing = Arrays.empty(records)
     stand_in = ClientData("stand-in", records, nothing, nothing)
     test, proxy, proxy_validation, proxy_classes = nothing, nothing, nothing, 0
@@ -370,6 +386,7 @@ def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:
         proxy_classes,
         geometry=load_geometry(name) if name is not None and is_file(name) else None,
         values={name: field.values for name, field in leaves(inputs) if field.values is not None},
+        slot=slot,
     )
     return replace(experiment_over(config, Federation(data, (1.0,))), bounds=terms.bounds)
 

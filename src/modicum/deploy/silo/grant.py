@@ -1,4 +1,4 @@
-"""A silo's grant at its own door: what a policy decides at the client, step by step, passes the same bounds.
+"""A silo's grant at its own gate: what a policy decides at the client, step by step, passes the same bounds.
 
 The server's proposals are checked when they arrive. A policy of step scope decides later, from the silo's own
 releases; the grant holds for it too.
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from modicum.core.door import Door, SumDoor
+from modicum.core.release_gate import ReleaseGate, SumGate
 from modicum.deploy.silo.spec import Grant
 from modicum.deploy.silo.terms import Terms
 from modicum.deploy.silo.wire import Code
@@ -49,17 +49,17 @@ def too_much(terms: Terms, plan: PrivacyPlan, grant: Grant) -> str:
 
 
 class GrantWatch:
-    """Puts the grant before every door of a silo. `refused` says why a round stopped early, if it did."""
+    """Puts the grant before every gate of a silo. `refused` says why a round stopped early, if it did."""
 
     def __init__(self, grant: Grant, purpose: str) -> None:
         self.grant, self.purpose = grant, purpose
         self.refused: Code | None = None
 
-    def client(self, door: Door) -> Door:
-        return _GrantedDoor(door, self)
+    def client(self, gate: ReleaseGate) -> ReleaseGate:
+        return _GrantedGate(gate, self)
 
-    def server(self, door: SumDoor) -> SumDoor:
-        return door
+    def server(self, gate: SumGate) -> SumGate:
+        return gate
 
     def allows(self, release: Release) -> bool:
         """A function of public and released values, so that a refusal tells nothing (R2)."""
@@ -73,8 +73,8 @@ class GrantWatch:
         return self.refused is None
 
 
-class _GrantedDoor:
-    def __init__(self, inner: Door, watch: GrantWatch) -> None:
+class _GrantedGate:
+    def __init__(self, inner: ReleaseGate, watch: GrantWatch) -> None:
         self._inner, self._watch = inner, watch
 
     @property

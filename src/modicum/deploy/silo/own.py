@@ -44,8 +44,10 @@ def own_experiment(spec: SiloSpec) -> Experiment:
         proxy=nothing,
         proxy_validation=nothing,
         proxy_classes=0,
+        made_by=data.made_by,
         geometry=data.geometry,
         values=data.values,
+        slot=data.slot,
     )
     if config.run.hot_start and not spec.own_data:  # for trying things out: the experiment's own public records
         alone = replace(

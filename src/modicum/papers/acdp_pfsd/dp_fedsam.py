@@ -9,7 +9,7 @@ from modicum.core.optimisers import Sgd
 from modicum.core.parts import Method
 from modicum.errors import UserError
 from modicum.papers.acdp_pfsd.distilled import Distilled
-from modicum.papers.acdp_pfsd.groups import PRIOR, HiddenClients
+from modicum.papers.acdp_pfsd.groups import PRIOR, ClientLevelOptions
 from modicum.parts.groups import ServerStep
 from modicum.parts.options import option
 from modicum.policies import Fixed
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DpFedSam(HiddenClients, ServerStep):
+class DpFedSam(ClientLevelOptions, ServerStep):
     """Whole updates clipped at a fixed bound and noised; each local gradient is taken uphill of the weights."""
 
     clip: float = option(0.5, "clipping bound C of a client's update")

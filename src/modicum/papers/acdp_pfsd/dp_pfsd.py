@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from modicum.core.parts import Method
-from modicum.papers.acdp_pfsd.groups import Distillation, HiddenClients
+from modicum.papers.acdp_pfsd.groups import ClientLevelOptions, Distillation
 from modicum.parts.groups import ServerStep
 from modicum.parts.options import option
 from modicum.policies import Fixed
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DpPfsd(Distillation, HiddenClients, ServerStep):
+class DpPfsd(Distillation, ClientLevelOptions, ServerStep):
     """Self-distilled personalised models under client-level privacy, with a fixed clipping bound."""
 
     clip: float = option(0.5, "clipping bound C of a client's update (published: 0.5 for EMNIST, 1.5 for others)")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from modicum.core.optimisers import Sgd
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.papers.acdp_pfsd.distilled import Distilled
-from modicum.parts.groups import Hidden
+from modicum.parts.groups import ClientLevelView
 from modicum.parts.options import AdjacencyName, option
 from modicum.privacy.spec import Adjacency
 from modicum.training.local_steps import LocalSteps
@@ -56,7 +56,7 @@ def published_delta(setting: Setting) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HiddenClients(PersonalTraining, Hidden):
+class ClientLevelOptions(PersonalTraining, ClientLevelView):
     """Personalised training behind a client-level mechanism."""
 
     noise_multiplier: float | None = option(None, "σ: noise over bound in the sum; none: calibrated to the budget")

@@ -11,7 +11,7 @@ from modicum.errors import UserError
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.papers.acdp_pfsd.accounting import acdp_pfsd_epsilon
 from modicum.papers.acdp_pfsd.bandit import Bandit
-from modicum.papers.acdp_pfsd.groups import Distillation, HiddenClients, published_delta
+from modicum.papers.acdp_pfsd.groups import ClientLevelOptions, Distillation, published_delta
 from modicum.papers.acdp_pfsd.ppo import Ppo
 from modicum.papers.acdp_pfsd.raw_metrics import RawMetrics
 from modicum.parts.groups import ServerStep
@@ -25,7 +25,7 @@ Clipping = Literal["ppo", "bandit", "quantile", "fixed"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AcdpPfsd(Distillation, HiddenClients, ServerStep):
+class AcdpPfsd(Distillation, ClientLevelOptions, ServerStep):
     """Self-distilled personalised models under client-level privacy, with a clipping bound chosen by PPO."""
 
     mode: Literal["sound", "faithful"] = option(

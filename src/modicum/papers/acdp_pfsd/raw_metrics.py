@@ -85,7 +85,7 @@ class RawMetrics:
         for job, (message, state) in zip(jobs, self.inner.run(jobs, kit), strict=True):
             assert isinstance(message, Noised)
             private = {RAW: self._test(job, kit, message, state)}
-            sent = job.door.release(self._figures(job.broadcast), 0, private)[RAW]
+            sent = job.gate.release(self._figures(job.broadcast), 0, private)[RAW]
             accuracy, loss = sent.tolist()
             results.append((replace(message, metrics={"accuracy": accuracy, "loss": loss}), state))
         return results

@@ -30,8 +30,12 @@ class BatchClipped(RecordLocal):
 
     One record can turn a clipped batch gradient from one direction to any other, so that its influence is bounded
     by 2C, whatever the batch: noise of σC has the multiplier σ/2. Batches of a shuffled pass share no record, so
-    that a pass is one event (R4).
+    that a pass is one event (R4). Entries under `threshold`·(1 − t/T) are left out before (Eq. 2): what is clipped
+    afterwards is bounded all the same.
     """
+
+    threshold: float = 0.0  # τ of the first round; the paper gives neither it nor how it decays
+    rounds: int = 1  # T, over which it falls to 0
 
     offers: ClassVar[tuple[Need, ...]] = ()
 
@@ -41,6 +45,8 @@ class BatchClipped(RecordLocal):
             raise UserError("clipped batches need a batch size and passes (epochs): leave steps out")
         if self.adjacency is not Adjacency.ZERO_OUT:
             raise UserError("a clipped batch moves by 2C under zero-out already: use adjacency zero-out")
+        if not 0 <= self.threshold < math.inf:
+            raise UserError(f"the threshold τ must be finite and at least 0, got {self.threshold}")
 
     def sampler(self, facts: ClientFacts) -> Sampler:
         return Shuffled(math.ceil(facts.records / (self.batch or 1)))
@@ -83,6 +89,8 @@ class BatchClipped(RecordLocal):
         batches = pool.batches([stepper.chosen(step) for stepper in steppers])
         gradients = kit.backend.gradients(theta, batches, kit.training.losses)
         bounds = gradients.new_tensor([stepper.decision.bound for stepper in steppers], dtype=torch.float64)
+        tau = self.threshold * max(0.0, 1 - steppers[0].job.broadcast.round / self.rounds)
+        gradients = torch.where(gradients.abs() < tau, 0.0, gradients)  # Eq. (2)
         clipped, norms = clip_rows(gradients, bounds)
         return release(steppers, step, clipped, list(norms[:, None]))  # Eq. (8)
 

@@ -14,11 +14,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from modicum.core.extension_points import PublicEvaluator
 from modicum.core.facts import PublicFacts
 from modicum.core.messages import Opened, Released, ReleasedSum
 from modicum.core.needs import Need
 from modicum.core.parts import State
-from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 from modicum.papers.fedcompdp.d_norm import d_norm, d_norm_slope, project
 

@@ -10,7 +10,7 @@ from modicum.core.parts import Aggregation, Method
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.papers.fedcompdp.denoised import Denoised
 from modicum.papers.fedcompdp.falling_noise import FallingNoise
-from modicum.parts.groups import Promise, RecordSteps, ServerStep
+from modicum.parts.groups import PrivacyOptions, RecordSteps, ServerStep
 from modicum.parts.options import AggregationName, build_aggregation, messages_only, one_of, option
 from modicum.policies import Fixed
 from modicum.privacy.accounting.classic import classic_noise
@@ -27,7 +27,7 @@ FAITHFUL = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class DpAcdn(RecordSteps, ServerStep, Promise):
+class DpAcdn(RecordSteps, ServerStep, PrivacyOptions):
     """Record-level privacy with noise that falls in preset stages, and James–Stein shrinking of the step."""
 
     mode: Literal["sound", "faithful"] = option(

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from modicum.aggregation.mean import Mean
+from modicum.core.extension_points import PublicEvaluator
 from modicum.core.facts import PublicFacts
 from modicum.core.messages import Opened
 from modicum.core.parts import Aggregation, State
-from modicum.core.sockets import PublicEvaluator
 from modicum.errors import UserError
 
 

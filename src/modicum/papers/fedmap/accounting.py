@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from modicum.errors import UserError
 from modicum.privacy.accounting import rdp
 from modicum.privacy.accounting.claims import Paper, PaperRow, record_spec, true_epsilon
@@ -32,6 +34,22 @@ def fedmap_claimed(q: float, sigmas: Sequence[float], delta: float) -> float:
     return classic_conversion(
         lambda a: math.fsum(fedmap_rho(q, s, a) for s in sigmas), FEDMAP_ORDERS, probability("delta", delta)
     )
+
+
+class LookUp:
+    """ρ of Eq. (6) on 100 bins of σ and six orders, straight in between: what the server keeps in place of it."""
+
+    def __init__(self, q: float, low: float = 1e-3, high: float = 1e3, bins: int = 100) -> None:
+        self.sigmas = np.geomspace(low, high, bins)
+        self.table = np.array([[fedmap_rho(q, s, a) for s in self.sigmas] for a in FEDMAP_ORDERS])
+
+    def rho(self, sigma: float) -> list[float]:
+        """At each order; a σ beyond the bins counts as the one at their end."""
+        return [float(np.interp(sigma, self.sigmas, row)) for row in self.table]
+
+    def epsilon(self, total: Sequence[float], delta: float) -> float:
+        """Eq. (8) of the rounds' sum, Eq. (7)."""
+        return min(t - math.log(delta) / (a - 1) for t, a in zip(total, FEDMAP_ORDERS, strict=True))
 
 
 def fedmap_at_noise(multipliers: Sequence[float], q: float, delta: float) -> float:

@@ -1,9 +1,10 @@
 """FedMAP's policy, sound: one bound for all (or for each budget) and a kind of noise, from releases alone.
 
-The network sees five rounds of figures, every one of them a function of what passed a door, of plans or of public
-sizes: log C, the paid share of unclipped gradients and mean clipped square with their noise, the size of the mean
-update without its noise, the drift of the noised models, the cosine of successive updates, noise over signal, t/T,
-and what is left of each kind. It was trained on public simulations before the run and learns nothing in it.
+The network sees five rounds of figures, every one of them a function of what passed the release gate, of plans or
+of public sizes: log C, the paid share of unclipped gradients and mean clipped square with their noise, the size of
+the mean update without its noise, the drift of the noised models, the cosine of successive updates, noise over
+signal, t/T, and what is left of each kind. It was trained on public simulations
+before the run and learns nothing in it.
 """
 
 from __future__ import annotations

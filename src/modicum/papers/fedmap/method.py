@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from modicum.core.clips import Auto, Flat
 from modicum.core.parts import Mechanism, Method, Policy
 from modicum.errors import UserError
 from modicum.mechanisms.record_local import RecordLocal
+from modicum.papers.fedmap.global_account import GlobalAccount
 from modicum.papers.fedmap.metanet import MetaNet
 from modicum.papers.fedmap.plug_in import PlugIn
 from modicum.papers.fedmap.raw_metanet import MetaNetwork, RawMetaNet
-from modicum.papers.fedmap.synthetic import RAW, pretrained, trainable
-from modicum.parts.groups import Promise, RecordSteps, ServerStep
-from modicum.parts.options import one_of, option
+from modicum.papers.fedmap.synthetic import STEPS, around, pretrained, trainable
+from modicum.parts.groups import PrivacyOptions, RecordSteps, ServerStep
+from modicum.parts.options import leave_out, one_of, option
 from modicum.policies import AdaptiveQuantile, Fixed
 from modicum.privacy.noise.stock import Stock
 from modicum.privacy.spec import Adjacency
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 Clipping = Literal["metanet", "mlp", "plug-in", "quantile", "auto", "fixed"]
 FAITHFUL = (
     "faithful mode: C and σ are functions of raw gradients and σ is sent, so the true ε is ∞; the ledger lists σ "
-    "without noise, and each step's gradient at z = Bσ/C; the paper's own figure is `fedmap_claimed` of the σ sent"
+    "without noise, and each step's gradient at z = Bσ/C; the ε claimed is ε_global of Eq. (9)"
 )
 SOUND_ALONE = (
     "clipping",
@@ -34,7 +35,6 @@ SOUND_ALONE = (
     "shares",
     "noise",
     "network",
-    "backbone",
     "by_budget",
     "feedback",
     "signal_ratio",
@@ -44,7 +44,7 @@ CLIPPINGS = ("metanet", "mlp", "plug-in", "quantile", "auto", "fixed")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMap(RecordSteps, ServerStep, Promise):
+class FedMap(RecordSteps, ServerStep, PrivacyOptions):
     """Record-level privacy with a bound and a kind of noise that a network chooses from released values."""
 
     advice: ClassVar[str] = (
@@ -70,28 +70,39 @@ class FedMap(RecordSteps, ServerStep, Promise):
         "stock", "stock: the plan lists the kinds (R11); filter: any order and number under a cap (R2), more noise"
     )
     network: str | None = option(None, "file from modicum fit-metanet; none: an untrained head, which keeps C")
-    backbone: str | None = option(None, "local folder of BERT weights for an untrained head; none: random")
+    backbone: str | None = option(
+        None,
+        "local folder of BERT weights, frozen, under an untrained head (faithful: a pretrained one); none: random",
+    )
     by_budget: bool = option(False, "one bound for each budget instead of one for all")
     target: float = option(1.0, "faithful mode: ε_target of Eq. (12)")
     privacy_weight: float = option(0.1, "faithful mode: λ of Eq. (15)")
-    global_weight: float = option(0.1, "faithful mode: β of Eq. (14), whose gradient is 0")
+    global_weight: float = option(0.1, "faithful mode: β of Eq. (14)")
+    through: Literal["number", "own"] = option(
+        "number",
+        "faithful mode: ε_global in Eq. (14) is the number that was broadcast, with gradient 0; own: the client's "
+        "own ε as a function of the σ it chooses, which the paper does not print",
+    )
     pretrained: bool = option(True, "faithful mode: synthetic log-normal pretraining, Eq. (5)")
     feedback: bool = option(True, "false, for an ablation: the network sees the round and the stock alone")
     signal_ratio: float = option(10.0, "noise of each paid signal over that of the query: 10 costs 1% for both")
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+    def build(self, setting: Setting) -> Method:
         one_of("mode", self.mode, ("sound", "faithful"))
         one_of("clipping", self.clipping, CLIPPINGS)
         one_of("noise", self.noise, ("stock", "filter"))
         faithful = self.mode == "faithful"
-        policy: Policy = Fixed(self.clip) if faithful else self._policy()
+        share = setting.per_round / setting.clients
+        account = GlobalAccount(self.clip, share, self.delta)
+        policy: Policy = account if faithful else self._policy()
         return Method(
             name="fedmap",
             training=Supervised(self.local_optimiser()),
             policy=policy,
-            mechanism=self._published() if faithful else self._sound(),
+            mechanism=self._published(share) if faithful else self._sound(),
             aggregation=self.server_step(self.aggregation or "weighted"),
             notes=(FAITHFUL,) if faithful else self._notes(policy),
+            claims=account.claimed if faithful else None,
         )
 
     def _sound(self) -> RecordLocal:
@@ -107,17 +118,25 @@ class FedMap(RecordSteps, ServerStep, Promise):
             stock=self._stock(),
         )
 
-    def _published(self) -> Mechanism:
+    def _published(self, share: float) -> Mechanism:
         """Alg. 1, a network for each client."""
         if self.optimiser != "sgd":
             raise UserError("faithful mode trains by SGD: leave out optimiser")
-        for one in fields(self):
-            if one.name in SOUND_ALONE and getattr(self, one.name) != one.default:
-                raise UserError(f"faithful mode has no {one.name}: leave it out, or use the sound mode")
+        leave_out(self, SOUND_ALONE, self.mode)
         inner = RecordLocal(batch=self.batch, epochs=self.epochs, steps=self.steps, delta=self.delta)
-        weights = pretrained() if self.pretrained else pretrained(steps=0)
-        network = MetaNetwork(weights, RAW, trainable(weights))
-        return RawMetaNet(inner, network, self.target, self.privacy_weight, self.global_weight, clip=self.clip)
+        one_of("through", self.through, ("number", "own"))
+        network, _ = around(self.backbone)
+        weights = pretrained(steps=STEPS if self.pretrained else 0, backbone=self.backbone)
+        return RawMetaNet(
+            inner,
+            MetaNetwork(weights, network, trainable(weights)),
+            self.target,
+            self.privacy_weight,
+            self.global_weight,
+            share=share,
+            through=self.through,
+            clip=self.clip,
+        )
 
     def _stock(self) -> Stock | None:
         if not self.kinds:

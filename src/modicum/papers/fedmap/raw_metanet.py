@@ -1,8 +1,11 @@
 """FedMAP as printed (Alg. 1), for faithful mode: C and σ from raw gradients, minibatch by minibatch. ε = ∞.
 
-Each client has its own network, fed with four figures of the batch's raw gradients. Its loss is λ·(ε̂ − ε_target)²
-(Eqs. 11, 12): the task loss does not reach (C, σ), and β·ε_global (Eq. 14) has no gradient, so that is all that
-trains. Where the paper is silent the choices are fields here.
+Each client has its own network. Batch by batch it is fed with four figures of this batch's raw gradients and of
+those before, and says with what (C, σ) these very gradients are clipped and noised (lines 9–13). Its loss is
+Eq. (15): the task's, λ·(ε̂ − ε_target)² and β·ε_global, which the server broadcasts (line 4). (C, σ) enter neither
+the task loss of the step before them nor a number that was broadcast, so that only the second term trains;
+`through = "own"` reads Eq. (14) as a function of the σ being chosen, which closes the loop. Where the paper is
+silent the choices are fields.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,11 +24,12 @@ from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoisedNumber, NoiseFacts
 from modicum.core.needs import Need
 from modicum.core.optimisers import Adam, Optimiser
-from modicum.core.parts import ClientKit, Job, State
+from modicum.core.parts import Batch, ClientKit, Job, State
 from modicum.core.round_state import Collector, RoundState
 from modicum.mechanisms import common
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal
-from modicum.privacy.events import Block, NoSampling, Origin, Release
+from modicum.papers.fedmap.accounting import FEDMAP_ORDERS
+from modicum.privacy.events import Block, Origin, Release
 from modicum.privacy.fixed_shapes import BLANK
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
@@ -52,7 +56,11 @@ class RawMetaNet:
     network: MetaNetwork = field(repr=False, compare=False, hash=False)
     target: float = 1.0  # ε_target
     weight: float = 0.1  # λ
-    global_weight: float = 0.1  # β: of ε_global, whose gradient is 0
+    global_weight: float = 0.1  # β
+    share: float = 1.0  # q = |S_t|/N, for the client's own account where `through` is "own"
+    through: Literal["number", "own"] = (
+        "number"  # what ε_global is to a client's network: a number, or its own ε(σ)
+    )
     lr: float = 1e-4  # of the network, by Adam
     clip: float = 1.0  # scale of C, and of σ over the batch: the paper gives none
 
@@ -75,16 +83,18 @@ class RawMetaNet:
     def events(
         self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> tuple[Release, ...]:
-        del facts, plan, kit, participation
-        return (self._sent(broadcast),)
+        del plan, kit
+        return (self._sent(facts, broadcast, participation),)
 
-    def _sent(self, broadcast: Broadcast) -> Release:
+    def _sent(self, facts: ClientFacts, broadcast: Broadcast, participation: int) -> Release:
+        """All batches of a round, without noise: σ is a function of their raw gradients."""
         return Release(
             client=broadcast.client,
             round=broadcast.round,
+            count=self.inner.steps_in(facts, participation),
             spec=self.spec,
             blocks=(Block(SIGMA, 1.0, 0.0),),
-            sampler=NoSampling(),
+            sampler=self.inner.sampler(facts),
         )
 
     def expected(
@@ -114,25 +124,27 @@ class RawMetaNet:
     def _client(self, job: Job, kit: ClientKit) -> tuple[Message, State]:
         first = common.start(job, kit)
         theta, before = first[None].clone(), first
-        own = _Own.of(job.state.get("metanet"), self)
+        own, told = _Own.of(job.state.get("metanet"), self), job.broadcast.decision.told or 0.0
+        whole = self._sent(job.facts, job.broadcast, job.participation)
         batch_size = self.inner.expected_batch(job.facts)
         targets = kit.training.targets(job.records, job.state, kit.backend)
         records = type(job.records)(job.records.x, targets)
         for step in range(self.inner.steps_in(job.facts, job.participation)):
-            bound, sigma = own.decided()
-            event = self._step(job, bound, batch_size * sigma / bound, step)
-            job.door.reserve(event)
-            rows = job.door.sample(event, step, len(records)).flatten()
+            rows = job.gate.sample(whole, step, len(records)).flatten()
             batch = records.take(rows[rows != BLANK])  # as printed: no bound whose shapes could matter
             losses = kit.training.losses
-            raw, norms = kit.backend.clipped_sums(theta, [batch], losses, [Flat(UNCLIPPED)])
-            clipped, _ = kit.backend.clipped_sums(theta, [batch], losses, [Flat(bound)])
-            noised = job.door.release(event, step, {GRADIENT: clipped[0]})[GRADIENT] / batch_size
+            raw, norms = kit.backend.clipped_sums(theta, [batch], losses, [Flat(UNCLIPPED)])  # lines 9, 10
             own.see(figures(raw[0], norms[0], theta[0] - before))
-            own.learn(self)
+            bound, sigma = own.decided()  # lines 11, 12
+            event = self._step(job, bound, batch_size * sigma / bound, step)
+            job.gate.reserve(event)
+            clipped, _ = kit.backend.clipped_sums(theta, [batch], losses, [Flat(bound)])
+            noised = job.gate.release(event, step, {GRADIENT: clipped[0]})[GRADIENT] / batch_size
+            own.learn(self, _task_loss(kit, theta[0], batch), told)
             before = theta[0].clone()
             kit.training.optimiser.step(theta, noised[None], [], step)
-        sent = job.door.release(self._sent(job.broadcast), 0, {SIGMA: torch.tensor([own.decided()[1]])})[SIGMA]
+        sent = job.gate.release(whole, 0, {SIGMA: torch.tensor([own.last])})[SIGMA]  # line 17
+        own.spent.append(own.last)
         update = common.shared_part(theta[0] - first, job, kit)
         message = Noised(job.facts.name, job.broadcast.round, update, {}, {"sigma": float(sent.item())})
         return message, {**common.keep_personal(job, kit, theta[0]), "metanet": own.to_dict()}
@@ -174,18 +186,22 @@ class _Own:
     history: list[list[float]]
     updates: int
     clip: float
+    spent: list[float]  # σ sent so far, one a round
+    last: float = 0.0  # σ of the last batch
 
     @classmethod
     def of(cls, saved: dict[str, Any] | None, made: RawMetaNet) -> _Own:
         weights = {**made.network.weights, **(saved["weights"] if saved else {})}
         zeros = {n: [torch.zeros_like(weights[n]) for _ in (0, 1)] for n in made.network.trains}
         if saved is None:
-            return cls(made.network, weights, zeros, [], 0, made.clip)
-        return cls(made.network, weights, saved["adam"], saved["history"], saved["updates"], made.clip)
+            return cls(made.network, weights, zeros, [], 0, made.clip, [])
+        history, spent = list(saved["history"]), list(saved["spent"])
+        return cls(made.network, weights, saved["adam"], history, saved["updates"], made.clip, spent)
 
     def to_dict(self) -> dict[str, Any]:
         trained = {n: self.weights[n] for n in self.network.trains}
-        return {"weights": trained, "adam": self.adam, "history": self.history, "updates": self.updates}
+        kept = {"history": self.history, "updates": self.updates, "spent": self.spent}
+        return {"weights": trained, "adam": self.adam, **kept}
 
     def outputs(self, weights: Mapping[str, Tensor]) -> Tensor:
         """(C, σ): positive by a softplus, which the paper does not name."""
@@ -197,16 +213,21 @@ class _Own:
 
     def decided(self) -> tuple[float, float]:
         with torch.no_grad():
-            bound, sigma = self.outputs(self.weights).tolist()
-        return bound, sigma
+            bound, self.last = self.outputs(self.weights).tolist()
+        return bound, self.last
 
     def see(self, row: list[float]) -> None:
         self.history = [*self.history, row][-SEEN:]
 
-    def learn(self, made: RawMetaNet) -> None:
-        """One Adam step on λ·(ε̂ − ε_target)²; (14) and the task loss add exactly nothing."""
+    def learn(self, made: RawMetaNet, task: float, told: float) -> None:
+        """One Adam step on Eq. (15)."""
         leaves = {n: w.clone().requires_grad_(n in self.network.trains) for n, w in self.weights.items()}
-        loss = made.weight * privacy_loss(self.outputs(leaves), made.target, made.spec.delta)
+        outputs = self.outputs(leaves)
+        overall = torch.tensor(told)
+        if made.through == "own":
+            overall = epsilon_after(self.spent, outputs[1], made.share, made.spec.delta)
+        private = privacy_loss(outputs, made.target, made.spec.delta)
+        loss = total_loss(task, private, overall, made.weight, made.global_weight)
         gradients = torch.autograd.grad(loss, [leaves[n] for n in self.network.trains], allow_unused=True)
         for name, gradient in zip(self.network.trains, gradients, strict=True):
             if gradient is not None:
@@ -216,6 +237,27 @@ class _Own:
                 self.weights[name] = weight.reshape(gradient.shape)
                 self.adam[name] = [b.reshape(gradient.shape) for b in flat]
         self.updates += 1
+
+
+def _task_loss(kit: ClientKit, theta: Tensor, batch: Batch) -> float:
+    """Line 9's forward loss; 0 for a batch that drew nobody."""
+    if not len(batch):
+        return 0.0
+    with torch.no_grad():
+        return float(kit.training.losses(kit.backend.outputs(theta, batch.x), batch.targets).mean())
+
+
+def total_loss(task: float, private: Tensor, overall: Tensor, weight: float, global_weight: float) -> Tensor:
+    """L = task + λ·L_privacy + β·ε_global. Eqs. (14), (15)"""
+    return task + weight * private + global_weight * overall
+
+
+def epsilon_after(spent: Sequence[float], sigma: Tensor, share: float, delta: float) -> Tensor:
+    """ε_i of Eqs. (6)–(8) after the rounds so far and one more with this σ, through which gradients pass."""
+    orders = torch.tensor(FEDMAP_ORDERS)
+    before = sum(1 / s**2 for s in spent)
+    rho = share**2 * orders / 2 * (before + 1 / sigma.square())
+    return (rho - math.log(delta) / (orders - 1)).min()
 
 
 def privacy_loss(outputs: Tensor, target: float, delta: float) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from modicum.papers.fedmap.bert import Weights
-from modicum.papers.fedmap.network import SEEN, Network
+from modicum.papers.fedmap.network import SEEN, Network, with_folder
 
 RAW = Network(kinds=1, figures=3)
 """Four figures in, (C, σ) out."""
@@ -39,19 +39,24 @@ def sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(maxsize=8)
-def pretrained(seed: int = 0, steps: int = STEPS, lr: float = 1e-4) -> Weights:
+def around(backbone: str | None) -> tuple[Network, Weights | None]:
+    """The network around the encoder in a folder, or around one from the seed."""
+    return (RAW, None) if backbone is None else with_folder(RAW, backbone)
+
+
+@lru_cache(maxsize=8)
+def pretrained(seed: int = 0, steps: int = STEPS, lr: float = 1e-4, backbone: str | None = None) -> Weights:
     """Eq. (5): Adam on fresh minibatches, early stop by held-out sequences."""
     generator = torch.Generator().manual_seed(seed)
-    return _trained(_untrained(seed, generator), generator, steps, lr)
+    network, encoder = around(backbone)
+    weights = network.first(seed, encoder=encoder)
+    weights["head.weight"] = 0.02 * torch.randn(2, network.shape.hidden, generator=generator)
+    return _trained(weights, generator, steps, lr, network)
 
 
-def _untrained(seed: int, generator: torch.Generator) -> Weights:
-    weights = RAW.first(seed)
-    weights["head.weight"] = 0.02 * torch.randn(2, RAW.shape.hidden, generator=generator)
-    return weights
-
-
-def _trained(weights: Weights, generator: torch.Generator, steps: int, lr: float) -> Weights:
+def _trained(
+    weights: Weights, generator: torch.Generator, steps: int, lr: float, network: Network = RAW
+) -> Weights:
     held_x, held_y = sequences(8 * BATCH, generator)
     names = trainable(weights)
     leaves = {name: w.clone().requires_grad_(name in names) for name, w in weights.items()}
@@ -60,13 +65,13 @@ def _trained(weights: Weights, generator: torch.Generator, steps: int, lr: float
     best, kept, late = float("inf"), weights, 0
     for step in range(1, steps + 1):
         optimiser.zero_grad()
-        loss(leaves, *sequences(BATCH, generator)).backward()  # type: ignore[no-untyped-call]
+        loss(leaves, *sequences(BATCH, generator), network).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimiser.step()
         if step % CHECKED:
             continue
         with torch.no_grad():
-            held_out = float(loss(leaves, held_x, held_y))
+            held_out = float(loss(leaves, held_x, held_y, network))
         late = 0 if held_out < best else late + 1
         if held_out < best:
             best, kept = held_out, {name: w.detach().clone() for name, w in leaves.items()}
@@ -75,7 +80,7 @@ def _trained(weights: Weights, generator: torch.Generator, steps: int, lr: float
     return kept
 
 
-def loss(weights: Weights, x: Tensor, y: Tensor) -> Tensor:
+def loss(weights: Weights, x: Tensor, y: Tensor, network: Network = RAW) -> Tensor:
     """Mean squared error of (C, σ). Eq. (5)"""
-    out = softplus(RAW(weights, x, torch.ones(x.shape[:2])))
+    out = softplus(network(weights, x, torch.ones(x.shape[:2])))
     return (out - y).square().mean()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from modicum.errors import UserError
 from modicum.papers.pac_dp.curve import Curve
 from modicum.papers.pac_dp.grid import Matrix, best_bounds, per_seed_bounds
+from modicum.papers.pac_dp.quadratic import Quadratic, least_squares, r_squared
 
 Vector = npt.NDArray[np.float64]
 Function = Callable[[Vector], Vector]
@@ -27,6 +28,8 @@ class Fit:
     curve: Curve
     kind: str
     r2: float  # of log C over the kept pairs
+    r2_raw: float  # of C itself
+    quadratic: Quadratic  # as printed, beside the curve that is used
     errors: dict[str, float]  # leave-one-out root mean square error of log C, by class
     pairs: tuple[tuple[float, float], ...]
     outliers: tuple[tuple[float, float], ...]
@@ -50,12 +53,16 @@ def fit_curve(matrix: Matrix, scale_free: bool = False) -> Fit:
         return [grid.bounds[j] / unit for j in columns]
 
     fit = fit_pairs(x, chosen(best_bounds(grid, matrix.accuracy, matrix.loss)), limits, scale_free=scale_free)
-    alone = [_best_of(fit.kind, x, chosen(columns), limits) for columns in per_seed_bounds(matrix)]
+    per_seed = [chosen(columns) for columns in per_seed_bounds(matrix)]
+    alone = [_best_of(fit.kind, x, own, limits) for own in per_seed]
     knots = np.array(fit.curve.inputs)
     seeds = np.array([_monotone(f(knots), limits) for f in alone])
     about = {
         "kind": fit.kind,
         "r2": fit.r2,
+        "r2_raw": fit.r2_raw,
+        "quadratic": asdict(fit.quadratic),
+        "by_seed": per_seed,
         "leave_one_out": {k: v if np.isfinite(v) else None for k, v in fit.errors.items()},
         "pairs": fit.pairs,
         "outliers": fit.outliers,
@@ -69,15 +76,7 @@ def fit_curve(matrix: Matrix, scale_free: bool = False) -> Fit:
         "grid_budgets": grid.budgets,
         "grid_bounds": grid.bounds,
     }
-    return Fit(
-        Curve(fit.curve.inputs, fit.curve.bounds, scale_free, about),
-        fit.kind,
-        fit.r2,
-        fit.errors,
-        fit.pairs,
-        fit.outliers,
-        fit.at_edge,
-    )
+    return replace(fit, curve=Curve(fit.curve.inputs, fit.curve.bounds, scale_free, about))
 
 
 def fit_pairs(
@@ -100,7 +99,9 @@ def fit_pairs(
     return Fit(
         curve,
         kind,
-        _r2(kept[1], fitted),
+        r_squared(np.log(kept[1]), np.log(fitted)),
+        r_squared(kept[1], fitted),
+        least_squares(*kept),
         errors,
         tuple(zip(kept[0].tolist(), kept[1].tolist(), strict=True)),
         tuple(zip(budgets[~keep].tolist(), chosen[~keep].tolist(), strict=True)),
@@ -145,14 +146,6 @@ def _leave_one_out(kind: str, x: Vector, bounds: Vector, limits: tuple[float, fl
         guess = _monotone(_best_of(kind, x[rest], bounds[rest], limits)(x[i : i + 1]), limits)
         errors.append(float(np.log(guess[0] / bounds[i]) ** 2))
     return float(np.sqrt(np.mean(errors)))
-
-
-def _r2(bounds: Vector, fitted: Vector) -> float:
-    spread = float(np.sum((np.log(bounds) - np.log(bounds).mean()) ** 2))
-    left = float(np.sum((np.log(bounds) - np.log(fitted)) ** 2))
-    if spread < 1e-12:
-        return 1.0 if left < 1e-12 else 0.0
-    return 1 - left / spread
 
 
 def _best_of(kind: str, x: Sequence[float] | Vector, bounds: Any, limits: tuple[float, float]) -> Function:

@@ -69,14 +69,17 @@ class Matrix:
 def simulate(
     experiment: Experiment, grid: Grid, cache: str | Path | None = None, progress: Progress | None = None
 ) -> Matrix:
-    """P, on the experiment's public records. Its method needs a setting `clip`; no private record is touched."""
+    """P, on the experiment's public records, which may be of another task: a proxy need only be loosely related.
+
+    Its method needs a setting `clip`; no private record is touched.
+    """
     if not any(f.name == "clip" for f in fields(experiment.method)):  # type: ignore[arg-type]
         raise UserError("the grid varies the setting clip, which this method does not have: use dp-sgd or pac-dp")
     shape = (len(grid.budgets), len(grid.bounds), len(grid.seeds))
     accuracy, loss = np.zeros(shape), np.zeros(shape)
     done, facts = 0, {}
     for k, seed in enumerate(grid.seeds):
-        stand_in = bootstrap(experiment.federation.data, seed)
+        stand_in = bootstrap(experiment.federation.data, seed, other_labels=True)
         prepared: Prepared | None = None
         for i, budget in enumerate(grid.budgets):
             federation = Federation(stand_in, (budget,) * len(stand_in.clients))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from modicum.core.facts import ClientFacts, PublicFacts
-from modicum.core.messages import Decision
-from modicum.core.parts import Mechanism, Method, Observation, Place, Policy, Scope, Signal, State
+from modicum.core.facts import ClientFacts
+from modicum.core.parts import Mechanism, Method, Policy
 from modicum.errors import UserError
-from modicum.mechanisms.as_published import AsPublished
+from modicum.mechanisms.as_published import AsPublished, largest_grant
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.papers.pac_dp.accounting import pac_dp_noise
 from modicum.papers.pac_dp.curve import BudgetCurve, ScaleFreeCurve, read_curve
+from modicum.papers.pac_dp.quadratic import PUBLISHED, PrintedQuadratic, Quadratic
 from modicum.papers.pac_dp.schedule import PlateauCosine
 from modicum.parts.groups import Aggregated, Guarantee, RecordSteps
 from modicum.parts.options import one_of, option
@@ -26,45 +24,13 @@ from modicum.training.plain import Supervised
 if TYPE_CHECKING:
     from modicum.core.setting import Setting
 
-PUBLISHED = {"mnist": (-5.5235, 12.0719, 1.4004), "cifar-10": (0.0426, 1.2900, 1.1060)}
 FAITHFUL = (
     "faithful mode: budgets are the ε that the paper claims, by its accountant (one release a round, sensitivity "
     "C/B, orders 2–64; under their floor the classic formula for one release); the certificate holds the true ε: "
-    "every local step, and 2C/B for a replaced record"
+    "every local step, and 2C/B for a replaced record. Bounds are those of "
 )
 CONSTANT = "no curve is given, so every budget has the bound `clip`: fit one with modicum fit-clipping"
 PublishedName = Literal["mnist", "cifar-10"]
-
-
-@dataclass(frozen=True)
-class PublishedQuadratic:
-    """C = αε² + βε + γ as printed. The MNIST curve falls beyond ε = 1.09, and is refused where not positive."""
-
-    name: PublishedName
-
-    scope = Scope.ROUND
-    place = Place.SERVER
-    signals: tuple[Signal, ...] = ()
-
-    def bound(self, budget: float) -> float:
-        """C = aε² + bε + c with the paper's numbers; what is no bound is refused."""
-        a, b, c = PUBLISHED[self.name]
-        value = (a * budget + b) * budget + c
-        if not 0 < value < math.inf:
-            raise UserError(
-                f"the published {self.name} curve gives C = {value:.4g} at ε = {budget:g}, which is no bound: "
-                "lower the budget, or use sound mode"
-            )
-        return value
-
-    def init(self, public: PublicFacts) -> State:
-        return {"bounds": {c.name: self.bound(c.budget) for c in public.clients}}
-
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
-        return {name: Decision(state["bounds"][name]) for name in clients}
-
-    def observe(self, state: State, observed: Observation) -> State:  # noqa: ARG002
-        return state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +38,16 @@ class PacDp(RecordSteps, Aggregated, Guarantee):
     """Record-level privacy with bounds C_i = F(ε_i)·λ(t), F learned beforehand on public data."""
 
     mode: Literal["sound", "faithful"] = option(
-        "sound", "sound: a fitted curve that never falls; faithful: the published quadratic, 2C/B read as C/B"
+        "sound", "sound: a fitted curve that never falls; faithful: a quadratic as printed, 2C/B read as C/B"
     )
-    curve: str | None = option(None, "file from modicum fit-clipping; none: the bound `clip` for every budget")
+    curve: str | None = option(
+        None,
+        "file from modicum fit-clipping; none: the bound `clip` for every budget; faithful: its quadratic",
+    )
     clip: float = option(1.0, "the bound where there is no curve; the public gradient norm of a scale-free curve")
-    published: PublishedName = option("mnist", "faithful mode: whose quadratic")
+    published: PublishedName | None = option(
+        None, "faithful mode: the paper's own quadratic for mnist or cifar-10, in place of a fitted curve"
+    )
     plateau: float = option(0.6, "r_s: share of the rounds before the bounds begin to fall")
     floor: float = option(0.1, "λ_min: the bounds end near this share of their first value")
     epochs: float = option(1.0, "passes over its records that a client makes in a round (the paper: 5)")
@@ -91,6 +62,7 @@ class PacDp(RecordSteps, Aggregated, Guarantee):
             noise_multiplier=None if faithful else self.noise_multiplier,
         )
         mechanism: Mechanism = inner
+        base = self._base()
         if faithful:
             if not isinstance(inner, RecordLocal):
                 raise UserError("faithful mode has the published messages: use the view server-sees-messages")
@@ -99,20 +71,43 @@ class PacDp(RecordSteps, Aggregated, Guarantee):
         return Method(
             name="pac-dp",
             training=Supervised(self.local_optimiser()),
-            policy=PlateauCosine(self._base(), self.plateau, self.floor),
+            policy=PlateauCosine(base, self.plateau, self.floor),
             mechanism=mechanism,
             aggregation=self.server_step("weighted") if published_weights else self.aggregated(mechanism),
-            notes=(FAITHFUL,) if faithful else () if self.curve else (CONSTANT,),
+            claims=largest_grant if faithful else None,
+            notes=(FAITHFUL + base.origin,)
+            if isinstance(base, PrintedQuadratic)
+            else ()
+            if self.curve
+            else (CONSTANT,),
         )
 
     def _base(self) -> Policy:
         if self.mode == "faithful":
-            one_of("published curve", self.published, tuple(PUBLISHED))
-            return PublishedQuadratic(self.published)
+            return self._quadratic()
+        if self.published is not None:
+            raise UserError('published belongs to faithful mode: set mode = "faithful", or leave it out')
         if self.curve is None:
             return Fixed(self.clip)
         curve = read_curve(self.curve)
         return ScaleFreeCurve(curve, self.clip) if curve.scale_free else BudgetCurve(curve)
+
+    def _quadratic(self) -> PrintedQuadratic:
+        """The quadratic of a fitted curve, or of the paper for its own dataset."""
+        if (self.curve is None) == (self.published is None):
+            raise UserError(
+                "faithful mode needs one quadratic: curve, a file from modicum fit-clipping, or published, the "
+                "paper's own for mnist or cifar-10"
+            )
+        if self.curve is None:
+            name = str(self.published)
+            one_of("published curve", name, tuple(PUBLISHED))
+            return PrintedQuadratic(PUBLISHED[name], f"the paper's {name} fit")
+        curve = read_curve(self.curve)
+        found = curve.about.get("quadratic")
+        if found is None or curve.scale_free:
+            raise UserError(f"{self.curve} holds no quadratic of budgets: fit it again with modicum fit-clipping")
+        return PrintedQuadratic(Quadratic(**found), self.curve)
 
     def _printed(self, facts: ClientFacts) -> float:
         """z of the paper's accountant; under the floor of its orders, that of its Theorem 1, for one release."""

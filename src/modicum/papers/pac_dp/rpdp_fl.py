@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from modicum.core.parts import Mechanism, Method
 from modicum.mechanisms.as_published import AsPublished
 from modicum.papers.pac_dp.sampled_by_budget import SampledByBudget, published_noise
-from modicum.parts.groups import Aggregated, Optimised, Promise
+from modicum.parts.groups import Aggregated, Optimised, PrivacyOptions
 from modicum.parts.options import AggregationName, one_of, option
 from modicum.policies import Fixed
 from modicum.privacy.spec import Adjacency
@@ -24,7 +24,7 @@ FAITHFUL = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RpdpFl(Optimised, Aggregated, Promise):
+class RpdpFl(Optimised, Aggregated, PrivacyOptions):
     """Record-level privacy with one noise for all and a sampling rate q(ε) for each budget."""
 
     mode: Literal["sound", "faithful"] = option(

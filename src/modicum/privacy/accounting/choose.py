@@ -1,4 +1,4 @@
-"""The one door to a true ε: the right accountant for these releases, or an error naming the rule they break."""
+"""The one way to a true ε: the right accountant for these releases, or an error naming the rule they break."""
 
 from __future__ import annotations
 

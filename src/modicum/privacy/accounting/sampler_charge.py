@@ -2,9 +2,9 @@
 
 A table of Skellam's distribution is within a known total variation distance τ of it. Releases whose draws are
 together within τ of exact ones, which would be (ε, δ′)-private, are (ε, δ′ + (1 + e^ε)·τ)-private. A sum that is
-rounded as a whole moves further than its bound with probability `DOUBT` a release; a sum over more than
-`ALL_MASK` clients is masked along a drawn graph, which lets parts of it be opened with probability `GRAPH`. δ pays
-for both. So exact noise is priced at δ·(1 − `SHARE`), and all of this must fit into the rest.
+rounded as a whole moves further than its bound with probability `FAILURE_PROBABILITY` a release; a sum over more
+than `ALL_MASK` clients is masked along a drawn graph, which lets parts of it be opened with probability `GRAPH`.
+δ pays for both. So exact noise is priced at δ·(1 − `SHARE`), and all of this must fit into the rest.
 
 A capacity leaves somebody out on account of one unit with probability p a release. Others' coins have one law in
 both worlds and divergences are jointly convex, so T releases cost T·p in δ beside what sampling without a capacity
@@ -25,7 +25,9 @@ from modicum.privacy.views import ALL_MASK
 
 SHARE = 1e-3  # of δ: at ε = 1 it changes ε by less than 1e-4
 GRAPH = 2.0**-60
-DOUBT = 2.0**-60  # of a release whose sum is rounded as a whole: that one unit moves it by more than its `square`
+FAILURE_PROBABILITY = (
+    2.0**-60
+)  # of a release whose sum is rounded as a whole: that one unit moves it by more than its `square`
 
 
 def draws_distance(releases: Iterable[Release | PlannedRelease]) -> float:
@@ -39,7 +41,9 @@ def draws_distance(releases: Iterable[Release | PlannedRelease]) -> float:
 
 def rounding_doubt(releases: Iterable[Release | PlannedRelease]) -> float:
     """The chance that rounding takes one unit further than its bound, in all releases together."""
-    return DOUBT * sum(r.count for r in releases if r.integers is not None and r.integers.rounding is Rounding.SUM)
+    return FAILURE_PROBABILITY * sum(
+        r.count for r in releases if r.integers is not None and r.integers.rounding is Rounding.SUM
+    )
 
 
 def graph_doubt(clients: int) -> float:

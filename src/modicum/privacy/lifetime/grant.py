@@ -121,10 +121,11 @@ class Lifetime:
 
         The plan counts in full, or the cap of its own filter: a run that ends early gets nothing back.
         """
-        if self.unit is Unit.CLIENT and plan.spec.unit is Unit.RECORD:
+        if not plan.spec.unit.covers(self.unit):
+            whole = "the client as a whole" if self.unit is Unit.CLIENT else "persons"
             raise DrawRefused(
-                "the account protects the client as a whole and this run single records, which bounds nothing for "
-                "all of them together: use a method of unit client"
+                f"the account protects {whole} and this run single {plan.spec.unit}s, which bounds nothing for "
+                f"all of them together: use a method of unit {self.unit}"
             )
         if self.filter is Filter.ONE_RUN:
             return 1.0

@@ -9,8 +9,8 @@ A sum over many units may also be rounded as a whole. For fixed random words rou
 with whole numbers, so a unit that moves a coordinate by g moves its rounding to one of g's two neighbours, to the
 upper one for a share of words that makes g the mean: whatever the sum of the others is, the shift is a random
 rounding of g, coordinate by coordinate. It is within ‖g‖ + √d always, and within the bound below but for a
-probability of `DOUBT` over the words, which is charged to δ. Words are independent of the data: telling them only
-helps a test.
+probability of `FAILURE_PROBABILITY` over the words, which is charged to δ. Words are independent of the data:
+telling them only helps a test.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modicum.errors import UserError
-from modicum.privacy.accounting.sampler_charge import DOUBT
+from modicum.privacy.accounting.sampler_charge import FAILURE_PROBABILITY
 from modicum.privacy.checks import positive
 from modicum.privacy.integer_noise import Rounding
 from modicum.privacy.noise.skellam import Bits
@@ -33,7 +33,7 @@ from modicum.privacy.noise.skellam import Bits
 KAPPA = 1.0  # √(2·ln 1/β) with β = e^−½: a rounding is accepted with probability 1 − β or more
 _TRIES = 200  # β^200 < 10^−43; then towards zero, which always fits
 _LARGEST = 2.0**62
-_KAPPA_OF_SUM = math.sqrt(-2 * math.log(DOUBT))
+_KAPPA_OF_SUM = math.sqrt(-2 * math.log(FAILURE_PROBABILITY))
 SLACK = 1.1e-3  # relative: what floats may add to a unit's share of a sum, R10's 1e-3 and the rotation's rounding
 _WIDEST = 64  # Hadamard matrices are multiplied in factors of at most this size
 

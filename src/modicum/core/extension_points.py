@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @runtime_checkable
-class Pulls(Protocol):
+class ProximalTerm(Protocol):
     """Local training whose objective depends on the parameters themselves, beside the records' losses.
 
     The pull is added to each step's gradient. Where whole updates are clipped, that is before the clipping; where
@@ -29,7 +29,7 @@ class Pulls(Protocol):
 
 
 @runtime_checkable
-class Climbs(Protocol):
+class SamPerturbation(Protocol):
     """Local training that takes each step's gradient uphill of the weights, where each step is released.
 
     Uphill is along the round's previous *released* gradient, so that one release a step is all it costs.
@@ -89,7 +89,7 @@ class TellsNoise(Protocol):
 
 
 @runtime_checkable
-class LooksInside(Protocol):
+class NeedsModelStructure(Protocol):
     """A mechanism that needs the network's layers, beside its gradients."""
 
     def check_layers(self, model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Imports between rooms go where docs/architecture.md says, and nowhere else."""
+"""Imports between packages go where docs/architecture.md says, and nowhere else."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Table = dict[str, list[str]]
 
 
 def read_table(text: str) -> Table:
-    """Each room with the rooms that it may import."""
+    """Each package with the packages that it may import."""
     rows = re.findall(r"^\| `([\w/]+)` \| .* \|(.*)\|$", text, re.MULTILINE)
-    return {room: [*re.findall(r"`([\w/*]+)`", allowed), "errors"] for room, allowed in rows}
+    return {package: [*re.findall(r"`([\w/*]+)`", allowed), "errors"] for package, allowed in rows}
 
 
-def allows(allowed: str, room: str) -> bool:
-    """Whether an entry of the table lets this room be imported: `a/*` is `a` with all rooms inside it."""
+def allows(allowed: str, package: str) -> bool:
+    """Whether an entry of the table lets this package be imported: `a/*` is `a` with all packages inside it."""
     outer = allowed.removesuffix("/*")
-    return room == outer or (outer != allowed and room.startswith(f"{outer}/"))
+    return package == outer or (outer != allowed and package.startswith(f"{outer}/"))
 
 
-def room_of(module: tuple[str, ...], table: Table) -> str:
-    """The room of a module's path inside the package. What is no room is a name of the package itself."""
+def package_of(module: tuple[str, ...], table: Table) -> str:
+    """The package of a module's path inside the package. What is no package is a name of the package itself."""
     inner, outer = "/".join(module[:2]), "".join(module[:1])
     return inner if inner in table else outer if outer in table else "__init__"
 
@@ -50,22 +50,22 @@ def imported(path: tuple[str, ...], text: str) -> Iterator[tuple[int, tuple[str,
 
 
 def faults(root: Path, table: Table) -> list[str]:
-    """What contradicts the table: rooms without a row, rows without a room, arrows upwards, other imports."""
+    """What contradicts the table: packages or rows without the other, arrows upwards, other imports."""
     found = []
     files = [path.relative_to(root).with_suffix("").parts for path in sorted(root.rglob("*.py"))]
-    rooms = {room_of(path, table) if len(path) > 1 and path[0] in table else path[0] for path in files}
-    found += [f"{room} has no row" for room in sorted(rooms - {*table})]
-    found += [f"there is no room {room}" for room in sorted({*table} - rooms)]
-    for i, (room, allowed) in enumerate(table.items()):
+    packages = {package_of(path, table) if len(path) > 1 and path[0] in table else path[0] for path in files}
+    found += [f"{package} has no row" for package in sorted(packages - {*table})]
+    found += [f"there is no package {package}" for package in sorted({*table} - packages)]
+    for i, (package, allowed) in enumerate(table.items()):
         above, below = list(table)[:i], list(table)[i:]
         for to in allowed:
             if any(allows(to, r) for r in above) or not any(allows(to, r) for r in below):
-                found.append(f"{room} lists {to}, which is not below it")
+                found.append(f"{package} lists {to}, which is not below it")
     for path in files:
-        room = room_of(path, table)
+        package = package_of(path, table)
         for line, module in imported(path, root.joinpath(*path).with_suffix(".py").read_text(encoding="utf-8")):
-            if not any(allows(entry, to := room_of(module, table)) for entry in (room, *table[room])):
-                found.append(f"{'/'.join(path)}.py:{line}: {room} imports {to}")
+            if not any(allows(entry, to := package_of(module, table)) for entry in (package, *table[package])):
+                found.append(f"{'/'.join(path)}.py:{line}: {package} imports {to}")
     return found
 
 
@@ -108,7 +108,7 @@ def test_imports_follow_the_table() -> None:
 
 
 SMALL = """
-| room | what is in it | may import |
+| package | what is in it | may import |
 |---|---|---|
 | `federation` | rounds | `privacy` |
 | `federation/carrier` | messages | |
@@ -119,7 +119,7 @@ SMALL = """
 
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
-    """A package of three rooms that does as it is told."""
+    """A package of three packages that does as it is told."""
     files = {
         "errors.py": "",
         "privacy/events.py": "from modicum.errors import UserError\n",
@@ -175,7 +175,7 @@ def test_a_room_needs_a_row_and_a_row_a_room(house: Path) -> None:
     (house / "attic" / "box.py").write_text("")
     (house / "cellar.py").write_text("")
     table = read_table(SMALL + "| `barn` | nothing | |\n")
-    assert faults(house, table)[:3] == ["attic has no row", "cellar has no row", "there is no room barn"]
+    assert faults(house, table)[:3] == ["attic has no row", "cellar has no row", "there is no package barn"]
 
 
 def test_an_arrow_upwards_cannot_be_listed(house: Path) -> None:
@@ -185,5 +185,5 @@ def test_an_arrow_upwards_cannot_be_listed(house: Path) -> None:
 
 def test_only_the_shipped_table_and_the_commands_import_a_paper() -> None:
     table = read_table(PAGE.read_text(encoding="utf-8"))
-    importers = {room for room, allowed in table.items() if any(to.startswith("papers") for to in allowed)}
+    importers = {package for package, allowed in table.items() if any(to.startswith("papers") for to in allowed)}
     assert importers == {"cli", "methods", "papers"}

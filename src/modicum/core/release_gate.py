@@ -1,4 +1,4 @@
-"""The one door: private sums go in with a reservation, noised values come out."""
+"""The release gate: private sums go in with a reservation, noised values come out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from modicum.privacy.noise import BoolArray, DType, NoiseKey, NoiseSource, Simul
 SERVER = "(server)"  # no client's name: parentheses are not allowed in one
 
 
-class Door(Protocol):
+class ReleaseGate(Protocol):
     """One client's way out for one round."""
 
     @property
@@ -84,8 +84,8 @@ def row_number(release: Release, step: int) -> int:
     return release.first_row + step - release.step
 
 
-class ReservedDoor:
-    """The real door: opens for what the ledger has reserved and for nothing else.
+class ReservedGate:
+    """The real gate: opens for what the ledger has reserved and for nothing else.
 
     `reserve` serves policies that choose the noise of each step: it is asked, durably, before the step's data is
     touched, and gives None where the ledger refuses.
@@ -143,7 +143,7 @@ class ReservedDoor:
                 return self._shuffled(release, step // batches, records)[step % batches]
             case Cyclic():
                 return in_turn(release, step, records)
-        raise UserError(f"no door for the sampler {release.sampler}: use Poisson sampling or whole batches")
+        raise UserError(f"no gate for the sampler {release.sampler}: use Poisson sampling or whole batches")
 
     def _shuffled(self, release: Release, turn: int, records: int) -> list[Tensor]:
         """The batches of one pass: drawn together and kept, so that no record is in two of them."""
@@ -210,9 +210,9 @@ class ReservedDoor:
 
 @dataclass(frozen=True)
 class ReleaseRequest:
-    """One client's wish to release: its own door, and what goes through it."""
+    """One client's wish to release: its own gate, and what goes through it."""
 
-    door: Door
+    gate: ReleaseGate
     release: Release
     step: int
     sums: Mapping[str, Tensor]
@@ -221,18 +221,18 @@ class ReleaseRequest:
 def release_together(
     requests: Sequence[ReleaseRequest], block: str, rows: Tensor
 ) -> tuple[Tensor, list[dict[str, Tensor]]]:
-    """As if each door were asked in turn: each makes its own checks, and each draw has a key of its own.
+    """As if each gate were asked in turn: each makes its own checks, and each draw has a key of its own.
 
     Row i of `rows` is request i's sum for `block`. Gives the noised rows, which may take the place of `rows`, and
     the other blocks of each request.
     """
-    doors = [request.door for request in requests if type(request.door) is ReservedDoor]
-    if len(doors) < len(requests) or any(_by_itself(request.release) for request in requests):
-        answers = [request.door.release(request.release, request.step, request.sums) for request in requests]
+    gates = [request.gate for request in requests if type(request.gate) is ReservedGate]
+    if len(gates) < len(requests) or any(_by_itself(request.release) for request in requests):
+        answers = [request.gate.release(request.release, request.step, request.sums) for request in requests]
         return torch.stack([answer.pop(block) for answer in answers]), answers
     sources = [
-        door.admit(request.release, request.step, request.sums)
-        for door, request in zip(doors, requests, strict=True)
+        gate.admit(request.release, request.step, request.sums)
+        for gate, request in zip(gates, requests, strict=True)
     ]
     main = [next(b for b in request.release.blocks if b.name == block) for request in requests]
     keys = [_key(request.release, request.step, b) for request, b in zip(requests, main, strict=True)]
@@ -241,7 +241,7 @@ def release_together(
 
 
 def _by_itself(release: Release) -> bool:
-    """Whether a door is asked by itself, like one that is watched: its noise is on a lattice, or correlated."""
+    """Whether a gate is asked by itself, like one that is watched: its noise is on a lattice, or correlated."""
     return release.integers is not None or release.correlated is not None
 
 
@@ -289,7 +289,7 @@ def add_rows(release: Release, step: int, sums: Mapping[str, Tensor], rows_of: R
     }
 
 
-class SumDoor(Protocol):
+class SumGate(Protocol):
     """The trusted server's way out: one noise for the sum over a cohort."""
 
     def release_sum(
@@ -298,7 +298,7 @@ class SumDoor(Protocol):
         """Each block's sum plus noise of its reserved std; every client's reservation is used up."""
 
 
-class ReservedSumDoor:
+class ReservedSumGate:
     """Opens when every client that the sum may depend on has a reservation; `rows` are of correlated noise."""
 
     def __init__(self, noise: NoiseSource, tokens: Iterable[Token], rows: NoiseRows | None = None) -> None:
@@ -334,14 +334,14 @@ def correlated_blocks(events: Mapping[str, tuple[Release, ...]], rows: NoiseRows
     return found
 
 
-class DoorWatch(Protocol):
-    """Puts something around every door of a run, such as a recorder for attacks, audits and replays."""
+class GateWatch(Protocol):
+    """Puts something around every gate of a run, such as a recorder for attacks, audits and replays."""
 
-    def client(self, door: Door) -> Door:
-        """What a client gets in place of its own door."""
+    def client(self, gate: ReleaseGate) -> ReleaseGate:
+        """What a client gets in place of its own gate."""
 
-    def server(self, door: SumDoor) -> SumDoor:
-        """What a trusted server gets in place of its door for sums."""
+    def server(self, gate: SumGate) -> SumGate:
+        """What a trusted server gets in place of its gate for sums."""
 
 
 def add_noise(source: NoiseSource, key: NoiseKey, values: Tensor, std: float) -> Tensor:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from modicum.attacks.adversary_view import AdversaryView, public_of, split_pool, view_of
 from modicum.attacks.inversion.analytic import analytic
 from modicum.attacks.inversion.bayes import bayes
 from modicum.attacks.inversion.dlg import dlg
@@ -22,7 +23,6 @@ from modicum.attacks.membership.game import Questions, ask
 from modicum.attacks.membership.matched import matched
 from modicum.attacks.membership.quantile import quantile
 from modicum.attacks.membership.shadow import lira, lr_mia
-from modicum.attacks.wire import Wire, public_of, split_pool, wire_of
 from modicum.config import experiment as build
 from modicum.config import read
 from modicum.core.messages import Noised, ReleasedSum, Share, decode
@@ -36,11 +36,11 @@ from tests.attacks.stage import Stage, federation, play
 from tests.deploy.flower.helpers import RECORD_LEVEL
 from tests.deploy.flower.test_coordinator import Direct, coordinator, finish, silos
 
-Attack = Callable[[Wire], Sequence[Guess]]
+Attack = Callable[[AdversaryView], Sequence[Guess]]
 
 
 def on(attack: Callable[..., list[Guess]], **settings: object) -> Callable[[Experiment], Attack]:
-    return lambda experiment: lambda wire: attack(Targets.of(wire, wire.observed), **settings)  # noqa: ARG005
+    return lambda experiment: lambda view: attack(Targets.of(view, view.observed), **settings)  # noqa: ARG005
 
 
 ATTACKS = {
@@ -53,11 +53,11 @@ ATTACKS = {
 
 
 def peeking(experiment: Experiment) -> Attack:
-    """The broken twin: it takes the records from where no message is, and changes them a little."""
+    """The negative control: it takes the records from where no message is, and changes them a little."""
 
-    def attack(wire: Wire) -> Sequence[Guess]:
+    def attack(view: AdversaryView) -> Sequence[Guess]:
         own = {c.name: torch.from_numpy(c.train.scaled()) for c in experiment.federation.data.clients}
-        found = [own[o.sender] + 0.01 for o in wire.observed]
+        found = [own[o.sender] + 0.01 for o in view.observed]
         return [Guess(x, torch.zeros(len(x)), 0.0) for x in found]
 
     return attack
@@ -65,8 +65,8 @@ def peeking(experiment: Experiment) -> Attack:
 
 def answers(stage: Stage, experiment: Experiment, make: Callable[[Experiment], Attack]) -> list[Tensor]:
     pool, _, note = split_pool(experiment.federation.data)
-    wire = wire_of(stage.seen.seen, public_of(experiment, pool, note))
-    return [t for guess in make(experiment)(wire) for t in (guess.x, guess.y, torch.tensor(guess.loss))]
+    view = view_of(stage.seen.seen, public_of(experiment, pool, note))
+    return [t for guess in make(experiment)(view) for t in (guess.x, guess.y, torch.tensor(guess.loss))]
 
 
 def reads_more_than_bytes(stage: Stage, make: Callable[[Experiment], Attack]) -> bool:
@@ -81,15 +81,15 @@ def reads_more_than_bytes(stage: Stage, make: Callable[[Experiment], Attack]) ->
 
 
 ASKED = {
-    "matched": lambda wire, questions: matched(wire, questions),
-    "lira": lambda wire, questions: lira(wire, questions, shadows=4),
-    "lr": lambda wire, questions: lr_mia(wire, questions, shadows=2),
-    "quantile": lambda wire, questions: quantile(wire, questions, epochs=2),
+    "matched": lambda view, questions: matched(view, questions),
+    "lira": lambda view, questions: lira(view, questions, shadows=4),
+    "lr": lambda view, questions: lr_mia(view, questions, shadows=2),
+    "quantile": lambda view, questions: quantile(view, questions, epochs=2),
 }
 
 
-def peeking_member(experiment: Experiment) -> Callable[[Wire, Questions], Any]:
-    """The broken twin: it looks records up where no message is."""
+def peeking_member(experiment: Experiment) -> Callable[[AdversaryView, Questions], Any]:
+    """The negative control: it looks records up where no message is."""
     own = [torch.from_numpy(c.train.scaled()) for c in experiment.federation.data.clients]
     return lambda _, questions: torch.cdist(questions.records.x, torch.cat(own)).min(1).values.numpy()
 
@@ -100,13 +100,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     return play(DpSgd(batch=None, steps=1), fed, tmp_path_factory.mktemp("trained"), model="mlp", rounds=2)
 
 
-def scores(stage: Stage, experiment: Experiment, attack: Callable[[Wire, Questions], Any]) -> Any:
+def scores(stage: Stage, experiment: Experiment, attack: Callable[[AdversaryView, Questions], Any]) -> Any:
     pool, _, note = split_pool(experiment.federation.data)
-    wire = wire_of(stage.seen.seen, public_of(experiment, pool, note))
-    return attack(wire, ask(stage.truth)[0])  # the questions stay what they were
+    view = view_of(stage.seen.seen, public_of(experiment, pool, note))
+    return attack(view, ask(stage.truth)[0])  # the questions stay what they were
 
 
-@pytest.mark.parametrize("name", [*ASKED, "twin"])
+@pytest.mark.parametrize("name", [*ASKED, "mutant"])
 def test_membership_is_told_by_bytes_and_nothing_else(name: str, trained: Stage) -> None:
     fed = trained.experiment.federation
     others = federation(2, 10, side=None, seed=5).data.clients
@@ -115,7 +115,7 @@ def test_membership_is_told_by_bytes_and_nothing_else(name: str, trained: Stage)
         scores(trained, e, ASKED[name] if name in ASKED else peeking_member(e))
         for e in (trained.experiment, swapped)
     ]
-    assert np.array_equal(*found) == (name != "twin")
+    assert np.array_equal(*found) == (name != "mutant")
 
 
 @pytest.fixture(scope="module")
@@ -129,12 +129,12 @@ def test_an_attack_reads_bytes_and_nothing_else(name: str, stage: Stage) -> None
     assert not reads_more_than_bytes(stage, ATTACKS[name])
 
 
-def test_a_twin_that_peeks_is_caught(stage: Stage) -> None:
+def test_a_mutant_that_peeks_is_caught(stage: Stage) -> None:
     assert reads_more_than_bytes(stage, peeking)
 
 
 def test_no_record_of_a_client_is_left_in_what_an_attack_is_given(stage: Stage) -> None:
-    public = stage.wire().public
+    public = stage.view().public
     assert all(not batch.x.any() for batch in public.setup.data.records)
     assert all(not c.train.x.any() for c in public.setup.experiment.federation.data.clients)
     fresh = stage.truth.fresh.x.flatten(1)
@@ -142,10 +142,10 @@ def test_no_record_of_a_client_is_left_in_what_an_attack_is_given(stage: Stage) 
 
 
 def test_messages_are_decoded_as_they_were_sent(stage: Stage) -> None:
-    wire = stage.wire()
+    view = stage.view()
     sent = {s.sender: decode(s.content) for s in stage.seen.of("message")}
-    assert [o.sender for o in wire.observed] == ["client-00", "client-01", "client-02"]
-    for o in wire.observed:
+    assert [o.sender for o in view.observed] == ["client-00", "client-01", "client-02"]
+    for o in view.observed:
         message = sent[o.sender]
         assert isinstance(message, Noised)
         assert torch.equal(o.update, message.update)
@@ -162,10 +162,10 @@ SUMS = {
 @pytest.mark.parametrize("name", SUMS)
 def test_behind_a_sum_the_server_saw_the_sum_alone(name: str, tmp_path: Path) -> None:
     made = play(SUMS[name], federation(3, 6, side=None, budget=4.0), tmp_path / "run", rounds=2)
-    wire = made.wire()
+    view = made.view()
     opened = [decode(s.content) for s in made.seen.of("opened")]
-    assert len(wire.observed) == len(opened)
-    for o, released in zip(wire.observed, opened, strict=True):
+    assert len(view.observed) == len(opened)
+    for o, released in zip(view.observed, opened, strict=True):
         assert isinstance(released, ReleasedSum)
         assert torch.equal(o.update, released.update)
         assert o.senders == ("client-00", "client-01", "client-02")  # whoever was drawn in secret
@@ -174,9 +174,9 @@ def test_behind_a_sum_the_server_saw_the_sum_alone(name: str, tmp_path: Path) ->
 
 def test_shares_are_seen_by_the_aggregator_whom_the_claim_trusts(tmp_path: Path) -> None:
     made = play(SUMS["secure aggregation"], federation(3, 6, side=None, budget=4.0), tmp_path / "run")
-    wire = made.wire(AGGREGATOR)
-    assert not wire.claimed
-    assert [o.senders for o in wire.observed] == [(f"client-0{i}",) for i in range(3)]
+    view = made.view(AGGREGATOR)
+    assert not view.claimed
+    assert [o.senders for o in view.observed] == [(f"client-0{i}",) for i in range(3)]
     assert all(isinstance(decode(s.content), Share) for s in made.seen.of("message"))
 
 
@@ -186,7 +186,7 @@ def test_fedmap_as_printed_tells_its_noise(tmp_path: Path) -> None:
         FedMap(mode="faithful", batch=None, steps=1, lr=0.5), federation(3, 4, side=None), tmp_path / "run"
     )
     first = made.public.method.mechanism.first()
-    for o in made.wire().observed:
+    for o in made.view().observed:
         assert o.bound == pytest.approx(first[0], rel=0.05)  # one round has hardly trained the network
         assert o.facts.variance == pytest.approx((0.5 * first[1]) ** 2, rel=0.1)
         assert float(o.update.var()) == pytest.approx(o.facts.variance, rel=0.3)
@@ -194,26 +194,26 @@ def test_fedmap_as_printed_tells_its_noise(tmp_path: Path) -> None:
 
 def test_personal_parameters_are_unknown(tmp_path: Path) -> None:
     made = play(FedPer(batch=4, personal="1.bias"), federation(2, 6, side=None), tmp_path / "run")
-    for o in made.wire().observed:
+    for o in made.view().observed:
         assert not o.update[~made.public.setup.kit.shared].any()
 
 
 @pytest.mark.parametrize("party", ["client-00", AGGREGATOR, "me"])
 def test_a_party_that_sees_nothing_is_refused(party: str, stage: Stage) -> None:
     with pytest.raises(UserError, match="sees more than the server"):
-        stage.wire(party)
+        stage.view(party)
 
 
 def test_a_transcript_of_another_model_is_refused(stage: Stage) -> None:
     other = replace(stage.experiment, model="logistic")
     with pytest.raises(UserError, match="another model"):
-        wire_of(stage.seen.seen, public_of(other, stage.experiment.federation.data.test, ""))
+        view_of(stage.seen.seen, public_of(other, stage.experiment.federation.data.test, ""))
 
 
 def test_a_method_that_sends_no_gradients_is_refused(tmp_path: Path) -> None:
     made = play(ClassMeans(), federation(2, 6, side=None, budget=4.0), tmp_path / "run")
     with pytest.raises(UserError, match="no gradients"):
-        Targets.of(made.wire(), made.wire().observed[:1])
+        Targets.of(made.view(), made.view().observed[:1])
 
 
 def test_a_recorded_deployment_shows_what_a_simulation_of_it_shows(tmp_path: Path) -> None:
@@ -221,13 +221,13 @@ def test_a_recorded_deployment_shows_what_a_simulation_of_it_shows(tmp_path: Pat
         finish(coordinator(tmp_path, Direct(held)))
     experiment = build(read(tmp_path / "server" / "config.toml"))
     pool, _, note = split_pool(experiment.federation.data)
-    wire = wire_of(load_transcript(tmp_path / "server").seen, public_of(experiment, pool, note))
+    view = view_of(load_transcript(tmp_path / "server").seen, public_of(experiment, pool, note))
     sim = Simulation(experiment, tmp_path / "simulated", transcript=(seen := Remember()))
     list(sim.rounds())
     sim.close()
-    again = wire_of(seen.seen, wire.public)
-    assert [(o.sender, o.round, o.facts) for o in wire.observed] == [
+    again = view_of(seen.seen, view.public)
+    assert [(o.sender, o.round, o.facts) for o in view.observed] == [
         (o.sender, o.round, o.facts) for o in again.observed
     ]
-    for deployed, simulated in zip(wire.observed, again.observed, strict=True):
+    for deployed, simulated in zip(view.observed, again.observed, strict=True):
         torch.testing.assert_close(deployed.update, simulated.update, rtol=1e-5, atol=1e-6)

@@ -1,8 +1,8 @@
 """What an attacker has: the bytes of a transcript that its view lets it see, and public facts. Nothing else.
 
-`Wire` is the only thing that an attack is given. It is made from a transcript and from an experiment whose
-clients' records have been replaced by blank ones, so that whatever an attack finds, it found in messages. What is
-true lies in `attacks/truth.py`, which scorers read and attacks never get.
+`AdversaryView` is the only thing that an attack is given. It is made from a transcript and from an experiment
+whose clients' records have been replaced by blank ones, so that whatever an attack finds, it found in messages.
+What is true lies in `attacks/truth.py`, which scorers read and attacks never get.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from modicum.core.door import SERVER
+from modicum.core.extension_points import TellsNoise
 from modicum.core.facts import ClientFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import (
@@ -30,19 +30,19 @@ from modicum.core.messages import (
     decode,
 )
 from modicum.core.parts import Batch, Method
-from modicum.core.sockets import TellsNoise
+from modicum.core.release_gate import SERVER
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation, offer_of
 from modicum.federation.setup import RunContext, set_up
 from modicum.federation.transcript import AGGREGATOR, Seen
 from modicum.privacy.noise import SimulatedNoise
-from modicum.privacy.views import Shows, Unit, View
+from modicum.privacy.views import Shows, View
 
 
 @dataclass(frozen=True, eq=False)
 class Public:
-    """What everybody may know of a run: its settings, names and sizes, and records that are nobody's.
+    """What everybody may know of a run: its settings, names and sizes, and synthetic records.
 
     `setup` holds blank records; its plans, frame and cohorts follow from public facts alone.
     """
@@ -112,7 +112,7 @@ class Observed:
 
 
 @dataclass(frozen=True, eq=False)
-class Wire:
+class AdversaryView:
     """Everything that an attack is given."""
 
     public: Public
@@ -165,10 +165,11 @@ def without_records(experiment: Experiment, test: Arrays) -> Experiment:
 
 
 def _blank(like: Arrays, classes: int, first: int) -> Arrays:
-    return Arrays(np.zeros_like(like.x), (first + np.arange(len(like))) % classes)
+    y = (first + np.arange(len(like))) % classes if like.has_classes else np.zeros_like(like.y)
+    return Arrays(np.zeros_like(like.x), y)
 
 
-def wire_of(seen: Iterable[Seen], public: Public, party: str = SERVER) -> Wire:
+def view_of(seen: Iterable[Seen], public: Public, party: str = SERVER) -> AdversaryView:
     """What `party` saw of a run, decoded from its bytes.
 
     The server of a run with messages sees each of them; behind secure aggregation, or a trusted server, what
@@ -187,7 +188,7 @@ def wire_of(seen: Iterable[Seen], public: Public, party: str = SERVER) -> Wire:
     observed = tuple(found)
     if not observed:
         raise UserError(f"the transcript holds nothing that {party} saw: record a run that got to its first round")
-    return Wire(public, party, observed)
+    return AdversaryView(public, party, observed)
 
 
 def _broadcast(seen: Seen) -> Broadcast:
@@ -222,7 +223,7 @@ def _sums(things: Iterable[Seen], sent: Sent, public: Public) -> Iterator[Observ
             continue
         cohort = _may_hold(public, asked)
         told = sent[asked[0], s.round]
-        of_records = public.method.mechanism.spec.unit is Unit.RECORD  # a mean over records, not over clients
+        of_records = public.method.mechanism.spec.unit.of_client  # a mean over records, not over clients
         share = 1.0 if of_records else 1 / opened.denominator
         yield _observed(public, opened, told, cohort, opened.facts, share)
 

@@ -1,4 +1,4 @@
-"""The door: what it lets through, and many clients' doors asked at once as if one after another."""
+"""The gate: what it lets through, and many clients' gates asked at once as if one after another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from modicum.core.door import ReleaseRequest, ReservedDoor, release_together
+from modicum.core.release_gate import ReleaseRequest, ReservedGate, release_together
 from modicum.errors import UserError
 from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.ledger import Ledger
@@ -34,7 +34,7 @@ def _requests(folder: Path, rows: Tensor, step: int = 0) -> list[ReleaseRequest]
     ledger.declare([PrivacyPlan(client=c, spec=SPEC, budget=50.0, releases=planned) for c in CLIENTS])
     tokens = ledger.reserve([_release(c) for c in CLIENTS])
     return [
-        ReleaseRequest(ReservedDoor(noise, [token]), token.release, step, {"update": row, "bit": torch.zeros(1)})
+        ReleaseRequest(ReservedGate(noise, [token]), token.release, step, {"update": row, "bit": torch.zeros(1)})
         for token, row in zip(tokens, rows, strict=True)
     ]
 
@@ -43,7 +43,7 @@ def test_together_is_as_in_turn(tmp_path: Path) -> None:
     rows = torch.arange(12.0).view(3, 4)
     for name in ("turn", "together"):
         (tmp_path / name).mkdir()
-    in_turn = [a.door.release(a.release, a.step, a.sums) for a in _requests(tmp_path / "turn", rows.clone())]
+    in_turn = [a.gate.release(a.release, a.step, a.sums) for a in _requests(tmp_path / "turn", rows.clone())]
     mine = rows.clone()
     noised, others = release_together(_requests(tmp_path / "together", mine), "update", mine)
     assert torch.equal(noised, torch.stack([answer["update"] for answer in in_turn]))
@@ -65,65 +65,65 @@ OVERLAPS = {
 }
 
 
-def _two_doors(folder: Path, changes: dict[str, Any]) -> tuple[ReservedDoor, Release, Release]:
-    """A door with two reservations, of steps 0 to 2 of an update and of something else."""
+def _two_gates(folder: Path, changes: dict[str, Any]) -> tuple[ReservedGate, Release, Release]:
+    """A gate with two reservations, of steps 0 to 2 of an update and of something else."""
     noise = SimulatedNoise(1)
     ledger = Ledger.create(folder / "ledger.sqlite", "run", noise)
     planned = (PlannedRelease("update", 1.9, NoSampling(), 9),)
     ledger.declare([PrivacyPlan(client="a", spec=SPEC, budget=50.0, releases=planned)])
     one = replace(_release("a"), blocks=(Block("update", 1.0, 2.0),), count=3)
     other = replace(one, **changes)
-    return ReservedDoor(noise, ledger.reserve([one, other])), one, other
+    return ReservedGate(noise, ledger.reserve([one, other])), one, other
 
 
-def _pass(door: ReservedDoor, release: Release, step: int) -> Tensor:
-    return door.release(release, step, {b.name: torch.zeros(4) for b in release.blocks})["update"]
+def _pass(gate: ReservedGate, release: Release, step: int) -> Tensor:
+    return gate.release(release, step, {b.name: torch.zeros(4) for b in release.blocks})["update"]
 
 
 @pytest.mark.parametrize("name", OVERLAPS)
 def test_no_step_is_noised_under_two_reservations(name: str, tmp_path: Path) -> None:
-    door, one, other = _two_doors(tmp_path, OVERLAPS[name])
-    _pass(door, one, 1)
+    gate, one, other = _two_gates(tmp_path, OVERLAPS[name])
+    _pass(gate, one, 1)
     with pytest.raises(UserError, match="'update' is reserved in two ways"):
-        _pass(door, other, 1)
-    _pass(door, one, 2)  # the first one goes on
+        _pass(gate, other, 1)
+    _pass(gate, one, 2)  # the first one goes on
 
 
 def test_steps_that_follow_each_other_do_not_overlap(tmp_path: Path) -> None:
-    door, one, other = _two_doors(tmp_path, {"step": 3, "count": 2})
-    assert not torch.equal(_pass(door, one, 2), _pass(door, other, 3))
+    gate, one, other = _two_gates(tmp_path, {"step": 3, "count": 2})
+    assert not torch.equal(_pass(gate, one, 2), _pass(gate, other, 3))
 
 
 @pytest.mark.parametrize("name", OVERLAPS)
 def test_without_the_refusal_the_noise_would_repeat(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twin."""
-    monkeypatch.setattr(ReservedDoor, "_refuse_overlap", lambda *_: None)
-    door, one, other = _two_doors(tmp_path, OVERLAPS[name])
-    assert torch.equal(_pass(door, one, 1), _pass(door, other, 1))
+    """Negative control."""
+    monkeypatch.setattr(ReservedGate, "_refuse_overlap", lambda *_: None)
+    gate, one, other = _two_gates(tmp_path, OVERLAPS[name])
+    assert torch.equal(_pass(gate, one, 1), _pass(gate, other, 1))
 
 
 def test_nobody_passes_on_another_clients_reservation(tmp_path: Path) -> None:
     rows = torch.zeros(3, 4)
     requests = _requests(tmp_path, rows)
-    stranger = ReleaseRequest(requests[0].door, requests[1].release, 0, requests[1].sums)
+    stranger = ReleaseRequest(requests[0].gate, requests[1].release, 0, requests[1].sums)
     before = rows.clone()
     with pytest.raises(UserError, match="nothing is reserved"):
         release_together([requests[0], stranger, requests[2]], "update", rows)
-    assert torch.equal(rows, before)  # all doors are asked before any noise is drawn
+    assert torch.equal(rows, before)  # all gates are asked before any noise is drawn
 
 
 def test_every_reserved_block_must_be_there(tmp_path: Path) -> None:
     rows = torch.zeros(3, 4)
     requests = _requests(tmp_path, rows)
-    bare = ReleaseRequest(requests[0].door, requests[0].release, 0, {"update": rows[0]})
+    bare = ReleaseRequest(requests[0].gate, requests[0].release, 0, {"update": rows[0]})
     with pytest.raises(UserError, match="reserved blocks"):
         release_together([bare, *requests[1:]], "update", rows)
 
 
 def test_a_watched_door_sees_its_own_release(tmp_path: Path) -> None:
-    class Watched(ReservedDoor):
+    class Watched(ReservedGate):
         seen = 0
 
         def release(self, *args, **kwargs):  # type: ignore[no-untyped-def]
@@ -132,9 +132,9 @@ def test_a_watched_door_sees_its_own_release(tmp_path: Path) -> None:
 
     rows = torch.zeros(3, 4)
     requests = _requests(tmp_path, rows)
-    door = requests[0].door
-    assert isinstance(door, ReservedDoor)
-    watched = ReleaseRequest(Watched(door._noise, door.tokens), requests[0].release, 0, requests[0].sums)
+    gate = requests[0].gate
+    assert isinstance(gate, ReservedGate)
+    watched = ReleaseRequest(Watched(gate._noise, gate.tokens), requests[0].release, 0, requests[0].sums)
     noised, _ = release_together([watched, *requests[1:]], "update", rows)
     assert Watched.seen == 1
     assert noised.abs().min() > 0

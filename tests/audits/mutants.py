@@ -7,17 +7,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor, nn
 
 from modicum.attacks.probe import ProbeBackend
 from modicum.core.clips import Clip
-from modicum.core.door import Door, ReleaseRequest, SumDoor
 from modicum.core.facts import PublicFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import Decision
 from modicum.core.parts import Batch, Losses, Observation, Place, Scope, Signal, State
+from modicum.core.persons import Slot
+from modicum.core.release_gate import ReleaseGate, ReleaseRequest, SumGate
+from modicum.data.arrays import Arrays
+from modicum.data.persons import grouped
 from modicum.mechanisms import record_local
 from modicum.mechanisms.record_steps import Stepper
 from modicum.privacy.events import Release
@@ -27,10 +32,10 @@ from modicum.privacy.noise import NoiseKey, SimulatedNoise
 Values = dict[str, Tensor]
 
 
-class ChangedDoor:
-    """A door whose releases are changed on the way out."""
+class ChangedGate:
+    """A gate whose releases are changed on the way out."""
 
-    def __init__(self, inner: Door) -> None:
+    def __init__(self, inner: ReleaseGate) -> None:
         self.inner = inner
 
     @property
@@ -50,7 +55,7 @@ class ChangedDoor:
         return noised
 
 
-class OneLayerBare(ChangedDoor):
+class OneLayerBare(ChangedGate):
     """No noise on the second layer of the probe."""
 
     def change(self, sums: Values, noised: Values, release: Release) -> Values:
@@ -59,7 +64,7 @@ class OneLayerBare(ChangedDoor):
         return {**noised, main: torch.cat([noised[main][:half], sums[main][half:]])}
 
 
-class NextBoundNoise(ChangedDoor):
+class NextBoundNoise(ChangedGate):
     """C is updated before the noise is drawn: clipped with C, noised for the next bound C/4."""
 
     def change(self, sums: Values, noised: Values, release: Release) -> Values:  # noqa: ARG002
@@ -67,16 +72,16 @@ class NextBoundNoise(ChangedDoor):
 
 
 @dataclass
-class ChangedDoors:
-    """Puts one of the doors above around every client's door."""
+class ChangedGates:
+    """Puts one of the gates above around every client's gate."""
 
-    around: type[ChangedDoor]
+    around: type[ChangedGate]
 
-    def client(self, door: Door) -> Door:
-        return self.around(door)
+    def client(self, gate: ReleaseGate) -> ReleaseGate:
+        return self.around(gate)
 
-    def server(self, door: SumDoor) -> SumDoor:
-        return door
+    def server(self, gate: SumGate) -> SumGate:
+        return gate
 
 
 class ReusedSeed(SimulatedNoise):
@@ -100,7 +105,7 @@ class ExtraStepStepper(Stepper):
 
     def request(self, step: int, total: Tensor, norms: Tensor) -> ReleaseRequest:
         request = super().request(step, total, norms)
-        request.door.release(request.release, request.step, request.sums)
+        request.gate.release(request.release, request.step, request.sums)
         return request
 
 
@@ -124,6 +129,23 @@ class ClippedByTensor(FourTensors):
             for where in self.layout.slices().values()
         ]
         return torch.cat([sums for sums, _ in parts], 1), parts[0][1]
+
+
+class ClippedByRow(ProbeBackend):
+    """Each row of a person is clipped to C, and their sum may be as many bounds long."""
+
+    def clipped_sums(
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, clips: Sequence[Clip]
+    ) -> tuple[Tensor, list[Tensor]]:
+        rows = [Batch(b.x[b.targets["y"][..., 0] > 0], {}) for b in batches]
+        return super().clipped_sums(theta, rows, losses, clips)
+
+
+def surplus_slips_in(rows: Arrays, person: npt.NDArray[np.int64], slot: Slot) -> Arrays:
+    """Rows beyond a slot begin another one, as if they were somebody else's."""
+    place = np.array([int((person[:i] == who).sum()) for i, who in enumerate(person)])
+    _, again = np.unique(person + place // slot.rows * (person.max() + 1), return_inverse=True)
+    return grouped(rows, again, slot)
 
 
 @contextmanager
@@ -170,7 +192,7 @@ class Spy:
 
 @dataclass(frozen=True)
 class Peeking:
-    """C follows a raw value (a norm, a loss, an F1 score) that never passed the door."""
+    """C follows a raw value (a norm, a loss, an F1 score) that never passed the gate."""
 
     spy: Spy
     scope = Scope.ROUND

