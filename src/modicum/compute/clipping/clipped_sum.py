@@ -151,7 +151,7 @@ class Clipper:
             except RuntimeError as failed:
                 _refuse_undetermined(failed)
                 raise
-            odd = fails(self._blank(problem, FEW), known)
+            odd = fails(rows, known)
             if odd:
                 _refuse_on_gpu(problem, odd)
                 return Route.ALONE, odd

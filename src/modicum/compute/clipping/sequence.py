@@ -53,7 +53,7 @@ def _weighted_sum(a: Tensor, g: Tensor, weights: Tensor) -> Tensor:
 
     batch = len(a)
     run = sequence_kernels.run_length(a, g, longest_run(batch, torch.float32))
-    totals = sequence_kernels.weighted_runs(a, g, weights.float().contiguous(), run)
+    totals = sequence_kernels.weighted_runs(a, g, weights.float(), run)
     kind = torch.float32 if adds_up(batch, run, torch.float32) else torch.float64
     total = totals[0] if len(totals) == 1 else totals.sum(0, dtype=kind)
     return as_released(total, batch, torch.float32)
