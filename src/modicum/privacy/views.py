@@ -170,6 +170,23 @@ class ModelsSeen(ServerSeesMessages):
 
 
 @dataclass(frozen=True)
+class RepliesSeen(ServerSeesMessages):
+    """The adversary sees every reply of a client's own Flower app, and is the server if it likes."""
+
+    assumption = (
+        "The guarantee covers what the app's replies carry. Not covered: whether and when a reply comes, and what "
+        "the app does besides replying (files, connections). The client runs an app that it has read, not one "
+        "that the server hands out."
+    )
+
+    def sentence(self) -> str:
+        return "the server and everyone else, who see every reply of the app"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "replies-seen"}
+
+
+@dataclass(frozen=True)
 class SecureAggregation(View):
     """The adversary sees only the sum over `participants`, and knows the shares of those that collude (R8).
 
@@ -303,6 +320,8 @@ def view_from_dict(d: dict[str, Any]) -> View:
             return ServerSeesMessages()
         case {"kind": "models-seen"}:
             return ModelsSeen()
+        case {"kind": "replies-seen"}:
+            return RepliesSeen()
         case {"kind": "secure-aggregation", "participants": int(p), "colluding": int(c), "dropouts": int(gone)}:
             return SecureAggregation(p, c, gone, Variant(d.get("variant", Variant.IDEAL)))
         case {"kind": "trusted-server"}:
