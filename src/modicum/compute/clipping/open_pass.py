@@ -18,6 +18,7 @@ from modicum.compute.clipping.bookkeeping import BookKeepingUnsupportedError, Ca
 from modicum.compute.clipping.pieces import Piece
 from modicum.compute.clipping.probe import check_recorded
 from modicum.compute.clipping.problem import ClippedSum, Parts, modes, without_autocast
+from modicum.compute.clipping.ranges import safe_lookups
 from modicum.compute.clipping.sums import part_of
 from modicum.compute.clipping.tracing import as_traced, refusing_looks
 from modicum.core.clips import Clip
@@ -83,6 +84,7 @@ class OpenPass:
             torch.manual_seed(seed)
             enter(requiring_grad(self._parts.parameters, self._trained if self.probe else {}))
             enter(as_traced(looking))
+            enter(safe_lookups(self._parts.modules))
             enter(self._recorder.watched())
             enter(torch.enable_grad())
             if self.probe:
