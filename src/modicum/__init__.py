@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from modicum.federation.transcript_file import load_transcript
     from modicum.loops.pytorch import privately
     from modicum.preparing.look import look
+    from modicum.preparing.tune import tune
     from modicum.privacy.certificate import Certificate
     from modicum.privacy.verify import verify
     from modicum.report.track import MLflow, TensorBoard, Tracker
@@ -74,6 +75,7 @@ _WHERE = {
     "load_transcript": "modicum.federation.transcript_file",
     "privately": "modicum.loops.pytorch",
     "train": "modicum.runs",
+    "tune": "modicum.preparing.tune",
     "verify": "modicum.privacy.verify",
 }
 _MODULES = ("methods", "models", "tasks")
@@ -123,6 +125,7 @@ __all__ = [
     "privately",
     "tasks",
     "train",
+    "tune",
     "verify",
 ]
 
