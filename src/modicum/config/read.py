@@ -24,7 +24,7 @@ from modicum.config.source import Source, read_source, with_option
 from modicum.data.columns import Column
 from modicum.errors import MissingExtraError
 from modicum.models.named import absolute as absolute_name
-from modicum.models.named import is_shipped
+from modicum.models.named import is_pretrained, is_shipped
 from modicum.models.published.packages import is_name
 
 DEFAULT_METHOD = "auto"
@@ -241,10 +241,21 @@ def absolute(data: DataConfig, folder: Path) -> DataConfig:
         for key in ("npz", "csv", "parquet", "dir", "features")
         if (value := getattr(data, key)) is not None and (key != "features" or value.endswith(".npz"))
     }
-    networks = [name if is_name(name) else _absolute(name, folder) for name in data.backbones]
-    return replace(
-        data, **changed, backbone=networks if isinstance(data.backbone, list) else next(iter(networks), None)
-    )
+    networks = [_network(name, folder) for name in data.backbones]
+    columns = {
+        name: column
+        if column.tokenizer is None
+        else replace(column, tokenizer=_absolute(column.tokenizer, folder))
+        for name, column in data.columns.items()
+    }
+    backbone = networks if isinstance(data.backbone, list) else next(iter(networks), None)
+    return replace(data, **changed, columns=columns, backbone=backbone)
+
+
+def _network(name: str, folder: Path) -> str:
+    if is_pretrained(name):
+        return absolute_name(name, folder)
+    return name if is_name(name) else _absolute(name, folder)
 
 
 def _absolute(path: str, folder: Path) -> str:

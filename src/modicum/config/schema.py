@@ -24,7 +24,7 @@ class DataConfig:
     csv: str | None = setting(None, "your own: a table with a client column")
     parquet: str | None = setting(None, "your own: the same as a Parquet file")
     client_column: str = setting("client", "of the csv file")
-    label_column: str | list[str] = setting("label", "of the csv file; several: a row of labels")  # noqa: RUF009
+    label_column: str | list[str] = setting("label", "of the csv file; several: a row of labels; []: next tokens")  # noqa: RUF009
     labels: list[str] | None = setting(None, "names of the classes in their order, where labels are text")  # noqa: RUF009
     id_column: str | None = setting(None, "of the csv file, or an array of the npz files: who a record is")
     person: str | None = setting(
