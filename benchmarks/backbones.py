@@ -2,9 +2,9 @@
 
     python benchmarks/backbones.py --backbone efficientnet-lite0 --out benchmarks/backbones.jsonl --seed 0
 
-The geometry is fitted to CIFAR-100 (as much of it as the data folder has). No label of the task is public. The rival
-stands on the features themselves, less the mean of CIFAR-100's and cut to length 1, with two settings of which the
-better one on the test counts: that favours it. Settings of `auto` are those of the library.
+The geometry is fitted to CIFAR-100 (as much of it as the data folder has). No label of the task is public. The
+rival stands on the features themselves, less the mean of CIFAR-100's and cut to length 1, with two settings of
+which the better one on the test counts: that favours it. Settings of `auto` are those of the library.
 """
 
 from __future__ import annotations
