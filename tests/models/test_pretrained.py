@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import modicum as mo
 from modicum.core.records import Field
-from modicum.data import federate, from_torch
+from modicum.data import Arrays, Dataset, federate, from_torch
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment
 from modicum.federation.identity import run_id
+from modicum.models.features import compute, extractor, featured
 from modicum.models.named import agreed_name, build_named
 from tests.federation.test_learning import LENGTH, ROWS, WORDS, Named, tokens
 
@@ -169,3 +172,43 @@ def test_a_language_models_turned_layers(transformers: Any, gpt2: Path, tmp_path
     ids = tokens()[:3]
     with torch.no_grad():
         assert torch.allclose(merged(ids).logits, run.model(ids), atol=1e-5)
+
+
+def texts(name: str = "texts") -> Any:
+    """Records as a table with a text column has them."""
+    masks = torch.arange(LENGTH) < torch.arange(ROWS)[:, None] % LENGTH + 1
+    x = {"input_ids": tokens().numpy(), "attention_mask": masks.numpy()}
+    arrays = Arrays(x, np.arange(ROWS) % 2)
+    return Dataset(name, arrays, Arrays.empty(arrays), 2, values={"input_ids": WORDS})
+
+
+def test_features_of_texts_are_computed_once(bert: Path, tmp_path: Path) -> None:
+    made = extractor(f"hf:{bert}", texts().train.shape)
+    first = featured(texts(), made, tmp_path)
+    assert first.train.shape == (8,)
+    assert first.made_by is not None
+    assert "features from" in first.made_by.line
+    assert np.allclose(np.linalg.norm(first.train.x, axis=1), 1, atol=1e-3)
+    made.model.inner = None  # nothing is computed again
+    assert np.array_equal(featured(texts(), made, tmp_path).train.x, first.train.x)
+
+
+def test_features_see_their_text_and_no_padding(bert: Path) -> None:
+    data, made = texts(), extractor(f"hf:{bert}", texts().train.shape)
+    behind = data.train.x["attention_mask"] == 0
+    other = {**data.train.x, "input_ids": np.where(behind, 3, data.train.x["input_ids"])}
+    before, padded = (compute(made, Arrays(x, data.train.y)) for x in (data.train.x, other))
+    assert np.allclose(before, padded, atol=1e-5)
+    seen = {**data.train.x, "input_ids": (data.train.x["input_ids"] + 1) % WORDS}
+    assert np.abs(compute(made, Arrays(seen, data.train.y)) - before).max(1).min() > 1e-3
+    blind = {**data.train.x, "attention_mask": np.ones_like(behind)}  # the negative control: padding is read too
+    assert not np.allclose(compute(made, Arrays(blind, data.train.y)), before, atol=1e-3)
+
+
+def test_records_that_are_no_tokens_of_it_are_refused(bert: Path) -> None:
+    made = extractor(f"hf:{bert}", texts().train.shape)
+    with pytest.raises(UserError, match="different tokens"):
+        featured(replace(texts(), values={"input_ids": WORDS + 1}), made, None)
+    numbers = Arrays(np.zeros((4, 3), np.float32), np.zeros(4, np.int64))
+    with pytest.raises(UserError, match="reads texts"):
+        featured(Dataset("n", numbers, Arrays.empty(numbers), 2), made, None)

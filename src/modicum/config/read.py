@@ -24,7 +24,7 @@ from modicum.config.source import Source, read_source, with_option
 from modicum.data.columns import Column
 from modicum.errors import MissingExtraError
 from modicum.models.named import absolute as absolute_name
-from modicum.models.named import is_shipped
+from modicum.models.named import is_pretrained, is_shipped
 from modicum.models.published.packages import is_name
 
 DEFAULT_METHOD = "auto"
@@ -76,7 +76,7 @@ def check(source: Source, folder: Path = Path(), *, looks: bool = True) -> Confi
         model=_model(source, folder),
         method_name=method_name,
         method=method,
-        run=_run(source),
+        run=_run(source, folder),
         source=source,
         task=_task(source),
     )
@@ -99,14 +99,14 @@ def _check_unit(source: Source, data: DataConfig, privacy: PrivacyConfig) -> Non
         )
 
 
-def _run(source: Source) -> RunConfig:
+def _run(source: Source, folder: Path) -> RunConfig:
     table = source.tables.get("run", {})
     metrics = table.get("metrics", [])
     for metric in metrics if isinstance(metrics, list) else ():
         if isinstance(metric, Mapping):
             _known(source, metric, [f.name for f in fields(MetricConfig)], "keys", "run", "metrics")
     run: RunConfig = read_table(source, RunConfig, "run", table)
-    return run
+    return run if run.start is None else replace(run, start=_absolute(run.start, folder))
 
 
 def _model(source: Source, folder: Path) -> ModelConfig:
@@ -241,10 +241,21 @@ def absolute(data: DataConfig, folder: Path) -> DataConfig:
         for key in ("npz", "csv", "parquet", "dir", "features")
         if (value := getattr(data, key)) is not None and (key != "features" or value.endswith(".npz"))
     }
-    networks = [name if is_name(name) else _absolute(name, folder) for name in data.backbones]
-    return replace(
-        data, **changed, backbone=networks if isinstance(data.backbone, list) else next(iter(networks), None)
-    )
+    networks = [_network(name, folder) for name in data.backbones]
+    columns = {
+        name: column
+        if column.tokenizer is None
+        else replace(column, tokenizer=_absolute(column.tokenizer, folder))
+        for name, column in data.columns.items()
+    }
+    backbone = networks if isinstance(data.backbone, list) else next(iter(networks), None)
+    return replace(data, **changed, columns=columns, backbone=backbone)
+
+
+def _network(name: str, folder: Path) -> str:
+    if is_pretrained(name):
+        return absolute_name(name, folder)
+    return name if is_name(name) else _absolute(name, folder)
 
 
 def _absolute(path: str, folder: Path) -> str:

@@ -24,7 +24,7 @@ class DataConfig:
     csv: str | None = setting(None, "your own: a table with a client column")
     parquet: str | None = setting(None, "your own: the same as a Parquet file")
     client_column: str = setting("client", "of the csv file")
-    label_column: str | list[str] = setting("label", "of the csv file; several: a row of labels")  # noqa: RUF009
+    label_column: str | list[str] = setting("label", "of the csv file; several: a row of labels; []: next tokens")  # noqa: RUF009
     labels: list[str] | None = setting(None, "names of the classes in their order, where labels are text")  # noqa: RUF009
     id_column: str | None = setting(None, "of the csv file, or an array of the npz files: who a record is")
     person: str | None = setting(
@@ -206,6 +206,9 @@ class RunConfig:
         None, "random cohorts, each client at most so often (default: a public balanced schedule)"
     )
     seed: int = setting(0, "decides the division, the first weights and, in simulation, the noise")
+    start: str | None = setting(
+        None, "begin with the model of a finished run, by its folder, in place of made-up weights"
+    )
     hot_start: int = setting(0, "epochs of the first model on the public proxy, which cost nothing (0: none)")
     average: float = setting(
         0.0,
@@ -246,6 +249,8 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} must be at least 1, got {value}")
+        if self.start is not None and (self.hot_start or "\0" in self.start):
+            raise UserError("a run begins with the model of another or with a hot start: give one of the two")
         if self.hot_start < 0:
             raise UserError(f"hot_start must be 0 or more epochs, got {self.hot_start}")
         if not 0 <= self.average < 1:

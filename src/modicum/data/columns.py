@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from modicum.data.sequences import TOKENS
+from modicum.data.tokens import tokenizer_digest, tokenizer_in
 from modicum.errors import UserError
 
 
@@ -46,8 +48,8 @@ class Column:
     along it, so that a linear model can bend there.
 
     A missing cell takes `fill`, in the column's own units; a category that is not listed is all zeros. Dates are
-    brought to [0, 1] between the two that are given. A text becomes the numbers of its bytes, 1 to 256, cut or
-    filled up with 0 to the length that is given, as an array of its own.
+    brought to [0, 1] between the two that are given. A text becomes the numbers of its bytes, 1 to 256, or with a
+    tokenizer its tokens and a mask, cut or filled up to the length that is given, as arrays of their own.
     """
 
     range: tuple[float, float] | None = None
@@ -57,7 +59,8 @@ class Column:
     mean: float | None = None  # as a look told it, in the column's own units
     deviation: float | None = None
     edges: tuple[float, ...] | None = None  # rising: what python -m modicum.public.columns finds in public records
-    text: int | None = None  # its public length in bytes
+    text: int | None = None  # its public length in bytes, or in tokens
+    tokenizer: str | None = None  # the folder of a fixed and public one
     drop: bool = False
 
     def __post_init__(self) -> None:
@@ -84,11 +87,20 @@ class Column:
             )
         if self.text is not None and not 1 <= self.text <= LONGEST:
             raise UserError(f"the length of a text lies between 1 and {LONGEST}, got {self.text}")
+        if self.tokenizer is not None and self.text is None:
+            raise UserError("a tokenizer is for texts: say their length in tokens, e.g. text = 128")
 
     @property
-    def values(self) -> int | None:
-        """How many whole numbers it becomes; None where it becomes numbers."""
-        return None if self.text is None else BYTES
+    def values(self) -> dict[str, int]:
+        """How many different whole numbers there are in each array that a text becomes."""
+        if self.text is None:
+            return {}
+        return {"": BYTES} if self.tokenizer is None else {TOKENS: tokenizer_in(self.tokenizer).values}
+
+    @property
+    def agreed(self) -> Column:
+        """What all parties have alike: of a tokenizer its content, wherever each keeps its own."""
+        return self if self.tokenizer is None else replace(self, tokenizer=tokenizer_digest(self.tokenizer))
 
     def table(self, name: str, cells: Cells, where: str) -> Table:
         """The column as one or more columns of numbers, named in errors by its row."""
@@ -120,9 +132,11 @@ class Column:
         rows = np.array([[float(_same(kind, category)) for category in self.categories] for kind in kinds])
         return rows.reshape(-1, len(self.categories))[[kinds[_text(cell)] for cell in cells]]
 
-    def tokens(self, cells: Cells) -> npt.NDArray[np.int64]:
-        """The bytes of each text plus 1; 0 where it has ended."""
+    def tokens(self, cells: Cells) -> Any:
+        """What a tokenizer makes of each text; without one its bytes plus 1, and 0 where it has ended."""
         assert self.text is not None
+        if self.tokenizer is not None:
+            return tokenizer_in(self.tokenizer).encode([_text(cell) for cell in cells], self.text)
         out = np.zeros((len(cells), self.text), np.int64)
         for row, cell in zip(out, cells, strict=True):
             found = np.frombuffer(_text(cell).encode()[: self.text], np.uint8)
@@ -175,6 +189,17 @@ def read_columns(
     if not numbers.shape[1]:
         return next(iter(texts.values())) if len(texts) == 1 else texts
     return {NUMBERS: numbers, **texts}
+
+
+def values_in(columns: Mapping[str, Column], x: Any) -> dict[str, int]:
+    """How many different whole numbers each array of these records may hold, by its name."""
+    found = {name: column.values for name, column in columns.items() if column.values}
+    alone = len(found) == 1 and not (isinstance(x, Mapping) and set(x) & set(found))  # a text that is the record
+    return {
+        ".".join(filter(None, ("" if alone else name, inner))): most
+        for name, arrays in found.items()
+        for inner, most in arrays.items()
+    }
 
 
 def suggest(rows: Sequence[Mapping[str, str]], names: Sequence[str], most: int = 12) -> dict[str, Column]:

@@ -11,14 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from modicum.core.records import each
 from modicum.data.arrays import Array, Dataset
 from modicum.data.asked import asked_table
 from modicum.data.assemble import assemble
-from modicum.data.columns import Column, like, read_columns
+from modicum.data.columns import Column, like, read_columns, values_in
 from modicum.data.labels import as_array
+from modicum.data.sequences import own_tokens
 from modicum.errors import MissingExtraError, UserError
 
 Rows = list[dict[str, Any]]
+LONGEST_CELL = 1 << 27  # characters of a text; the reader's own limit is 131,072
 Asked = tuple[Sequence[str], int]
 """Columns that a look asks for (none: all that can be) and bars of a histogram."""
 
@@ -41,7 +44,8 @@ def from_csv(
     Args:
         path: Of the file.
         client: The column that says whose a record is.
-        label: The column of labels: classes 0, 1, …, names of classes, or numbers. Several: a row of labels.
+        label: The column of labels: classes 0, 1, …, names of classes, or numbers. Several: a row of labels;
+            none, `()`: the next token of the one text.
         id: A column that says who a record is; it is no feature.
         classes: How many there are [default: the largest label + 1].
         labels: Names of the classes in their order, where labels are text [default: those found, sorted].
@@ -109,14 +113,12 @@ def from_rows(
     else:
         x = asked_table(rows, features, columns or {}, *asked, where)
     y = [as_array(_filled(rows, column, where)) for column in targets]
-    found = y[0] if isinstance(label, str) else np.stack(y, axis=1)
+    found = own_tokens(x) if not targets else y[0] if isinstance(label, str) else np.stack(y, axis=1)
     owner = np.array([str(row.get(client, alone)) for row in rows])
     names = sorted(set(owner.tolist()))
     parts = [(_rows_of(x, owner == one), found[owner == one]) for one in names]
-    texts = {} if asked is not None else columns or {}
-    values = {n: c.values for n, c in texts.items() if c.values is not None}
-    only = {"": next(iter(values.values()))} if values and not isinstance(x, Mapping) else values
-    made = assemble(name, names, parts, [None] * len(names), classes, labels=labels, values=only)
+    values = values_in({} if asked is not None else columns or {}, x)
+    made = assemble(name, names, parts, [None] * len(names), classes, labels=labels, values=values)
     if person is None:
         return made
     whose = np.array(present(where, person, [str(row[person] or "") for row in rows]))
@@ -178,6 +180,7 @@ def present(where: object, id: str, ids: list[str]) -> list[str]:
 
 
 def _read_csv(path: str | os.PathLike[str]) -> tuple[Rows, list[str]]:
+    csv.field_size_limit(LONGEST_CELL)
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as f:  # spreadsheets write a byte-order mark
             reader = csv.DictReader(f)
@@ -222,4 +225,4 @@ def _filled(rows: Rows, column: str, where: str) -> list[Any]:
 
 
 def _rows_of(x: Any, keep: Array) -> Any:
-    return {name: leaf[keep] for name, leaf in x.items()} if isinstance(x, Mapping) else x[keep]
+    return each(lambda leaf: leaf[keep], x)

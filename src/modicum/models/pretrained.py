@@ -5,6 +5,7 @@ Nothing is fetched, no code of the folder is run, and weights are read as safete
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,11 @@ def encoder_of(path: Path, config: Any) -> nn.Module:
     """The model without a head."""
     from transformers import AutoModel
 
-    return _loaded(AutoModel, path, config)
+    model = _loaded(AutoModel, path, config)
+    if hasattr(model, "pooler"):
+        del model.pooler  # nothing reads it
+        model.register_module("pooler", None)
+    return model
 
 
 def _loaded(kind: Any, path: Path, config: Any) -> nn.Module:
@@ -114,6 +119,19 @@ def _loaded(kind: Any, path: Path, config: Any) -> nn.Module:
     return model
 
 
+class Encoder(nn.Module):
+    """The frozen model of a folder, that makes a vector of each text; its input is a text's arrays by name."""
+
+    def __init__(self, folder: Path, config: Any) -> None:
+        super().__init__()
+        self.inner = encoder_of(folder, config)
+        self.size, self.values = _width(config), int(config.vocab_size)
+
+    def forward(self, x: Mapping[str, Tensor]) -> Tensor:
+        """The mean over each text's own positions."""
+        return mean_of(self.inner, x["input_ids"], x["attention_mask"])
+
+
 class MeanHead(nn.Module):
     """A linear layer on the mean of a text's positions, brought to length 1."""
 
@@ -122,9 +140,6 @@ class MeanHead(nn.Module):
     def __init__(self, encoder: nn.Module, size: int, outputs: int) -> None:
         super().__init__()
         self.encoder, self.head = encoder, nn.Linear(size, outputs)
-        if hasattr(encoder, "pooler"):
-            del encoder.pooler  # nothing reads it
-            encoder.register_module("pooler", None)
         nn.init.zeros_(self.head.weight)  # convex: no start is better than another
         nn.init.zeros_(self.head.bias)
 

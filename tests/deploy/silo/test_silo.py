@@ -315,6 +315,7 @@ def test_check_knows_what_earlier_runs_drew(tmp_path: Path) -> None:
         assert server.silo is not None
         join = replace(server.invitation(), facts=Terms(server.silo.spec.experiment, ("clinic", "ward")).agreed())
         assert server.ask(Kind.JOIN, join.encode()).refused is None
+        assert server.propose(0).refused is None
     with pytest.raises(UserError, match="is left for the most-spent of its records"):
         check_of(tmp_path, TABLE + AGREED, grant=grant)
 

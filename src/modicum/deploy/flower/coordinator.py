@@ -107,6 +107,7 @@ class Coordinator:
         self.files.write(self.files.config, to_toml(recorded, notes=False).encode())
         kept = Folder(self.files, self.server)
         self.silos = self._carrier()
+        self._heard_draws = False
         self._rounds = Rounds(self.server, self.silos, self.evaluation, kept)
 
     def _carrier(self) -> Silos:
@@ -255,11 +256,24 @@ class Coordinator:
 
     def rounds(self) -> Iterator[RoundRecord]:
         """Run what is left, round by round."""
-        return iter(self._rounds)
+        for record in self._rounds:
+            self._hear_draws(record)
+            yield record
 
     def step(self) -> RoundRecord:
         """One round."""
-        return self._rounds.play()
+        record = self._rounds.play()
+        self._hear_draws(record)
+        return record
+
+    def _hear_draws(self, record: RoundRecord) -> None:
+        """Whoever has answered has drawn on its account: remembered now, in case the run never ends."""
+        there = {name: b"" for name, party in record.parties.items() if party["bytes_up"]}
+        if self._heard_draws or self.simulation or not there:
+            return
+        self._heard_draws = True
+        for name, answer in self.courier.ask(Kind.HELLO, there, self.patience.continuing).items():
+            self._remember(name, answer)
 
     @property
     def model(self) -> Tensor:

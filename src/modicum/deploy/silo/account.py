@@ -1,9 +1,10 @@
-"""A silo and the account of its dataset: what it draws before it takes part, and what it checks on coming back."""
+"""A silo and the account of its dataset: what it holds and draws, and what it checks on coming back."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,11 +27,13 @@ from modicum.privacy.accounting.rdp import ORDERS
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.lifetime import SIMULATED, DrawRefused, Filter, Lifetime, order_for, samples
 from modicum.privacy.lifetime.account import DatasetAccount
+from modicum.privacy.lifetime.draws import Draw
 from modicum.privacy.lifetime.files import exists
 from modicum.privacy.lifetime.spending import Digests, Identity, by_contents, by_id, plain_id, whole_client
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import Adjacency, Unit
 
+LOG = logging.getLogger("modicum.silo")
 RECEIPT = "account.json"  # in the run's folder: which account was drawn on, and where
 BLOCK = 1 << 14  # records whose bytes are laid out at a time
 
@@ -38,11 +41,14 @@ BLOCK = 1 << 14  # records whose bytes are laid out at a time
 class Account(Protocol):
     """What a silo asks of its account."""
 
-    def draw(self, join: Join, plan: PrivacyPlan) -> None:
-        """Draws the run's price, once; raises `DrawRefused` where it does not fit. Before anything is reserved."""
+    def hold(self, join: Join, plan: PrivacyPlan) -> None:
+        """Holds the run's price, once; raises `DrawRefused` where it does not fit. Before there is a ledger."""
+
+    def draw(self, run: str) -> None:
+        """Draws what the run holds, once and for good. Before anything is reserved."""
 
     def afford(self, plan: PrivacyPlan) -> None:
-        """Raises `DrawRefused` where `draw` would; draws nothing."""
+        """Raises `DrawRefused` where `hold` would; holds nothing."""
 
     def remember(self, ledger: Ledger) -> None:
         """Notes how far the run's ledger has come. Before anything is sent."""
@@ -66,7 +72,10 @@ class Exempt:
 
     reason: str
 
-    def draw(self, join: Join, plan: PrivacyPlan) -> None:
+    def hold(self, join: Join, plan: PrivacyPlan) -> None:
+        pass
+
+    def draw(self, run: str) -> None:
         pass
 
     def afford(self, plan: PrivacyPlan) -> None:
@@ -116,17 +125,21 @@ class SiloAccount:
         self._check_receipt()
         self._check_siblings()
 
-    def draw(self, join: Join, plan: PrivacyPlan) -> None:
+    def hold(self, join: Join, plan: PrivacyPlan) -> None:
         if self._account is None:
             self._account = self._begin(plan)
-        account = self._account
+        account, ledger = self._account, RunFolder(self.spec.folder).ledger.absolute()
         agreement = hashlib.sha256(join.terms()).hexdigest()
-        done = account.draw(join.run, agreement, plan, self._table(account))
-        account.check_ledger(join.run, RunFolder(self.spec.folder).ledger)
-        known = {"account": account.id, "run": join.run, "entry": done.number, "hash": done.hash}
-        receipt = {**known, "silo": self.spec.name}
-        if self._receipt() != receipt:
-            write_durably(self.spec.folder / RECEIPT, json.dumps(receipt).encode())
+        lapsing = unused(account) - {join.run}
+        done = account.hold(join.run, agreement, plan, self._table(account), ledger, lapsing)
+        for run in sorted(run for run in lapsing if not account.draws[run].counts):
+            LOG.info("run %s never reserved anything: what it held in the account is free again", run)
+        account.check_ledger(join.run, ledger)
+        self._note(done)
+
+    def draw(self, run: str) -> None:
+        assert self._account is not None  # held on before there was a ledger
+        self._note(self._account.draw(run))
 
     def afford(self, plan: PrivacyPlan) -> None:
         if self._account is None:
@@ -137,7 +150,7 @@ class SiloAccount:
                     "smaller budget"
                 )
         else:
-            self._account.afford(plan, self._table(self._account))
+            self._account.afford(plan, self._table(self._account), unused(self._account))
 
     def remember(self, ledger: Ledger) -> None:
         assert self._account is not None  # drawn on before there was a ledger
@@ -170,6 +183,7 @@ class SiloAccount:
             **account.overview(),
             "records": len(table),
             "left": account.left(table),
+            "next": account.next_run(table),
         }
 
     def close(self) -> None:
@@ -195,6 +209,18 @@ class SiloAccount:
             return value
         except ValueError:
             raise UserError(f"{path} is damaged: put it back as it was") from None
+
+    def _note(self, done: Draw) -> None:
+        """The receipt of a hold or draw, in the run's own folder."""
+        receipt = {
+            "account": self._account and self._account.id,
+            "run": done.run,
+            "entry": done.number,
+            "hash": done.hash,
+            "silo": self.spec.name,
+        }
+        if self._receipt() != receipt:
+            write_durably(self.spec.folder / RECEIPT, json.dumps(receipt).encode())
 
     def _check_receipt(self) -> None:
         """A run's folder knows which entry of which account it drew on."""
@@ -232,6 +258,12 @@ class SiloAccount:
                     f"the account in {self.spec.account_folder} is an older copy, or gone: it lacks the draw of "
                     f"the run in {path.parent}, which would be spent twice; put the last copy back"
                 )
+
+
+def unused(account: DatasetAccount) -> frozenset[str]:
+    """Runs that hold something and never reserved anything, in folders that no process is at work in."""
+    waiting = (d for d in account.held() if d.ledger is not None and not RunFolder(d.ledger.parent).held())
+    return frozenset(d.run for d in waiting if account.may_lapse(d.run))
 
 
 def new_account(spec: SiloSpec) -> bool:

@@ -205,7 +205,7 @@ class Silo:
             if join.tickets.get(self.spec.name) != self.ticket:
                 raise Refuse(Code.REPLAYED)
             check_accounts(self.spec, self.account, join)
-            self._draw(join, plan)
+            self._hold(join, plan)
             self.spec.folder.mkdir(parents=True, exist_ok=True)
             write_durably(self.spec.folder / JOINED, join.encode())
             self._begin(join)
@@ -213,10 +213,10 @@ class Silo:
         part = self.taking_part
         return json.dumps({"multiplier": part.terms.multiplier(part.plan), "account": self._statement()}).encode()
 
-    def _draw(self, join: Join, plan: PrivacyPlan) -> None:
-        """The whole run's price, from the account of these records, before anything else is written."""
+    def _hold(self, join: Join, plan: PrivacyPlan) -> None:
+        """The whole run's price, in the account of these records, before anything else is written."""
         try:
-            self.account.draw(join, plan)
+            self.account.hold(join, plan)
         except DrawRefused as refusal:
             LOG.warning("the account refuses run %s: %s", join.run, refusal)
             raise Refuse(Code.BUDGET) from None

@@ -71,7 +71,7 @@ def agreed_parts(config: Config) -> dict[str, str]:
         "task": (config.task.name, sorted(config.task.options.items()), package_of(config.task.name, TASKS)),
         "data.features": _features(data.features),
         "data.backbone": [digest_of(name) for name in data.backbones] + [data.views] * (data.views > 1),
-        "data.columns": sorted(data.columns.items()),
+        "data.columns": sorted((name, column.agreed) for name, column in data.columns.items()),
         "privacy.noise": config.privacy.noise,
         "privacy.fixed_shapes": config.privacy.fixed_shapes,
         "privacy.looks": [json.dumps(look.to_dict(), sort_keys=True) for look in config.looks],
