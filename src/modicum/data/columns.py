@@ -121,8 +121,8 @@ class Column:
                 low, high = self.mean, self.mean + self.deviation
             values = (values - low) / (high - low)
         if self.edges is not None:
-            low, high = np.array(self.edges[:-1]), np.array(self.edges[1:])
-            climbed: Table = np.clip((values[:, None] - low) / (high - low), 0, 1)
+            edges = np.array(self.edges)
+            climbed: Table = np.clip((values[:, None] - edges[:-1]) / np.diff(edges), 0, 1)
             return climbed
         return values[:, None]
 
