@@ -10,7 +10,7 @@ import typer.core
 
 from modicum import __version__
 from modicum.cli import (
-    account,
+    account_plan,
     attack,
     audit,
     backbones,
@@ -83,7 +83,7 @@ app.command("look")(look.look)
 app.command("compare")(compare.compare)
 app.command("fit-clipping")(fit.fit_clipping)
 app.command("fit-metanet")(fit_metanet.fit_metanet)
-app.add_typer(account.app, name="account")
+app.add_typer(account_plan.app, name="account")
 app.add_typer(datasets.app, name="datasets")
 app.command("methods")(methods.methods)
 app.command("check")(check.check)

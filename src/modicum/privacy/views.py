@@ -159,7 +159,7 @@ class ModelsSeen(ServerSeesMessages):
 
     assumption = (
         "The guarantee covers what the loop's steps wrote into the model. What else the program shows of its "
-        "records is not covered: losses and figures that it prints, and what it selects or stops by."
+        "records is not covered: losses and figures that it prints, and what it selects, sets or stops by."
     )
 
     def sentence(self) -> str:
