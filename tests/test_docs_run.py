@@ -36,7 +36,7 @@ ELSEWHERE = {  # who runs it, or why nobody does
     ("flower", "register"): "tests/deploy/flower/test_readme.py pastes the README of a project",
     ("flower", "status"): "tests/deploy/flower/test_follow.py",
     ("look", "heart.toml"): "tests/preparing/test_look.py: the records are a download",
-    ("run", "examples/cifar-10-imagenet.toml"): "tests/models/test_published.py: weights and records are downloads",
+    ("run", "examples/cifar-10-imagenet.toml"): "tests/models/test_published.py: all are downloads",
     ("silo", "status"): "tests/deploy/silo/test_watched.py",
     ("silo", "withdraw"): "tests/deploy/silo/test_withdrawal.py",
     ("silo", "serve"): "tests/deploy: it serves until stopped",
