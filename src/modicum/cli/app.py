@@ -15,6 +15,7 @@ from modicum.cli import (
     audit,
     backbones,
     bench,
+    certificate,
     check,
     compare,
     datasets,
@@ -90,6 +91,7 @@ app.command("check")(check.check)
 app.command("studio")(studio.studio)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)
+app.add_typer(certificate.app, name="certificate")
 app.command("attack")(attack.attack)
 app.command("backbones")(backbones.backbones)
 app.command("doctor")(doctor.doctor)
