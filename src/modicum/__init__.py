@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from modicum.federation.control import EarlyStop, PublicRound
     from modicum.federation.experiment import Federation
     from modicum.federation.interference import Checked, check
+    from modicum.federation.lifetime import Account
     from modicum.federation.settings import Cohorts, Engine, Noise, Server, Watching
     from modicum.federation.transcript_file import load_transcript
     from modicum.loops.pytorch import privately
@@ -61,6 +62,7 @@ _WHERE = {
     "Certificate": "modicum.privacy.certificate",
     "Checked": "modicum.federation.interference",
     **dict.fromkeys(("EarlyStop", "PublicRound"), "modicum.federation.control"),
+    "Account": "modicum.federation.lifetime",
     "Federation": "modicum.federation.experiment",
     "Metric": "modicum.core.parts",
     "Run": "modicum.runs",
@@ -79,6 +81,7 @@ _WHERE = {
 _MODULES = ("methods", "models", "tasks")
 
 __all__ = [
+    "Account",
     "Certificate",
     "Checked",
     "Cohorts",
