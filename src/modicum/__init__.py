@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         from_frame,
         from_npz_folder,
         from_parquet,
+        from_population,
         from_torch,
         in_persons,
     )
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from modicum.federation.transcript_file import load_transcript
     from modicum.loops.pytorch import privately
     from modicum.preparing.look import look
+    from modicum.preparing.tune import tune
     from modicum.privacy.certificate import Certificate
     from modicum.privacy.verify import verify
     from modicum.report.track import MLflow, TensorBoard, Tracker
@@ -52,7 +54,7 @@ __version__ = "0.1.0"
 _DATA = (
     *("Dirichlet", "Iid", "Natural", "Shards", "SizeSkew"),
     *("assign_budgets", "federate", "from_csv", "from_frame", "from_npz_folder"),
-    *("from_parquet", "from_torch", "in_persons"),
+    *("from_parquet", "from_population", "from_torch", "in_persons"),
 )
 _WHERE = {
     **dict.fromkeys(_DATA, "modicum.data"),
@@ -76,6 +78,7 @@ _WHERE = {
     "load_transcript": "modicum.federation.transcript_file",
     "privately": "modicum.loops.pytorch",
     "train": "modicum.runs",
+    "tune": "modicum.preparing.tune",
     "verify": "modicum.privacy.verify",
 }
 _MODULES = ("methods", "models", "tasks")
@@ -115,6 +118,7 @@ __all__ = [
     "from_frame",
     "from_npz_folder",
     "from_parquet",
+    "from_population",
     "from_torch",
     "in_persons",
     "load",
@@ -126,6 +130,7 @@ __all__ = [
     "privately",
     "tasks",
     "train",
+    "tune",
     "verify",
 ]
 

@@ -15,6 +15,7 @@ from modicum.cli import (
     audit,
     backbones,
     bench,
+    certificate,
     check,
     compare,
     datasets,
@@ -29,6 +30,7 @@ from modicum.cli import (
     methods,
     silo,
     studio,
+    tune,
     verify,
 )
 
@@ -80,6 +82,7 @@ def main(
 app.command("demo")(demo.demo)
 app.command("run")(experiment.run)
 app.command("look")(look.look)
+app.command("tune")(tune.tune)
 app.command("compare")(compare.compare)
 app.command("fit-clipping")(fit.fit_clipping)
 app.command("fit-metanet")(fit_metanet.fit_metanet)
@@ -90,6 +93,7 @@ app.command("check")(check.check)
 app.command("studio")(studio.studio)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)
+app.add_typer(certificate.app, name="certificate")
 app.command("attack")(attack.attack)
 app.command("backbones")(backbones.backbones)
 app.command("doctor")(doctor.doctor)
