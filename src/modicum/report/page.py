@@ -49,6 +49,7 @@ def run_data(summary: Summary, certificate: Certificate, records: Sequence[Round
     budgets = {name: line.budget for name, line in certificate.clients.items()}
     about = summary.to_dict()
     groups = about.pop("groups")
+    about |= {"main": summary.main, "score": summary.score}
     about |= {"colour": colour_of(summary.method), "clipped": summary.bound is not None, "state": "finished"}
     return {"about": about, "groups": groups, **RunView(budgets).take(records).to_dict()}
 

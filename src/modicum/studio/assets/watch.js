@@ -136,8 +136,8 @@ function footer(foot, run) {
   put(
     foot,
     certified ? h("h2", {}, "By budget") : null,
-    certified ? groupTable(groups, about.accuracy !== null) : null,
-    certified && about.accuracy !== null
+    certified ? groupTable(groups, about.score !== null, about.main) : null,
+    certified && about.score !== null
       ? h(
           "p",
           { class: "note-line" },
