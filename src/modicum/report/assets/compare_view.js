@@ -3,28 +3,28 @@
 import { chart } from "./charts.js";
 import { formatOf, h, nameOf } from "./dom.js";
 
-const panels = (main) => [
-  ["accuracy", { title: `Test ${nameOf(main)}`, note: "simulated ground truth", ...axis(main) }],
+const compared = (main) => [
+  ["accuracy", { title: `Test ${nameOf(main)}`, note: "simulated ground truth", ...scaleOf(main) }],
   [
     "personalised",
     {
       title: "Clients' own models on their own test records",
       note: "simulated ground truth",
-      ...axis(main),
+      ...scaleOf(main),
     },
   ],
   ["loss", { title: "Test loss", note: "simulated ground truth", y: "number", zero: true }],
   ["bound", { title: "Clipping bound C", note: "median over clients", y: "number", log: true }],
 ];
 
-const axis = (main) => (formatOf(main) === "percent" ? { y: "percent", zero: true, top: 1 } : { y: "number" });
+const scaleOf = (main) => (formatOf(main) === "percent" ? { y: "percent", zero: true, top: 1 } : { y: "number" });
 
 /** Charts of `lines` = [{ label, colour, seeds, curves: { accuracy: [[round, mean, least, most]], … } }] into `host`. */
 export function compareCharts(host, lines) {
   const grid = h("div", { class: "charts wide" });
   host.replaceChildren(grid);
   const mains = new Set(lines.map((line) => line.main ?? "accuracy"));
-  for (const [key, spec] of panels(mains.size > 1 ? "score" : [...mains][0])) {
+  for (const [key, spec] of compared(mains.size > 1 ? "score" : [...mains][0])) {
     const series = lines
       .map((line) => {
         const points = line.curves[key] ?? [];

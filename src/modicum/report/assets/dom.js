@@ -62,7 +62,7 @@ const NAMES = { macro_f1: "macro-F1", f1: "F1", auc: "AUC", r2: "R²", rmse: "RM
 /** A metric's name for people, how its values are drawn, and one of them as text. */
 export const nameOf = (metric) => NAMES[metric] ?? metric;
 export const formatOf = (metric) => (SHARES.has(metric) ? "percent" : "number");
-export const shown = (metric, value) => (SHARES.has(metric) ? percent(value) : number(value));
+export const asMetric = (metric, value) => (SHARES.has(metric) ? percent(value) : number(value));
 
 export function bytes(value) {
   if (value === null || value === undefined) return "–";

@@ -1,7 +1,7 @@
 // A run drawn from its points: whatever exists and nothing else. Shared by a run's report and the studio's watch page.
 
 import { chart } from "./charts.js";
-import { bytes, count, epsilon, formatOf, h, nameOf, number, put, seconds, shown, table } from "./dom.js";
+import { bytes, count, epsilon, formatOf, h, nameOf, number, put, seconds, asMetric, table } from "./dom.js";
 
 /** The drawn part of a run's report: figures, charts, and who moved how much. */
 export function runReport(host, run) {
@@ -220,10 +220,10 @@ export function keyFigures(run) {
   return h(
     "div",
     { class: "figures" },
-    own === undefined ? null : figure(shown(main, own), "clients' own models, simulated"),
+    own === undefined ? null : figure(asMetric(main, own), "clients' own models, simulated"),
     score === undefined || score === null
       ? null
-      : figure(shown(main, score), own === undefined ? `test ${nameOf(main)}, simulated` : "shared model"),
+      : figure(asMetric(main, score), own === undefined ? `test ${nameOf(main)}, simulated` : "shared model"),
     known.length
       ? figure(ranged(known), about.simulation ? "ε certified, of the same run deployed" : "ε certified")
       : groups.length
@@ -253,7 +253,7 @@ export function groupTable(groups, simulated, main = "accuracy") {
       epsilon(g.budget),
       String(g.clients),
       line(g.epsilon),
-      ...(tested ? [shown(main, g.accuracy)] : []),
+      ...(tested ? [asMetric(main, g.accuracy)] : []),
       number(g.bound),
       `${g.releases_made.toLocaleString("en")}${g.releases_planned === null ? "" : ` of ${g.releases_planned.toLocaleString("en")}`}`,
     ]),

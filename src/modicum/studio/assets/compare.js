@@ -2,7 +2,7 @@
 
 import { ask } from "./ask.js";
 import { compareCharts } from "./compare_view.js";
-import { epsilon, formatOf, h, nameOf, number, percent, put, shown, table } from "./dom.js";
+import { epsilon, formatOf, h, nameOf, number, percent, put, asMetric, table } from "./dom.js";
 import { runList } from "./list.js";
 
 /** The page; without a choice in the address, the newest folder that holds several finished runs. */
@@ -84,7 +84,7 @@ function results({ table: lines, main, reference }) {
   const share = formatOf(main) === "percent",
     wide = (value) => (share ? (100 * value).toFixed(1) : number(value));
   const spread = (line) =>
-    shown(main, line.mean) + (line.spread === null ? "" : ` ± ${wide(line.spread)}`);
+    asMetric(main, line.mean) + (line.spread === null ? "" : ` ± ${wide(line.spread)}`);
   const away = (line) =>
     line.difference === null
       ? "–"
