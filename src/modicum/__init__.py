@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         from_frame,
         from_npz_folder,
         from_parquet,
+        from_population,
         from_torch,
         in_persons,
     )
@@ -51,7 +52,7 @@ __version__ = "0.1.0"
 _DATA = (
     *("Dirichlet", "Iid", "Natural", "Shards", "SizeSkew"),
     *("assign_budgets", "federate", "from_csv", "from_frame", "from_npz_folder"),
-    *("from_parquet", "from_torch", "in_persons"),
+    *("from_parquet", "from_population", "from_torch", "in_persons"),
 )
 _WHERE = {
     **dict.fromkeys(_DATA, "modicum.data"),
@@ -112,6 +113,7 @@ __all__ = [
     "from_frame",
     "from_npz_folder",
     "from_parquet",
+    "from_population",
     "from_torch",
     "in_persons",
     "load",

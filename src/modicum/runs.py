@@ -242,6 +242,7 @@ def train(
         max_participations=cohorts.max_participations,
         metrics=metrics,
         seed=seed,
+        start=server.start,
         hot_start=server.hot_start,
         average=server.average,
         bounds=server.bounds,
@@ -271,6 +272,7 @@ def train(
             track=watching.track,
             transcript=transcript_in(files, watching.transcript),
             audit=watching.audit,
+            until=watching.until,
         )
 
 
@@ -388,9 +390,11 @@ def carry_out(
     title: str | None = None,
     transcript: Transcript | None = None,
     audit: str | None = None,
+    until: int | None = None,
 ) -> Run:
     """Run what is left of an experiment in a folder, then write its results. Safe to repeat after any crash.
 
+    With `until` it pauses after so many of its planned rounds, which are paid for; later it goes on.
     `config` is the text of the folder's config.toml; one that is there already is kept. `title` is the run's name
     for trackers [default: the folder's]. Where a person stops the run twice, or a callback asks for it, the run
     ends after the last whole round, with the certificate of the whole plan.
@@ -400,16 +404,18 @@ def carry_out(
         run = _open(experiment, files, config, simulation, transcript, audit)
         try:
             _check_stops(run, callbacks)
+            _check_until(until, run.server.state.round, experiment.rounds)
+            stops = callbacks if until is None else (*callbacks, lambda done: done.round + 1 >= until)
             with tracking(track, title or files.path.name, _public_settings(run)) as heard:
                 try:
-                    _play(run, heard.round, watch, callbacks)
+                    _play(run, heard.round, watch, stops)
                 except KeyboardInterrupt:
                     if not (read_records(files.metrics) and somebody_looks() and asked_again(files.path)):
                         raise
                     run.close()
                     # As the last whole round left it.
                     run = _open(experiment, files, config, simulation, transcript, audit)
-            return _finish(run, files, audit)
+            return _finish(run, files, audit, paused=until is not None and not run.server.finished)
         finally:
             run.close()
             if isinstance(transcript, FileTranscript):
@@ -426,6 +432,19 @@ def _play(
         said = [callback(PublicRound.of(record)) for callback in callbacks]
         if True in said:
             return
+
+
+def _check_until(until: int | None, done: int, planned: int) -> None:
+    """Rounds within the plan are paid for; beyond it noise would be missing."""
+    if until is None:
+        return
+    if until > planned:
+        raise UserError(
+            f"{planned} rounds are planned, and nothing is granted beyond them: pause at {planned} or earlier, or "
+            "begin a new run with the model of this one (start), which is charged by itself"
+        )
+    if until <= done:
+        raise UserError(f"{counted(done, 'round')} of this run are done: say a later one, or leave until out")
 
 
 def _check_stops(run: Simulation, callbacks: Sequence[Callback]) -> None:
@@ -489,9 +508,10 @@ def _warn_of_others(experiment: Experiment, files: RunFolder) -> None:
         )
 
 
-def _finish(run: Simulation, files: RunFolder, audit: str | None) -> Run:
+def _finish(run: Simulation, files: RunFolder, audit: str | None, *, paused: bool) -> Run:
     """Everything here is a function of the finished run, so that a crash in between costs nothing."""
-    run.end()
+    if not paused:
+        run.end()
     parameters = _parameters(run)
     _write_model(run, parameters, files)
     certificate = Certificate.from_ledger(run.ledger)

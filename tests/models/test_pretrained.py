@@ -12,8 +12,10 @@ import pytest
 import torch
 
 import modicum as mo
+from modicum.config import read
 from modicum.core.records import Field
 from modicum.data import Arrays, Dataset, federate, from_torch
+from modicum.deploy.silo.terms import agreed_parts
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment
 from modicum.federation.identity import run_id
@@ -212,3 +214,18 @@ def test_records_that_are_no_tokens_of_it_are_refused(bert: Path) -> None:
     numbers = Arrays(np.zeros((4, 3), np.float32), np.zeros(4, np.int64))
     with pytest.raises(UserError, match="reads texts"):
         featured(Dataset("n", numbers, Arrays.empty(numbers), 2), made, None)
+
+
+def test_a_silo_with_another_base_agrees_to_something_else(tmp_path: Path) -> None:
+    """Digests need no package; the folders lie in different places."""
+    said = []
+    for name, weights in (("a", b"weights"), ("b", b"weights"), ("c", b"other weights")):
+        folder = tmp_path / name
+        (folder / "base").mkdir(parents=True)
+        (folder / "base" / "config.json").write_text("{}")
+        (folder / "base" / "model.safetensors").write_bytes(weights)
+        model = '[model]\nname = "hf:base"\nadapters = { rank = 2, targets = ["query"] }\n'
+        (folder / "experiment.toml").write_text(f'[data]\nname = "digits"\nclients = 2\n{model}')
+        said.append(agreed_parts(read(folder / "experiment.toml")))
+    assert said[0] == said[1]
+    assert {part for part in said[0] if said[0][part] != said[2][part]} == {"model"}

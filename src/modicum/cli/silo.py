@@ -196,7 +196,10 @@ def _account_lines(found: dict[str, Any]) -> Iterator[str]:
     if any(d["state"] == "held" for d in found["draws"]):
         yield "\nheld       counts like a draw, and is free again when another run joins before that one has begun"
     left = percent(found["left"], up=False)
-    yield f"\nleft       {left} of the grant, for the most-spent of the {found['records']} records held now"
+    held = f"{found['records']} {found['unit']}s held now"
+    yield f"\nleft       {left} of the grant, for the most-spent of the {held}"
+    if found["next"]:
+        yield f"next       a run of at most ε = {found['next']:.3g} would fit; plan it with modicum account plan"
     yield f"head       {found['head']} ({found['entries']} entries): keep it elsewhere to notice an older copy"
 
 

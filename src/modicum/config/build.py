@@ -120,6 +120,7 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
         max_participations=run.max_participations,
         metrics=tuple(Metric(m.name, m.every, m.noise_multiplier) for m in run.metrics),
         seed=run.seed,
+        start=run.start,
         hot_start=run.hot_start,
         average=run.average,
         bounds=run.bounds,

@@ -76,7 +76,7 @@ def check(source: Source, folder: Path = Path(), *, looks: bool = True) -> Confi
         model=_model(source, folder),
         method_name=method_name,
         method=method,
-        run=_run(source),
+        run=_run(source, folder),
         source=source,
         task=_task(source),
     )
@@ -99,14 +99,14 @@ def _check_unit(source: Source, data: DataConfig, privacy: PrivacyConfig) -> Non
         )
 
 
-def _run(source: Source) -> RunConfig:
+def _run(source: Source, folder: Path) -> RunConfig:
     table = source.tables.get("run", {})
     metrics = table.get("metrics", [])
     for metric in metrics if isinstance(metrics, list) else ():
         if isinstance(metric, Mapping):
             _known(source, metric, [f.name for f in fields(MetricConfig)], "keys", "run", "metrics")
     run: RunConfig = read_table(source, RunConfig, "run", table)
-    return run
+    return run if run.start is None else replace(run, start=_absolute(run.start, folder))
 
 
 def _model(source: Source, folder: Path) -> ModelConfig:

@@ -206,6 +206,9 @@ class RunConfig:
         None, "random cohorts, each client at most so often (default: a public balanced schedule)"
     )
     seed: int = setting(0, "decides the division, the first weights and, in simulation, the noise")
+    start: str | None = setting(
+        None, "begin with the model of a finished run, by its folder, in place of made-up weights"
+    )
     hot_start: int = setting(0, "epochs of the first model on the public proxy, which cost nothing (0: none)")
     average: float = setting(
         0.0,
@@ -246,6 +249,8 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} must be at least 1, got {value}")
+        if self.start is not None and (self.hot_start or "\0" in self.start):
+            raise UserError("a run begins with the model of another or with a hot start: give one of the two")
         if self.hot_start < 0:
             raise UserError(f"hot_start must be 0 or more epochs, got {self.hot_start}")
         if not 0 <= self.average < 1:

@@ -56,6 +56,7 @@ def describe_experiment(
             "per_round": e.per_round,
             "max_participations": e.max_participations,
             "seed": e.seed,
+            **({} if e.start is None else {"start": e.start}),
             "hot_start": e.hot_start,
             "average": e.average,
             "bounds": e.bounds,

@@ -8,6 +8,7 @@ from modicum.data.federate import federate
 from modicum.data.own import from_npz_folder, from_torch
 from modicum.data.partition import Dirichlet, Iid, Natural, Partition, Shards, SizeSkew, parse_partition
 from modicum.data.persons import in_persons
+from modicum.data.population import from_population
 from modicum.data.tables import from_csv, from_frame, from_parquet
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "from_frame",
     "from_npz_folder",
     "from_parquet",
+    "from_population",
     "from_torch",
     "in_persons",
     "load",

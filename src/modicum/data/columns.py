@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,9 @@ class Column:
     """How one column is read. With a range: clipped to it and brought to [0, 1], or, where a public mean and a
     deviation are given, to so many deviations from the mean; with categories: one column each.
 
+    With edges, such as public quantiles: one column for each stretch between two of them, which rises from 0 to 1
+    along it, so that a linear model can bend there.
+
     A missing cell takes `fill`, in the column's own units; a category that is not listed is all zeros. Dates are
     brought to [0, 1] between the two that are given. A text becomes the numbers of its bytes, 1 to 256, or with a
     tokenizer its tokens and a mask, cut or filled up to the length that is given, as arrays of their own.
@@ -54,6 +58,7 @@ class Column:
     dates: tuple[str, str] | None = None  # the first and the last, as 2026-01-31
     mean: float | None = None  # as a look told it, in the column's own units
     deviation: float | None = None
+    edges: tuple[float, ...] | None = None  # rising: what python -m modicum.public.columns finds in public records
     text: int | None = None  # its public length in bytes, or in tokens
     tokenizer: str | None = None  # the folder of a fixed and public one
     drop: bool = False
@@ -65,9 +70,11 @@ class Column:
             raise UserError("a column has categories, or a range and a fill: not both")
         if self.categories is not None and len({*self.categories}) != len(self.categories):
             raise UserError(f"categories must differ, got {list(self.categories)}")
-        given = [x for x in (self.range, self.categories, self.dates, self.text) if x is not None]
+        given = [x for x in (self.range, self.edges, self.categories, self.dates, self.text) if x is not None]
         if len(given) > 1:
-            raise UserError("a column has one of range, categories, dates and text")
+            raise UserError("a column has one of range, edges, categories, dates and text")
+        if self.edges is not None and not _rising(self.edges):
+            raise UserError(f"edges are two or more finite numbers, each above the last, got {list(self.edges)}")
         if (self.mean is None) != (self.deviation is None) or (self.mean is not None and self.range is None):
             raise UserError("a mean and a deviation go together, with a range that values are cut to")
         if self.deviation is not None and not 0 < self.deviation < math.inf:
@@ -113,11 +120,17 @@ class Column:
             if self.mean is not None and self.deviation is not None:
                 low, high = self.mean, self.mean + self.deviation
             values = (values - low) / (high - low)
+        if self.edges is not None:
+            edges = np.array(self.edges)
+            climbed: Table = np.clip((values[:, None] - edges[:-1]) / np.diff(edges), 0, 1)
+            return climbed
         return values[:, None]
 
     def _one_hot(self, cells: Cells) -> Table:
         assert self.categories is not None
-        return np.array([[float(_same(cell, category)) for category in self.categories] for cell in cells])
+        kinds = {kind: i for i, kind in enumerate(dict.fromkeys(map(_text, cells)))}
+        rows = np.array([[float(_same(kind, category)) for category in self.categories] for kind in kinds])
+        return rows.reshape(-1, len(self.categories))[[kinds[_text(cell)] for cell in cells]]
 
     def tokens(self, cells: Cells) -> Any:
         """What a tokenizer makes of each text; without one its bytes plus 1, and 0 where it has ended."""
@@ -216,6 +229,10 @@ def _rounded(value: float, way: Callable[[float], int]) -> float:
     """Down or up to one digit: 237 becomes 200 or 300."""
     unit = 1.0 if value == 0 else 10.0 ** math.floor(math.log10(abs(value)))
     return float(way(value / unit) * unit)
+
+
+def _rising(numbers: Sequence[float]) -> bool:
+    return len(numbers) > 1 and all(map(math.isfinite, numbers)) and all(a < b for a, b in pairwise(numbers))
 
 
 def _text(cell: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -35,6 +36,7 @@ from modicum.federation.learning import (
     with_task,
 )
 from modicum.federation.settings import NoiseKind
+from modicum.federation.start import begun_with
 from modicum.mechanisms.class_sums import class_sums
 from modicum.mechanisms.fixed_shapes import KINDS, Kind, shapes_for, with_fixed_shapes
 from modicum.mechanisms.record_local import RecordLocal
@@ -53,7 +55,6 @@ from modicum.training.compressed import from_options
 
 if TYPE_CHECKING:
     from os import PathLike
-    from pathlib import Path
 
     from modicum.data.look import Look
     from modicum.data.partition import Partition
@@ -142,6 +143,7 @@ class Experiment:
     max_participations: int | None = None  # None: a public balanced schedule; else random cohorts
     metrics: tuple[Metric, ...] = ()
     seed: int = 0
+    start: str | None = None  # the folder of a run whose model is the first one
     hot_start: int = 0  # epochs of the first model on the public proxy; 0: none
     average: float = 0.0  # β of the average over rounds that is reported in place of the last model; 0: none
     bounds: tuple[float, float] | None = None  # that no policy leaves; None: the policy's own limits
@@ -311,7 +313,9 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
     offered = offer_of(data).public_labels
     judged = offered and wrap.predicts
     first = Layout.of(trained).read(trained)
-    if experiment.hot_start:
+    if experiment.start is not None:
+        first = begun_with(trained, Path(experiment.start), wrap.wrapper)
+    elif experiment.hot_start:
         public, held_out = by_row(data.proxy), by_row(data.proxy_validation)
         first = hot_start(trained, public, held_out, experiment.hot_start, experiment.seed, experiment.task)
     elif wrap.public_start and offered:
@@ -336,7 +340,7 @@ def _feature_facts(data: FederatedData, public: Batch | None) -> FeatureFacts:
     facts = FeatureFacts(data.classes)
     if data.geometry is not None:
         between, within = (torch.from_numpy(v.copy()) for v in (data.geometry.between, data.geometry.within))
-        facts = replace(facts, between=between, within=within)
+        facts = replace(facts, width=len(data.geometry.mean), between=between, within=within)
     if public is None:
         return facts
     x, y = public.x.flatten(1), public.targets["y"]

@@ -12,6 +12,7 @@ from torch import nn
 from modicum.core.records import leaves
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.federation.experiment import Experiment
+from modicum.federation.start import model_digest
 from modicum.models.named import agreed_name, is_shipped, package_of
 
 
@@ -51,6 +52,8 @@ def _parts(e: Experiment) -> Iterator[bytes]:
         yield re.sub(r" at 0x[0-9a-f]+", "", repr(e.task)).encode()
     if e.federation.data.slot is not None:
         yield repr(e.federation.data.slot).encode()
+    if e.start is not None:
+        yield model_digest(Path(e.start)).encode()
     for look in e.looks:
         yield repr((look.run, look.planned_before, sorted(look.releases.items()))).encode()
     yield from _model(e)

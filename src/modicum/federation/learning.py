@@ -124,6 +124,12 @@ def row_inputs(data: FederatedData) -> Fields:
     return data.inputs if data.slot is None else data.slot.of_a_row(data.inputs)
 
 
+def row_shape(data: FederatedData) -> tuple[int, ...]:
+    """Of one record that is one array."""
+    shape: tuple[int, ...] = data.input_shape
+    return shape if data.slot is None else shape[1:]
+
+
 def width_of(task: Task, data: FederatedData) -> int | None:
     """How many outputs a model needs; None where only the model knows."""
     tokens = tokens_of(row_inputs(data)) if task.labels is Labels.TOKENS else None

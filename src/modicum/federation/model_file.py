@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from modicum.core.parts import ModelWrapper
 from modicum.core.records import Field, Fields, each, fields_from_json, fields_to_json, leaves
-from modicum.errors import DAMAGED, UserError
+from modicum.errors import DAMAGED, UserError, counted
 from modicum.federation.experiment import Experiment
-from modicum.federation.learning import inputs_of, width_of
+from modicum.federation.learning import inputs_of, row_shape, width_of
 from modicum.federation.run_folder import RunFolder
 from modicum.models import build, fixed_features
 from modicum.models.adapter import adapted
@@ -63,7 +63,7 @@ def model_facts(experiment: Experiment, model: nn.Module, run: str, round: int) 
     facts: dict[str, Any] = {
         "run": run,
         "round": round,
-        "input_shape": list(data.input_shape) if data.clients[0].train.plain else None,
+        "input_shape": list(row_shape(data)) if data.clients[0].train.plain else None,
         "classes": width_of(experiment.task, data),
     }
     if not data.clients[0].train.plain:
@@ -74,6 +74,18 @@ def model_facts(experiment: Experiment, model: nn.Module, run: str, round: int) 
         facts["base"] = base
     # One key: several would be written in an order that changes from process to process.
     return {"modicum": json.dumps(facts)}
+
+
+def start_line(folder: str | None) -> str:
+    """For reports: where a run began, and what that means for who is in both; nothing where it began anew."""
+    if folder is None:
+        return ""
+    facts = _facts(RunFolder(Path(folder)))
+    return (
+        f"Begins with the model of run {facts.get('run')} after {counted(int(facts.get('round', 0)), 'round')} "
+        f"({folder}). ε is of this run alone: for records that were in both, both runs add up, and a lifetime "
+        "account says what all may be."
+    )
 
 
 def frozen_digest(model: nn.Module) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -96,6 +96,7 @@ class Verification:
     kept: KeptHead | None = None
     problems: tuple[str, ...]
     clients: tuple[ClientCheck, ...] = ()
+    claimed: tuple[str, ...] = ()  # what is repeated on somebody's word, and nothing here can check
 
     @property
     def matches(self) -> bool:
@@ -121,6 +122,7 @@ class Verification:
             "kept_head": None if self.kept is None else self.kept.to_dict(),
             "certificate": self.certificate,
             "problems": list(self.problems),
+            "claimed": list(self.claimed),
             "clients": [check.to_dict() for check in self.clients],
         }
 
@@ -215,7 +217,19 @@ def _verify(ledger: Ledger, certificate: Certificate | None, kept: KeptHead | No
         kept=kept,
         problems=tuple(whole),
         clients=tuple(checks),
+        claimed=tuple(_claimed(ledger, certificate)),
     )
+
+
+def _claimed(ledger: Ledger, certificate: Certificate | None) -> Iterator[str]:
+    """What the files only repeat."""
+    yield f"where the noise came from ({ledger.noise['source']}), and that everything that left was charged"
+    if certificate is not None and certificate.account.get("kept"):
+        yield f"that account {certificate.account['id']} was drawn on"
+    if certificate is not None and certificate.audit is not None:
+        yield "what the audit measured"
+    if ledger.foreign_parts:
+        yield f"what parts of others do: {', '.join(ledger.foreign_parts)}"
 
 
 def _shapes(line: ClientGuarantee) -> tuple[str, ...]:

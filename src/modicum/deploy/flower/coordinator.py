@@ -21,12 +21,15 @@ from modicum.compute.clipping.loop import LoopBackend
 from modicum.config import Config, experiment_over, federation, task_in, to_toml
 from modicum.core.needs import check_data
 from modicum.core.records import fields_from_json, leaves
+from modicum.core.release_gate import SERVER
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.data.geometry import load_geometry
 from modicum.deploy.flower.card import Card, Kinds
 from modicum.deploy.flower.secure_silos import SecureSilos
 from modicum.deploy.flower.signed import Carrier, SignedCourier
 from modicum.deploy.flower.silos import Silos
+from modicum.deploy.silo.attested import FILE as ATTESTED
+from modicum.deploy.silo.attested import Part, write_attested
 from modicum.deploy.silo.secure import SecureTerms, check_terms
 from modicum.deploy.silo.signing import read_public
 from modicum.deploy.silo.terms import Join, Terms, agreed_parts, check_agreed, deployed, differences, digest
@@ -293,9 +296,23 @@ class Coordinator:
         self._report(certificate)
         said = json.dumps({name: one.to_list() for name, one in self.accounts.items()}).encode()
         answers = self.courier.ask(Kind.FINISH, dict.fromkeys(self.names, said), self.patience.continuing)
+        parts = [Part.of(SERVER, self.ledger, certificate, self.courier.key)]
         for name, answer in answers.items():
             if answer.refused is None:
                 self._remember(name, answer)
+                parts += self._attested(name, answer)
+        write_attested(self.files.path / ATTESTED, parts)
+
+    def _attested(self, name: str, answer: Answer) -> list[Part]:
+        """A silo's own certificate, which it signed; none where it is not one."""
+        try:
+            part = Part.from_dict(answer.json().get("attested"))
+            if part.party == name and part.signed(read_public(name, self.config.run.silos[name].key)):
+                return [part]
+        except (ValueError, AttributeError, RecursionError):
+            pass
+        LOG.warning("%s sends no certificate that it signed: %s is without it", name, ATTESTED)
+        return []
 
     def _report(self, certificate: Certificate) -> None:
         """Page and picture, of what the server knows: no client's accuracy, and its own only in simulation."""

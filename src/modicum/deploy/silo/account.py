@@ -183,6 +183,7 @@ class SiloAccount:
             **account.overview(),
             "records": len(table),
             "left": account.left(table),
+            "next": account.next_run(table),
         }
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from modicum.privacy.ledger.journal import Entry, Journal, LedgerDamaged, canoni
 from modicum.privacy.lifetime import DrawRefused, Filter, Lifetime
 from modicum.privacy.lifetime.draws import Draw, Mark, State, held, never_reserved
 from modicum.privacy.lifetime.files import FILE, KEY, alone, exists, finish_key, key_mark, new_key, read_key, sync
+from modicum.privacy.lifetime.planning import largest
 from modicum.privacy.lifetime.spending import Digests, Identity, Spending, fingerprint
 from modicum.privacy.plan import PrivacyPlan
 
@@ -158,6 +159,12 @@ class DatasetAccount:
     def may_lapse(self, run: str) -> bool:
         """Whether a hold's own ledger shows that nothing was reserved. See `draws.never_reserved`."""
         return never_reserved(self.draws[run], self.marks.get(run))
+
+    def next_run(self, table: Digests) -> float | None:
+        """ε of the largest further run that would fit, charged in full; None where there is no such figure."""
+        if self.lifetime.budget is None:
+            return None
+        return _finite(largest(self.lifetime, self.spending().most(table, self.identity)))
 
     def afford(self, plan: PrivacyPlan, table: Digests, lapsing: AbstractSet[str] = frozenset()) -> None:
         """Raises `DrawRefused` where a new run with this plan could not be held; writes nothing."""
