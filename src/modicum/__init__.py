@@ -37,10 +37,12 @@ if TYPE_CHECKING:
     from modicum.federation.control import EarlyStop, PublicRound
     from modicum.federation.experiment import Federation
     from modicum.federation.interference import Checked, check
+    from modicum.federation.lifetime import Account
     from modicum.federation.settings import Cohorts, Engine, Noise, Server, Watching
     from modicum.federation.transcript_file import load_transcript
     from modicum.loops.pytorch import privately
     from modicum.preparing.look import look
+    from modicum.preparing.tune import tune
     from modicum.privacy.certificate import Certificate
     from modicum.privacy.verify import verify
     from modicum.report.track import MLflow, TensorBoard, Tracker
@@ -62,6 +64,7 @@ _WHERE = {
     "Certificate": "modicum.privacy.certificate",
     "Checked": "modicum.federation.interference",
     **dict.fromkeys(("EarlyStop", "PublicRound"), "modicum.federation.control"),
+    "Account": "modicum.federation.lifetime",
     "Federation": "modicum.federation.experiment",
     "Metric": "modicum.core.parts",
     "Run": "modicum.runs",
@@ -75,11 +78,13 @@ _WHERE = {
     "load_transcript": "modicum.federation.transcript_file",
     "privately": "modicum.loops.pytorch",
     "train": "modicum.runs",
+    "tune": "modicum.preparing.tune",
     "verify": "modicum.privacy.verify",
 }
 _MODULES = ("methods", "models", "tasks")
 
 __all__ = [
+    "Account",
     "Certificate",
     "Checked",
     "Cohorts",
@@ -125,6 +130,7 @@ __all__ = [
     "privately",
     "tasks",
     "train",
+    "tune",
     "verify",
 ]
 

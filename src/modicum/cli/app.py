@@ -30,6 +30,7 @@ from modicum.cli import (
     methods,
     silo,
     studio,
+    tune,
     verify,
 )
 
@@ -81,6 +82,7 @@ def main(
 app.command("demo")(demo.demo)
 app.command("run")(experiment.run)
 app.command("look")(look.look)
+app.command("tune")(tune.tune)
 app.command("compare")(compare.compare)
 app.command("fit-clipping")(fit.fit_clipping)
 app.command("fit-metanet")(fit_metanet.fit_metanet)

@@ -29,6 +29,7 @@ from modicum.tasks import Labels, Task, named
 
 if TYPE_CHECKING:
     from modicum.federation.experiment import Experiment, Federation
+    from modicum.federation.lifetime import Account
     from modicum.privacy.spec import PrivacySpec
     from modicum.public.features import Proxy
 
@@ -137,6 +138,16 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
         task=task_in(config),
         looks=config.looks,
     )
+
+
+def account_in(config: Config) -> Account | None:
+    """One grant for all runs on these records, where the file states one."""
+    from modicum.federation.lifetime import Account
+
+    if config.account is None:
+        return None
+    with config.source.at("account"):
+        return Account(**vars(config.account))
 
 
 def task_in(config: Config) -> Task:

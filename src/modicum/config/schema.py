@@ -265,6 +265,15 @@ class RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LifetimeConfig:
+    """One grant for all runs on the same records, in one process; silos have their own, in their own files."""
+
+    budget: float = setting(None, "ε over all runs")
+    delta: float = setting(1e-5, "δ of the same")
+    folder: str = setting("account", "where the account is kept, outside of any run's folder")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole experiment file. `method` is the settings object of the method named `method_name`."""
 
@@ -276,4 +285,5 @@ class Config:
     run: RunConfig
     source: Source = field(compare=False, repr=False)
     task: TaskConfig = field(default_factory=TaskConfig)
+    account: LifetimeConfig | None = None
     looks: tuple[Look, ...] = field(default=(), compare=False, repr=False)  # that are named, as they were read

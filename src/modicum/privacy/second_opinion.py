@@ -128,6 +128,23 @@ def _moved(correlated: Correlation, participations: int) -> float:
     return float(np.linalg.norm(scipy.signal.fftconvolve(taking, column)[: correlated.steps]))
 
 
+def stopping_epsilon(plan: PrivacyPlan, shape: float, mean: float) -> float:
+    """ε of the best of a random number of trials with this plan, by RDP: the library's RepeatAndSelect (R17)."""
+    dp = library()
+    from dp_accounting.dp_event import ComposedDpEvent, RepeatAndSelectDpEvent, SelfComposedDpEvent
+
+    shift = 2.0 if plan.spec.adjacency is Adjacency.REPLACE_ONE else 1.0
+    trial = [
+        SelfComposedDpEvent(
+            _event(dp, _seen(r.noise_multiplier, plan.spec) / shift, r.sampler, plan.spec), r.count
+        )
+        for r in plan.charged
+    ]
+    accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant.compose(RepeatAndSelectDpEvent(ComposedDpEvent(trial), mean, shape))
+    return float(accountant.get_epsilon(plan.spec.delta))
+
+
 def filter_epsilon(plan: PrivacyPlan, spent: Mapping[tuple[float, Sampler], int]) -> float:
     """ε of what a filter let through, counted by (noise multiplier, sampler): at most its cap, if it works."""
     dp = library()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.errors import UserError
-from modicum.privacy import second_opinion
+from modicum.privacy import chosen, second_opinion
 from modicum.privacy.certificate import Certificate, ClientGuarantee
 from modicum.privacy.events import Poisson, Sampler
 from modicum.privacy.ledger import Ledger
@@ -133,6 +133,8 @@ def verify(path: str | PathLike[str], *, head: str | None = None) -> Verificatio
     `head` is a head hash of this ledger that somebody kept, now or earlier: all 64 hexadecimal digits, or at least
     the first 16. A ledger that has gone on since then still contains it; one that was cut or rewritten does not.
     """
+    if (Path(path) / chosen.FILE).is_file():
+        return _verify_choice(Path(path), chosen.Choice.read(Path(path)))
     ledger_path, certificate = _find(Path(path))
     digits = None if head is None else _hexadecimal(head)
     second_opinion.library()
@@ -150,6 +152,24 @@ def verify(path: str | PathLike[str], *, head: str | None = None) -> Verificatio
     except (ValueError, ArithmeticError, MemoryError, RuntimeError) as error:
         problem = f"its plans are beyond what can be computed ({type(error).__name__})"
     return Verification(ledger=str(ledger_path), certificate=certificate is not None, problems=(problem,))
+
+
+def _verify_choice(path: Path, choice: chosen.Choice) -> Verification:
+    """Winner and search of `modicum tune`, from the plans of trials that its certificate lists."""
+    checks = []
+    for client, plans in choice.plans.items():
+        unfounded = [problem for plan in plans for problem in second_opinion.too_much(plan)]
+        own, second, found = (math.nan, None, unfounded) if unfounded else chosen.problems(choice, client)
+        stated, spec = choice.epsilon[client], plans[0].spec
+        checks.append(ClientCheck(client, spec, Guard.PLAN, stated, own, second, tuple(found)))
+    sentence = f"SIMULATION: {choice.sentence}" if choice.simulation else choice.sentence
+    return Verification(
+        ledger=str(path / chosen.FILE),
+        noise={"simulation": choice.simulation, "sentence": sentence},
+        certificate=True,
+        problems=(),
+        clients=tuple(checks),
+    )
 
 
 def _hexadecimal(head: str) -> str:

@@ -55,6 +55,10 @@ class SlowClippingWarning(UserWarning):
     """A model takes the slow way; said once for each clipper, with the reason."""
 
 
+class UntrainedWarning(UserWarning):
+    """A parameter that is to be trained takes no part in the loss; said before the first record."""
+
+
 class Route(IntEnum):
     """How sums are computed, fastest first."""
 
@@ -143,7 +147,7 @@ class Clipper:
         with own_weights(self.model, torch.Generator().manual_seed(0)):
             rows = self._blank(problem, PROBED)
             try:
-                refuse_looking(self.model, problem.trained, problem.loss, rows.x, rows.y)
+                unreached = refuse_looking(self.model, problem.trained, problem.loss, rows.x, rows.y)
             except LooksAtValuesError as looks:
                 return Route.ALONE, str(looks)
             except IndexError as failed:
@@ -151,6 +155,7 @@ class Clipper:
             except RuntimeError as failed:
                 _refuse_undetermined(failed)
                 raise
+            _name_untrained(self.model, unreached)
             odd = fails(rows, known)
             if odd:
                 _refuse_on_gpu(problem, odd)
@@ -222,6 +227,16 @@ def _refuse_on_gpu(problem: Problem, odd: str) -> None:
     """A GPU's context does not survive such a record."""
     if problem.device.type == "cuda":
         raise UserError(f"this model cannot be trained on a GPU because of {odd}: clamp them in its forward pass")
+
+
+def _name_untrained(model: nn.Module, unreached: list[str]) -> None:
+    if unreached:
+        names = ", ".join(unreached[:5]) + (f" and {len(unreached) - 5} more" if len(unreached) > 5 else "")
+        message = (
+            f"the loss of {type(model).__name__} does not reach {names}: noise would be all that they are given; "
+            "freeze them with requires_grad_(False)"
+        )
+        warnings.warn(message, UntrainedWarning, stacklevel=6)
 
 
 def _in_a_line(failed: Exception) -> str:

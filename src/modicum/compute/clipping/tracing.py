@@ -93,25 +93,31 @@ class _Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def refuse_looking(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> None:
+def refuse_looking(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> list[str]:
     """Watch forward pass, loss and backward pass of synthetic rows.
+
+    Returns:
+        Names of parameters that the loss does not reach.
 
     Raises:
         LooksAtValuesError: where a value would be asked for.
     """
 
-    def run() -> None:
+    def run() -> list[str]:
         losses = check_losses(loss(model(x), y), batch_size(x))
-        if losses.requires_grad:
-            torch.autograd.grad(losses, list(trained.values()), torch.ones_like(losses), allow_unused=True)
+        if not losses.requires_grad:
+            return list(trained)
+        found = torch.autograd.grad(losses, list(trained.values()), torch.ones_like(losses), allow_unused=True)
+        return [name for name, g in zip(trained, found, strict=True) if g is None]
 
     with requiring_grad(model.parameters(), trained), torch.enable_grad():
         with _Reads(), _Operations():  # type: ignore[no-untyped-call]
-            run()
+            unreached = run()
         _refuse_unseen(run)
+    return unreached
 
 
-def _refuse_unseen(run: Callable[[], None]) -> None:
+def _refuse_unseen(run: Callable[[], object]) -> None:
     """Some of torch's own code goes another way while it is watched, which no record's pass does: so what it does
     unwatched is read from a profile. (Where `index` goes by values, it calls `nonzero`.)"""
     with profiler_legacy.profile() as seen:  # type: ignore[no-untyped-call]

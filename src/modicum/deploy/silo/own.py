@@ -32,7 +32,8 @@ def own_experiment(spec: SiloSpec) -> Experiment:
     # The server's first model comes with its first proposal; a silo's own layers begin as they are made.
     config = replace(config, run=replace(config.run, start=None))
     refuse_switches(device_named(spec.device))
-    config = replace(config, run=replace(config.run, device=spec.device))  # its own file's, whatever was agreed
+    # Its own file's device, whatever was agreed; the first model comes from the server, whatever run it is from.
+    config = replace(config, run=replace(config.run, device=spec.device, start=None))
     _refuse_readable(config)
     if config.data.table is not None and config.data.feature_columns is None:
         LOG.warning(

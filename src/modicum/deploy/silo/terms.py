@@ -55,6 +55,10 @@ def deployed(config: Config) -> Config:
         raise UserError(
             "workers are for simulations: in a deployment each silo computes for itself, leave them out"
         )
+    if config.account is not None:
+        raise config.source.error(
+            "each silo keeps an account of its own: move [account] into the silos' files", "account"
+        )
     said = config.source.tables.get("run", {}).get("simulation") is True
     return replace(config, run=replace(config.run, simulation=said))
 
