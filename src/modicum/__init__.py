@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from modicum.federation.control import EarlyStop, PublicRound
     from modicum.federation.experiment import Federation
     from modicum.federation.interference import Checked, check
+    from modicum.federation.lifetime import Account
     from modicum.federation.settings import Cohorts, Engine, Noise, Server, Watching
     from modicum.federation.transcript_file import load_transcript
     from modicum.loops.pytorch import privately
@@ -63,6 +64,7 @@ _WHERE = {
     "Certificate": "modicum.privacy.certificate",
     "Checked": "modicum.federation.interference",
     **dict.fromkeys(("EarlyStop", "PublicRound"), "modicum.federation.control"),
+    "Account": "modicum.federation.lifetime",
     "Federation": "modicum.federation.experiment",
     "Metric": "modicum.core.parts",
     "Run": "modicum.runs",
@@ -82,6 +84,7 @@ _WHERE = {
 _MODULES = ("methods", "models", "tasks")
 
 __all__ = [
+    "Account",
     "Certificate",
     "Checked",
     "Cohorts",

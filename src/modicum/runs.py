@@ -33,6 +33,7 @@ from modicum.errors import DAMAGED, MissingExtraError, PrivacyWarning, UserError
 from modicum.federation.control import Callback, EarlyStop, PublicRound, asked_again, check_known
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.identity import records_id
+from modicum.federation.lifetime import Account, draw
 from modicum.federation.model_file import (
     as_inputs,
     described_inputs,
@@ -51,6 +52,7 @@ from modicum.methods import method_of, settings_of
 from modicum.models.export import export
 from modicum.models.low_rank import OPTION, Adapters
 from modicum.privacy.certificate import Certificate
+from modicum.privacy.lifetime import APART
 from modicum.privacy.noise import CryptoNoise
 from modicum.report.picture import Curve
 from modicum.report.progress import somebody_looks
@@ -196,6 +198,7 @@ def train(
     noise: Noise = Noise(),
     engine: Engine = Engine(),
     watching: Watching = Watching(),
+    account: Account | None = None,
     **old: Any,
 ) -> Run:
     """Train, and write a run folder.
@@ -222,6 +225,8 @@ def train(
         server: hot start, averages, limits of bounds, how often to evaluate.
         engine: device and compilation.
         watching: trackers, transcript, audit.
+        account: one lifetime grant for this and all other runs on the same records; a run that does not fit is
+            refused before anything is computed.
         **old: settings of the four groups by their own names, as before; each warns.
 
     Returns:
@@ -273,6 +278,7 @@ def train(
             transcript=transcript_in(files, watching.transcript),
             audit=watching.audit,
             until=watching.until,
+            account=account,
         )
 
 
@@ -391,6 +397,7 @@ def carry_out(
     transcript: Transcript | None = None,
     audit: str | None = None,
     until: int | None = None,
+    account: Account | None = None,
 ) -> Run:
     """Run what is left of an experiment in a folder, then write its results. Safe to repeat after any crash.
 
@@ -404,6 +411,10 @@ def carry_out(
         run = _open(experiment, files, config, simulation, transcript, audit)
         try:
             _check_stops(run, callbacks)
+            if account is not None:
+                draw(run, account)
+            elif not simulation:
+                _warn_of_others(experiment, files)
             _check_until(until, run.server.state.round, experiment.rounds)
             stops = callbacks if until is None else (*callbacks, lambda done: done.round + 1 >= until)
             with tracking(track, title or files.path.name, _public_settings(run)) as heard:
@@ -415,7 +426,8 @@ def carry_out(
                     run.close()
                     # As the last whole round left it.
                     run = _open(experiment, files, config, simulation, transcript, audit)
-            return _finish(run, files, audit, paused=until is not None and not run.server.finished)
+            paused = until is not None and not run.server.finished
+            return _finish(run, files, audit, paused=paused, counted_apart=account is not None and not simulation)
         finally:
             run.close()
             if isinstance(transcript, FileTranscript):
@@ -482,7 +494,6 @@ def _open(
             refuse_unfit(audit, experiment)
         if not simulation:
             refuse_peeks(experiment.federation.data)
-            _warn_of_others(experiment, files)
         if not files.config.exists():
             files.write(files.config, config.encode())
         geometry = experiment.federation.data.geometry
@@ -508,13 +519,15 @@ def _warn_of_others(experiment: Experiment, files: RunFolder) -> None:
         )
 
 
-def _finish(run: Simulation, files: RunFolder, audit: str | None, *, paused: bool) -> Run:
+def _finish(run: Simulation, files: RunFolder, audit: str | None, *, paused: bool, counted_apart: bool) -> Run:
     """Everything here is a function of the finished run, so that a crash in between costs nothing."""
     if not paused:
         run.end()
     parameters = _parameters(run)
     _write_model(run, parameters, files)
     certificate = Certificate.from_ledger(run.ledger)
+    if counted_apart:
+        certificate = replace(certificate, account={"kept": False, "sentence": APART})
     if audit is not None:
         found = play_audit(audit, run.experiment, AuditSettings(seed=run.experiment.seed))
         certificate = replace(certificate, audit=found.to_dict())

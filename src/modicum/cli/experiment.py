@@ -116,7 +116,7 @@ def _carry_out(
     quiet: bool,
     until: int | None,
 ) -> Run:
-    from modicum.config import experiment, to_toml
+    from modicum.config import account_in, experiment, to_toml
     from modicum.data.columns import unscaled
     from modicum.federation.control import EarlyStop
     from modicum.federation.run_folder import RunFolder
@@ -151,6 +151,7 @@ def _carry_out(
                 transcript=seen,
                 audit=config.run.audit,
                 until=until,
+                account=account_in(config),
             )
     except KeyboardInterrupt:
         typer.echo(f"modicum: stopped; continue with: modicum run --resume {files.path}", err=True)

@@ -25,10 +25,11 @@ from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets
 from modicum.errors import UserError
 from modicum.methods import Look
-from modicum.tasks import Task, named
+from modicum.tasks import Labels, Task, named
 
 if TYPE_CHECKING:
     from modicum.federation.experiment import Experiment, Federation
+    from modicum.federation.lifetime import Account
     from modicum.privacy.spec import PrivacySpec
     from modicum.public.features import Proxy
 
@@ -139,10 +140,23 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
     )
 
 
+def account_in(config: Config) -> Account | None:
+    """One grant for all runs on these records, where the file states one."""
+    from modicum.federation.lifetime import Account
+
+    if config.account is None:
+        return None
+    with config.source.at("account"):
+        return Account(**vars(config.account))
+
+
 def task_in(config: Config) -> Task:
     """What the file's table [task] says is learned."""
     with config.source.at("task"):
-        return named(config.task.name, config.task.options)
+        task = named(config.task.name, config.task.options)
+    several = config.data.label_column if isinstance(config.data.label_column, list) else []
+    rows = several and task.outputs is None and task.labels in (Labels.BITS, Labels.NUMBERS)
+    return replace(task, outputs=len(several)) if rows else task
 
 
 def _features(config: Config) -> str | None:
@@ -198,6 +212,7 @@ def _rows(config: Config, alone: str | None) -> Dataset:
         classes=data.classes,
         labels=data.labels,
         columns=data.columns,
+        features=data.feature_columns,
         alone=alone,
         person=data.person,
         asked=asked,

@@ -14,6 +14,7 @@ from modicum.config.looks import with_looks
 from modicum.config.schema import (
     Config,
     DataConfig,
+    LifetimeConfig,
     MetricConfig,
     ModelConfig,
     PrivacyConfig,
@@ -28,7 +29,9 @@ from modicum.models.named import is_pretrained, is_shipped
 from modicum.models.published.packages import is_name
 
 DEFAULT_METHOD = "auto"
-TABLES = ("data", "task", "privacy", "model", "method", "run", "fit", "metanet")  # the last two: `modicum fit-…`
+TABLES = ("data", "task", "privacy", "model", "method", "run", "account", "fit", "metanet")
+"""The last two are for `modicum fit-…`."""
+
 
 _READERS: dict[type[Any], Any] = {}  # of tables, by their classes
 
@@ -79,6 +82,7 @@ def check(source: Source, folder: Path = Path(), *, looks: bool = True) -> Confi
         run=_run(source, folder),
         source=source,
         task=_task(source),
+        account=_account(source, folder),
     )
     return with_looks(config, folder) if looks else config
 
@@ -97,6 +101,16 @@ def _check_unit(source: Source, data: DataConfig, privacy: PrivacyConfig) -> Non
         raise source.error(
             f'{said[0]} is for runs that hide persons: set unit = "person" under [privacy]', "data", said[0]
         )
+
+
+def _account(source: Source, folder: Path) -> LifetimeConfig | None:
+    table = source.tables.get("account")
+    if table is None:
+        return None
+    if "budget" not in table:
+        raise source.error("say what all runs together may tell: budget = 4 under [account]", "account")
+    account: LifetimeConfig = read_table(source, LifetimeConfig, "account", table)
+    return replace(account, folder=_absolute(account.folder, folder))
 
 
 def _run(source: Source, folder: Path) -> RunConfig:

@@ -37,6 +37,9 @@ class DataConfig:
     columns: dict[str, Column] = setting(  # noqa: RUF009
         dict, "of the csv file, by public constants: age = { range = [0, 120], fill = 50 }"
     )
+    feature_columns: list[str] | None = setting(  # noqa: RUF009
+        None, "of the csv file, matched by name, in this order (default: all, in the table's own order)"
+    )
     classes: int | None = setting(None, "of your own data (default: the largest label + 1)")
     values: int | dict[str, int] | None = setting(  # noqa: RUF009
         None, "how many different whole numbers the npz files' inputs hold, e.g. tokens (default: the largest + 1)"
@@ -262,6 +265,15 @@ class RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LifetimeConfig:
+    """One grant for all runs on the same records, in one process; silos have their own, in their own files."""
+
+    budget: float = setting(None, "ε over all runs")
+    delta: float = setting(1e-5, "δ of the same")
+    folder: str = setting("account", "where the account is kept, outside of any run's folder")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole experiment file. `method` is the settings object of the method named `method_name`."""
 
@@ -273,4 +285,5 @@ class Config:
     run: RunConfig
     source: Source = field(compare=False, repr=False)
     task: TaskConfig = field(default_factory=TaskConfig)
+    account: LifetimeConfig | None = None
     looks: tuple[Look, ...] = field(default=(), compare=False, repr=False)  # that are named, as they were read

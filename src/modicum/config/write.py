@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from modicum.config.fields import FieldInfo, describe
-from modicum.config.schema import Config, DataConfig, PrivacyConfig, RunConfig, TaskConfig
+from modicum.config.schema import Config, DataConfig, LifetimeConfig, PrivacyConfig, RunConfig, TaskConfig
 from modicum.methods import registered_name
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ def _tables(config: Config) -> dict[str, list[tuple[FieldInfo, Any]]]:
         ],
         "method": [(method, config.method_name), *((i, getattr(config.method, i.name)) for i in own)],
         "run": _rows(RunConfig, config.run),
+        **({} if config.account is None else {"account": _rows(LifetimeConfig, config.account)}),
     }
 
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from modicum.config.schema import DataConfig
-from modicum.core.records import leaves
 from modicum.core.store import write_durably
-from modicum.data.arrays import Arrays, ClientData
+from modicum.data.arrays import ClientData
+from modicum.data.digests import blocks
 from modicum.data.own import npz_ids
 from modicum.data.tables import csv_ids, parquet_ids
 from modicum.deploy.silo.spec import SiloSpec
@@ -35,7 +31,6 @@ from modicum.privacy.spec import Adjacency, Unit
 
 LOG = logging.getLogger("modicum.silo")
 RECEIPT = "account.json"  # in the run's folder: which account was drawn on, and where
-BLOCK = 1 << 14  # records whose bytes are laid out at a time
 
 
 class Account(Protocol):
@@ -321,14 +316,7 @@ def table_of(spec: SiloSpec, own: ClientData, key: bytes) -> Digests:
         case Identity.ID:
             return by_id(key, record_ids(spec))
         case Identity.CONTENTS:
-            return by_contents(key, _blocks(own.train, own.validation, own.test))
-
-
-def _blocks(*parts: Arrays) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]:
-    for part in parts:
-        for start in range(0, len(part), BLOCK):
-            block = part.take(slice(start, start + BLOCK))
-            yield as_table(block)
+            return by_contents(key, blocks(own.train, own.validation, own.test))
 
 
 def record_ids(spec: SiloSpec) -> list[str]:
@@ -348,19 +336,6 @@ def _column(data: DataConfig, client: str, column: str) -> list[str]:
     assert data.table is not None  # named data have no account
     ids = parquet_ids if data.csv is None else csv_ids
     return ids(data.table, client, client=data.client_column, id=column)
-
-
-def as_table(block: Arrays) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Records as rows of numbers, and a whole number each: what makes one record differ from another.
-
-    Of other records than numbers with a class, every byte is a number of the row, labels included.
-    """
-    if block.plain and block.has_classes:
-        return block.scaled(), block.y
-    held = [leaf + leaf.dtype.type(0) if leaf.dtype.kind == "f" else leaf for _, leaf in leaves(block.x)]
-    rows = [np.ascontiguousarray(part.reshape(len(block), -1)) for part in (*held, block.y)]
-    table = np.concatenate([part.view(np.uint8).reshape(len(block), -1) for part in rows], axis=1)
-    return table.astype(np.float32), np.zeros(len(block), np.int64)
 
 
 def overview(spec: SiloSpec, own: ClientData) -> dict[str, Any]:

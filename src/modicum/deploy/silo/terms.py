@@ -55,6 +55,10 @@ def deployed(config: Config) -> Config:
         raise UserError(
             "workers are for simulations: in a deployment each silo computes for itself, leave them out"
         )
+    if config.account is not None:
+        raise config.source.error(
+            "each silo keeps an account of its own: move [account] into the silos' files", "account"
+        )
     said = config.source.tables.get("run", {}).get("simulation") is True
     return replace(config, run=replace(config.run, simulation=said))
 
@@ -77,6 +81,10 @@ def agreed_parts(config: Config) -> dict[str, str]:
         "privacy.looks": [json.dumps(look.to_dict(), sort_keys=True) for look in config.looks],
         "run.silos": sorted(run.silos.items()),
     }
+    if isinstance(data.label_column, list):
+        parts["data.label_column"] = data.label_column
+    if data.feature_columns is not None:
+        parts["data.feature_columns"] = data.feature_columns
     if data.slot is not None:  # files of records keep the digest that they had
         parts["data.rows_per_person"] = data.slot
     for name in AGREED:
