@@ -28,6 +28,7 @@ from modicum.cli import (
     methods,
     silo,
     studio,
+    theory,
     verify,
 )
 
@@ -92,6 +93,7 @@ app.command("attack")(attack.attack)
 app.command("backbones")(backbones.backbones)
 app.command("doctor")(doctor.doctor)
 app.command("audit")(audit.audit)
+app.add_typer(theory.app, name="theory")
 app.add_typer(bench.app, name="bench")
 app.add_typer(silo.app, name="silo")
 app.add_typer(flower.app, name="flower")
