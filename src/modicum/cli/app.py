@@ -26,6 +26,7 @@ from modicum.cli import (
     fit_metanet,
     flower,
     methods,
+    paper,
     silo,
     studio,
     theory,
@@ -93,6 +94,7 @@ app.command("attack")(attack.attack)
 app.command("backbones")(backbones.backbones)
 app.command("doctor")(doctor.doctor)
 app.command("audit")(audit.audit)
+app.command("paper")(paper.paper)
 app.add_typer(theory.app, name="theory")
 app.add_typer(bench.app, name="bench")
 app.add_typer(silo.app, name="silo")
