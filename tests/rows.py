@@ -69,6 +69,7 @@ from modicum.methods import (
     FedPer,
     FedProx,
     FedSa,
+    Look,
     NbAfl,
     PacDp,
     PFedSd,
@@ -251,6 +252,8 @@ METHOD_ROWS: dict[str, MethodSpec] = {
     "awdp-fl": AwdpFl(batch=4, steps=2),
     "awdp-fl-sum": AwdpFl(view="secure-aggregation"),
     "awdp-fl-faithful": AwdpFl(mode="faithful"),
+    "look": Look(bins=4),
+    "look-sum": Look(bins=3, statistics=("classes", "correlations"), view="secure-aggregation"),
 }
 
 

@@ -31,10 +31,19 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Pages that are written by nobody stand under the page that lists them."""
     assert config.nav is not None
     for entry in config.nav:
-        for title, page in entry.items():
-            if isinstance(page, str) and page in LISTED:
-                entry[title] = [page, *LISTED[page]()]
+        _fill(entry)
     return config
+
+
+def _fill(entry: dict[str, Any]) -> None:
+    """The pages below a page that lists them."""
+    for title, page in entry.items():
+        if isinstance(page, list):
+            for inner in page:
+                if isinstance(inner, dict):
+                    _fill(inner)
+        elif page in LISTED:
+            entry[title] = [page, *LISTED[page]()]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

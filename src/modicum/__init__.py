@@ -28,16 +28,21 @@ if TYPE_CHECKING:
         from_frame,
         from_npz_folder,
         from_parquet,
+        from_population,
         from_torch,
+        in_persons,
     )
     from modicum.data import load as load_dataset
     from modicum.errors import PrivacyWarning, UnsoundError, UserError
     from modicum.federation.control import EarlyStop, PublicRound
     from modicum.federation.experiment import Federation
     from modicum.federation.interference import Checked, check
+    from modicum.federation.lifetime import Account
     from modicum.federation.settings import Cohorts, Engine, Noise, Server, Watching
     from modicum.federation.transcript_file import load_transcript
     from modicum.loops.pytorch import privately
+    from modicum.preparing.look import look
+    from modicum.preparing.tune import tune
     from modicum.privacy.certificate import Certificate
     from modicum.privacy.verify import verify
     from modicum.report.track import MLflow, TensorBoard, Tracker
@@ -49,7 +54,7 @@ __version__ = "0.1.0"
 _DATA = (
     *("Dirichlet", "Iid", "Natural", "Shards", "SizeSkew"),
     *("assign_budgets", "federate", "from_csv", "from_frame", "from_npz_folder"),
-    *("from_parquet", "from_torch"),
+    *("from_parquet", "from_population", "from_torch", "in_persons"),
 )
 _WHERE = {
     **dict.fromkeys(_DATA, "modicum.data"),
@@ -59,6 +64,7 @@ _WHERE = {
     "Certificate": "modicum.privacy.certificate",
     "Checked": "modicum.federation.interference",
     **dict.fromkeys(("EarlyStop", "PublicRound"), "modicum.federation.control"),
+    "Account": "modicum.federation.lifetime",
     "Federation": "modicum.federation.experiment",
     "Metric": "modicum.core.parts",
     "Run": "modicum.runs",
@@ -68,14 +74,17 @@ _WHERE = {
     "compare": "modicum.comparing",
     "load": "modicum.runs",
     "load_dataset": "modicum.data:load",
+    "look": "modicum.preparing.look",
     "load_transcript": "modicum.federation.transcript_file",
     "privately": "modicum.loops.pytorch",
     "train": "modicum.runs",
+    "tune": "modicum.preparing.tune",
     "verify": "modicum.privacy.verify",
 }
 _MODULES = ("methods", "models", "tasks")
 
 __all__ = [
+    "Account",
     "Certificate",
     "Checked",
     "Cohorts",
@@ -109,15 +118,19 @@ __all__ = [
     "from_frame",
     "from_npz_folder",
     "from_parquet",
+    "from_population",
     "from_torch",
+    "in_persons",
     "load",
     "load_dataset",
     "load_transcript",
+    "look",
     "methods",
     "models",
     "privately",
     "tasks",
     "train",
+    "tune",
     "verify",
 ]
 

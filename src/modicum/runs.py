@@ -24,7 +24,7 @@ from modicum.compute.clipping.problem import in_mode
 from modicum.config.read import DEFAULT_METHOD
 from modicum.config.write import describe_experiment
 from modicum.core.parts import ModelWrapper, Plain
-from modicum.core.records import Fields, fields_to_json
+from modicum.core.records import Fields
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
@@ -33,13 +33,13 @@ from modicum.errors import DAMAGED, MissingExtraError, PrivacyWarning, UserError
 from modicum.federation.control import Callback, EarlyStop, PublicRound, asked_again, check_known
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.identity import records_id
-from modicum.federation.learning import inputs_of, width_of
+from modicum.federation.lifetime import Account, draw
 from modicum.federation.model_file import (
     as_inputs,
     described_inputs,
-    frozen_digest,
     inputs_in,
     label_names,
+    model_facts,
     restored,
 )
 from modicum.federation.records import RoundRecord, read_records
@@ -50,7 +50,9 @@ from modicum.federation.transcript import Transcript
 from modicum.federation.transcript_file import FileTranscript, transcript_in
 from modicum.methods import method_of, settings_of
 from modicum.models.export import export
+from modicum.models.low_rank import OPTION, Adapters
 from modicum.privacy.certificate import Certificate
+from modicum.privacy.lifetime import APART
 from modicum.privacy.noise import CryptoNoise
 from modicum.report.picture import Curve
 from modicum.report.progress import somebody_looks
@@ -181,7 +183,8 @@ def train(
     method: MethodSpec | str = DEFAULT_METHOD,
     budgets: Budgets | None = None,
     model: str | nn.Module = "logistic",
-    model_options: Mapping[str, float | str] | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    adapters: Mapping[str, Any] | Adapters | None = None,
     task: Task | str = DEFAULT_TASK,
     rounds: int = 30,
     seed: int = 0,
@@ -195,6 +198,7 @@ def train(
     noise: Noise = Noise(),
     engine: Engine = Engine(),
     watching: Watching = Watching(),
+    account: Account | None = None,
     **old: Any,
 ) -> Run:
     """Train, and write a run folder.
@@ -203,8 +207,9 @@ def train(
         federation: records and budgets; where it holds records alone (`mo.federate`), give `budgets` too.
         method: a settings object (`mo.methods.DpSgd(lr=4)`) or a name (`"dp-sgd"`: its defaults) [default: auto].
         budgets: ε that the clients grant.
-        model: a name of the catalogue, or a module of your own.
-        model_options: settings of a model of the catalogue.
+        model: a name of the catalogue, a folder of transformers (`"hf:FOLDER"`), or a module of your own.
+        model_options: settings of a model that is named.
+        adapters: trained beside a model that is otherwise frozen: `{"rank": 8, "targets": ["query", "value"]}`.
         task: what is learned: `"classification"`, `"regression"`, `"multi-label"`, `"next-token"`, one with
             options (`mo.tasks.classification(weights=[1, 13])`), or your own `mo.Task`.
         rounds: rounds of training.
@@ -220,6 +225,8 @@ def train(
         server: hot start, averages, limits of bounds, how often to evaluate.
         engine: device and compilation.
         watching: trackers, transcript, audit.
+        account: one lifetime grant for this and all other runs on the same records; a run that does not fit is
+            refused before anything is computed.
         **old: settings of the four groups by their own names, as before; each warns.
 
     Returns:
@@ -240,6 +247,7 @@ def train(
         max_participations=cohorts.max_participations,
         metrics=metrics,
         seed=seed,
+        start=server.start,
         hot_start=server.hot_start,
         average=server.average,
         bounds=server.bounds,
@@ -250,7 +258,7 @@ def train(
         device=engine.device,
         compile=engine.compile,
         workers=workers,
-        model_options=dict(model_options or {}),
+        model_options={**(model_options or {}), **({} if adapters is None else {OPTION: adapters})},
     )
     if resume and folder is None:
         raise UserError("say which run to resume: give its folder")
@@ -269,6 +277,8 @@ def train(
             track=watching.track,
             transcript=transcript_in(files, watching.transcript),
             audit=watching.audit,
+            until=watching.until,
+            account=account,
         )
 
 
@@ -386,9 +396,12 @@ def carry_out(
     title: str | None = None,
     transcript: Transcript | None = None,
     audit: str | None = None,
+    until: int | None = None,
+    account: Account | None = None,
 ) -> Run:
     """Run what is left of an experiment in a folder, then write its results. Safe to repeat after any crash.
 
+    With `until` it pauses after so many of its planned rounds, which are paid for; later it goes on.
     `config` is the text of the folder's config.toml; one that is there already is kept. `title` is the run's name
     for trackers [default: the folder's]. Where a person stops the run twice, or a callback asks for it, the run
     ends after the last whole round, with the certificate of the whole plan.
@@ -398,16 +411,21 @@ def carry_out(
         run = _open(experiment, files, config, simulation, transcript, audit)
         try:
             _check_stops(run, callbacks)
+            if account is not None:
+                draw(run, account)
+            _check_until(until, run.server.state.round, experiment.rounds)
+            stops = callbacks if until is None else (*callbacks, lambda done: done.round + 1 >= until)
             with tracking(track, title or files.path.name, _public_settings(run)) as heard:
                 try:
-                    _play(run, heard.round, watch, callbacks)
+                    _play(run, heard.round, watch, stops)
                 except KeyboardInterrupt:
                     if not (read_records(files.metrics) and somebody_looks() and asked_again(files.path)):
                         raise
                     run.close()
                     # As the last whole round left it.
                     run = _open(experiment, files, config, simulation, transcript, audit)
-            return _finish(run, files, audit)
+            paused = until is not None and not run.server.finished
+            return _finish(run, files, audit, paused=paused, counted_apart=account is not None and not simulation)
         finally:
             run.close()
             if isinstance(transcript, FileTranscript):
@@ -424,6 +442,19 @@ def _play(
         said = [callback(PublicRound.of(record)) for callback in callbacks]
         if True in said:
             return
+
+
+def _check_until(until: int | None, done: int, planned: int) -> None:
+    """Rounds within the plan are paid for; beyond it noise would be missing."""
+    if until is None:
+        return
+    if until > planned:
+        raise UserError(
+            f"{planned} rounds are planned, and nothing is granted beyond them: pause at {planned} or earlier, or "
+            "begin a new run with the model of this one (start), which is charged by itself"
+        )
+    if until <= done:
+        raise UserError(f"{counted(done, 'round')} of this run are done: say a later one, or leave until out")
 
 
 def _check_stops(run: Simulation, callbacks: Sequence[Callback]) -> None:
@@ -487,12 +518,15 @@ def _warn_of_others(experiment: Experiment, files: RunFolder) -> None:
         )
 
 
-def _finish(run: Simulation, files: RunFolder, audit: str | None) -> Run:
+def _finish(run: Simulation, files: RunFolder, audit: str | None, *, paused: bool, counted_apart: bool) -> Run:
     """Everything here is a function of the finished run, so that a crash in between costs nothing."""
-    run.end()
+    if not paused:
+        run.end()
     parameters = _parameters(run)
     _write_model(run, parameters, files)
     certificate = Certificate.from_ledger(run.ledger)
+    if counted_apart:
+        certificate = replace(certificate, account={"kept": False, "sentence": APART})
     if audit is not None:
         found = play_audit(audit, run.experiment, AuditSettings(seed=run.experiment.seed))
         certificate = replace(certificate, audit=found.to_dict())
@@ -516,21 +550,7 @@ def _parameters(run: Simulation) -> dict[str, Tensor]:
 def _write_model(run: Simulation, parameters: Mapping[str, Tensor], files: RunFolder) -> None:
     from safetensors.torch import save
 
-    # One key: several would be written in an order that changes from process to process.
-    data = run.experiment.federation.data
-    facts = {
-        "run": run.ledger.run_id,
-        "round": run.server.state.round,
-        "input_shape": list(data.input_shape) if data.clients[0].train.plain else None,
-        "classes": width_of(run.experiment.task, data),
-    }
-    if not data.clients[0].train.plain:
-        facts["inputs"] = fields_to_json(inputs_of(data, run.experiment.model))
-    if data.labels:
-        facts["labels"] = list(data.labels)
-    if base := frozen_digest(run.data.model):
-        facts["base"] = base
-    about = {"modicum": json.dumps(facts)}
+    about = model_facts(run.experiment, run.data.model, run.ledger.run_id, run.server.state.round)
     files.write(files.model, bytes(save({n: v.contiguous() for n, v in parameters.items()}, metadata=about)))
 
 

@@ -104,3 +104,12 @@ def test_members_of_cohorts_are_counted_as_often_as_they_answer() -> None:
         multipliers={c.name: Z / math.sqrt(2) for c in whole.clients},
     )
     assert rule().pace(half).step == pytest.approx(rule().pace(whole).step)
+
+
+def test_steps_are_shorter_behind_a_wide_public_network() -> None:
+    """By the width of the network, which is public: not by what any record is."""
+    made = Paced(Momentum(NoiseAware(), 0.0), 0.3, 0.1, wide=0.05)
+    for width, noise in ((0, 0.1), (1279, 0.1), (1280, 0.05), (4000, 0.05)):
+        pace = made.pace(facts(features=FeatureFacts(CLASSES, width=width)))
+        assert pace.noise == pytest.approx(noise)
+    assert rule().pace(facts(features=FeatureFacts(CLASSES, width=4000))).noise == pytest.approx(0.1)

@@ -99,7 +99,7 @@ SHOWING: dict[str, dict[str, Any]] = {  # every method where its messages are se
 }
 
 
-OWN = {"fedcompdp"}
+OWN = {"fedcompdp", "look"}
 """Methods whose way of joining messages is what they are: another would be another method."""
 PACED = {"dp-acdn", "fedacg"}
 """Methods that smooth or look ahead by themselves, in place of the server's momentum."""

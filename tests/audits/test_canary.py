@@ -28,19 +28,14 @@ def test_a_sound_mechanism_stays_under_its_claim(mechanism: Mechanism) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("budget", [1.0, 4.0, BUDGET])
-@pytest.mark.parametrize("mechanism", SOUND.values(), ids=SOUND.keys())
-def test_a_sound_mechanism_stays_under_its_claim_in_full(mechanism: Mechanism, budget: float) -> None:
-    verdict = audit(Audit(mechanism=mechanism, budget=budget, rounds=3, trials=4000, seed=7))
+@pytest.mark.parametrize("budget", [1.0, BUDGET])
+@pytest.mark.parametrize("name", list(SOUND))
+def test_a_sound_mechanism_stays_under_its_claim_in_full(name: str, budget: float) -> None:
+    """And unsampled Gaussians are attacked at their worst case, so most of μ is found: the check has teeth."""
+    verdict = audit(Audit(mechanism=SOUND[name], budget=budget, rounds=3, trials=4000, seed=7))
     assert not verdict.broken, verdict.sentence()
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", [n for n in SOUND if "Poisson" not in n and "secret" not in n])
-def test_the_audit_comes_close_to_the_claim(name: str) -> None:
-    """Unsampled Gaussians are attacked at their worst case, so most of μ is found: the check has teeth."""
-    verdict = audit(Audit(mechanism=SOUND[name], budget=BUDGET, rounds=3, trials=4000, seed=8))
-    assert verdict.epsilon > 0.6 * verdict.claimed, verdict.sentence()
+    if budget == BUDGET and "Poisson" not in name and "secret" not in name:
+        assert verdict.epsilon > 0.6 * verdict.claimed, verdict.sentence()
 
 
 def test_a_policy_that_learns_is_refused() -> None:

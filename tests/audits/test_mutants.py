@@ -18,6 +18,7 @@ from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision
 from modicum.core.parts import Batch, ClientKit, Job
 from modicum.core.release_gate import ReservedGate
+from modicum.data import persons
 from modicum.errors import UnsoundError, UserError
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.mechanisms.record_steps import Stepper
@@ -28,9 +29,10 @@ from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import NoiseKey, SimulatedNoise
-from modicum.privacy.spec import Adjacency, PrivacySpec
+from modicum.privacy.spec import Adjacency, PrivacySpec, Unit
 from tests.audits.mutants import (
     ChangedGates,
+    ClippedByRow,
     ClippedByTensor,
     ExtraStepStepper,
     FourTensors,
@@ -43,6 +45,7 @@ from tests.audits.mutants import (
     Spy,
     WithBatchNorm,
     stepping,
+    surplus_slips_in,
 )
 from tests.audits.worlds import WithPolicy, experiment, interferes
 from tests.privacy import test_some_order_filter as some_order
@@ -74,6 +77,20 @@ def _next_bound(mutant: bool, folder: Path) -> bool:  # noqa: ARG001
 def _by_tensor(mutant: bool, folder: Path) -> bool:  # noqa: ARG001
     what = Audit(mechanism=RecordLocal(steps=1), budget=BUDGET, trials=MORE, layer=None)
     return _broken(what, backend=ClippedByTensor() if mutant else FourTensors())
+
+
+def _surplus(mutant: bool, folder: Path) -> bool:  # noqa: ARG001
+    """A person who has more rows than a slot: the surplus is left out, or comes in as somebody else's."""
+    what = Audit(mechanism=RecordLocal(steps=1, unit=Unit.PERSON), budget=BUDGET, trials=MORE)
+    with pytest.MonkeyPatch.context() as patch:
+        if mutant:
+            patch.setattr(persons, "grouped", surplus_slips_in)
+        return _broken(what)
+
+
+def _by_row(mutant: bool, folder: Path) -> bool:  # noqa: ARG001
+    what = Audit(mechanism=RecordLocal(steps=1, unit=Unit.PERSON), budget=BUDGET, trials=MORE)
+    return _broken(what, backend=ClippedByRow() if mutant else ProbeBackend())
 
 
 def _undoubled(mutant: bool, folder: Path) -> bool:  # noqa: ARG001
@@ -204,6 +221,8 @@ MUTANTS = {
     "an uncharged local epoch": Mutant("canary audit", _uncharged_steps),
     "a step released twice": Mutant("the gate", _second_release),
     "gradients clipped tensor by tensor": Mutant("canary audit across tensors", _by_tensor),
+    "surplus rows of a person slip in": Mutant("canary audit of persons", _surplus),
+    "a person's rows clipped one by one": Mutant("canary audit of persons", _by_row),
     "RO accounted without doubling": Mutant("canary audit", _undoubled),
     "a some-order filter": Mutant("exact δ of a two-step interaction", _some_order),
     "a policy that reads a raw norm": Mutant("non-interference", _peeking("norm")),

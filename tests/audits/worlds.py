@@ -16,7 +16,7 @@ from modicum.federation.interference import difference
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import DpFedAvg, DpSgd
-from modicum.privacy.spec import Adjacency, SecureAggregation, ServerSeesMessages, TrustedServer
+from modicum.privacy.spec import Adjacency, SecureAggregation, ServerSeesMessages, TrustedServer, Unit
 from modicum.training.local_steps import LocalSteps
 
 ONE_STEP = LocalSteps(batch=1, steps=1)
@@ -29,6 +29,8 @@ SOUND = {
     "record, Poisson, zero-out": RecordLocal(batch=4, steps=2),
     "record, Poisson, add-remove": RecordLocal(batch=4, steps=2, adjacency=AR),
     "record, Poisson, replace-one": RecordLocal(batch=4, steps=2, adjacency=RO),
+    "person, whole batches, zero-out": RecordLocal(steps=2, unit=Unit.PERSON),
+    "person, Poisson, replace-one": RecordLocal(batch=4, steps=2, adjacency=RO, unit=Unit.PERSON),
     "client, local, zero-out": ClientLevel(local=ONE_STEP, view=ServerSeesMessages()),
     "client, local, replace-one": ClientLevel(local=ONE_STEP, view=ServerSeesMessages(), adjacency=RO),
     "client, secure aggregation, zero-out": ClientLevel(local=ONE_STEP, view=SecureAggregation(3, 1)),

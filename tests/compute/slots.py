@@ -1,4 +1,4 @@
-"""A search for a row whose values change the bits of other rows: assumption (c′) of docs/clipping.md.
+"""A search for a row whose values change the bits of other rows: assumption (c′) of docs/floating-point.md.
 
     python -m tests.compute.slots OUT [--device cuda] [--threads 1 2] [--minutes 10]
 

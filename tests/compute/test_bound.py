@@ -103,7 +103,7 @@ def test_no_record_moves_a_sum_beyond_its_bound(name: str, number: int, attack: 
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("name", list(ROUTES))
-@settings(max_examples=300, **SEARCH)
+@settings(max_examples=40, **SEARCH)
 @given(attack=attacks(*THRESHOLDS, RETURNED_WIDE))
 def test_no_record_moves_a_sum_beyond_its_bound_in_a_long_search(name: str, number: int, attack: Attack) -> None:
     with threads(number):
@@ -303,7 +303,7 @@ def test_no_model_moves_a_sum_beyond_its_bound(
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("name", list(MODELS))
-@settings(max_examples=200, **SEARCH)
+@settings(max_examples=60, **SEARCH)
 @given(**hostile)
 def test_no_model_moves_a_sum_beyond_its_bound_in_a_long_search(
     name: str, number: int, batch: int, sizes: list[float], signs: bool, seed: int

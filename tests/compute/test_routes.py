@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.compute import Clipper, Flat, SlowClippingWarning, Way
+from modicum.compute import Clipper, Flat, SlowClippingWarning, UntrainedWarning, Way
 from modicum.compute.client_batched.fused import FusedBackend
 from modicum.compute.clipping import flat
 from modicum.compute.clipping.capture import CannotCaptureWarning, Graphs
@@ -273,3 +273,26 @@ def test_a_record_for_which_the_model_fails_is_zero_for_itself_alone() -> None:
         CLIPPED_SUM.fallback_clipped_sum.__globals__["reference_clipped_sum"](
             clipper.model, cross_entropy, with_last(x, 0.0), y, Flat(1.0)
         )
+
+
+class Unused(nn.Module):
+    """A layer that its outputs know nothing of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = nn.Linear(5, 3), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.spare(x)
+        found: Tensor = self.used(x)
+        return found
+
+
+def test_parameters_that_the_loss_does_not_reach_are_named_before_the_first_record() -> None:
+    model, x, y = Unused(), torch.rand(4, 5), torch.zeros(4, dtype=torch.long)
+    with pytest.warns(UntrainedWarning, match=r"does not reach spare\.weight, spare\.bias: noise"):
+        Clipper(model)(cross_entropy, x, y, Flat(1.0))
+    model.spare.requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntrainedWarning)
+        Clipper(model)(cross_entropy, x, y, Flat(1.0))

@@ -7,7 +7,11 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from modicum.compute import Clipper, Flat, reference_clipped_sum
+from modicum.compute.clipping import sequence
+from modicum.compute.clipping.clipped_sum import Route
 
 if find_spec("triton") is not None:
     os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
@@ -86,3 +90,44 @@ if find_spec("triton") is not None:
         before = weighted_runs(a, g, weights, 5)
         a[2], g[2] = torch.nan, torch.inf
         assert torch.equal(weighted_runs(a, g, weights, 5), before)
+
+    class Texts(nn.Module):
+        """Words, a layer over all places that is wide enough for kernels, and a head on the first."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.wide, self.out = nn.Embedding(50, 64), nn.Linear(64, 64), nn.Linear(64, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.out(torch.relu(self.wide(self.words(x))).mean(1))
+            return found
+
+    def by_text(outputs: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, y, reduction="none")
+
+    @pytest.mark.filterwarnings("ignore::modicum.compute.SlowClippingWarning")
+    @pytest.mark.parametrize("strided", [False, True])
+    def test_each_example_is_added_with_its_own_weight(strided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Weights come as one column of all parameters' factors."""
+        from modicum.compute.clipping import sequence_kernels
+
+        honest = sequence_kernels.weighted_runs
+
+        def as_it_lies(a: Tensor, g: Tensor, weights: Tensor, run: int) -> Tensor:
+            return honest(a, g, weights.as_strided(weights.shape, (1,)), run)
+
+        monkeypatch.setattr(sequence, "has_kernels", lambda _: True)
+        monkeypatch.setattr(sequence, "product_rounding", lambda *_: 1e-3)
+        if strided:  # negative control: the memory behind a column, which a kernel reads that is told no stride
+            monkeypatch.setattr(sequence_kernels, "weighted_runs", as_it_lies)
+        torch.manual_seed(0)
+        model = Texts().to(DEVICE)
+        x, y = torch.randint(50, (12, 16), device=DEVICE), torch.arange(12, device=DEVICE) % 3
+        weights = (y > 0).float()
+        bound = Flat(float(reference_clipped_sum(model, by_text, x, y, Flat(1e9)).norms.median()))
+        truth = reference_clipped_sum(model, by_text, x, y, bound, weights=weights).total["wide.weight"]
+        clipper = Clipper(model)
+        found = clipper(by_text, x, y, bound, weights=weights).total["wide.weight"]
+        assert (found - truth).norm() <= 1e-2 * truth.norm()
+        routes = {route for known in clipper.routes.values() for route in known.values()}
+        assert routes == {Route.ALONE if strided else Route.BOOKS}  # the search of rows finds it

@@ -11,11 +11,11 @@ import torch
 from tests.compute.slot_models import BROKEN, MODELS
 from tests.compute.slots import Count, has_matrix_units, is_caught, search
 
-TOGETHER = 240
+TOGETHER = 120
 """Seconds of the long search with each number of threads."""
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture
 def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -36,7 +36,17 @@ def test_half_precision_on_matrix_units_is_caught() -> None:
     assert count.differ
 
 
-@pytest.mark.parametrize("name", ["linear 30-3", "small bert", "images"])
+@pytest.mark.parametrize(
+    ("name", "threads"),
+    [
+        ("linear 30-3", 1),
+        ("linear 30-3", 2),
+        ("small bert", 1),
+        ("images", 1),
+        pytest.param("small bert", 2, marks=pytest.mark.heavy),
+    ],
+    indirect=["threads"],
+)
 @pytest.mark.usefixtures("threads")
 def test_other_rows_keep_their_bits(name: str) -> None:
     count = Count()
@@ -47,6 +57,7 @@ def test_other_rows_keep_their_bits(name: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
 @pytest.mark.filterwarnings("ignore::modicum.compute.SlowClippingWarning")
 @pytest.mark.usefixtures("threads")
 def test_other_rows_keep_their_bits_in_a_long_search(name: str) -> None:

@@ -54,6 +54,7 @@ LOOKING: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 BY_NAME: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "matrix exponential": (BROKEN["matrix exponential"].make, (9, 9)),
     "inverse": (head(lambda s, x: s.o(torch.linalg.inv(x).flatten(1)), 25), (5, 5)),
+    "running product": (head(lambda s, x: s.o(s.a(x).cumprod(1)), a=nn.Linear(30, 30)), (30,)),
     "singular values": (head(lambda s, x: s.o(torch.linalg.svdvals(x)), 5), (5, 5)),
     "cholesky": (head(lambda s, x: s.o(torch.linalg.cholesky(x @ x.mT + torch.eye(5)).flatten(1)), 25), (5, 5)),
 }
@@ -110,9 +111,52 @@ def test_without_the_watch_they_would_not_be(name: str, monkeypatch: pytest.Monk
     """The negative control: neither Python nor operations are watched."""
     monkeypatch.setattr(tracing, "READS", ())
     monkeypatch.setattr(tracing, "_by_values", lambda _: "")
+    monkeypatch.setattr(tracing, "_refuse_unseen", lambda _: None)
     make, shape = LOOKING[name]
     if name not in ("boolean index", "experts", "repeated as often as it says"):
         assert not looks(make, torch.rand(8, *shape))
+
+
+class Products(nn.Module):
+    """A product over what relu leaves: torch goes back another way where any record has a zero in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.o = nn.Linear(8, 6), nn.Linear(1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.o(torch.relu(self.a(x)).prod(1, keepdim=True))
+        return found
+
+    def sent(self) -> None:
+        """Weights by which only records whose first number is negative have zeros, and products are tiny."""
+        with torch.no_grad():
+            self.a.weight.zero_()
+            self.a.weight[:, 0] = self.a.bias[:] = 1e-8
+            self.o.weight.mul_(1e38)
+
+
+def moved_by_nobody(model: Products) -> float:
+    """How far a record of weight 0 moves the clipped sum of 31 others."""
+    torch.manual_seed(0)
+    x, y, weights = torch.rand(32, 8), torch.arange(32) % 3, torch.ones(32)
+    weights[5] = 0
+    clipper = Clipper(model)
+    clipper(cross_entropy, x, y, Flat(1.0))
+    model.sent()
+    base = clipper(cross_entropy, x, y, Flat(1.0), weights=weights).total
+    x[5, 0] = -2
+    found = clipper(cross_entropy, x, y, Flat(1.0), weights=weights).total
+    return float(sum((found[name] - base[name]).square().sum() for name in base)) ** 0.5
+
+
+@pytest.mark.filterwarnings("ignore::modicum.compute.SlowClippingWarning")
+def test_what_torch_does_otherwise_while_it_is_watched_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert moved_by_nobody(Products()) == 0
+    monkeypatch.setattr(tracing, "REFUSED", {})  # the profile finds it without a list
+    assert moved_by_nobody(Products()) == 0
+    monkeypatch.setattr(tracing, "_refuse_unseen", lambda _: None)  # negative control
+    assert moved_by_nobody(Products()) > 1.01
 
 
 class Judge(nn.Module):

@@ -15,6 +15,7 @@ from modicum.data.columns import Column, suggest, unscaled
 from modicum.deploy.silo.own import own_experiment
 from modicum.deploy.silo.spec import read_spec
 from modicum.errors import UserError
+from modicum.public.columns import main
 
 TABLE = "id,age,sex,chol,label\n1,30,f,200,0\n2,130,m,,1\n3,-5,x,300,0\n"
 COLUMNS = {
@@ -130,3 +131,40 @@ def test_large_inputs_are_noticed() -> None:
     assert unscaled(np.ones((3, 2), dtype=np.float32)) == ""
     assert unscaled(np.full((3, 2), 255, dtype=np.uint8)) == ""
     assert "feature 1 reaches 300" in unscaled(np.array([[0.0, 300.0]]))
+
+
+def test_numbers_bend_at_public_edges() -> None:
+    column = Column(edges=(0, 10, 20, 100))
+    cells = ["-5", "5", "10", "60", "1000"]
+    assert column.table("dose", cells, "t").tolist() == [[0, 0, 0], [0.5, 0, 0], [1, 0, 0], [1, 1, 0.5], [1, 1, 1]]
+    for edges in ((1,), (2, 1), (1, 1), (0, float("inf"))):
+        with pytest.raises(UserError, match="edges"):
+            Column(edges=edges)
+    with pytest.raises(UserError, match="one of"):
+        Column(edges=(0, 1), range=(0, 1))
+
+
+def test_columns_from_public_records_and_back_from_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    rows = [
+        (f"{rng.exponential():.4f}", "0" if i % 3 else f"{i}", "ab"[i % 2], "x", f"{i % 4}") for i in range(400)
+    ]
+    text = "dose,gain,ward,same,code,label\n" + "".join(",".join((*row, "1")) + "\n" for row in rows)
+    (tmp_path / "public.csv").write_text(text)
+    assert main(["--csv", str(tmp_path / "public.csv")]) == 0
+    found = capsys.readouterr().out
+    (tmp_path / "e.toml").write_text(f'[data]\ncsv = "public.csv"\nclasses = 2\n{found}')
+    columns = read(tmp_path / "e.toml").data.columns
+    assert columns["ward"].categories == ("a", "b")
+    assert columns["code"].categories == ("0", "1", "2", "3")
+    assert columns["same"].drop
+    edges, gain = columns["dose"].edges, columns["gain"].edges
+    assert edges is not None
+    parts = np.histogram([float(row[0]) for row in rows], edges)[0]
+    assert parts.min() > 0.5 * parts.max()  # quantiles: as many records in each stretch
+    assert gain is not None
+    assert gain[0] == 0.0  # most are 0: quantiles of all would leave one stretch for the others
+    assert len(gain) > 5
+    assert main(["--csv", str(tmp_path / "nothing.csv")]) == 2

@@ -71,6 +71,13 @@ def replaced(own: Federation, records: Records) -> Federation:
     return replace(own, data=replace(own.data, clients=clients))
 
 
+class Coins(SimulatedNoise):
+    """Other coins, and the same word of them: a simulation's certificate names its seed, a deployment has none."""
+
+    def describe(self) -> dict[str, Any]:
+        return SimulatedNoise(0).describe()
+
+
 def play(
     folder: Path, made: Config, watch: Recording | Replaying, records: Records | None, coins: int
 ) -> list[Sent]:
@@ -89,7 +96,7 @@ def play(
         shutil.copytree(folder.parent / "keys", folder / "keys")
         silos = {name: silo(folder, made, name) for name in NAMES}
         for one in silos.values():
-            one.noise = SimulatedNoise(coins)
+            one.noise = Coins(coins)
         courier = Tapped(silos)
         run = Coordinator(made, NAMES, folder / "server", courier, key_of(folder, "server"), Patience(1, 1, 1))
         for _ in run.rounds():

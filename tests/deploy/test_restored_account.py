@@ -96,6 +96,30 @@ def three_runs_and_an_old_copy(root: Path) -> None:
     assert draws(root) == 1  # what the second run drew could be spent again
 
 
+def interrupted(root: Path) -> None:
+    """A run of which a round was played and that never ended; the copies are of before that round."""
+    with silos(root, 1) as held:
+        config, key = read(root / "experiment.toml"), key_of(root, "server")
+        run = Coordinator(config, NAMES, root / "run-1" / "server", Direct(held), key, Patience(1, 1, 1))
+        back_up(root)
+        shutil.copytree(root / "run-1" / "state-ward", root / "state-backup")
+        run.step()
+        run.close()
+    restore(root)
+    shutil.rmtree(root / "run-1" / "state-ward")
+    shutil.copytree(root / "state-backup", root / "run-1" / "state-ward")
+
+
+def test_a_draw_that_became_a_hold_again_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Account and run put back together to between joining and the first round: the hold would lapse."""
+    interrupted(tmp_path / "a")
+    with pytest.raises(UserError, match="the account of silo 'ward' is behind"):
+        play(tmp_path / "a", 2)
+    monkeypatch.setattr(Coordinator, "_hear_draws", lambda *_: None)  # the negative control: joining alone
+    interrupted(tmp_path / "b")
+    play(tmp_path / "b", 2)
+
+
 def test_the_server_refuses_and_says_what_to_do(tmp_path: Path) -> None:
     three_runs_and_an_old_copy(tmp_path)
     with pytest.raises(UserError, match=r"the account of silo 'ward' is behind.*put the last copy"):

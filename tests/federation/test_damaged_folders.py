@@ -159,7 +159,7 @@ def test_no_damage_is_believed(runs: list[Path], tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_no_damage_is_believed_in_a_long_search(runs: list[Path], tmp_path: Path) -> None:
-    assert not believed(runs, tmp_path / "work", 20_000)
+    assert not believed(runs, tmp_path / "work", 8_000)
 
 
 def test_a_reader_that_compares_nothing_is_caught(

@@ -50,10 +50,10 @@ def ways() -> dict[str, list[str]]:
     return {name: names for name, _, *names in lines}
 
 
-def test_from_train_to_the_noise_are_at_most_fourteen_frames(ways: dict[str, list[str]]) -> None:
+def test_from_train_to_the_noise_are_at_most_twelve_frames(ways: dict[str, list[str]]) -> None:
     """Twenty before the round was one function; both ends count."""
     assert ways["noise"][0] == "train"
-    assert len(ways["noise"]) <= 14, ways["noise"]
+    assert len(ways["noise"]) <= 12, ways["noise"]
 
 
 def test_a_norm_is_not_much_further(ways: dict[str, list[str]]) -> None:

@@ -30,7 +30,7 @@ SETS = {
 }
 """A machine that lacks a set takes the best that it has, so that every row runs everywhere."""
 
-SAMPLE = (("AVX2", 1), ("AVX-512", 2))
+SAMPLE = (("AVX2", 2),)
 REST = [pair for pair in itertools.product(SETS, (1, 2)) if pair not in SAMPLE]
 
 

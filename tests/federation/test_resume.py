@@ -245,8 +245,8 @@ def test_the_key_of_correlated_noise_outlives_a_kill_and_not_the_run(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(100, 150))
-def test_killed_and_resumed_fifty_times(zygote: Zygote, reference: Reference, tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_killed_and_resumed_twenty_times(zygote: Zygote, reference: Reference, tmp_path: Path, seed: int) -> None:
     check_seed(zygote, reference, tmp_path / "run", seed)
 
 

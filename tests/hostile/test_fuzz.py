@@ -185,11 +185,11 @@ def test_a_patient_attacker_moves_robust_aggregations_less(tmp_path: Path) -> No
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 @pytest.mark.parametrize("aggregation", ["mean", "trimmed-mean", "median"])
-def test_ten_thousand_answers(aggregation: str, part: int, tmp_path: Path) -> None:
-    """In twelve parts, so that several cores share them."""
+def test_five_thousand_answers(aggregation: str, part: int, tmp_path: Path) -> None:
+    """In six parts, so that several cores share them."""
     without = left_alone(tmp_path / "without", aggregation, 100)
     seeds = range(10 + 9 * part, 19 + 9 * part)
     asked = sum(check(tmp_path / f"{seed}", without, aggregation, 100, seed=seed) for seed in seeds)
-    assert 12 * asked >= 10_000
+    assert 6 * asked >= 5_000

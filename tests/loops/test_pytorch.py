@@ -117,12 +117,15 @@ def test_a_step_is_the_engines_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 5, 7])
-def test_a_cut_loop_resumes_to_the_same_bits_and_pays_once(tmp_path: Path, cut: int) -> None:
+def test_a_cut_loop_resumes_to_the_same_bits_and_pays_once(
+    tmp_path: Path, cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Noise is real here: the key makes it the same again, and is gone in the end."""
     with pytest.raises(KeyboardInterrupt):
         play(prepared(tmp_path), until=cut)
     (tmp_path / "copy").mkdir()
     shutil.copytree(tmp_path / "run", tmp_path / "copy" / "run")
+    monkeypatch.setattr(pytorch, "refuse_copy", lambda *_, **__: None)
     results = []
     for folder in (tmp_path, tmp_path / "copy"):
         private = prepared(folder, resume=True)
@@ -405,7 +408,7 @@ def test_a_change_of_mode_is_refused(tmp_path: Path) -> None:
         model.train(batch.rehearsal)
         return usual(model, batch)
 
-    with pytest.raises(UserError, match="another mode"):
+    with pytest.raises(UserError, match=r"another mode|another way"):
         play(private, evaluating)
 
 
@@ -474,3 +477,84 @@ def test_records_of_several_tensors_and_a_scheduler(tmp_path: Path) -> None:
             scheduler.step()
     assert scheduler.last_epoch == private.steps == 4
     assert verify(tmp_path / "run").matches
+
+
+class Between:
+    """Writes into the model that no noise covers, outside of a batch and its step."""
+
+    @staticmethod
+    def in_place(model: nn.Module, batch: OwnBatch) -> None:
+        with torch.no_grad():
+            next(model.parameters()).add_(float(batch.x.sum()))
+
+    @staticmethod
+    def data(model: nn.Module, batch: OwnBatch) -> None:
+        next(model.parameters()).data.add_(float(batch.x.sum()))
+
+    @staticmethod
+    def replaced(model: nn.Module, batch: OwnBatch) -> None:
+        first = model[0]  # type: ignore[index]
+        first.weight = nn.Parameter(first.weight.detach() + float(batch.x.sum()))
+
+    @staticmethod
+    def loaded(model: nn.Module, batch: OwnBatch) -> None:
+        model.load_state_dict({name: t + float(batch.x.sum()) for name, t in model.state_dict().items()})
+
+
+@pytest.mark.parametrize("write", [Between.in_place, Between.data, Between.replaced, Between.loaded])
+@pytest.mark.parametrize("when", ["before the step", "after the step", "after the last step"])
+def test_a_model_that_was_written_to_outside_of_a_step_is_refused(
+    tmp_path: Path, write: Callable[[nn.Module, OwnBatch], None], when: str
+) -> None:
+    private = prepared(tmp_path)
+
+    def loop() -> None:
+        for batch in private:
+            losses = usual(private.model, batch)
+            if when == "before the step" and not batch.rehearsal:
+                write(private.model, batch)
+            private.step(losses)
+            if not batch.rehearsal and (when == "after the step" or private.done == private.steps):
+                write(private.model, batch)
+
+    with pytest.raises(UserError, match="written to"):
+        loop()
+
+
+def centred_later(model: nn.Module, batch: OwnBatch) -> Tensor:
+    """Looks at the others from the third step on."""
+    losses = usual(model, batch)
+    model.called = getattr(model, "called", 0) + 1  # type: ignore[assignment]
+    return losses - losses.mean() if model.called > 6 else losses
+
+
+def test_losses_that_begin_to_mix_records_after_the_rehearsal_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="another way than in the rehearsal"):
+        play(prepared(tmp_path), centred_later)
+
+
+def test_a_copied_folder_is_not_continued_beside_its_original(tmp_path: Path) -> None:
+    """Both would have the same noise: the difference of their models would be that of two bare gradients."""
+    with pytest.raises(KeyboardInterrupt):
+        play(prepared(tmp_path), until=7)
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copytree(tmp_path / "run", tmp_path / "elsewhere" / "copy")
+    with pytest.raises(UserError, match="copy"):
+        prepared(tmp_path, folder=tmp_path / "elsewhere" / "copy", resume=True)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert play(prepared(tmp_path, folder=tmp_path / "moved", resume=True)) == 10 - 5
+
+
+def test_an_old_checkpoint_that_is_put_back_releases_nothing_new(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        play(prepared(tmp_path, epochs=3), until=6)
+    old = (tmp_path / "run" / "checkpoint.pt").read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        play(prepared(tmp_path, epochs=3, resume=True), until=7)
+    (tmp_path / "run" / "checkpoint.pt").write_bytes(old)
+
+    def others(model: nn.Module, batch: OwnBatch) -> Tensor:
+        return usual(model, batch) * 3
+
+    with pytest.raises(UserError):
+        play(prepared(tmp_path, epochs=3, resume=True), others)

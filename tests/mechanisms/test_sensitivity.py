@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from modicum.core.parts import Batch, Signal, SignalName
-from modicum.mechanisms.client_level import ClientLevel, _clip
+from modicum.mechanisms.client_level import ClientLevel, clip_updates
 from modicum.mechanisms.common import contributions
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.policies import Fixed
@@ -98,7 +98,7 @@ def test_a_client_contributes_at_most_its_bound(
     update = (torch.randn(size, generator=generator, dtype=torch.float64) * scale).to(dtype)
     other = torch.full_like(update, 0.5 / size)
     rows = torch.stack([other, update])
-    norms = _clip(rows, [1.0, bound])
+    norms = clip_updates(rows, [1.0, bound])
     assert torch.equal(rows[0], other)
     assert rows.dtype == dtype
     assert rows[1].double().norm() <= bound

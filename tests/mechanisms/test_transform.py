@@ -80,14 +80,14 @@ def test_is_applied_in_every_view_and_the_bound_holds_after_it(name: str) -> Non
 
 def test_clipping_before_the_transform_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: the bound was enforced on something else than what is released."""
-    clip = client_level._clip
+    clip = client_level.clip_updates
 
     def late(updates: Tensor, bounds: Sequence[float]) -> Tensor:
         norms = clip(updates, bounds)
         updates.mul_(1e6)
         return norms
 
-    monkeypatch.setattr(client_level, "_clip", late)
+    monkeypatch.setattr(client_level, "clip_updates", late)
     assert all(update.norm() > BOUND for update in clipped(of("client-local", None)))
 
 

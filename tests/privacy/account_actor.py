@@ -15,6 +15,7 @@ from modicum.privacy.events import KnownTo, NoSampling, Poisson, Sampler
 from modicum.privacy.ledger.journal import Journal
 from modicum.privacy.lifetime import Filter, Lifetime
 from modicum.privacy.lifetime.account import DatasetAccount
+from modicum.privacy.lifetime.draws import Draw, State
 from modicum.privacy.lifetime.spending import Digests, Identity
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, Unit
@@ -54,24 +55,32 @@ def new(folder: Path, lifetime: Lifetime | None = None, identity: Identity = Ide
     return DatasetAccount.start(folder, lifetime or gdp(), identity)
 
 
+def drawn(account: DatasetAccount, run: str, agreement: str, plan: PrivacyPlan, rows: Digests) -> Draw:
+    """Held, then drawn, as a silo does it."""
+    account.hold(run, agreement, plan, rows, account.folder / "no-ledger")
+    return account.draw(run)
+
+
 Life = Callable[[Path, Path, str], None]
 
 
 def sound(folder: Path, log: Path, run: str) -> None:
     """Draw, then release: what the outside sees is written with plain writes that a kill cannot take back."""
     with DatasetAccount.start(folder, gdp(), Identity.CONTENTS) as account:
-        account.draw(run, "agreed", plan(), table(1, 2, 3))
-        _release(log, run)
+        drawn(account, run, "agreed", plan(), table(1, 2, 3))
+        release_noted(log, run)
         account.remember(run, 2, "h")
 
 
 def releases_before_it_draws(folder: Path, log: Path, run: str) -> None:
     with DatasetAccount.start(folder, gdp(), Identity.CONTENTS) as account:
-        _release(log, run)
-        account.draw(run, "agreed", plan(), table(1, 2, 3))
+        account.hold(run, "agreed", plan(), table(1, 2, 3), folder / "no-ledger")
+        release_noted(log, run)
+        account.draw(run)
 
 
-def _release(log: Path, run: str) -> None:
+def release_noted(log: Path, run: str) -> None:
+    """Seen outside: written so that a kill cannot take it back."""
     file = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     os.write(file, (json.dumps(run) + "\n").encode())
     os.close(file)
@@ -86,7 +95,7 @@ def undrawn(folder: Path, log: Path) -> list[str]:
         spent = account.spending().of(table(1, 2, 3), account.identity).min()
         paid = sum(d.cost for d in account.draws.values())
         assert abs(spent - paid) < 1e-12
-        return [run for run in released if run not in account.draws]
+        return [r for r in released if r not in account.draws or account.draws[r].state is not State.DRAWN]
 
 
 class _Dies:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from account_actor import (
+    drawn,
     filter_plan,
     gdp,
     new,
@@ -38,8 +39,12 @@ def draws(account: DatasetAccount, *costs: float, rows: Digests | None = None) -
     fitted = 0
     for cost in costs:
         try:
-            account.draw(
-                f"run-{len(account.draws)}", "agreed", plan(z=cost**-0.5), table(1) if rows is None else rows
+            drawn(
+                account,
+                f"run-{len(account.draws)}",
+                "agreed",
+                plan(z=cost**-0.5),
+                table(1) if rows is None else rows,
             )
             fitted += 1
         except DrawRefused:
@@ -55,7 +60,7 @@ def test_the_grant_is_shared_by_all_runs_and_refused_before_it_is_overspent(tmp_
         with pytest.raises(
             DrawRefused, match=r"'run-8' asks 14% of .*ε = 1.* and 2\.5% is left .* plan fewer"
         ) as said:
-            account.draw("run-8", "agreed", plan(), table(1))
+            drawn(account, "run-8", "agreed", plan(), table(1))
         assert "\n" not in str(said.value)
         assert account.head == before
         assert draws(account, 0.001) == 1  # what still fits may be drawn
@@ -64,15 +69,15 @@ def test_the_grant_is_shared_by_all_runs_and_refused_before_it_is_overspent(tmp_
 
 def test_asking_again_draws_nothing_and_nothing_is_given_back(tmp_path: Path) -> None:
     with new(tmp_path / "a") as account:
-        first = account.draw("r", "agreed", plan(), table(1, 2))
+        first = drawn(account, "r", "agreed", plan(), table(1, 2))
         account.remember("r", 4, "h")
-        assert account.draw("r", "agreed", plan(), table(2, 1)) == first
+        assert drawn(account, "r", "agreed", plan(), table(2, 1)) == first
         with pytest.raises(DrawRefused, match="other terms"):
-            account.draw("r", "agreed", plan(z=9.0), table(1, 2))
+            drawn(account, "r", "agreed", plan(z=9.0), table(1, 2))
         with pytest.raises(DrawRefused, match="other terms"):
-            account.draw("r", "something else", plan(), table(1, 2))
+            drawn(account, "r", "something else", plan(), table(1, 2))
         with pytest.raises(DrawRefused, match="records have changed"):
-            account.draw("r", "agreed", plan(), table(1, 3))
+            drawn(account, "r", "agreed", plan(), table(1, 3))
     with DatasetAccount.open(tmp_path / "a") as again:
         assert again.draws["r"].cost == pytest.approx(0.01)
         assert again.spending().of(table(1, 2, 3), Identity.ID).tolist() == pytest.approx([0.01, 0.01, 0])
@@ -255,16 +260,16 @@ def test_an_account_keyed_by_the_table_is_caught(tmp_path: Path) -> None:
 
 def test_without_a_lifetime_grant_a_record_takes_part_once(tmp_path: Path) -> None:
     with new(tmp_path / "a", ONE_RUN, Identity.ID) as account:
-        account.draw("first", "agreed", plan(), table(1, 2))
-        account.draw("others", "agreed", plan(z=0.3), table(3, 4))
+        drawn(account, "first", "agreed", plan(), table(1, 2))
+        drawn(account, "others", "agreed", plan(z=0.3), table(3, 4))
         with pytest.raises(DrawRefused, match="opened for one run, without a lifetime grant"):
-            account.draw("second", "agreed", plan(z=1000.0), table(2, 5))
+            drawn(account, "second", "agreed", plan(z=1000.0), table(2, 5))
 
 
 def test_a_run_with_a_filter_of_its_own_draws_its_cap(tmp_path: Path) -> None:
     with new(tmp_path / "a", gdp(2.0)) as account:
-        drawn = account.draw("r", "agreed", filter_plan(1.0), table(1))
-        assert drawn.cost == pytest.approx(gdp(1.0).cap)
+        done = drawn(account, "r", "agreed", filter_plan(1.0), table(1))
+        assert done.cost == pytest.approx(gdp(1.0).cap)
 
 
 def test_a_million_records_are_packed_small_and_fast() -> None:

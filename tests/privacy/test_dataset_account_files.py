@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from account_actor import (
     FORK,
+    drawn,
     gdp,
     killed_at,
     new,
@@ -34,7 +35,7 @@ def test_the_key_is_private_and_stays_out_of_the_file(tmp_path: Path) -> None:
     with new(tmp_path / "a") as account:
         key = account.secret()
         rows = by_contents(key, [(X, Y)])
-        account.draw("r", "agreed", plan(), rows)
+        drawn(account, "r", "agreed", plan(), rows)
     assert stat.S_IMODE((tmp_path / "a" / "account.key").stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "a" / "account.sqlite").stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
@@ -57,7 +58,7 @@ def test_a_grant_and_what_identifies_a_record_never_change(tmp_path: Path) -> No
 
 def test_a_lost_file_or_key_is_refused(tmp_path: Path) -> None:
     with new(tmp_path / "a") as account:
-        account.draw("r", "agreed", plan(), table(1))
+        drawn(account, "r", "agreed", plan(), table(1))
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     (tmp_path / "a" / "account.key").unlink()
     with pytest.raises(UserError, match=r"without it no record is recognised"):
@@ -79,19 +80,21 @@ def test_changed_records_or_entries_are_found(tmp_path: Path) -> None:
     }.items():
         folder = tmp_path / said.replace(" ", "-") / what[:6]
         with new(folder) as account:
-            account.draw("r", "agreed", plan(), table(1))
+            drawn(account, "r", "agreed", plan(), table(1))
             account._journal._db.execute(what)
             with pytest.raises(LedgerDamaged, match=said):
-                account.draw("s", "agreed", plan(), table(1))
+                drawn(account, "s", "agreed", plan(), table(1))
 
 
-@pytest.mark.parametrize("kind", ["account", "draw", "mark", "other"])
+@pytest.mark.parametrize("kind", ["account", "draw", "hold", "lapse", "mark", "other"])
 def test_an_entry_that_does_not_belong_is_refused(tmp_path: Path, kind: str) -> None:
-    """A second grant, a draw twice, a note about a run that drew nothing, anything unknown."""
+    """A second grant, a draw twice, what is drawn held or lapsed, a run that drew nothing, anything unknown."""
     with new(tmp_path / "a") as account:
-        account.draw("r", "agreed", plan(), table(1))
-        first = {e.kind: e.value for e in (account._journal.entry(1), account._journal.entry(2)) if e}
+        drawn(account, "r", "agreed", plan(), table(1))
+        first = {e.kind: e.value for e in map(account._journal.entry, (1, 2, 3)) if e}
     value = first.get(kind, {"run": "nobody", "entries": 1, "head": "h"})
+    if kind == "lapse":
+        value = {"run": "r"}
     if kind == "account":
         value["lifetime"]["epsilon"] = 100.0
     with Journal.open(tmp_path / "a" / "account.sqlite") as journal, journal.transaction(lambda _: None):
@@ -114,7 +117,7 @@ def ledger_of(path: Path, lines: int) -> Journal:
 def test_a_ledger_that_is_gone_or_older_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with new(tmp_path / "a") as account:
-        account.draw("r", "agreed", plan(), table(1))
+        drawn(account, "r", "agreed", plan(), table(1))
         account.check_ledger("r", path)  # nothing is remembered yet: it never began
         with ledger_of(path, 2):
             pass
@@ -144,7 +147,7 @@ def test_a_ledger_that_is_gone_or_older_is_refused(tmp_path: Path) -> None:
 def test_two_silos_cannot_play_the_same_run_on_one_draw(tmp_path: Path) -> None:
     one, other = new(tmp_path / "a"), new(tmp_path / "a")
     for account in (one, other):
-        account.draw("r", "agreed", plan(), table(1))
+        drawn(account, "r", "agreed", plan(), table(1))
         account.remember("r", 2, "begun")
     one.remember("r", 4, "one's first answer")
     with pytest.raises(UserError, match="another silo takes part in run 'r'"):
@@ -188,7 +191,7 @@ def _draw_until_refused(folder: Path, name: str, seen: Path) -> None:
         fitted = 0
         for i in range(20):
             try:
-                account.draw(f"{name}-{i}", "agreed", plan(), table(1, 2))
+                drawn(account, f"{name}-{i}", "agreed", plan(), table(1, 2))
                 fitted += 1
             except DrawRefused:
                 break

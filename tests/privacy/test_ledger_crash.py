@@ -107,8 +107,8 @@ def test_kills_at_random_instants(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_five_hundred_kills_at_random_instants(tmp_path: Path) -> None:
-    kill_at_random(tmp_path, 500, seed=2)
+def test_two_hundred_kills_at_random_instants(tmp_path: Path) -> None:
+    kill_at_random(tmp_path, 200, seed=2)
 
 
 def reserve_until_refused(path: Path, parity: int) -> None:

@@ -173,9 +173,9 @@ def test_no_forgery_wins_anything(court: Court) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("part", range(10))
-def test_no_forgery_wins_anything_in_100_000(part: int, court: Court) -> None:
-    """In ten parts, so that several cores share them."""
+@pytest.mark.parametrize("part", range(4))
+def test_no_forgery_wins_anything_in_40_000(part: int, court: Court) -> None:
+    """In four parts, so that several cores share them."""
     first = 10_000 * (1 + part)
     outcomes, won = court.trial(range(first, first + 10_000))
     assert won == []

@@ -56,8 +56,8 @@ def test_random_dropouts(block: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("block", range(10))
-def test_ten_thousand_cases(block: int) -> None:
+@pytest.mark.parametrize("block", range(4))
+def test_four_thousand_cases(block: int) -> None:
     for case in range(1000):
         random_case(10**6 + 1000 * block + case)
 

@@ -11,8 +11,8 @@ from modicum_bench.fedcompdp.play import PRINTED
 from modicum_bench.fedcompdp.rows import (
     ALONE,
     AS_PRINTED,
-    EARLIER,
     AUTO,
+    EARLIER,
     GATE,
     LONG,
     MESSAGES,

@@ -25,6 +25,7 @@ from modicum.core.needs import Need
 from modicum.core.parts import State
 
 BORNE = 0.03  # noise in a norm's scale at which training it beside the head still paid (benchmarks/leaderboard.md)
+WIDE = 1280  # features of a public network from which on shorter steps did better (benchmarks/backbones.md)
 STEEPEST = 0.35  # largest slope of a clipped softmax gradient in a logit, over C
 
 
@@ -46,6 +47,7 @@ class Paced:
     base: Momentum
     clip: float
     noise: float  # that steps may leave in a logit where nothing of the task is public
+    wide: float | None = None  # the same on features of a large public network; None: no other
     summed: bool = False  # whether only the sum over all clients is seen
     constant: float = 1.0  # the feature that a bias is the weight of
 
@@ -103,7 +105,7 @@ class Paced:
         size = max(1, public.dimension // features.classes - 1)
         known = 0.0 if features.counts is None else float(features.counts.sum())
         private = _share(noise, features, size, sum(c.records for c in public.clients), known)
-        left = self.noise * private
+        left = (self.noise if self.wide is None or features.width < WIDE else self.wide) * private
         largest = self._largest(features, size)
         step = left / (self.clip * noise) / public.rounds if noise else largest
         return Pace(left, private, min(step, largest), largest, public.rounds)

@@ -37,7 +37,7 @@ from modicum.federation.experiment import Experiment, Federation, offer_of
 from modicum.federation.setup import RunContext, set_up
 from modicum.federation.transcript import AGGREGATOR, Seen
 from modicum.privacy.noise import SimulatedNoise
-from modicum.privacy.views import Shows, Unit, View
+from modicum.privacy.views import Shows, View
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +165,8 @@ def without_records(experiment: Experiment, test: Arrays) -> Experiment:
 
 
 def _blank(like: Arrays, classes: int, first: int) -> Arrays:
-    return Arrays(np.zeros_like(like.x), (first + np.arange(len(like))) % classes)
+    y = (first + np.arange(len(like))) % classes if like.has_classes else np.zeros_like(like.y)
+    return Arrays(np.zeros_like(like.x), y)
 
 
 def view_of(seen: Iterable[Seen], public: Public, party: str = SERVER) -> AdversaryView:
@@ -222,7 +223,7 @@ def _sums(things: Iterable[Seen], sent: Sent, public: Public) -> Iterator[Observ
             continue
         cohort = _may_hold(public, asked)
         told = sent[asked[0], s.round]
-        of_records = public.method.mechanism.spec.unit is Unit.RECORD  # a mean over records, not over clients
+        of_records = public.method.mechanism.spec.unit.of_client  # a mean over records, not over clients
         share = 1.0 if of_records else 1 / opened.denominator
         yield _observed(public, opened, told, cohort, opened.facts, share)
 

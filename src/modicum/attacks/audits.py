@@ -213,11 +213,11 @@ def refuse_unfit(name: str, experiment: Experiment, settings: Settings | None = 
         raise UserError(f"an audit takes from 20 to {MOST_CANARIES:,} canaries, got {settings.canaries}")
     method = build_method(experiment)
     spec = method.mechanism.spec
-    if spec.unit is Unit.RECORD:
+    if spec.unit.of_client:
         refuse_unreadable(method)
     if name == "client-canaries" and spec.unit is not Unit.CLIENT:
         raise UserError("client canaries are for runs that protect clients: use one-run or canife for records")
-    if name == "canife" and (spec.unit is not Unit.RECORD or spec.view.shows is not Shows.MESSAGES):
+    if name == "canife" and (not spec.unit.of_client or spec.view.shows is not Shows.MESSAGES):
         raise UserError(
             "CANIFE looks for a record in single messages: use one-run or client-canaries for this run"
         )

@@ -24,7 +24,10 @@ from modicum.attacks.trials import EachTrial, TrialCarrier, TrialCohorts, TrialN
 from modicum.core import release_gate
 from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.parts import Backend, Batch, ClientKit, Mechanism, Method, Policy
+from modicum.core.persons import Slot
 from modicum.core.release_gate import GateWatch
+from modicum.data import persons
+from modicum.data.arrays import Arrays
 from modicum.errors import UserError
 from modicum.federation.clients import Client, Clients
 from modicum.federation.correlate import Correlates
@@ -43,6 +46,7 @@ from modicum.privacy.views import Adjacency, Unit
 
 RUN = "audit"
 CONFIDENCE = 1 - 1e-6
+SLOT = Slot(2)  # of the persons of an audit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +215,7 @@ class _World:
     def _members(self) -> list[Client]:
         what, nothing = self.what, Batch(torch.zeros(0, self.dimension, dtype=torch.float64), {})
         batches = [self._records(canary=i == 0) for i in range(self._of_a_trial)]
-        records = what.records if what.mechanism.spec.unit is Unit.RECORD else 1
+        records = what.records if what.mechanism.spec.unit.of_client else 1
         plan_of = what.mechanism.plan
         clients = []
         for trial in range(what.trials):
@@ -228,6 +232,8 @@ class _World:
         if unit is Unit.CLIENT:
             return _batch([planted if canary else 0 * planted])
         others = [1e3 * torch.roll(self.direction, 1)] * (self.what.records - 1)
+        if unit is Unit.PERSON:
+            return _persons([planted, *others])
         gone = adjacency is Adjacency.ADD_REMOVE and not self.present
         return _batch(others if gone else [planted, *others])
 
@@ -240,6 +246,14 @@ class _World:
         if not isinstance(self.what.policy, EachTrial) and self.server.state.policy != begun:
             raise UserError("the audit's policy learns from releases, so that its trials are not independent")
         return total
+
+
+def _persons(people: Sequence[Tensor]) -> Batch:
+    """Each with as many rows as a slot has, but for the canary, who has two slots' more, all over the table."""
+    table = [*range(len(people)), *(0 for _ in range(2 * SLOT.rows)), *list(range(len(people))) * (SLOT.rows - 1)]
+    x = torch.stack([people[who] for who in table]).numpy()
+    held = persons.grouped(Arrays(x, np.zeros(len(table), np.int64)), np.array(table), SLOT)
+    return Batch(torch.from_numpy(held.x).double(), {"y": torch.from_numpy(held.y)})
 
 
 def _batch(rows: Sequence[Tensor]) -> Batch:

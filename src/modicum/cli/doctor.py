@@ -23,6 +23,7 @@ WISHES = (
     ("deployments on Flower", ("flwr", "cryptography"), "deploy"),
     ("data frames", ("pandas",), "frames"),
     ("rounds in TensorBoard and MLflow", ("tensorboard", "mlflow"), "track"),
+    ("models and tokenizers of Hugging Face", ("transformers", "tokenizers"), "text"),
     ("FedMAP with a pretrained encoder", ("transformers",), "metanet"),
     ("comparisons on a Ray cluster", ("ray",), "ray"),
 )

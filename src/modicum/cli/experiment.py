@@ -34,6 +34,9 @@ def run(
     ),
     transcript: bool = typer.Option(False, "--transcript", help="Short for --set run.transcript=true."),
     workers: int | None = typer.Option(None, "--workers", help="Short for --set run.workers=N."),
+    until: int | None = typer.Option(
+        None, "--until", help="Pause after so many of the planned rounds; --resume goes on at no further cost."
+    ),
     explain: bool = typer.Option(
         False, "--explain", help="Say what the method decides by itself and why, and stop."
     ),
@@ -65,7 +68,7 @@ def run(
         typer.echo(json.dumps(said, ensure_ascii=False, indent=2) if as_json else "\n".join(said))
         return
     done = [
-        _carry_out(config, title, out, resume, trackers, as_json)
+        _carry_out(config, title, out, resume, trackers, as_json, until)
         for config, title in zip(configs, titles, strict=True)
     ]
     if as_json:
@@ -105,9 +108,15 @@ def _files(files: list[Path], resume: Path | None) -> list[Path]:
 
 
 def _carry_out(
-    config: Config, title: str, out: Path | None, resume: Path | None, trackers: Sequence[Tracker], quiet: bool
+    config: Config,
+    title: str,
+    out: Path | None,
+    resume: Path | None,
+    trackers: Sequence[Tracker],
+    quiet: bool,
+    until: int | None,
 ) -> Run:
-    from modicum.config import experiment, to_toml
+    from modicum.config import account_in, experiment, to_toml
     from modicum.data.columns import unscaled
     from modicum.federation.control import EarlyStop
     from modicum.federation.run_folder import RunFolder
@@ -141,6 +150,8 @@ def _carry_out(
                 track=trackers,
                 transcript=seen,
                 audit=config.run.audit,
+                until=until,
+                account=account_in(config),
             )
     except KeyboardInterrupt:
         typer.echo(f"modicum: stopped; continue with: modicum run --resume {files.path}", err=True)

@@ -9,7 +9,8 @@ import typer
 from modicum.errors import UserError
 
 app = typer.Typer(
-    help="Make keys and certificates; between runs, revoke a silo's key or replace it.", no_args_is_help=True
+    help="Make keys and certificates, renew the server's; between runs, revoke a silo's key or replace it.",
+    no_args_is_help=True,
 )
 PROJECT = typer.Argument(help="The Flower project (the folder with pyproject.toml).")
 NAME = typer.Argument(help="The silo's name.")
@@ -36,6 +37,18 @@ def make(
     typer.echo(f'[run]\nserver = "{public_text(make_signing_key(folder / SERVER_KEY))}"')
 
 
+@app.command("renew")
+def renew(
+    folder: Path = typer.Argument(help="The folder of the server's keys, with ca.key in it."),
+    hosts: list[str] = typer.Option([], "--host", help="Names of the server (default: as they were)."),
+) -> None:
+    """Make a new certificate for the server under the same authority: nodes notice nothing."""
+    from modicum.deploy.flower import keys
+
+    until = keys.renew(folder, hosts)
+    typer.echo(f"{folder / 'server.crt'} is valid until {until:%Y-%m-%d}: restart `modicum flower superlink`")
+
+
 @app.command("revoke")
 def revoke(project: Path = PROJECT, name: str = NAME) -> None:
     """Take a silo out, and its key for ever. Between runs; the next `modicum flower start` turns its node away."""
@@ -46,6 +59,23 @@ def revoke(project: Path = PROJECT, name: str = NAME) -> None:
     typer.echo(
         f"revoked {name}: take it out of [run.silos] in everybody's experiment file and restart the silos to "
         "agree to it; the next `modicum flower start` turns its node away"
+    )
+
+
+@app.command("add")
+def add(
+    project: Path = PROJECT,
+    name: str = NAME,
+    key: Path = typer.Option(..., "--key", help="The public half of the node key that the silo made, NAME.pub."),
+) -> None:
+    """Make a new silo's node known. Between runs; it takes part once everybody's experiment file names it."""
+    from modicum.deploy.flower.register import read_register
+
+    path = _register(project)
+    read_register(path).added(name, _public_key(key)).write(path)
+    typer.echo(
+        f"added {name}: write it into [run.silos] in everybody's experiment file, and restart the silos to agree "
+        'to it; start = "FOLDER OF A RUN" under [run] in the server\'s copy goes on from its released model'
     )
 
 

@@ -190,9 +190,16 @@ def _account_lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"\n{'run':<{width}}  {'date':<10}  {'records':>9}  {'ε granted':>9}  {'drawn':>7}"
     for d in found["draws"]:
         budget = "∞" if d["budget"] is None else f"{d['budget']:g}"
-        yield f"{d['run']:<{width}}  {d['date']:<10}  {d['records']:>9}  {budget:>9}  {percent(d['share']):>7}"
+        state = "  held" if d["state"] == "held" else ""
+        drawn = f"{percent(d['share']):>7}{state}"
+        yield f"{d['run']:<{width}}  {d['date']:<10}  {d['records']:>9}  {budget:>9}  {drawn}"
+    if any(d["state"] == "held" for d in found["draws"]):
+        yield "\nheld       counts like a draw, and is free again when another run joins before that one has begun"
     left = percent(found["left"], up=False)
-    yield f"\nleft       {left} of the grant, for the most-spent of the {found['records']} records held now"
+    held = f"{found['records']} {found['unit']}s held now"
+    yield f"\nleft       {left} of the grant, for the most-spent of the {held}"
+    if found["next"]:
+        yield f"next       a run of at most ε = {found['next']:.3g} would fit; plan it with modicum account plan"
     yield f"head       {found['head']} ({found['entries']} entries): keep it elsewhere to notice an older copy"
 
 

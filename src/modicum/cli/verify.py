@@ -9,26 +9,82 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from modicum.errors import UserError, counted
+
 if TYPE_CHECKING:
     from modicum.privacy.spec import PrivacySpec
     from modicum.privacy.verify import ClientCheck, Verification
 
 
 def verify(
-    path: Path = typer.Argument(help="A run folder (ledger.sqlite and certificate.json), or a ledger file."),
+    path: Path = typer.Argument(
+        help="A run folder (ledger.sqlite and certificate.json), a ledger file, or an attested certificate."
+    ),
     head: str | None = typer.Option(
         None, help="A head hash of this ledger that somebody kept, of now or earlier: 64 digits, at least 16."
     ),
+    experiment: Path | None = typer.Option(
+        None, help="Of an attested certificate: the agreed experiment file, whose keys must have signed it."
+    ),
+    transcript: Path | None = typer.Option(
+        None, help="Of an attested certificate: the server's transcript, or its folder."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Machine-readable output."),
 ) -> None:
-    """Recompute every ε from the ledger alone, with an independent accountant. Exit code 1 on a mismatch."""
+    """Recompute every ε from the ledger alone, with an independent accountant. Exit code 1 on a mismatch.
+
+    An attested certificate (`modicum certificate export`) needs no ledger.
+    """
     from modicum.privacy.verify import verify as check
 
+    if _attested(path):
+        if head is not None:
+            raise UserError("--head is for a ledger: an attested certificate states its own")
+        _verify_attested(path, experiment, transcript, as_json=as_json)
+        return
+    if experiment is not None or transcript is not None:
+        raise UserError("--experiment and --transcript are for an attested certificate: give that file")
     outcome = check(path, head=head)
     if as_json:
         typer.echo(json.dumps(outcome.to_dict(), ensure_ascii=False, indent=2))
     else:
         _show(outcome)
+    if not outcome.matches:
+        raise typer.Exit(1)
+
+
+def _attested(path: Path) -> bool:
+    """Whether this is a file of JSON: a ledger is none."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(1) == b"{"
+    except OSError:
+        return False
+
+
+def _verify_attested(path: Path, experiment: Path | None, transcript: Path | None, *, as_json: bool) -> None:
+    from modicum.config import read
+    from modicum.deploy.silo.attested import check_attested, read_attested
+    from modicum.federation.transcript_file import load_transcript
+
+    seen = None if transcript is None else load_transcript(transcript)
+    outcome = check_attested(read_attested(path), None if experiment is None else read(experiment), seen)
+    if as_json:
+        typer.echo(json.dumps(outcome.to_dict(), ensure_ascii=False, indent=2))
+    else:
+        for party, (part, found) in outcome.parts.items():
+            typer.echo(plain(f"signed by  {party}, {part.key}"))
+            _show(found)
+            typer.echo("")
+        if outcome.messages is not None:
+            typer.echo(f"transcript {counted(outcome.messages, 'message')} as the silos settled them")
+        for line in [f"MISMATCH  {p}" for p in outcome.problems] + [
+            f"claimed, not checked: {c}" for c in outcome.claimed
+        ]:
+            typer.echo(plain(line))
+        every = ", ".join(outcome.parts)
+        said = f"Match: signatures and figures of {every} hold." if outcome.matches else "Mismatch."
+        typer.echo(plain(said))
     if not outcome.matches:
         raise typer.Exit(1)
 
@@ -44,6 +100,8 @@ def _show(outcome: Verification) -> None:
         typer.echo(plain(line))
     for problem in outcome.problems:
         typer.echo(f"\n{plain(f'MISMATCH  {problem}')}")
+    for said in outcome.claimed:
+        typer.echo(plain(f"\nclaimed, not checked: {said}"))
     typer.echo(f"\n{_verdict(outcome)}")
 
 

@@ -99,13 +99,15 @@ class Comparison:
         body = [(line.label, _spread(line), percent(line.macro_f1), *_rest(line)) for line in self.lines(against)]
         return plain_table([head, *body]) + (
             "\n* simulated ground truth: mean ± standard deviation of single runs; "
-            "differences are paired by seed, with 95% intervals"
+            "differences are paired by seed, with 95% intervals.\n"
+            "Choosing a setting by these figures is paid for by nobody: modicum tune states what a choice costs"
         )
 
     def to_dict(self, against: str | None = None) -> dict[str, Any]:
         """Plain values for JSON; null for what is not known and for ε = ∞."""
         lines = [{k: _plain(v) for k, v in vars(line).items()} for line in self.lines(against)]
-        return {"folder": str(self.folder), "lines": lines, "runs": [dict(row) for row in self.rows]}
+        told = {"folder": str(self.folder), "choice_is_paid_for": False, "lines": lines}
+        return told | {"runs": [dict(row) for row in self.rows]}
 
     def to_csv(self) -> str:
         """One line a run, with its place in the grid."""

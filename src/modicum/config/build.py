@@ -11,14 +11,25 @@ import numpy.typing as npt
 
 from modicum.config.schema import Config
 from modicum.core.setting import Setting
-from modicum.data import Dataset, assign_budgets, federate, from_csv, from_npz_folder, from_parquet, load
+from modicum.data import (
+    Dataset,
+    assign_budgets,
+    federate,
+    from_csv,
+    from_npz_folder,
+    from_parquet,
+    in_persons,
+    load,
+)
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets
 from modicum.errors import UserError
+from modicum.methods import Look
 from modicum.tasks import Task, named
 
 if TYPE_CHECKING:
     from modicum.federation.experiment import Experiment, Federation
+    from modicum.federation.lifetime import Account
     from modicum.privacy.spec import PrivacySpec
     from modicum.public.features import Proxy
 
@@ -83,7 +94,13 @@ def experiment(config: Config) -> Experiment:
     _check_device(config)
     built = experiment_over(config, federation(config))
     with config.source.at("method"):
-        build_method(built)
+        unit = build_method(built).mechanism.spec.unit
+    if config.privacy.unit not in (None, unit):
+        raise config.source.error(
+            f"method {config.method_name!r} hides {unit}s: use another method, or leave unit out",
+            "privacy",
+            "unit",
+        )
     with config.source.at("model"):
         make_model(built)
     return built
@@ -104,6 +121,7 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
         max_participations=run.max_participations,
         metrics=tuple(Metric(m.name, m.every, m.noise_multiplier) for m in run.metrics),
         seed=run.seed,
+        start=run.start,
         hot_start=run.hot_start,
         average=run.average,
         bounds=run.bounds,
@@ -118,7 +136,18 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
         workers=run.workers,
         model_options=dict(config.model.options),
         task=task_in(config),
+        looks=config.looks,
     )
+
+
+def account_in(config: Config) -> Account | None:
+    """One grant for all runs on these records, where the file states one."""
+    from modicum.federation.lifetime import Account
+
+    if config.account is None:
+        return None
+    with config.source.at("account"):
+        return Account(**vars(config.account))
 
 
 def task_in(config: Config) -> Task:
@@ -156,13 +185,21 @@ def _datasets(config: Config, alone: str | None) -> tuple[Dataset, Proxy, Datase
 
 
 def _records(config: Config, alone: str | None = None) -> Dataset:
+    """Records, or persons."""
+    data, rows = config.data, _rows(config, alone)
+    return rows if data.slot is None else in_persons(rows, data.slot.rows, data.slot.join)
+
+
+def _rows(config: Config, alone: str | None) -> Dataset:
     data = config.data
     if data.name is not None:
         return load(data.name, data.dir)
     if data.npz is not None:
-        how = {"labels": data.labels, "values": data.values, "scale": data.scale, "id": data.id_column}
-        return from_npz_folder(data.npz, classes=data.classes, **how)  # type: ignore[arg-type]
+        how = {"labels": data.labels, "values": data.values, "scale": data.scale}
+        keys = {"id": data.id_column, "person": data.person}
+        return from_npz_folder(data.npz, classes=data.classes, **how, **keys)  # type: ignore[arg-type]
     assert data.table is not None  # the schema allows one of the four
+    asked = (config.method.of, config.method.bins) if isinstance(config.method, Look) else None
     read = from_parquet if data.csv is None else from_csv
     return read(
         data.table,
@@ -173,6 +210,8 @@ def _records(config: Config, alone: str | None = None) -> Dataset:
         labels=data.labels,
         columns=data.columns,
         alone=alone,
+        person=data.person,
+        asked=asked,
     )
 
 

@@ -10,9 +10,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from modicum.config.looks import with_looks
 from modicum.config.schema import (
     Config,
     DataConfig,
+    LifetimeConfig,
     MetricConfig,
     ModelConfig,
     PrivacyConfig,
@@ -22,26 +24,34 @@ from modicum.config.schema import (
 from modicum.config.source import Source, read_source, with_option
 from modicum.data.columns import Column
 from modicum.errors import MissingExtraError
-from modicum.models.named import is_shipped
+from modicum.models.named import absolute as absolute_name
+from modicum.models.named import is_pretrained, is_shipped
 from modicum.models.published.packages import is_name
 
 DEFAULT_METHOD = "auto"
-TABLES = ("data", "task", "privacy", "model", "method", "run", "fit", "metanet")  # the last two: `modicum fit-…`
+TABLES = ("data", "task", "privacy", "model", "method", "run", "account", "fit", "metanet")
+"""The last two are for `modicum fit-…`."""
+
 
 _READERS: dict[type[Any], Any] = {}  # of tables, by their classes
 
 
-def read(path: str | PathLike[str], options: Iterable[str] = (), seed: int | None = None) -> Config:
-    """The experiment in a file, with `key.sub=value` options and the seed of the command line on top."""
+def read(
+    path: str | PathLike[str], options: Iterable[str] = (), seed: int | None = None, *, looks: bool = True
+) -> Config:
+    """The experiment in a file, with `key.sub=value` options and the seed of the command line on top.
+
+    Without `looks` the looks that it names are left alone: they may still be to come.
+    """
     source = read_source(Path(path))
     for option in options:
         source = with_option(source, option)
     if seed is not None:
         source = with_option(source, f"run.seed={seed}")
-    return check(source, Path(path).parent)
+    return check(source, Path(path).parent, looks=looks)
 
 
-def check(source: Source, folder: Path = Path()) -> Config:
+def check(source: Source, folder: Path = Path(), *, looks: bool = True) -> Config:
     """Every table checked. Relative paths to data are taken from `folder`."""
     _known(source, source.tables, TABLES, "tables")
     for name in TABLES:
@@ -57,8 +67,10 @@ def check(source: Source, folder: Path = Path()) -> Config:
         )
     privacy = read_table(source, PrivacyConfig, "privacy", source.tables.get("privacy", {}))
     method_name, method = _method(source, privacy)
-    return Config(
-        data=absolute(read_table(source, DataConfig, "data", source.tables["data"]), folder),
+    data = absolute(read_table(source, DataConfig, "data", source.tables["data"]), folder)
+    _check_unit(source, data, privacy)
+    config = Config(
+        data=data,
         privacy=replace(
             privacy,
             delta=getattr(method, "delta", privacy.delta),
@@ -67,20 +79,48 @@ def check(source: Source, folder: Path = Path()) -> Config:
         model=_model(source, folder),
         method_name=method_name,
         method=method,
-        run=_run(source),
+        run=_run(source, folder),
         source=source,
         task=_task(source),
+        account=_account(source, folder),
     )
+    return with_looks(config, folder) if looks else config
 
 
-def _run(source: Source) -> RunConfig:
+def _check_unit(source: Source, data: DataConfig, privacy: PrivacyConfig) -> None:
+    """Persons are asked for in two places: what is hidden, and what a person's records are."""
+    if privacy.unit == "person" and data.rows_per_person is None:
+        raise source.error(
+            'to hide persons, say whose each record is and how many a person has at most: person = "COLUMN" and '
+            "rows_per_person = 8 under [data]",
+            "privacy",
+            "unit",
+        )
+    said = [key for key in ("person", "rows_per_person") if getattr(data, key) is not None]
+    if said and privacy.unit != "person":
+        raise source.error(
+            f'{said[0]} is for runs that hide persons: set unit = "person" under [privacy]', "data", said[0]
+        )
+
+
+def _account(source: Source, folder: Path) -> LifetimeConfig | None:
+    table = source.tables.get("account")
+    if table is None:
+        return None
+    if "budget" not in table:
+        raise source.error("say what all runs together may tell: budget = 4 under [account]", "account")
+    account: LifetimeConfig = read_table(source, LifetimeConfig, "account", table)
+    return replace(account, folder=_absolute(account.folder, folder))
+
+
+def _run(source: Source, folder: Path) -> RunConfig:
     table = source.tables.get("run", {})
     metrics = table.get("metrics", [])
     for metric in metrics if isinstance(metrics, list) else ():
         if isinstance(metric, Mapping):
             _known(source, metric, [f.name for f in fields(MetricConfig)], "keys", "run", "metrics")
     run: RunConfig = read_table(source, RunConfig, "run", table)
-    return run
+    return run if run.start is None else replace(run, start=_absolute(run.start, folder))
 
 
 def _model(source: Source, folder: Path) -> ModelConfig:
@@ -92,11 +132,11 @@ def _model(source: Source, folder: Path) -> ModelConfig:
     for key, value in table.items():
         if isinstance(value, str) and value.endswith(".npz") and "\0" not in value:
             table[key] = _absolute(value, folder)
-        elif own and isinstance(value, str | bool):
+        elif (own and isinstance(value, str | bool)) or (key == "adapters" and isinstance(value, Mapping)):
             continue
         elif isinstance(value, bool) or not isinstance(value, int | float):
             raise source.error(f"the model option {key} must be a number, got {value!r}", "model", key)
-    return ModelConfig(name=name, options=table)
+    return ModelConfig(name=absolute_name(name, folder), options=table)
 
 
 def _task(source: Source) -> TaskConfig:
@@ -215,10 +255,21 @@ def absolute(data: DataConfig, folder: Path) -> DataConfig:
         for key in ("npz", "csv", "parquet", "dir", "features")
         if (value := getattr(data, key)) is not None and (key != "features" or value.endswith(".npz"))
     }
-    networks = [name if is_name(name) else _absolute(name, folder) for name in data.backbones]
-    return replace(
-        data, **changed, backbone=networks if isinstance(data.backbone, list) else next(iter(networks), None)
-    )
+    networks = [_network(name, folder) for name in data.backbones]
+    columns = {
+        name: column
+        if column.tokenizer is None
+        else replace(column, tokenizer=_absolute(column.tokenizer, folder))
+        for name, column in data.columns.items()
+    }
+    backbone = networks if isinstance(data.backbone, list) else next(iter(networks), None)
+    return replace(data, **changed, columns=columns, backbone=backbone)
+
+
+def _network(name: str, folder: Path) -> str:
+    if is_pretrained(name):
+        return absolute_name(name, folder)
+    return name if is_name(name) else _absolute(name, folder)
 
 
 def _absolute(path: str, folder: Path) -> str:

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from modicum.config.fields import setting
+from modicum.core.persons import Slot
 from modicum.data.columns import Column
 from modicum.errors import UserError
 
 if TYPE_CHECKING:
     from modicum.config.source import Source
+    from modicum.data.look import Look
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +24,16 @@ class DataConfig:
     csv: str | None = setting(None, "your own: a table with a client column")
     parquet: str | None = setting(None, "your own: the same as a Parquet file")
     client_column: str = setting("client", "of the csv file")
-    label_column: str | list[str] = setting("label", "of the csv file; several: a row of labels")  # noqa: RUF009
+    label_column: str | list[str] = setting("label", "of the csv file; several: a row of labels; []: next tokens")  # noqa: RUF009
     labels: list[str] | None = setting(None, "names of the classes in their order, where labels are text")  # noqa: RUF009
     id_column: str | None = setting(None, "of the csv file, or an array of the npz files: who a record is")
+    person: str | None = setting(
+        None, "of the csv file, or an array of the npz files: whose a record is, where the unit is a person"
+    )
+    rows_per_person: int | None = setting(
+        None, "a public number: further records of a person are left out, missing ones count for nothing"
+    )
+    join_rows: Literal["mean", "sum"] = setting("mean", "of the losses of a person's rows, before clipping")
     columns: dict[str, Column] = setting(  # noqa: RUF009
         dict, "of the csv file, by public constants: age = { range = [0, 120], fill = 50 }"
     )
@@ -55,6 +64,9 @@ class DataConfig:
         None, "a dataset with other labels that features are fitted to (default: the proxy)"
     )
     seed: int | None = setting(None, "decides the division (default: the run's seed)")
+    ranges: str | None = setting(None, "a look's folder, whose outer quantiles become the ranges of columns")
+    impute: str | None = setting(None, "a look's folder, whose means fill in for missing numbers")
+    standardise: str | None = setting(None, "a look's folder, by whose means and deviations columns are scaled")
 
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.name, self.npz, self.csv, self.parquet)) != 1:
@@ -66,8 +78,17 @@ class DataConfig:
             raise UserError("scale is a positive number that the inputs of npz files are divided by")
         if self.columns and self.table is None:
             raise UserError("columns belong to a csv or parquet file: leave them out, or give one")
+        if self.slot is not None and (self.backbone or self.features):
+            raise UserError("rows of persons go through no backbone or features: leave them out")
+        if any((self.ranges, self.impute, self.standardise)) and self.table is None:
+            raise UserError("looks are of columns of a csv or parquet file: leave them out, or give one")
         if self.values is not None and self.npz is None:
             raise UserError("values belong to npz files: leave them out, or give npz")
+
+    @property
+    def slot(self) -> Slot | None:
+        """What a person's records are, where the unit is a person."""
+        return None if self.rows_per_person is None else Slot(self.rows_per_person, self.join_rows)
 
     @property
     def backbones(self) -> tuple[str, ...]:
@@ -88,6 +109,11 @@ class PrivacyConfig:
     budgets: float | list[float] | dict[str, float] | str = setting(  # noqa: RUF009
         1.0, 'ε: 1.0, [0.5, 1, 8] in turn, {"0.5" = 0.9, "8" = 0.1} by weight'
     )
+    unit: Literal["record", "person", "client"] | None = setting(
+        None,
+        "whose participation is hidden; person needs person and rows_per_person under [data] (default: the "
+        "method's)",
+    )
     delta: float | None = setting(None, "δ of every guarantee (default: the method's)")
     adjacency: str | None = setting(None, "zero-out or replace-one: sizes are public (default: the method's)")
     noise: Literal["float", "integer", "correlated"] | None = setting(
@@ -106,6 +132,9 @@ class PrivacyConfig:
     factor: Literal["banded", "blt"] | None = setting(
         None, "of correlated noise (default: banded, and blt where that would have more than 64 bands)"
     )
+    looks: list[str] = setting(  # noqa: RUF009
+        list, "folders of looks that the budgets pay for beside the training; those named elsewhere are among them"
+    )
 
     def __post_init__(self) -> None:
         if self.noise != "correlated" and (self.bands is not None or self.factor is not None):
@@ -120,9 +149,13 @@ class ModelConfig:
 
     name: str = setting(
         "logistic",
-        "logistic, mlp, cnn-small, lenet, cnn8, resnet18, resnet34, …, or your own: package.module:factory",
+        "logistic, mlp, cnn-small, lenet, cnn8, resnet18, resnet34, …, a folder of transformers: hf:FOLDER, or "
+        "your own: package.module:factory",
     )
-    options: dict[str, float | str] = setting(dict, "of the model, e.g. hidden: numbers, or names of .npz files")  # noqa: RUF009
+    options: dict[str, Any] = setting(  # noqa: RUF009
+        dict,
+        "of the model: numbers, or names of .npz files; of any: adapters = { rank = 8, targets = […] }",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +163,7 @@ class TaskConfig:
     """A task by name; the other keys of the table are its options."""
 
     name: str = setting("classification", "classification, regression, multi-label, next-token, or a package's")
-    options: dict[str, Any] = setting(dict, "of the task, e.g. weights")  # noqa: RUF009
+    options: dict[str, Any] = setting(dict, "of the task, e.g. weights: numbers, or a look's folder")  # noqa: RUF009
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +206,9 @@ class RunConfig:
         None, "random cohorts, each client at most so often (default: a public balanced schedule)"
     )
     seed: int = setting(0, "decides the division, the first weights and, in simulation, the noise")
+    start: str | None = setting(
+        None, "begin with the model of a finished run, by its folder, in place of made-up weights"
+    )
     hot_start: int = setting(0, "epochs of the first model on the public proxy, which cost nothing (0: none)")
     average: float = setting(
         0.0,
@@ -213,6 +249,8 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} must be at least 1, got {value}")
+        if self.start is not None and (self.hot_start or "\0" in self.start):
+            raise UserError("a run begins with the model of another or with a hot start: give one of the two")
         if self.hot_start < 0:
             raise UserError(f"hot_start must be 0 or more epochs, got {self.hot_start}")
         if not 0 <= self.average < 1:
@@ -221,6 +259,15 @@ class RunConfig:
             raise UserError(f"seed must be 0 or more, and fit into 63 bits, got {self.seed}")
         if self.bounds is not None and not 0 < self.bounds[0] <= self.bounds[1] < float("inf"):
             raise UserError(f"bounds are two positive numbers, smallest first, got {list(self.bounds)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LifetimeConfig:
+    """One grant for all runs on the same records, in one process; silos have their own, in their own files."""
+
+    budget: float = setting(None, "ε over all runs")
+    delta: float = setting(1e-5, "δ of the same")
+    folder: str = setting("account", "where the account is kept, outside of any run's folder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,3 +282,5 @@ class Config:
     run: RunConfig
     source: Source = field(compare=False, repr=False)
     task: TaskConfig = field(default_factory=TaskConfig)
+    account: LifetimeConfig | None = None
+    looks: tuple[Look, ...] = field(default=(), compare=False, repr=False)  # that are named, as they were read

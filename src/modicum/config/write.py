@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from modicum.config.fields import FieldInfo, describe
-from modicum.config.schema import Config, DataConfig, PrivacyConfig, RunConfig, TaskConfig
+from modicum.config.schema import Config, DataConfig, LifetimeConfig, PrivacyConfig, RunConfig, TaskConfig
 from modicum.methods import registered_name
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def describe_experiment(
             "per_round": e.per_round,
             "max_participations": e.max_participations,
             "seed": e.seed,
+            **({} if e.start is None else {"start": e.start}),
             "hot_start": e.hot_start,
             "average": e.average,
             "bounds": e.bounds,
@@ -104,6 +105,14 @@ def _flat(config: Config) -> dict[tuple[str, str], Any]:
     }
 
 
+def values_of(config: Config) -> dict[str, dict[str, Any]]:
+    """Every table as plain values, by its name."""
+    return {
+        name: {info.name: _plain(value) for info, value in rows if value is not None}
+        for name, rows in _tables(config).items()
+    }
+
+
 def _tables(config: Config) -> dict[str, list[tuple[FieldInfo, Any]]]:
     model = FieldInfo("name", "str", None, "the model")
     method = FieldInfo("name", "str", None, "the method: see `modicum methods`")
@@ -122,6 +131,7 @@ def _tables(config: Config) -> dict[str, list[tuple[FieldInfo, Any]]]:
         ],
         "method": [(method, config.method_name), *((i, getattr(config.method, i.name)) for i in own)],
         "run": _rows(RunConfig, config.run),
+        **({} if config.account is None else {"account": _rows(LifetimeConfig, config.account)}),
     }
 
 

@@ -46,6 +46,7 @@ class FeatureFacts:
     sums: Tensor | None = None  # of public records with the task's own labels, by class
     counts: Tensor | None = None
     known: tuple[Tensor, Tensor] | None = None  # those records themselves (n × features) and their labels
+    width: int = 0  # how many the public network made, before any geometry; 0: there is none
 
     def between_of(self, size: int) -> Tensor:
         """Of so many features; all alike where nothing is known."""

@@ -30,7 +30,7 @@ from modicum.errors import UserError
 from modicum.privacy.events import Release
 from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
-from modicum.privacy.spec import PrivacySpec, Unit
+from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Variant
 from modicum.tasks import CLASSIFICATION, Task
 
@@ -402,12 +402,13 @@ class Method:
     wrapper: ModelWrapper = field(default_factory=Plain)
     public_start: bool = False  # begins with a logistic head on public records that have the task's labels, if any
     average: float = 0.0  # β of the average over rounds that is reported, where the run names none
+    predicts: bool = True  # whether there is a model to judge; a look has answers in its place
     notes: tuple[str, ...] = ()  # what a reader of the results must know, such as a flaw kept in faithful mode
     # The largest ε that a paper's own accountant claims by now, from the policy's state: of faithful modes alone.
     claims: Callable[[State, PublicFacts], float] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.mechanism.spec.unit is Unit.RECORD and not self.training.by_record:
+        if self.mechanism.spec.unit.of_client and not self.training.by_record:
             raise UserError(
                 f"{self.name} protects records, but in its local training a record's loss depends on others, so "
                 "that clipping each gradient bounds nothing: protect clients, or train by single records"

@@ -7,6 +7,8 @@ from modicum.data.check import check
 from modicum.data.federate import federate
 from modicum.data.own import from_npz_folder, from_torch
 from modicum.data.partition import Dirichlet, Iid, Natural, Partition, Shards, SizeSkew, parse_partition
+from modicum.data.persons import in_persons
+from modicum.data.population import from_population
 from modicum.data.tables import from_csv, from_frame, from_parquet
 
 __all__ = [
@@ -30,7 +32,9 @@ __all__ = [
     "from_frame",
     "from_npz_folder",
     "from_parquet",
+    "from_population",
     "from_torch",
+    "in_persons",
     "load",
     "parse_budgets",
     "parse_partition",

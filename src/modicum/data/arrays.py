@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from modicum.core.persons import Slot
 from modicum.core.records import Field, Fields, each, leaves
 from modicum.data.geometry import Geometry
 from modicum.errors import UserError
@@ -166,6 +167,8 @@ class Dataset:
 
     values: Mapping[str, int] = field(default_factory=dict)  # how many whole numbers an array may hold, by name
     labels: tuple[str, ...] = ()  # names of the classes, where labels were text
+    persons: Array | None = None  # whose each training record is; never leaves whoever holds the records
+    slot: Slot | None = None  # of persons, where records are brought together (`in_persons`)
     made_by: MadeBy | None = None  # what made these features of records; None: nothing did
 
     def only(self, classes: Iterable[int]) -> Dataset:
@@ -186,6 +189,7 @@ class Dataset:
             test=Arrays(test.x, code[test.y]),
             classes=len(wanted),
             clients=None if self.clients is None else self.clients[keep],
+            persons=None if self.persons is None else self.persons[keep],
             test_clients=None if self.test_clients is None else self.test_clients[keep_test],
             note="; ".join(filter(None, [self.note, f"{len(wanted)} of {self.classes} classes"])),
         )
@@ -219,6 +223,7 @@ class FederatedData:
     peeks: tuple[Peek, ...] = ()  # what clients' records decided for everybody to see: for simulations alone
     values: Mapping[str, int] = field(default_factory=dict)  # as in `Dataset`
     labels: tuple[str, ...] = ()
+    slot: Slot | None = None  # where the records are persons
 
     @property
     def input_shape(self) -> Any:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from modicum.data.sequences import TOKENS
+from modicum.data.tokens import tokenizer_digest, tokenizer_in
 from modicum.errors import UserError
 
 
@@ -38,18 +41,26 @@ Table = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """How one column is read. With a range: clipped to it and brought to [0, 1]; with categories: one column each.
+    """How one column is read. With a range: clipped to it and brought to [0, 1], or, where a public mean and a
+    deviation are given, to so many deviations from the mean; with categories: one column each.
+
+    With edges, such as public quantiles: one column for each stretch between two of them, which rises from 0 to 1
+    along it, so that a linear model can bend there.
 
     A missing cell takes `fill`, in the column's own units; a category that is not listed is all zeros. Dates are
-    brought to [0, 1] between the two that are given. A text becomes the numbers of its bytes, 1 to 256, cut or
-    filled up with 0 to the length that is given, as an array of its own.
+    brought to [0, 1] between the two that are given. A text becomes the numbers of its bytes, 1 to 256, or with a
+    tokenizer its tokens and a mask, cut or filled up to the length that is given, as arrays of their own.
     """
 
     range: tuple[float, float] | None = None
     fill: float | None = None
     categories: tuple[str, ...] | None = None
     dates: tuple[str, str] | None = None  # the first and the last, as 2026-01-31
-    text: int | None = None  # its public length in bytes
+    mean: float | None = None  # as a look told it, in the column's own units
+    deviation: float | None = None
+    edges: tuple[float, ...] | None = None  # rising: what python -m modicum.public.columns finds in public records
+    text: int | None = None  # its public length in bytes, or in tokens
+    tokenizer: str | None = None  # the folder of a fixed and public one
     drop: bool = False
 
     def __post_init__(self) -> None:
@@ -59,9 +70,15 @@ class Column:
             raise UserError("a column has categories, or a range and a fill: not both")
         if self.categories is not None and len({*self.categories}) != len(self.categories):
             raise UserError(f"categories must differ, got {list(self.categories)}")
-        given = [x for x in (self.range, self.categories, self.dates, self.text) if x is not None]
+        given = [x for x in (self.range, self.edges, self.categories, self.dates, self.text) if x is not None]
         if len(given) > 1:
-            raise UserError("a column has one of range, categories, dates and text")
+            raise UserError("a column has one of range, edges, categories, dates and text")
+        if self.edges is not None and not _rising(self.edges):
+            raise UserError(f"edges are two or more finite numbers, each above the last, got {list(self.edges)}")
+        if (self.mean is None) != (self.deviation is None) or (self.mean is not None and self.range is None):
+            raise UserError("a mean and a deviation go together, with a range that values are cut to")
+        if self.deviation is not None and not 0 < self.deviation < math.inf:
+            raise UserError(f"a deviation is positive and finite, got {self.deviation}")
         if self.drop and (given or self.fill is not None):
             raise UserError("a column that is dropped has no range, fill or categories")
         if self.dates is not None and not _day(self.dates[0]) < _day(self.dates[1]):
@@ -70,11 +87,20 @@ class Column:
             )
         if self.text is not None and not 1 <= self.text <= LONGEST:
             raise UserError(f"the length of a text lies between 1 and {LONGEST}, got {self.text}")
+        if self.tokenizer is not None and self.text is None:
+            raise UserError("a tokenizer is for texts: say their length in tokens, e.g. text = 128")
 
     @property
-    def values(self) -> int | None:
-        """How many whole numbers it becomes; None where it becomes numbers."""
-        return None if self.text is None else BYTES
+    def values(self) -> dict[str, int]:
+        """How many different whole numbers there are in each array that a text becomes."""
+        if self.text is None:
+            return {}
+        return {"": BYTES} if self.tokenizer is None else {TOKENS: tokenizer_in(self.tokenizer).values}
+
+    @property
+    def agreed(self) -> Column:
+        """What all parties have alike: of a tokenizer its content, wherever each keeps its own."""
+        return self if self.tokenizer is None else replace(self, tokenizer=tokenizer_digest(self.tokenizer))
 
     def table(self, name: str, cells: Cells, where: str) -> Table:
         """The column as one or more columns of numbers, named in errors by its row."""
@@ -90,16 +116,27 @@ class Column:
         values = np.array([self._number(name, cell, f"{where}, row {i + 2}") for i, cell in enumerate(cells)])
         if self.range is not None:
             low, high = self.range
-            values = (np.clip(values, low, high) - low) / (high - low)
+            values = np.clip(values, low, high)
+            if self.mean is not None and self.deviation is not None:
+                low, high = self.mean, self.mean + self.deviation
+            values = (values - low) / (high - low)
+        if self.edges is not None:
+            edges = np.array(self.edges)
+            climbed: Table = np.clip((values[:, None] - edges[:-1]) / np.diff(edges), 0, 1)
+            return climbed
         return values[:, None]
 
     def _one_hot(self, cells: Cells) -> Table:
         assert self.categories is not None
-        return np.array([[float(_same(cell, category)) for category in self.categories] for cell in cells])
+        kinds = {kind: i for i, kind in enumerate(dict.fromkeys(map(_text, cells)))}
+        rows = np.array([[float(_same(kind, category)) for category in self.categories] for kind in kinds])
+        return rows.reshape(-1, len(self.categories))[[kinds[_text(cell)] for cell in cells]]
 
-    def tokens(self, cells: Cells) -> npt.NDArray[np.int64]:
-        """The bytes of each text plus 1; 0 where it has ended."""
+    def tokens(self, cells: Cells) -> Any:
+        """What a tokenizer makes of each text; without one its bytes plus 1, and 0 where it has ended."""
         assert self.text is not None
+        if self.tokenizer is not None:
+            return tokenizer_in(self.tokenizer).encode([_text(cell) for cell in cells], self.text)
         out = np.zeros((len(cells), self.text), np.int64)
         for row, cell in zip(out, cells, strict=True):
             found = np.frombuffer(_text(cell).encode()[: self.text], np.uint8)
@@ -154,6 +191,17 @@ def read_columns(
     return {NUMBERS: numbers, **texts}
 
 
+def values_in(columns: Mapping[str, Column], x: Any) -> dict[str, int]:
+    """How many different whole numbers each array of these records may hold, by its name."""
+    found = {name: column.values for name, column in columns.items() if column.values}
+    alone = len(found) == 1 and not (isinstance(x, Mapping) and set(x) & set(found))  # a text that is the record
+    return {
+        ".".join(filter(None, ("" if alone else name, inner))): most
+        for name, arrays in found.items()
+        for inner, most in arrays.items()
+    }
+
+
 def suggest(rows: Sequence[Mapping[str, str]], names: Sequence[str], most: int = 12) -> dict[str, Column]:
     """Ranges, fills and categories as these very records have them, rounded outwards: for the owner's eyes.
 
@@ -181,6 +229,10 @@ def _rounded(value: float, way: Callable[[float], int]) -> float:
     """Down or up to one digit: 237 becomes 200 or 300."""
     unit = 1.0 if value == 0 else 10.0 ** math.floor(math.log10(abs(value)))
     return float(way(value / unit) * unit)
+
+
+def _rising(numbers: Sequence[float]) -> bool:
+    return len(numbers) > 1 and all(map(math.isfinite, numbers)) and all(a < b for a, b in pairwise(numbers))
 
 
 def _text(cell: Any) -> str:

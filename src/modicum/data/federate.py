@@ -8,6 +8,7 @@ import numpy as np
 
 from modicum.data.arrays import Array, Arrays, ClientData, Dataset, FederatedData, Peek
 from modicum.data.partition import Iid, Natural, Partition, SizeSkew, apportion, parse_partition
+from modicum.data.persons import single_rows
 from modicum.errors import UserError
 
 DEFAULT_PROXY = 0.05
@@ -47,7 +48,8 @@ def federate(
         raise UserError(f"say how many clients to divide {dataset.name} among, e.g. clients=20")
     if not rest.has_classes and not isinstance(part, Natural | Iid | SizeSkew):
         raise UserError(
-            f"{part} divides records by their classes, and these have none: use iid, size-skew:10 or natural"
+            f"{part} divides records by their classes, and {'persons' if dataset.slot else 'these'} have "
+            "none: use iid, size-skew:10 or natural"
         )
     rows = part.split(_classes(rest), clients, _rng(seed, "partition"))
     own = tuple(
@@ -67,6 +69,7 @@ def federate(
         peeks=_peeks(dataset, part, proxy),
         values=dataset.values,
         labels=dataset.labels,
+        slot=dataset.slot,
         made_by=dataset.made_by,
     )
 
@@ -111,6 +114,8 @@ def _take_proxy(
     """The public proxy, the training records that remain, and their natural clients."""
     train, groups = dataset.train, dataset.clients
     if isinstance(proxy, Dataset):
+        if dataset.slot is not None:
+            proxy = single_rows(proxy, dataset.slot)
         fitted = fit_to(proxy.train, train.shape, proxy.name)
         return replace(proxy, train=fitted), train, groups
     if proxy is True:

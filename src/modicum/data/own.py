@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def from_npz_folder(
     values: Values = None,
     scale: float | None = None,
     id: str | None = None,
+    person: str | None = None,
 ) -> Dataset:
     """One `NAME.npz` per client with arrays `x` and `y`, and optionally `x_test` and `y_test`.
 
@@ -44,6 +46,7 @@ def from_npz_folder(
         values: How many different whole numbers there are, such as tokens; a table of them for several arrays.
         scale: A public constant that all inputs are divided by, e.g. 255 for images [default: taken as they are].
         id: An array that says who a record is; it is no input.
+        person: An array that says whose a record is, for `in_persons`; it is no input.
 
     Returns:
         A dataset with a client for each file.
@@ -54,11 +57,14 @@ def from_npz_folder(
     paths = sorted(Path(folder).glob("*.npz"))
     if not paths:
         raise UserError(f"no .npz files in {folder}: put one per client there, with arrays x and y")
-    loaded = [_read_npz(path, id) for path in paths]
+    loaded = [_read_npz(path, (id, person)) for path in paths]
     known = values_by_name(values, loaded[0][0][0])
     parts, tests = [train for train, _ in loaded], [test for _, test in loaded]
     names = [path.stem for path in paths]
-    return assemble(Path(folder).name, names, parts, tests, classes, labels=labels, values=known, scale=scale)
+    made = assemble(Path(folder).name, names, parts, tests, classes, labels=labels, values=known, scale=scale)
+    if person is None:
+        return made
+    return replace(made, persons=np.array([key for name in names for key in npz_ids(folder, name, person)]))
 
 
 def from_torch(
@@ -139,9 +145,9 @@ def _load_npz(path: Path) -> dict[str, Array]:
         ) from None
 
 
-def _read_npz(path: Path, id: str | None) -> tuple[Part, Part | None]:
+def _read_npz(path: Path, keys: Sequence[str | None]) -> tuple[Part, Part | None]:
     arrays = _load_npz(path)
-    names = ["x"] if "x" in arrays else [n for n in arrays if n not in ("y", id) and not n.endswith(TEST)]
+    names = ["x"] if "x" in arrays else [n for n in arrays if n not in ("y", *keys) and not n.endswith(TEST)]
     if not names or "y" not in arrays:
         raise UserError(f"{path} needs arrays x and y, it has {', '.join(arrays) or 'none'}")
 

@@ -18,6 +18,7 @@ from modicum.errors import UserError
 
 MASK = "mask"
 MASKS = ("attention_mask", MASK)
+TOKENS = "input_ids"  # as models of transformers call them, and their mask attention_mask
 ALONE = "tokens"  # the name of a sequence that was the whole record, once a mask stands beside it
 NO_TOKEN = -100
 
@@ -59,7 +60,7 @@ def record_of(item: Any, padding: Padding | None) -> Any:
         return {ALONE: fitted, MASK: padding.mask(first)}
     if any(name in fitted for name in MASKS):
         return {name: leaf.astype(bool) if name in MASKS else leaf for name, leaf in fitted.items()}
-    return {**fitted, MASK: padding.mask(first)}
+    return {**fitted, MASKS[0] if TOKENS in fitted else MASK: padding.mask(first)}
 
 
 def stacked(records: Sequence[Any], where: str) -> Any:

@@ -5,18 +5,25 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from modicum.core.records import each
 from modicum.data.arrays import Array, Dataset
+from modicum.data.asked import asked_table
 from modicum.data.assemble import assemble
-from modicum.data.columns import Column, like, read_columns
+from modicum.data.columns import Column, like, read_columns, values_in
 from modicum.data.labels import as_array
+from modicum.data.sequences import own_tokens
 from modicum.errors import MissingExtraError, UserError
 
 Rows = list[dict[str, Any]]
+LONGEST_CELL = 1 << 27  # characters of a text; the reader's own limit is 131,072
+Asked = tuple[Sequence[str], int]
+"""Columns that a look asks for (none: all that can be) and bars of a histogram."""
 
 
 def from_csv(
@@ -29,18 +36,23 @@ def from_csv(
     labels: Sequence[str] | None = None,
     columns: Mapping[str, Column] | None = None,
     alone: str | None = None,
+    asked: Asked | None = None,
+    person: str | None = None,
 ) -> Dataset:
     """A table with a header: a column of client names, a column of labels (or several), and features.
 
     Args:
         path: Of the file.
         client: The column that says whose a record is.
-        label: The column of labels: classes 0, 1, …, names of classes, or numbers. Several: a row of labels.
+        label: The column of labels: classes 0, 1, …, names of classes, or numbers. Several: a row of labels;
+            none, `()`: the next token of the one text.
         id: A column that says who a record is; it is no feature.
         classes: How many there are [default: the largest label + 1].
         labels: Names of the classes in their order, where labels are text [default: those found, sorted].
         columns: Public ranges, fills, dates, categories and lengths of texts.
         alone: The one client of a table that has no column of clients.
+        asked: What a look asks for, where the table is read for one: columns and bars.
+        person: A column that says whose a record is, for `in_persons`; it is no feature, and leaves nobody.
 
     Returns:
         A dataset with natural clients.
@@ -49,7 +61,7 @@ def from_csv(
         UserError: Where a cell cannot be read, with its row and what to do.
     """
     rows, names = _read_csv(path)
-    told = (client, label, id, classes, labels, columns, alone)
+    told = (client, label, id, classes, labels, columns, alone, asked, person)
     return from_rows(rows, names, str(path), Path(path).stem, *told)
 
 
@@ -68,11 +80,13 @@ def from_frame(
     labels: Sequence[str] | None = None,
     columns: Mapping[str, Column] | None = None,
     alone: str | None = None,
+    asked: Asked | None = None,
+    person: str | None = None,
     name: str = "frame",
 ) -> Dataset:
     """The same of a data frame of pandas, polars, Arrow or Hugging Face; arguments are those of `from_csv`."""
     rows, names = _rows(frame)
-    return from_rows(rows, names, name, name, client, label, id, classes, labels, columns, alone)
+    return from_rows(rows, names, name, name, client, label, id, classes, labels, columns, alone, asked, person)
 
 
 def from_rows(
@@ -87,19 +101,28 @@ def from_rows(
     labels: Sequence[str] | None,
     columns: Mapping[str, Column] | None,
     alone: str | None,
+    asked: Asked | None = None,
+    person: str | None = None,
 ) -> Dataset:
     """A dataset of a table's rows; `where` names it in errors."""
     targets = (label,) if isinstance(label, str) else tuple(label)
-    features = features_of(rows, header, where, client=client, targets=targets, id=id, alone=alone)
-    x = read_columns(rows, features, columns or {}, where)
+    keys = tuple(key for key in (id, person) if key is not None)
+    features = features_of(rows, header, where, client=client, targets=targets, keys=keys, alone=alone)
+    if asked is None:
+        x = read_columns(rows, features, columns or {}, where)
+    else:
+        x = asked_table(rows, features, columns or {}, *asked, where)
     y = [as_array(_filled(rows, column, where)) for column in targets]
-    found = y[0] if isinstance(label, str) else np.stack(y, axis=1)
+    found = own_tokens(x) if not targets else y[0] if isinstance(label, str) else np.stack(y, axis=1)
     owner = np.array([str(row.get(client, alone)) for row in rows])
     names = sorted(set(owner.tolist()))
     parts = [(_rows_of(x, owner == one), found[owner == one]) for one in names]
-    values = {n: c.values for n, c in (columns or {}).items() if c.values is not None}
-    only = {"": next(iter(values.values()))} if values and not isinstance(x, Mapping) else values
-    return assemble(name, names, parts, [None] * len(names), classes, labels=labels, values=only)
+    values = values_in({} if asked is not None else columns or {}, x)
+    made = assemble(name, names, parts, [None] * len(names), classes, labels=labels, values=values)
+    if person is None:
+        return made
+    whose = np.array(present(where, person, [str(row[person] or "") for row in rows]))
+    return replace(made, persons=np.concatenate([whose[owner == one] for one in names]))
 
 
 def features_of(
@@ -109,11 +132,11 @@ def features_of(
     *,
     client: str,
     targets: Sequence[str],
-    id: str | None = None,
+    keys: Sequence[str] = (),
     alone: str | None = None,
 ) -> list[str]:
     """The names of a table's features, once it has the other columns. With `alone` it may lack one of clients."""
-    needed = (*targets, *(() if id is None else (id,)))
+    needed = (*targets, *keys)
     for column in needed if alone is not None else (client, *needed):
         if column not in columns:
             raise UserError(f"{where} has no column {column!r}{like(column, columns)}: correct its name")
@@ -129,7 +152,8 @@ def csv_features(
 ) -> tuple[Rows, list[str]]:
     """The rows of a CSV file and the names of its features."""
     rows, header = _read_csv(path)
-    return rows, features_of(rows, header, str(path), client=client, targets=(label,), id=id, alone=alone)
+    keys = () if id is None else (id,)
+    return rows, features_of(rows, header, str(path), client=client, targets=(label,), keys=keys, alone=alone)
 
 
 def csv_ids(path: str | os.PathLike[str], name: str, *, client: str, id: str) -> list[str]:
@@ -151,11 +175,12 @@ def _ids(rows: Rows, header: Sequence[str], where: object, name: str, client: st
 def present(where: object, id: str, ids: list[str]) -> list[str]:
     """The ids, if every record has one."""
     if not ids or not all(value.strip() for value in ids):
-        raise UserError(f"{where}: every record needs a value under {id!r}: fill it in, or leave id_column out")
+        raise UserError(f"{where}: every record needs a value under {id!r}: fill it in, or do not name the column")
     return ids
 
 
 def _read_csv(path: str | os.PathLike[str]) -> tuple[Rows, list[str]]:
+    csv.field_size_limit(LONGEST_CELL)
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as f:  # spreadsheets write a byte-order mark
             reader = csv.DictReader(f)
@@ -200,4 +225,4 @@ def _filled(rows: Rows, column: str, where: str) -> list[Any]:
 
 
 def _rows_of(x: Any, keep: Array) -> Any:
-    return {name: leaf[keep] for name, leaf in x.items()} if isinstance(x, Mapping) else x[keep]
+    return each(lambda leaf: leaf[keep], x)

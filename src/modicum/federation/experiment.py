@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from modicum.core.facts import FeatureFacts, Metric
 from modicum.core.layout import Layout
 from modicum.core.needs import Offer, check_data
 from modicum.core.parts import Batch, Method, OnLattice
+from modicum.core.persons import Slot, taking_persons
 from modicum.core.records import Field, each
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, FederatedData
@@ -22,13 +24,26 @@ from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check
 from modicum.errors import UserError
 from modicum.federation.correlate import pays, rotation, with_correlated, with_correlated_steps
-from modicum.federation.learning import check_labels, inputs_of, made_up_rows, width_of, with_task
+from modicum.federation.learning import (
+    check_labels,
+    inputs_of,
+    learned_by,
+    made_up_rows,
+    of_persons,
+    row_label_shape,
+    rows_of,
+    width_of,
+    with_task,
+)
 from modicum.federation.settings import NoiseKind
+from modicum.federation.start import begun_with
 from modicum.mechanisms.class_sums import class_sums
 from modicum.mechanisms.fixed_shapes import KINDS, Kind, shapes_for, with_fixed_shapes
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.models import build, check_model, fixed_features
 from modicum.models.adapter import adapted
+from modicum.models.low_rank import from_options as adapters_in
+from modicum.models.low_rank import with_adapters
 from modicum.models.named import build_named, is_shipped
 from modicum.privacy.factors import FactorKind
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
@@ -40,8 +55,8 @@ from modicum.training.compressed import from_options
 
 if TYPE_CHECKING:
     from os import PathLike
-    from pathlib import Path
 
+    from modicum.data.look import Look
     from modicum.data.partition import Partition
 
 AggregationKind = Literal["ideal", "protocol", "honest-but-curious"]
@@ -128,6 +143,7 @@ class Experiment:
     max_participations: int | None = None  # None: a public balanced schedule; else random cohorts
     metrics: tuple[Metric, ...] = ()
     seed: int = 0
+    start: str | None = None  # the folder of a run whose model is the first one
     hot_start: int = 0  # epochs of the first model on the public proxy; 0: none
     average: float = 0.0  # β of the average over rounds that is reported in place of the last model; 0: none
     bounds: tuple[float, float] | None = None  # that no policy leaves; None: the policy's own limits
@@ -142,8 +158,9 @@ class Experiment:
     device: str = "cpu"
     compile: bool = False  # clipped sums, on the first batch of each size
     workers: int | None = None  # processes that compute clients, a thread each; None: this one
-    model_options: dict[str, float | str] = field(default_factory=dict)
+    model_options: dict[str, Any] = field(default_factory=dict)
     task: Task = CLASSIFICATION
+    looks: tuple[Look, ...] = ()  # taken before, whose price is within the budgets
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.evaluate_every < 1:
@@ -185,6 +202,11 @@ class Experiment:
         return self.noise == "integer" or self.secure_aggregation != "ideal"
 
     @property
+    def learned(self) -> Task:
+        """The task of an example: of a record as it was given, or of a person."""
+        return learned_by(self.task, self.federation.data.slot)
+
+    @property
     def setting(self) -> Setting:
         """Clients, clients a round and rounds, as a method is built for."""
         clients = len(self.federation.budgets)
@@ -193,7 +215,9 @@ class Experiment:
 
 def build_method(experiment: Experiment) -> Method:
     """The experiment's method, whose parts find what they need in its data; nothing is reserved before."""
-    method = with_task(experiment.method.build(experiment.setting), experiment.task)
+    method = with_task(experiment.method.build(experiment.setting), experiment.learned)
+    if (slot := experiment.federation.data.slot) is not None:
+        method = of_persons(method, slot)
     setting, most = experiment.setting, experiment.max_participations
     if experiment.noise == "correlated" or (experiment.noise is None and pays(method.mechanism, setting, most)):
         if isinstance(method.mechanism, RecordLocal):
@@ -203,7 +227,7 @@ def build_method(experiment: Experiment) -> Method:
             method = with_correlated(method, cohorts, experiment.bands, experiment.factor)
     if experiment.integers:
         method = with_integers(method, VARIANTS[experiment.secure_aggregation])
-    check_data(method, offer_of(experiment.federation.data, experiment.task))
+    check_data(method, offer_of(experiment.federation.data, experiment.learned))
     return method
 
 
@@ -262,6 +286,7 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
     split = fixed_features(model)
     features, trained = split if split else (None, model)
     _check_division(wrap, trained)
+    slot = data.slot
 
     nothing: list[Batch] = []  # most clients of a large federation hold nothing back: they share one empty batch
 
@@ -276,25 +301,36 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
     def made_of(arrays: Arrays) -> Batch:
         x = each(lambda t: t.to(device), arrays.tensors(floats=is_shipped(experiment.model)))
         return Batch(
-            _transform(features, x), {"y": experiment.task.targets(torch.from_numpy(arrays.y)).to(device)}
+            _transform(features, x, slot), {"y": experiment.task.targets(torch.from_numpy(arrays.y)).to(device)}
+        )
+
+    def by_row(arrays: Arrays) -> Batch:
+        """Public records need nobody's slot."""
+        return (
+            made_of(arrays) if slot is None else rows_of(made_of(arrays), row_label_shape(experiment.task, data))
         )
 
     offered = offer_of(data).public_labels
+    judged = offered and wrap.predicts
     first = Layout.of(trained).read(trained)
-    if experiment.hot_start:
-        public, held_out = batch(data.proxy), batch(data.proxy_validation)
+    if experiment.start is not None:
+        first = begun_with(trained, Path(experiment.start), wrap.wrapper)
+    elif experiment.hot_start:
+        public, held_out = by_row(data.proxy), by_row(data.proxy_validation)
         first = hot_start(trained, public, held_out, experiment.hot_start, experiment.seed, experiment.task)
     elif wrap.public_start and offered:
-        first = public_start(trained, batch(data.proxy), data.classes)
+        first = public_start(trained, by_row(data.proxy), data.classes)
+    if slot is not None:
+        trained = taking_persons(trained, slot)
     return Prepared(
         model=trained,
         first=first,
         records=tuple(batch(c.train) for c in data.clients),
         validation=tuple(batch(c.validation) for c in data.clients),
         client_test=tuple(batch(c.test) for c in data.clients),
-        test=batch(data.test),
-        proxy=batch(data.proxy_validation if len(data.proxy_validation) else data.proxy) if offered else None,
-        features=_feature_facts(data, batch(data.proxy) if offered and experiment.task.usual else None),
+        test=batch(data.test if wrap.predicts else Arrays.empty(data.test)),
+        proxy=batch(data.proxy_validation if len(data.proxy_validation) else data.proxy) if judged else None,
+        features=_feature_facts(data, by_row(data.proxy) if offered and experiment.task.usual else None),
         made_up=_made_up(experiment, features, device),
     )
 
@@ -304,7 +340,7 @@ def _feature_facts(data: FederatedData, public: Batch | None) -> FeatureFacts:
     facts = FeatureFacts(data.classes)
     if data.geometry is not None:
         between, within = (torch.from_numpy(v.copy()) for v in (data.geometry.between, data.geometry.within))
-        facts = replace(facts, between=between, within=within)
+        facts = replace(facts, width=len(data.geometry.mean), between=between, within=within)
     if public is None:
         return facts
     x, y = public.x.flatten(1), public.targets["y"]
@@ -327,11 +363,14 @@ def _check_division(method: Method, model: nn.Module) -> None:
 def make_model(experiment: Experiment) -> nn.Module:
     """The experiment's model, checked against its data."""
     data = experiment.federation.data
-    compressed, options = from_options(experiment.model_options, experiment.seed)
+    adapters, options = adapters_in(experiment.model_options)
+    compressed, options = from_options(options, experiment.seed)
     model = _uncompressed(experiment, options)
     if compressed is not None:
         public = data.proxy.tensors(floats=True) if compressed.frozen else None
         model = compressed.wrap(model, public)
+    if adapters is not None:
+        model = with_adapters(model, adapters, experiment.seed)
     return _checked(experiment, model)
 
 
@@ -348,10 +387,10 @@ def _checked(experiment: Experiment, model: nn.Module) -> nn.Module:
 def _made_up(experiment: Experiment, features: nn.Module | None, device: torch.device) -> Batch:
     made = made_up_rows(experiment.task, experiment.federation.data, experiment.model)
     x, y = each(lambda t: t.to(device), made.x), {"y": made.targets["y"].to(device)}
-    return Batch(_transform(features, x), y)
+    return Batch(_transform(features, x, experiment.federation.data.slot), y)
 
 
-def _uncompressed(experiment: Experiment, options: Mapping[str, float | str]) -> nn.Module:
+def _uncompressed(experiment: Experiment, options: Mapping[str, Any]) -> nn.Module:
     data = experiment.federation.data
     inputs, width = inputs_of(data, experiment.model), width_of(experiment.task, data)
     if isinstance(experiment.model, nn.Module):
@@ -368,7 +407,7 @@ def _uncompressed(experiment: Experiment, options: Mapping[str, float | str]) ->
 
 def compression_line(experiment: Experiment) -> str:
     """Parameters before and after a compression, for reports; nothing where there is none."""
-    compressed, options = from_options(experiment.model_options, experiment.seed)
+    compressed, options = from_options(adapters_in(experiment.model_options)[1], experiment.seed)
     if compressed is None:
         return ""
     before, after = (
@@ -378,7 +417,10 @@ def compression_line(experiment: Experiment) -> str:
     return compressed.line(before, after)
 
 
-def _transform(features: nn.Module | None, x: Tensor, size: int = 512) -> Tensor:
+def _transform(features: nn.Module | None, x: Tensor, slot: Slot | None, size: int = 512) -> Tensor:
+    if features is not None and slot is not None:
+        rows = _transform(features, x.flatten(0, 1), None)
+        return rows.reshape(-1, slot.rows, *rows.shape[1:])
     if features is None or not len(x):
         return x if features is None else x.new_zeros((0, *_feature_shape(features, x)))
     with torch.no_grad():

@@ -11,6 +11,7 @@ from torch import nn
 
 from modicum.core.parts import Method
 from modicum.data.arrays import MadeBy
+from modicum.federation.model_file import frozen_digest
 
 KNOWN = {"modicum", "torch", "numpy", *sys.stdlib_module_names}  # torch's layers are checked like every model's
 
@@ -18,7 +19,7 @@ KNOWN = {"modicum", "torch", "numpy", *sys.stdlib_module_names}  # torch's layer
 def foreign_parts(spec: object, method: Method, *models: object) -> tuple[str, ...]:
     """Kind and full name of each class or function that others wrote, in the order of the method's parts.
 
-    `models` are modules, and the networks that features were made by.
+    `models` are modules, whose frozen weights are named by digest, and networks that features were made by.
     """
     found: dict[str, None] = {}
     for name in _outside(spec):
@@ -29,6 +30,8 @@ def foreign_parts(spec: object, method: Method, *models: object) -> tuple[str, .
     for model in models:
         if isinstance(model, nn.Module):
             found |= dict.fromkeys(foreign_modules(model))
+            if base := frozen_digest(model):
+                found[f"frozen weights {base}"] = None
         elif isinstance(model, MadeBy) and model.line:
             found[model.line] = None
     return tuple(found)

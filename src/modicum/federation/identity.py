@@ -12,7 +12,8 @@ from torch import nn
 from modicum.core.records import leaves
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.federation.experiment import Experiment
-from modicum.models.named import is_shipped, package_of
+from modicum.federation.start import model_digest
+from modicum.models.named import agreed_name, is_shipped, package_of
 
 
 def run_id(experiment: Experiment) -> str:
@@ -49,13 +50,19 @@ def _parts(e: Experiment) -> Iterator[bytes]:
     yield repr((*settings, *bounds, *kind, *shapes)).encode()
     if not e.task.plain:
         yield re.sub(r" at 0x[0-9a-f]+", "", repr(e.task)).encode()
+    if e.federation.data.slot is not None:
+        yield repr(e.federation.data.slot).encode()
+    if e.start is not None:
+        yield model_digest(Path(e.start)).encode()
+    for look in e.looks:
+        yield repr((look.run, look.planned_before, sorted(look.releases.items()))).encode()
     yield from _model(e)
     yield from _data(e.federation.data)
 
 
 def _model(e: Experiment) -> Iterator[bytes]:
     if not isinstance(e.model, nn.Module):
-        yield repr((e.model, sorted(e.model_options.items()))).encode()
+        yield repr((agreed_name(e.model), sorted(e.model_options.items()))).encode()
         if not is_shipped(e.model):
             yield package_of(e.model).encode()
             return

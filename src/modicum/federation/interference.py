@@ -90,7 +90,7 @@ def check(
     *,
     federation: Federation | None = None,
     model: str | nn.Module = "logistic",
-    model_options: Mapping[str, float | str] | None = None,
+    model_options: Mapping[str, Any] | None = None,
     rounds: int = 2,
     per_round: int | None = None,
     garbage: Sequence[str] = tuple(GARBAGE),

@@ -15,11 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.parts import ModelWrapper
-from modicum.core.records import Field, Fields, each, fields_from_json, leaves
-from modicum.errors import DAMAGED, UserError
+from modicum.core.records import Field, Fields, each, fields_from_json, fields_to_json, leaves
+from modicum.errors import DAMAGED, UserError, counted
+from modicum.federation.experiment import Experiment
+from modicum.federation.learning import inputs_of, row_shape, width_of
 from modicum.federation.run_folder import RunFolder
 from modicum.models import build, fixed_features
 from modicum.models.adapter import adapted
+from modicum.models.low_rank import from_options as adapters_in
+from modicum.models.low_rank import with_adapters
 from modicum.models.named import build_named, has_factory, is_shipped
 from modicum.training.compressed import from_options
 
@@ -33,7 +37,8 @@ def restored(
     are those that the run was trained on. `wrapper` is the method's, which may put layers of its own in place.
     """
     files = RunFolder(folder)
-    whole = wrapper.wrap(_named(files) if own is None else adapted(copy.deepcopy(own), inputs_in(folder)))
+    plain = _named(files) if own is None else adapted(copy.deepcopy(own), inputs_in(folder))
+    whole = wrapper.wrap(_with_adapters(files, plain))
     split = fixed_features(whole)
     features, trained = split if split else (None, whole)
     learned = {name: value.shape for name, value in trained.named_parameters() if value.requires_grad}
@@ -50,6 +55,37 @@ def restored(
         )
     trained.load_state_dict(dict(parameters), strict=False)
     return (trained if features is None else nn.Sequential(features, trained)).eval()
+
+
+def model_facts(experiment: Experiment, model: nn.Module, run: str, round: int) -> dict[str, str]:
+    """What a file of weights says of itself, so that `restored` can put the model together."""
+    data = experiment.federation.data
+    facts: dict[str, Any] = {
+        "run": run,
+        "round": round,
+        "input_shape": list(row_shape(data)) if data.clients[0].train.plain else None,
+        "classes": width_of(experiment.task, data),
+    }
+    if not data.clients[0].train.plain:
+        facts["inputs"] = fields_to_json(inputs_of(data, experiment.model))
+    if data.labels:
+        facts["labels"] = list(data.labels)
+    if base := frozen_digest(model):
+        facts["base"] = base
+    # One key: several would be written in an order that changes from process to process.
+    return {"modicum": json.dumps(facts)}
+
+
+def start_line(folder: str | None) -> str:
+    """For reports: where a run began, and what that means for who is in both; nothing where it began anew."""
+    if folder is None:
+        return ""
+    facts = _facts(RunFolder(Path(folder)))
+    return (
+        f"Begins with the model of run {facts.get('run')} after {counted(int(facts.get('round', 0)), 'round')} "
+        f"({folder}). ε is of this run alone: for records that were in both, both runs add up, and a lifetime "
+        "account says what all may be."
+    )
 
 
 def frozen_digest(model: nn.Module) -> str | None:
@@ -114,6 +150,12 @@ def label_names(folder: Path) -> tuple[str, ...]:
     return tuple(str(name) for name in _facts(RunFolder(folder)).get("labels", ()))
 
 
+def _with_adapters(files: RunFolder, model: nn.Module) -> nn.Module:
+    tables = tomllib.loads(files.config.read_text(encoding="utf-8"))
+    adapters, _ = adapters_in(tables.get("model", {}))
+    return model if adapters is None else with_adapters(model, adapters, tables["run"]["seed"])
+
+
 def _named(files: RunFolder) -> nn.Module:
     try:
         return _described(files)
@@ -126,9 +168,8 @@ def _named(files: RunFolder) -> nn.Module:
 def _described(files: RunFolder) -> nn.Module:
     facts = _facts(files)
     tables = tomllib.loads(files.config.read_text(encoding="utf-8"))
-    compressed, options = from_options(
-        {k: v for k, v in tables["model"].items() if k != "name"}, tables["run"]["seed"]
-    )
+    _, given = adapters_in({k: v for k, v in tables["model"].items() if k != "name"})
+    compressed, options = from_options(given, tables["run"]["seed"])
     name = tables["model"]["name"]
     if not isinstance(name, str):
         raise TypeError("its name is no text")

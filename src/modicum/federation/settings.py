@@ -47,12 +47,14 @@ class Server:
     """What the server does beside aggregating.
 
     Args:
+        start: the folder of a finished run, whose model is the first one.
         hot_start: epochs on public records before the first round.
         average: weight of the past in an average of released models, which is evaluated and kept; 0: none.
         bounds: the smallest and the largest clipping bound that clients accept.
         evaluate_every: rounds between evaluations.
     """
 
+    start: str | None = None
     hot_start: int = 0
     average: float = 0.0
     bounds: tuple[float, float] | None = None
@@ -84,6 +86,7 @@ class Watching:
         watch: called after each round with the simulation and the round's record, ground truth included.
         track: hears of every round what was released: `[mo.TensorBoard()]`, `[mo.MLflow()]`, or your own.
         transcript: writes down what each party sees; `modicum.load_transcript` reads it back.
+        until: pauses after so many of the planned rounds; `resume` goes on at no further cost.
         audit: names an audit (docs/audits.md) that plays the experiment once more with canaries when it is over.
     """
 
@@ -94,6 +97,7 @@ class Watching:
     track: Sequence[Any] = ()
     transcript: bool = False
     audit: str | None = None
+    until: int | None = None
 
 
 def regrouped(

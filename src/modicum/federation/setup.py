@@ -25,6 +25,7 @@ from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, ro
 from modicum.federation.correlate import Correlates, rotation
 from modicum.federation.evaluation import public_evaluator
 from modicum.federation.experiment import Experiment, Prepared, build_method, in_fixed_shapes, prepare
+from modicum.federation.looks import plan_after
 from modicum.federation.server import Server
 from modicum.mechanisms.common import metric_plans
 from modicum.mechanisms.integers import on_lattice
@@ -113,7 +114,7 @@ def make_kit(
     size = int(shared.sum())
     public = PublicFacts(facts, experiment.rounds, size, known, adaptive, data.features, tensors, *kinds)
     return ClientKit(
-        backend, method.training, method.policy, shared, experiment.metrics, public, agreed, experiment.task
+        backend, method.training, method.policy, shared, experiment.metrics, public, agreed, experiment.learned
     )
 
 
@@ -206,8 +207,11 @@ def make_plans(
                 f"client {facts_i.name!r} has no validation records for the declared metrics: set validation"
             )
     return {
-        f.name: mechanism.plan(
-            f, metric_plans(mechanism.spec, experiment.metrics, rounds_of(cohorts, i, experiment.rounds))
+        f.name: plan_after(
+            mechanism,
+            f,
+            metric_plans(mechanism.spec, experiment.metrics, rounds_of(cohorts, i, experiment.rounds)),
+            experiment.looks,
         )
         for i, f in enumerate(facts)
     }

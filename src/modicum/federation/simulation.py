@@ -120,7 +120,8 @@ class Simulation:
 
     def rounds(self) -> Iterator[RoundRecord]:
         """Run what is left, round by round; noise that nobody needs any more cannot be drawn again afterwards."""
-        yield from self._rounds
+        while not self._rounds.server.finished:
+            yield self._rounds.play()
         self.end()
 
     def end(self) -> None:

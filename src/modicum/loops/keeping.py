@@ -26,6 +26,21 @@ CHANGED = (
 )
 
 
+def refuse_copy(key: Path, *, begun: bool) -> None:
+    """A copied folder has its original's noise: two continuations would show the difference of bare gradients.
+
+    The file's own number tells: it stays when a folder is moved or renamed, and is new in a copy or from a backup.
+    """
+    home, own = key.with_suffix(".home"), str(key.stat().st_ino)
+    if not begun:
+        write_durably(home, own.encode())
+    elif not home.exists() or home.read_text(encoding="ascii", errors="replace") != own:
+        raise UserError(
+            f"{key.parent} is a copy, or was put back from a backup: continue the original, since two "
+            "continuations would have the same noise, or begin a new run"
+        )
+
+
 class Keeping:
     """A loop's checkpoints and digests.
 

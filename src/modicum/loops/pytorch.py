@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from modicum.compute.clipping.open_pass import OpenPass, new_anchor
+from modicum.compute.clipping.open_pass import OpenPass, fingerprint, graph_of, new_anchor
 from modicum.compute.clipping.problem import Parts
 from modicum.compute.clipping.synthetic import own_weights
 from modicum.compute.clipping.tracing import looking_modules
@@ -36,7 +36,7 @@ from modicum.core.release_gate import ReservedGate
 from modicum.errors import PrivacyWarning, UserError, counted
 from modicum.federation.foreign import foreign_modules
 from modicum.federation.run_folder import RunFolder
-from modicum.loops.keeping import Keeping
+from modicum.loops.keeping import Keeping, refuse_copy
 from modicum.loops.records import LABEL, mark_of, records_of
 from modicum.loops.rehearsal import Rehearsal
 from modicum.mechanisms.common import Asked
@@ -123,6 +123,8 @@ class Private:
         self._pass: OpenPass | None = None
         self._rehearsal: Rehearsal | None = None
         self._modes: tuple[bool, ...] | None = None
+        self._graphs: set[int] = set()  # ways in which losses were computed
+        self._written: tuple[tuple[int, int], ...] | None = None  # the model as it was left by the last step
         self._current: _Step | None = None
         self._steps_of_part = 0
         self._running = False
@@ -203,6 +205,7 @@ class Private:
                 yield self._given(batch, torch.ones(len(batch), dtype=torch.bool), rehearsal=True)
                 self._refuse_unused()
                 self._rehearsal = None
+        self._written = fingerprint(self.model)
 
     def _rows_of_a_step(self) -> int:
         sampler = self._mechanism.sampler(self._facts)
@@ -260,6 +263,13 @@ class Private:
                 "hold is a choice that no noise covers"
             )
 
+    def _refuse_written(self) -> None:
+        if self._written is not None and fingerprint(self.model) != self._written:
+            raise UserError(
+                "the model was written to outside of private.step(), and no noise covers that: leave its "
+                "parameters and buffers alone until private.finish()"
+            )
+
     @property
     def _clip(self) -> Clip:
         return self._decision.rule(self._mechanism.rule)
@@ -283,6 +293,7 @@ class Private:
             if self._rehearsal is not None:
                 self._modes = opened.modes
                 self._rehearsal.judge(opened, losses)
+                self._graphs.add(graph_of(losses))
                 return False
             if opened.modes != self._modes:
                 raise UserError("the model's parts are in another mode (train, eval) than in the rehearsal")
@@ -290,8 +301,14 @@ class Private:
             assert step is not None
             assert step.present is not None
             losses = opened.check(losses)
+            self._refuse_written()
             weights = step.present.to(losses.device, torch.float32)
             clipped = opened.settle(losses, self._clip, weights, len(self._records))
+            if graph_of(losses) not in self._graphs:
+                raise UserError(
+                    "these losses are computed in another way than in the rehearsal, so that nobody has looked "
+                    "whether they mix records: compute them alike for every batch"
+                )
             step.add(self._layout.flatten(clipped.total))
         finally:
             opened.close()
@@ -312,6 +329,7 @@ class Private:
             trained[name].grad = own.to(trained[name].dtype)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
+        self._written = fingerprint(self.model)
         self._steps_of_part = step.number + 1
         self._current = None
 
@@ -333,6 +351,7 @@ class Private:
         """
         if self._certificate is None:
             self._abandon()
+            self._refuse_written()
             certificate = Certificate.from_ledger(self.ledger)
             certificate.write(self._files.certificate)
             self._write_model()
@@ -482,7 +501,10 @@ def privately(
 def _source(files: RunFolder, seed: int | None) -> NoiseSource:
     if seed is not None:
         return SimulatedNoise(seed)
-    return ReplayableNoise(open_key(files.noise_key, begun=files.ledger.exists()))
+    begun = files.ledger.exists()
+    noise = ReplayableNoise(open_key(files.noise_key, begun=begun))
+    refuse_copy(files.noise_key, begun=begun)
+    return noise
 
 
 def _shapes(model: nn.Module, kind: Kind) -> FixedShapes:

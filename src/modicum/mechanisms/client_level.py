@@ -149,9 +149,10 @@ class ClientLevel:
     ) -> tuple[Release, ...]:
         asked = common.Asked(facts, plan, broadcast.round, participation, broadcast.decision)
         metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
-        return (self._event(asked, kit.policy.signals), *metrics)
+        return (self.event(asked, kit.policy.signals), *metrics)
 
-    def _event(self, asked: common.Asked, signals: Sequence[Signal]) -> Release:
+    def event(self, asked: common.Asked, signals: Sequence[Signal] = ()) -> Release:
+        """What a client reserves for one update."""
         decision, plan = asked.decision, asked.plan
         now = Moment(asked.round, asked.participation, decision.noise_multiplier, decision.kind)
         z, origin = self.schedule.noise(self._releases_of(asked.facts), plan, now)
@@ -217,11 +218,11 @@ class ClientLevel:
     def _requests(self, jobs: Sequence[Job], kit: ClientKit, updates: Tensor) -> list[ReleaseRequest]:
         """Each client's clipped update and signals; not to be seen before they have passed the gate."""
         bounds = [job.broadcast.decision.bound for job in jobs]
-        norms = _clip(updates, bounds).cpu().unbind()
+        norms = clip_updates(updates, bounds).cpu().unbind()
         return [
             ReleaseRequest(
                 job.gate,
-                self._event(common.Asked.of(job), kit.policy.signals),
+                self.event(common.Asked.of(job), kit.policy.signals),
                 0,
                 {UPDATE: update, **common.contributions(norm.reshape(1), bound, kit.policy.signals)},
             )
@@ -291,7 +292,7 @@ class Sum:
         return _released_sum(state, sums, stds)
 
 
-def _clip(updates: Tensor, bounds: Sequence[float]) -> Tensor:
+def clip_updates(updates: Tensor, bounds: Sequence[float]) -> Tensor:
     """Clip each row to its bound, where it stands; gives the norms before. A model that diverged becomes zero."""
     norms = torch.cat([_norms(some) for some in torch.split(updates, max(1, DOUBLES // updates.shape[1]))])
     finite = torch.isfinite(norms)

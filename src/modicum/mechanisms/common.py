@@ -150,7 +150,7 @@ def metric_events(
     A client moves its centred rate by ½.
     `plan` says whether their noise is drawn on a lattice.
     """
-    bound = 1.0 if spec.unit is Unit.RECORD else SIGNAL_BOUND
+    bound = 1.0 if spec.unit.of_client else SIGNAL_BOUND
     planned = {r.purpose: r for r in plan.releases if r.integers is not None} if plan else {}
 
     def noise(metric: Metric) -> float:
@@ -183,7 +183,7 @@ def metric_requests(job: Job, kit: ClientKit, spec: PrivacySpec) -> list[Release
 
 def expected_metrics(events: Sequence[Release], unit: Unit, records: int) -> dict[str, NoisedNumber]:
     """What released metrics can be: a rate of 0 to 1 and its noise, on the scale of `metric_rate`."""
-    over = max(1, records) if unit is Unit.RECORD else 1
+    over = max(1, records) if unit.of_client else 1
     found = {}
     for block in (event.blocks[0] for event in events):
         found[block.name.removeprefix("metric:")] = NoisedNumber(0.5, 0.5, block.noise_std / over)
@@ -212,12 +212,12 @@ def metric_value(job: Job, kit: ClientKit, unit: Unit, block: str) -> Tensor:
     if job.validation.present is not None:
         shares = torch.where(job.validation.present, shares, shares.new_zeros(()))
     total = shares.sum().reshape(1)
-    return total if unit is Unit.RECORD else total / max(1, len(job.validation)) - SIGNAL_BOUND
+    return total if unit.of_client else total / max(1, len(job.validation)) - SIGNAL_BOUND
 
 
 def metric_rate(noised: float, unit: Unit, records: int) -> float:
     """A released count as a share of the records, back on the scale from 0 to 1."""
-    return noised / max(1, records) if unit is Unit.RECORD else noised + SIGNAL_BOUND
+    return noised / max(1, records) if unit.of_client else noised + SIGNAL_BOUND
 
 
 def told_metrics(
@@ -231,12 +231,12 @@ def told_metrics(
     for metric in (m for m in declared if m.name in values):
         if not math.isnan(values[metric.name]):
             values[metric.name] = min(1.0, max(0.0, values[metric.name]))
-        bound = 1.0 if unit is Unit.RECORD else SIGNAL_BOUND
+        bound = 1.0 if unit.of_client else SIGNAL_BOUND
         if isinstance(opened, ReleasedSum):
             stds[metric.name] = metric.noise_multiplier * bound / opened.denominator
         elif opened is not None:
             own = [r.client for r in opened if metric.name in r.metrics]
-            shares = [bound / (sizes[name] if unit is Unit.RECORD else 1) for name in own]
+            shares = [bound / (sizes[name] if unit.of_client else 1) for name in own]
             stds[metric.name] = metric.noise_multiplier * math.hypot(*shares) / len(own)
     return values, stds
 

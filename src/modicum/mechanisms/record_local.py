@@ -68,6 +68,7 @@ class RecordLocal:
     shapes: FixedShapes | None = None  # of passes over drawn records, where a server may be hostile; None: ragged
     stock: Stock | None = None  # kinds of noise to choose from: in the plan (R11), or before a filter (`adaptive`)
     noise: Schedule | None = None  # a schedule of its own, in place of the four settings above
+    unit: Unit = field(default=Unit.RECORD, repr=False)  # persons where the experiment's records are
 
     individuals = True
     purpose = GRADIENT
@@ -101,7 +102,7 @@ class RecordLocal:
 
     @property
     def spec(self) -> PrivacySpec:
-        return PrivacySpec(unit=Unit.RECORD, adjacency=self.adjacency, view=ServerSeesMessages(), delta=self.delta)
+        return PrivacySpec(unit=self.unit, adjacency=self.adjacency, view=ServerSeesMessages(), delta=self.delta)
 
     @property
     def takes_integers(self) -> bool:
@@ -321,15 +322,8 @@ class RecordLocal:
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         # Longest first, so that the clients still at work are always the first rows of the stack.
         order = sorted(range(len(jobs)), key=lambda i: -self._steps(jobs[i]))
-        done = self._run_sorted([jobs[i] for i in order], kit)
-        return [result for _, result in sorted(zip(order, done, strict=True), key=lambda pair: pair[0])]
-
-    def _steps(self, job: Job) -> int:
-        return self.steps_in(job.facts, job.participation)
-
-    def _run_sorted(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
-        first = common.starts(jobs, kit)
-        steppers = [Stepper(self, job, kit) for job in jobs]
+        first = common.starts([jobs[i] for i in order], kit)
+        steppers = [Stepper(self, jobs[i], kit) for i in order]
         pool = Pool([stepper.records for stepper in steppers])
         descent = Descent(first, kit.training.optimiser, kit.training)  # its pull comes after the noise
         theta = descent.theta
@@ -343,9 +337,11 @@ class RecordLocal:
             if isinstance(kit.training, SamPerturbation):
                 released[: len(active)] = gradient
             descent.step(step, gradient)
-        return [
-            stepper.result(initial, last) for stepper, initial, last in zip(steppers, first, theta, strict=True)
-        ]
+        results = {i: s.result(a, b) for i, s, a, b in zip(order, steppers, first, theta, strict=True)}
+        return [results[i] for i in range(len(jobs))]
+
+    def _steps(self, job: Job) -> int:
+        return self.steps_in(job.facts, job.participation)
 
     def _noised_gradients(
         self, steppers: Sequence[Stepper], pool: Pool, theta: Tensor, kit: ClientKit, step: int

@@ -48,6 +48,7 @@ class RecordSums:
     delta: float = 1e-5
     rule: Clip = field(default_factory=Flat)  # how a record is clipped; the policy's bound scales it
     noise_multiplier: float | None = None  # in the sum; None: calibrated to each client's budget
+    unit: Unit = field(default=Unit.RECORD, repr=False)  # persons where the experiment's records are
 
     individuals = False
     integers = True
@@ -63,7 +64,7 @@ class RecordSums:
 
     @cached_property
     def spec(self) -> PrivacySpec:
-        return PrivacySpec(unit=Unit.RECORD, adjacency=self.adjacency, view=self.view, delta=self.delta)
+        return PrivacySpec(unit=self.unit, adjacency=self.adjacency, view=self.view, delta=self.delta)
 
     def on_integers(self, variant: Variant) -> RecordSums:
         return replace(self, view=integers.behind(self.view, variant))

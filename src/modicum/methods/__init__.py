@@ -20,6 +20,7 @@ from modicum.methods.dp_sgd import DpSgd
 from modicum.methods.fedavg import FedAvg
 from modicum.methods.fedprox import FedProx
 from modicum.methods.installed import find_installed, installed_names
+from modicum.methods.look import Look
 from modicum.methods.nbafl import NbAfl
 from modicum.papers.acdp_pfsd.dp_fedsam import DpFedSam
 from modicum.papers.acdp_pfsd.dp_pfsd import DpPfsd
@@ -67,6 +68,7 @@ METHODS: dict[str, type[MethodSpec]] = {
     "fedsa": FedSa,
     "awdp-fl": AwdpFl,
     "fedmap": FedMap,
+    "look": Look,
 }
 
 
@@ -134,6 +136,7 @@ __all__ = [
     "FedPer",
     "FedProx",
     "FedSa",
+    "Look",
     "NbAfl",
     "PFedSd",
     "PacDp",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from modicum.core.setting import Setting
 
 CLIP = 0.3  # of gradients that reach 1.5: only their direction counts, until a record is understood
-LOGIT_NOISE = 1.2
+LOGIT_NOISE, WIDE_NOISE = 1.2, 0.6  # the second on features of a large public network, which tell classes apart
 MOMENTUM, AVERAGE = 0.5, 0.5
 
 
@@ -51,6 +51,7 @@ class Auto(SeenBy, PrivacyOptions):
                 Momentum(build_aggregation(joined, 1.0, 0.0), MOMENTUM),
                 CLIP,
                 LOGIT_NOISE,
+                WIDE_NOISE,
                 summed=not mechanism.individuals,
                 constant=head.length,
             ),

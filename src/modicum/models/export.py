@@ -1,12 +1,19 @@
-"""A trained model for other programs: its weights, a folder of Hugging Face, an adapter of peft, ONNX."""
+"""A trained model for other programs: its weights, a folder of Hugging Face, an adapter of peft, ONNX.
+
+Adapters are added to the layers that they stand beside, but in the form `peft`, which has them alone.
+"""
 
 from __future__ import annotations
 
+import copy
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modicum.core.records import Field, Fields, each
 from modicum.errors import MissingExtraError, UserError
+from modicum.models.low_rank import LowRank, low_rank_layers, merge
+from modicum.models.pretrained import MeanHead
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,7 +48,8 @@ def export(model: nn.Module, inputs: Fields, path: Path, format: str) -> Path:
     if path.exists():
         raise UserError(f"{path} is there already: name a new one")
     path.parent.mkdir(parents=True, exist_ok=True)
-    ways[format](model.eval(), inputs, path)
+    whole = model.eval() if format == "peft" else merge(copy.deepcopy(model).eval())
+    ways[format](whole, inputs, path)
     return path
 
 
@@ -65,9 +73,61 @@ def _pretrained(model: Any, inputs: Fields, path: Path) -> None:  # noqa: ARG001
 
 
 def _adapter(model: Any, inputs: Fields, path: Path) -> None:  # noqa: ARG001
-    if not hasattr(model, "peft_config"):
-        raise UserError(f"{type(model).__name__} has no adapters of peft: use state-dict, safetensors or onnx")
-    model.save_pretrained(str(path))
+    if hasattr(model, "peft_config"):
+        model.save_pretrained(str(path))
+        return
+    layers = dict(low_rank_layers(model))
+    if not layers:
+        raise UserError(f"{type(model).__name__} has no adapters: use state-dict, safetensors or onnx")
+    _write_peft(model, layers, path)
+
+
+def _write_peft(model: nn.Module, layers: dict[str, LowRank], path: Path) -> None:
+    """As `peft` writes adapters of type LORA: whoever has the base loads them with `PeftModel.from_pretrained`.
+
+    What else was trained are modules to save; those of a model around an encoder stand in a file of their own.
+    """
+    from safetensors.torch import save_file
+
+    base, head = (model.encoder, "encoder.") if isinstance(model, MeanHead) else (model, "")
+    trained = {name: p.detach().contiguous() for name, p in model.named_parameters() if p.requires_grad}
+    inner = {name.removeprefix(head): value for name, value in trained.items() if name.startswith(head)}
+    whole = {name.rpartition(".")[0] for name in inner if not _of_adapter(name)}
+    inner |= {
+        f"{name}.{own}": value for name in whole for own, value in base.get_submodule(name).state_dict().items()
+    }
+    layer = next(iter(layers.values()))
+    path.mkdir()
+    save_file(
+        {f"base_model.model.{name}": value for name, value in inner.items()}, path / "adapter_model.safetensors"
+    )
+    if outer := {name: value for name, value in trained.items() if not name.startswith(head)}:
+        save_file(outer, path / "head.safetensors")
+    said = {
+        "peft_type": "LORA",
+        "task_type": _kind_of_task(base),
+        "base_model_name_or_path": str(getattr(getattr(base, "config", None), "_name_or_path", "") or "") or None,
+        "r": layer.rank,
+        "lora_alpha": layer.scale * layer.rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(name.removeprefix(head) for name in layers),
+        "modules_to_save": sorted(whole) or None,
+        "fan_in_fan_out": layer.turned,
+        "inference_mode": True,
+    }
+    (path / "adapter_config.json").write_text(json.dumps(said, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _of_adapter(name: str) -> bool:
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def _kind_of_task(model: nn.Module) -> str | None:
+    """As peft calls it; it decides which methods a loaded model has."""
+    name = type(model).__name__
+    kinds = {"ForSequenceClassification": "SEQ_CLS", "ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM"}
+    return next((kind for end, kind in kinds.items() if name.endswith(end)), None)
 
 
 def _onnx(model: nn.Module, inputs: Fields, path: Path) -> None:

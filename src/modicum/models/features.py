@@ -1,4 +1,4 @@
-"""Features of a whole dataset from frozen extractors, computed once and kept on disk.
+"""Features of a whole dataset of images or texts from frozen extractors, computed once and kept on disk.
 
     python -m modicum.models.features --backbone efficientnet-lite0 --data cifar-10 --cache FOLDER
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,15 +20,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from modicum.core.records import each, leaves
 from modicum.data.arrays import Arrays, Dataset, MadeBy
 from modicum.data.catalogue import load
 from modicum.data.kin import share_records
+from modicum.data.sequences import MASKS, TOKENS
 from modicum.errors import UserError
 from modicum.models import scattering
 from modicum.models.backbone import load_backbone
+from modicum.models.named import agreed_name, folder_of, is_pretrained
 from modicum.models.published import networks
 from modicum.models.published.catalogue import Published, published
-from modicum.models.published.packages import SCATTERING, Recipe
+from modicum.models.published.packages import NOT_STATED, SCATTERING, Recipe
 from modicum.models.views import VIEWS, seen
 
 CHUNK = 20_000  # records of a cache file
@@ -55,14 +58,16 @@ class Origin:
 
 @dataclass(frozen=True)
 class Extractor:
-    """A module that turns each image into a vector by itself."""
+    """A module that turns each image or text into a vector by itself."""
 
     name: str  # ends in a digest of all that decides the features
     model: nn.Module
-    channels: tuple[int, ...]  # that images may have
+    channels: tuple[int, ...]  # that images may have; none: it reads texts
     size: int
     batch: int = 500  # images at a time on a CPU, for speed alone
     origins: tuple[Origin, ...] = ()
+
+    values: int = 0  # different tokens of texts that it knows
 
     @property
     def made_by(self) -> MadeBy:
@@ -161,6 +166,8 @@ def extractor(
 
 
 def _one(name: str, shape: tuple[int, ...], trained_on: tuple[str, ...]) -> Extractor:
+    if is_pretrained(name):
+        return from_encoder(name)
     plain, _, number = name.partition(":")
     if plain == SCATTERING:
         return from_scattering(shape[0], shape[-1], int(number) if number.isdecimal() else 8)
@@ -185,6 +192,16 @@ def from_published(found: Published, taps: int = 1) -> Extractor:
         16,
         (Origin(found.name, found.sha256, found.licence, found.trained_on),),
     )
+
+
+def from_encoder(name: str) -> Extractor:
+    """A text encoder of transformers, `hf:FOLDER`: the mean of its last layer over a text's real positions."""
+    from modicum.models.pretrained import Encoder, config_of
+
+    folder, digest = folder_of(name), agreed_name(name).removeprefix("hf:")
+    encoder = Encoder(folder, config_of(folder))
+    origins = (Origin(folder.name, digest, NOT_STATED, ()),)
+    return Extractor(f"{folder.name}-mean-{digest[:12]}", encoder, (), encoder.size, 32, origins, encoder.values)
 
 
 def from_backbone(weights: str | Path) -> Extractor:
@@ -225,7 +242,9 @@ def featured(
 
     `device`: None is a GPU where there is one.
     """
-    if dataset.train.shape[0] not in extractor.channels:
+    if not extractor.channels:
+        _check_texts(extractor, dataset)
+    elif isinstance(dataset.train.x, Mapping) or dataset.train.shape[0] not in extractor.channels:
         wanted = " or ".join(map(str, extractor.channels))
         raise UserError(
             f"{extractor.name} takes images of {wanted} channels, those of {dataset.name} have "
@@ -246,6 +265,20 @@ def featured(
     return replace(dataset, train=parts["train"], test=parts["test"], made_by=extractor.made_by)
 
 
+def _check_texts(extractor: Extractor, dataset: Dataset) -> None:
+    """Refuse records that are no tokens of this encoder."""
+    if not isinstance(dataset.train.x, Mapping) or set(dataset.train.x) != {TOKENS, MASKS[0]}:
+        raise UserError(
+            f"{extractor.name} reads texts, and the records of {dataset.name} are something else: give a table "
+            'whose one column is a text, [data.columns] note = { text = 128, tokenizer = "FOLDER" }'
+        )
+    if dataset.values.get(TOKENS, 0) > extractor.values:
+        raise UserError(
+            f"there are {dataset.values[TOKENS]} different tokens, and {extractor.name} knows {extractor.values}: "
+            "take the tokenizer from the encoder's own folder"
+        )
+
+
 @contextmanager
 def _counting(what: str, total: int) -> Iterator[Count]:
     """A bar on a terminal, for what takes minutes."""
@@ -264,7 +297,7 @@ def _counting(what: str, total: int) -> Iterator[Count]:
 def _piece(extractor: Extractor, arrays: Arrays, folder: Path | None, device: str, count: Count) -> np.ndarray:
     if folder is None:
         return compute(extractor, arrays, device, count).astype(np.float16).astype(np.float32)  # the same bits
-    path = folder / f"{extractor.name}-{_digest(np.ascontiguousarray(arrays.x).tobytes())}.npy"
+    path = folder / f"{extractor.name}-{_digest(_content(arrays))}.npy"
     if path.exists():
         found: np.ndarray = np.load(path, allow_pickle=False)
         if found.shape == (len(arrays), extractor.size):
@@ -275,6 +308,10 @@ def _piece(extractor: Extractor, arrays: Arrays, folder: Path | None, device: st
     np.save(whole, computed)
     whole.replace(path)  # never a half-written cache
     return computed.astype(np.float32)
+
+
+def _content(arrays: Arrays) -> bytes:
+    return b"".join(np.ascontiguousarray(leaf).tobytes() for _, leaf in leaves(arrays.x))
 
 
 @torch.no_grad()
@@ -289,10 +326,16 @@ def compute(
     batch = extractor.batch if device == "cpu" else 500
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         for i in range(0, len(arrays), batch):
-            x = torch.from_numpy(arrays.take(slice(i, i + batch)).scaled()).to(device)
-            out.append(model(x.contiguous(memory_format=torch.channels_last)).float().cpu().numpy())
-            count(len(x))
+            part = arrays.take(slice(i, i + batch))
+            x = each(lambda leaf: _images(leaf.to(device)), part.tensors())
+            out.append(model(x).float().cpu().numpy())
+            count(len(part))
     return np.concatenate(out)
+
+
+def _images(x: Tensor) -> Tensor:
+    """Of images the layout that convolutions are fast in."""
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
 def main(arguments: list[str] | None = None) -> int:

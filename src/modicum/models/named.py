@@ -1,4 +1,5 @@
-"""Models of one's own by name: `package.module:factory` in simulations, entry points `modicum.models` everywhere.
+"""Models of one's own by name: `package.module:factory` in simulations; entry points `modicum.models`, and folders
+of transformers, `hf:FOLDER`, everywhere.
 
 A factory is a function of options that returns an `nn.Module`. Parameters that it calls `input_shape`, `inputs` or
 `outputs` are filled in: the shape of a record's one tensor, what its tensors are, and how many outputs are needed.
@@ -9,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modicum.core.files import files_digest
 from modicum.core.records import Field, Fields
 from modicum.errors import UserError
 from modicum.models.catalogue import CATALOGUE, names
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 GROUP = "modicum.models"
 FILLED = ("input_shape", "inputs", "outputs", "classes")
+HF = "hf:"
 
 
 def is_shipped(name: object) -> bool:
@@ -33,12 +37,34 @@ def is_shipped(name: object) -> bool:
 
 def is_import_path(name: str) -> bool:
     """Whether a name says where a factory is: `package.module:factory`."""
-    return ":" in name
+    return ":" in name and not is_pretrained(name)
+
+
+def is_pretrained(name: object) -> bool:
+    """Whether a name says where a model of transformers lies: `hf:FOLDER`."""
+    return isinstance(name, str) and name.startswith(HF)
+
+
+def absolute(name: str, folder: Path) -> str:
+    """The name with its folder, if it has one, taken from `folder`."""
+    return f"{HF}{(folder / folder_of(name)).resolve()}" if is_pretrained(name) else name
+
+
+def folder_of(name: str) -> Path:
+    """Where a model of transformers lies."""
+    return Path(name.removeprefix(HF)).expanduser()
+
+
+def agreed_name(name: str) -> str:
+    """What parties call a model: of a folder its content, wherever each keeps its own."""
+    if not is_pretrained(name):
+        return name
+    return HF + files_digest(folder_of(name), "config.json", "*.safetensors", "*.safetensors.index.json")
 
 
 def has_factory(name: str) -> bool:
     """Whether a name can be made a model without being given one."""
-    return is_import_path(name) or bool(_entries(name))
+    return is_import_path(name) or is_pretrained(name) or bool(_entries(name))
 
 
 def build_named(
@@ -47,7 +73,7 @@ def build_named(
     """The model that a factory makes; its first weights are a function of the seed.
 
     Args:
-        name: `package.module:factory`, or the name of an entry point.
+        name: `package.module:factory`, `hf:FOLDER`, or the name of an entry point.
         inputs: What a record is made of.
         outputs: How many the task needs; None where it does not say.
         seed: Of the first weights.
@@ -62,7 +88,7 @@ def build_named(
     import torch
     from torch import nn
 
-    make = _imported(name) if is_import_path(name) else _loaded(name)
+    make = _factory(name)
     takes = signature(make).parameters
     loose = any(p.kind is p.VAR_KEYWORD for p in takes.values())
     for key in options:
@@ -105,6 +131,14 @@ def _digest(dist: Distribution) -> str:
     return digest.hexdigest()
 
 
+def _factory(name: str) -> Any:
+    if is_pretrained(name):
+        from modicum.models.pretrained import pretrained
+
+        return partial(pretrained, folder_of(name))
+    return _imported(name) if is_import_path(name) else _loaded(name)
+
+
 def _imported(name: str) -> Any:
     module, _, factory = name.partition(":")
     here = str(Path.cwd())
@@ -123,8 +157,8 @@ def _loaded(name: str) -> Any:
         own = ", ".join(sorted({e.name for e in entry_points(group=GROUP)}))
         more = f", of packages {own}," if own else ""
         raise UserError(
-            f"unknown model {name!r}: use one of {', '.join(names())},{more} write package.module:factory, or "
-            "pass your own nn.Module"
+            f"unknown model {name!r}: use one of {', '.join(names())},{more} write package.module:factory, "
+            "hf:FOLDER, or pass your own nn.Module"
         )
     if len(found) > 1:
         raise UserError(f"two packages have a model {name!r}: uninstall one of them")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.errors import UserError
-from modicum.privacy.accounting import groups, sampler_charge
+from modicum.privacy.accounting import choose, groups, sampler_charge
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.accounting.filters import plan_guarantee
 from modicum.privacy.events import Poisson, Sampler, sampler_from_dict
@@ -58,6 +58,7 @@ class ClientGuarantee:
     overflow: float = 0.0  # what a capacity takes of δ (R16)
     correlated: dict[str, Any] | None = None  # the one Gaussian that correlated noise makes of a run (R19)
     groups: dict[int, float | None] = field(default_factory=dict)  # ε of a person with so many records (R18)
+    before: dict[str, float] = field(default_factory=dict)  # ε of each earlier look alone; `epsilon` has them all
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, for JSON; null stands for ε = ∞. The client's name is the key above it."""
@@ -76,6 +77,7 @@ class ClientGuarantee:
             **({"overflow": self.overflow} if self.overflow else {}),
             **({} if self.correlated is None else {"correlated": self.correlated}),
             **({"groups": {str(size): value for size, value in self.groups.items()}} if self.groups else {}),
+            **({"before": self.before} if self.before else {}),
         }
 
     @classmethod
@@ -101,6 +103,7 @@ class ClientGuarantee:
             groups={
                 int(size): None if value is None else float(value) for size, value in d.get("groups", {}).items()
             },
+            before={str(name): float(value) for name, value in d.get("before", {}).items()},
         )
 
 
@@ -282,7 +285,7 @@ def _guarantee(plan: PrivacyPlan, used: dict[Sampler, None], bare: dict[str, Non
     if plan.guard is Guard.PLAN:
         priced = plan_guarantee(plan)
         epsilon, accountant = priced.epsilon, priced.accountant
-        samplers = tuple(dict.fromkeys(r.sampler for r in plan.releases))
+        samplers = tuple(dict.fromkeys(r.sampler for r in plan.charged))
         planned = sum(r.count for r in plan.releases)
     return ClientGuarantee(
         client=plan.client,
@@ -297,18 +300,23 @@ def _guarantee(plan: PrivacyPlan, used: dict[Sampler, None], bare: dict[str, Non
         releases_planned=planned,
         meaning=_meaning(plan, epsilon, tuple(bare)),
         integers=_integers(plan, epsilon),
-        overflow=sampler_charge.overflow(plan.releases),
+        overflow=sampler_charge.overflow(plan.charged),
         correlated=_correlated(plan),
         groups=groups.plan_groups(plan),
+        before={r.purpose: _rounded_up(choose.epsilon([r], plan.spec).epsilon) for r in plan.before},
     )
+
+
+def _rounded_up(epsilon: float) -> float:
+    return float(shown(epsilon))
 
 
 def _integers(plan: PrivacyPlan, epsilon: float) -> dict[str, Any] | None:
     """Lattice, modulus and noise of every query on a lattice, and what is left to chance takes of δ (R12)."""
-    queries = {r.purpose: r.integers.to_dict() for r in plan.releases if r.integers is not None}
+    queries = {r.purpose: r.integers.to_dict() for r in plan.charged if r.integers is not None}
     if not queries:
         return None
-    return {"queries": queries, "delta_charge": sampler_charge.charge(plan.releases, epsilon)}
+    return {"queries": queries, "delta_charge": sampler_charge.charge(plan.charged, epsilon)}
 
 
 def _correlated(plan: PrivacyPlan) -> dict[str, Any] | None:
@@ -334,6 +342,8 @@ def _meaning(plan: PrivacyPlan, epsilon: float, bare: tuple[str, ...] = ()) -> s
         why = f" It sent without noise: {', '.join(bare)}." if bare else ""
         return f"No privacy is claimed (ε = ∞): this client has no guard.{why}"
     kind = "everything planned" if plan.guard is Guard.PLAN else "all that the filter lets through"
+    if plan.before:
+        kind += f" and of what was released before ({', '.join(r.purpose for r in plan.before)})"
     return f"({shown(epsilon)}, {plan.spec.delta:g})-differential privacy of {kind}. {plan.spec.sentence()}"
 
 
@@ -383,6 +393,11 @@ def _assumptions(
         said.append(
             "Noise of successive rounds is correlated: its rows are functions of one key, which nobody saw but "
             "the party that adds the noise, and which that party destroyed when the run had ended."
+        )
+    if any(line.before for line in clients.values()):
+        said.append(
+            "A look at the same records came before: the budget was fixed before it was taken, and no other "
+            "release but those listed followed from it."
         )
     if any(line.guard is Guard.NONE for line in clients.values()):
         said.append("For clients with guard 'none' nothing is promised.")

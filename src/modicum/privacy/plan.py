@@ -93,6 +93,7 @@ class PrivacyPlan:
     guard: Guard = Guard.PLAN
     releases: tuple[PlannedRelease, ...] = ()  # for Guard.PLAN
     order: float | None = None  # α* of the RDP filter
+    before: tuple[PlannedRelease, ...] = ()  # made by earlier looks within the same budget; never made again
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "guard", Guard(self.guard))
@@ -102,6 +103,11 @@ class PrivacyPlan:
             raise UserError(f"client {self.client!r}: an infinite budget and guard 'none' go together")
         if (self.guard is Guard.RDP_FILTER) != (self.order is not None):
             raise UserError(f"client {self.client!r}: the RDP filter, and nothing else, needs an order α*")
+
+    @property
+    def charged(self) -> tuple[PlannedRelease, ...]:
+        """All that the budget pays for: what this run may release, and what was released before."""
+        return (*self.releases, *self.before)
 
     def multiplier(self, purpose: str) -> float:
         """The frozen noise multiplier of the releases of this purpose; 0 where no privacy is claimed.
@@ -127,6 +133,7 @@ class PrivacyPlan:
             "guard": str(self.guard),
             "releases": [r.to_dict() for r in self.releases],
             "order": self.order,
+            **({"before": [r.to_dict() for r in self.before]} if self.before else {}),
         }
 
     @classmethod
@@ -139,6 +146,7 @@ class PrivacyPlan:
             guard=Guard(d["guard"]),
             releases=tuple(PlannedRelease.from_dict(r) for r in d["releases"]),
             order=None if d["order"] is None else float(d["order"]),
+            before=tuple(PlannedRelease.from_dict(r) for r in d.get("before", ())),
         )
 
 

@@ -45,7 +45,7 @@ def library() -> Any:
 
 def too_much(plan: PrivacyPlan) -> list[str]:
     """Why the library is not asked about a plan: few bytes of a forger could keep it busy for hours."""
-    sampled = _kinds(plan.spec, plan.releases)
+    sampled = _kinds(plan.spec, plan.charged)
     if plan.guard is not Guard.PLAN or (sampled.total() <= MOST_SAMPLED and len(sampled) <= MOST_KINDS):
         return []
     return [
@@ -57,8 +57,8 @@ def too_much(plan: PrivacyPlan) -> list[str]:
 def plan_epsilon(plan: PrivacyPlan, about: float = 1.0) -> float:
     """ε of everything planned, by PLD. `about` what it is decides on the grid, and on nothing else."""
     library()  # asked each time: what is remembered must not hide that it is not there
-    steps = _kinds(plan.spec, plan.releases).total()
-    return _price(plan.spec, plan.releases, _grid(about, max(1, steps), plan.spec.delta))
+    steps = _kinds(plan.spec, plan.charged).total()
+    return _price(plan.spec, plan.charged, _grid(about, max(1, steps), plan.spec.delta))
 
 
 @lru_cache(maxsize=256)
@@ -126,6 +126,23 @@ def _moved(correlated: Correlation, participations: int) -> float:
     taking[:: correlated.separation][:participations] = 1.0
     column = correlated.factor.column(correlated.steps)
     return float(np.linalg.norm(scipy.signal.fftconvolve(taking, column)[: correlated.steps]))
+
+
+def stopping_epsilon(plan: PrivacyPlan, shape: float, mean: float) -> float:
+    """ε of the best of a random number of trials with this plan, by RDP: the library's RepeatAndSelect (R17)."""
+    dp = library()
+    from dp_accounting.dp_event import ComposedDpEvent, RepeatAndSelectDpEvent, SelfComposedDpEvent
+
+    shift = 2.0 if plan.spec.adjacency is Adjacency.REPLACE_ONE else 1.0
+    trial = [
+        SelfComposedDpEvent(
+            _event(dp, _seen(r.noise_multiplier, plan.spec) / shift, r.sampler, plan.spec), r.count
+        )
+        for r in plan.charged
+    ]
+    accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant.compose(RepeatAndSelectDpEvent(ComposedDpEvent(trial), mean, shape))
+    return float(accountant.get_epsilon(plan.spec.delta))
 
 
 def filter_epsilon(plan: PrivacyPlan, spent: Mapping[tuple[float, Sampler], int]) -> float:

@@ -10,6 +10,7 @@ from modicum.errors import UnsoundError, UserError
 from modicum.privacy.views import (
     Adjacency,
     ModelsSeen,
+    RepliesSeen,
     SecureAggregation,
     ServerSeesMessages,
     TrustedServer,
@@ -24,6 +25,7 @@ __all__ = [
     "Adjacency",
     "ModelsSeen",
     "PrivacySpec",
+    "RepliesSeen",
     "SecureAggregation",
     "ServerSeesMessages",
     "TrustedServer",

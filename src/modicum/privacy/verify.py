@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from modicum.errors import UserError
-from modicum.privacy import second_opinion
+from modicum.privacy import chosen, second_opinion
 from modicum.privacy.certificate import Certificate, ClientGuarantee
 from modicum.privacy.events import Poisson, Sampler
 from modicum.privacy.ledger import Ledger
@@ -96,6 +96,7 @@ class Verification:
     kept: KeptHead | None = None
     problems: tuple[str, ...]
     clients: tuple[ClientCheck, ...] = ()
+    claimed: tuple[str, ...] = ()  # what is repeated on somebody's word, and nothing here can check
 
     @property
     def matches(self) -> bool:
@@ -121,6 +122,7 @@ class Verification:
             "kept_head": None if self.kept is None else self.kept.to_dict(),
             "certificate": self.certificate,
             "problems": list(self.problems),
+            "claimed": list(self.claimed),
             "clients": [check.to_dict() for check in self.clients],
         }
 
@@ -131,6 +133,8 @@ def verify(path: str | PathLike[str], *, head: str | None = None) -> Verificatio
     `head` is a head hash of this ledger that somebody kept, now or earlier: all 64 hexadecimal digits, or at least
     the first 16. A ledger that has gone on since then still contains it; one that was cut or rewritten does not.
     """
+    if (Path(path) / chosen.FILE).is_file():
+        return _verify_choice(Path(path), chosen.Choice.read(Path(path)))
     ledger_path, certificate = _find(Path(path))
     digits = None if head is None else _hexadecimal(head)
     second_opinion.library()
@@ -148,6 +152,24 @@ def verify(path: str | PathLike[str], *, head: str | None = None) -> Verificatio
     except (ValueError, ArithmeticError, MemoryError, RuntimeError) as error:
         problem = f"its plans are beyond what can be computed ({type(error).__name__})"
     return Verification(ledger=str(ledger_path), certificate=certificate is not None, problems=(problem,))
+
+
+def _verify_choice(path: Path, choice: chosen.Choice) -> Verification:
+    """Winner and search of `modicum tune`, from the plans of trials that its certificate lists."""
+    checks = []
+    for client, plans in choice.plans.items():
+        unfounded = [problem for plan in plans for problem in second_opinion.too_much(plan)]
+        own, second, found = (math.nan, None, unfounded) if unfounded else chosen.problems(choice, client)
+        stated, spec = choice.epsilon[client], plans[0].spec
+        checks.append(ClientCheck(client, spec, Guard.PLAN, stated, own, second, tuple(found)))
+    sentence = f"SIMULATION: {choice.sentence}" if choice.simulation else choice.sentence
+    return Verification(
+        ledger=str(path / chosen.FILE),
+        noise={"simulation": choice.simulation, "sentence": sentence},
+        certificate=True,
+        problems=(),
+        clients=tuple(checks),
+    )
 
 
 def _hexadecimal(head: str) -> str:
@@ -215,7 +237,19 @@ def _verify(ledger: Ledger, certificate: Certificate | None, kept: KeptHead | No
         kept=kept,
         problems=tuple(whole),
         clients=tuple(checks),
+        claimed=tuple(_claimed(ledger, certificate)),
     )
+
+
+def _claimed(ledger: Ledger, certificate: Certificate | None) -> Iterator[str]:
+    """What the files only repeat."""
+    yield f"where the noise came from ({ledger.noise['source']}), and that everything that left was charged"
+    if certificate is not None and certificate.account.get("kept"):
+        yield f"that account {certificate.account['id']} was drawn on"
+    if certificate is not None and certificate.audit is not None:
+        yield "what the audit measured"
+    if ledger.foreign_parts:
+        yield f"what parts of others do: {', '.join(ledger.foreign_parts)}"
 
 
 def _shapes(line: ClientGuarantee) -> tuple[str, ...]:
@@ -236,6 +270,10 @@ class _SecondOpinions:
             if plan is not None and plan.guard in (Guard.GDP_FILTER, Guard.RDP_FILTER):
                 kind = (charge.noise_multiplier, charge.sampler)
                 self._charges.setdefault(charge.client, Counter())[kind] += charge.count
+        for plan in ledger.plans.values():
+            if plan.guard in (Guard.GDP_FILTER, Guard.RDP_FILTER):
+                for r in plan.before:
+                    self._charges.setdefault(plan.client, Counter())[r.noise_multiplier, r.sampler] += r.count
 
     def of(self, plan: PrivacyPlan, about: float) -> float | None:
         if plan.guard is Guard.NONE:

@@ -19,7 +19,18 @@ class Unit(StrEnum):
     """Whose participation is hidden."""
 
     RECORD = "record"
+    PERSON = "person"  # all records of one person at one client, as one (R18)
     CLIENT = "client"
+
+    @property
+    def of_client(self) -> bool:
+        """Whether it is one of many that a client holds."""
+        return self is not Unit.CLIENT
+
+    def covers(self, other: Unit) -> bool:
+        """Whether what hides one of these hides one of the others: a client has persons, a person has records."""
+        order = (Unit.RECORD, Unit.PERSON, Unit.CLIENT)
+        return order.index(self) >= order.index(other)
 
 
 class Adjacency(StrEnum):
@@ -148,7 +159,7 @@ class ModelsSeen(ServerSeesMessages):
 
     assumption = (
         "The guarantee covers what the loop's steps wrote into the model. What else the program shows of its "
-        "records is not covered: losses and figures that it prints, and what it selects or stops by."
+        "records is not covered: losses and figures that it prints, and what it selects, sets or stops by."
     )
 
     def sentence(self) -> str:
@@ -156,6 +167,23 @@ class ModelsSeen(ServerSeesMessages):
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": "models-seen"}
+
+
+@dataclass(frozen=True)
+class RepliesSeen(ServerSeesMessages):
+    """The adversary sees every reply of a client's own Flower app, and is the server if it likes."""
+
+    assumption = (
+        "The guarantee covers what the app's replies carry. Not covered: whether and when a reply comes, and what "
+        "the app does besides replying (files, connections). The client runs an app that it has read, not one "
+        "that the server hands out."
+    )
+
+    def sentence(self) -> str:
+        return "the server and everyone else, who see every reply of the app"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "replies-seen"}
 
 
 @dataclass(frozen=True)
@@ -292,6 +320,8 @@ def view_from_dict(d: dict[str, Any]) -> View:
             return ServerSeesMessages()
         case {"kind": "models-seen"}:
             return ModelsSeen()
+        case {"kind": "replies-seen"}:
+            return RepliesSeen()
         case {"kind": "secure-aggregation", "participants": int(p), "colluding": int(c), "dropouts": int(gone)}:
             return SecureAggregation(p, c, gone, Variant(d.get("variant", Variant.IDEAL)))
         case {"kind": "trusted-server"}:

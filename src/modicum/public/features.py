@@ -19,7 +19,7 @@ from modicum.data.mapped import federation_behind
 from modicum.errors import UserError
 from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
-from modicum.privacy.spec import PrivacySpec, Unit
+from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Shows
 from modicum.public.geometry import KIND, Public, fit_geometry
 
@@ -111,7 +111,7 @@ def class_noise(spec: PrivacySpec, budgets: Sequence[float], sizes: Sequence[int
     clients has the variance 1/Σ(n_i/(K·z_i))², and behind a sum N/(Σ n_i/(K·z_i))² with z_i its share. Many noised
     steps cost as much as one release of all, so this is the scale of the noise in training too.
     """
-    if spec.unit is not Unit.RECORD:
+    if not spec.unit.of_client:
         raise UserError(f"{KIND}:{AUTO} knows the noise of records, not of whole clients: say how many dimensions")
     if any(math.isinf(e) for e in budgets):
         return 0.0

@@ -34,7 +34,7 @@ def run_page(
             _simulated([summary]),
             drawn(run_data(summary, certificate, records), "runReport", picture_part(picture)),
             "<h2>Result</h2>" + _table([summary]),
-            "<h2>What is guaranteed</h2>" + _guarantees(certificate),
+            "<h2>What is guaranteed</h2>" + guarantees(certificate),
             _audit(certificate),
             "<h2>What was paid</h2>" + _paid(summary, records),
             _travelled(summary),
@@ -128,7 +128,7 @@ def picture_part(picture: bytes | None) -> str:
     return f'<img alt="The run by rounds" src="data:image/png;base64,{data}">'
 
 
-def _guarantees(certificate: Certificate) -> str:
+def guarantees(certificate: Certificate) -> str:
     """The certificate's own sentences: each distinct promise with those it is made to, then what it rests on."""
     promised: dict[str, list[str]] = {}
     for name, line in certificate.clients.items():

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from modicum.federation.experiment import compression_line
+from modicum.federation.model_file import start_line
 from modicum.federation.setup import decided
 from modicum.privacy.plan import Guard
 from modicum.privacy.views import Shows
@@ -124,7 +125,7 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
     made = f"{data.made_by.line}." if data.made_by and data.made_by.line else ""
     features = "" if data.geometry is None else data.geometry.line
     own = (*getattr(run.method, "notes", ()), *decided(run.method, run.kit), noise_line(certificate))
-    notes = (data.note, made, features, compression_line(e), *own)
+    notes = (data.note, made, features, compression_line(e), start_line(e.start), *own)
     return Summary(
         method=run.method.name,
         model=e.model if isinstance(e.model, str) else type(e.model).__name__,

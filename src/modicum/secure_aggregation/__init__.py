@@ -2,7 +2,7 @@
 
 Bonawitz et al. 2017 ("Practical secure aggregation for privacy-preserving machine learning"), on the complete
 graph or, beyond 100 clients, on one that the clients draw (Bell et al. 2020). Functions over bytes: who carries
-them is somebody else's business. See docs/secure-aggregation.md.
+them is somebody else's business. See docs/secure-aggregation-protocol.md.
 """
 
 from modicum.errors import MissingExtraError

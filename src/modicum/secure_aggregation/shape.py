@@ -8,7 +8,7 @@ has a say in an honest client's neighbourhood, so there is nothing that a server
 
 Two things can go wrong with such draws, and both are bounded by exact tails of the hypergeometric distribution:
 `doubt` that a sum of too few can be opened, which is charged to δ, and `stall` that a round comes to nothing. The
-argument for `doubt` is in docs/secure-aggregation.md.
+argument for `doubt` is in docs/secure-aggregation-protocol.md.
 """
 
 from __future__ import annotations

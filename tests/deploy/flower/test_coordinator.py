@@ -129,6 +129,7 @@ def test_the_same_model_as_in_process(tmp_path: Path, text: str) -> None:
         assert verify(tmp_path / folder).matches
 
 
+@pytest.mark.heavy
 def test_record_level_over_sockets_ends_in_the_same_model_as_in_process(tmp_path: Path) -> None:
     """Silos as processes of their own, one of them killed; all of a deployment but Flower."""
     text = RECORD_LEVEL.replace("rounds = 2", "rounds = 3")

@@ -196,3 +196,56 @@ def test_not_while_a_run_goes_on(project: Path, capsys: pytest.CaptureFixture[st
             assert "a run goes on" in said(capsys, 2, verb, str(project), "ward-a")
     status.write_text(json.dumps({"state": "finished", "said": "", "pid": 1}))
     said(capsys, 0, "revoke", str(project), "ward-a")
+
+
+def test_a_silo_joins_a_known_federation(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own key, under a name that nobody has; a name or key that is taken, or was revoked, is refused."""
+    half = public(keys.make_node_key(tmp_path / "ward-c"))
+    give = ("flower", "keys", "add", str(project))
+    assert run(app, [*give, "ward-c", "--key", str(half)]) == 0
+    assert "write it into [run.silos]" in capsys.readouterr().out
+    known = read_public_keys(tmp_path / "keys" / "silos.toml")
+    assert known["ward-c"] == pem(half.read_text())
+    assert len(known) == 3
+    for name in ("ward-c", "ward-d"):
+        assert run(app, [*give, name, "--key", str(half)]) == 2
+    assert run(app, ["flower", "keys", "revoke", str(project), "ward-c"]) == 0
+    assert run(app, [*give, "ward-c", "--key", str(half)]) == 2
+
+
+def trusted(ca: Path, certificate: Path, host: str = "study.example.org") -> bool:
+    """As a node decides that holds this authority and no other."""
+    from cryptography import x509
+    from cryptography.x509 import verification
+
+    store = verification.Store([x509.load_pem_x509_certificate(ca.read_bytes())])
+    verifier = verification.PolicyBuilder().store(store).build_server_verifier(x509.DNSName(host))
+    try:
+        verifier.verify(x509.load_pem_x509_certificate(certificate.read_bytes()), [])
+    except verification.VerificationError:
+        return False
+    return True
+
+
+def test_the_server_s_certificate_is_renewed_and_nodes_keep_their_authority(tmp_path: Path) -> None:
+    tls = keys.make_tls(tmp_path, ("study.example.org", "127.0.0.1"), days=-1)
+    with pytest.raises(UserError, match=r"server\.crt expired on .* `modicum flower keys renew`"):
+        keys.check_tls(tls)
+    held = tls.ca.read_bytes()
+    assert not trusted(tls.ca, tls.certificate)
+    assert run(app, ["flower", "keys", "renew", str(tmp_path)]) == 0
+    keys.check_tls(tls)
+    assert (trusted(tls.ca, tls.certificate), tls.ca.read_bytes() == held) == (True, True)
+    assert not trusted(tls.ca, tls.certificate, "elsewhere.example.org")
+    for secret in (tmp_path / "ca.key", tls.key):
+        assert secret.stat().st_mode & 0o077 == 0
+    other = keys.make_tls(tmp_path / "other", ("study.example.org",))
+    assert not trusted(tls.ca, other.certificate)  # the negative control: another authority, as renewal once was
+    (tmp_path / "other" / "ca.key").replace(tmp_path / "ca.key")
+    with pytest.raises(UserError, match="is not the key of"):
+        keys.renew(tmp_path)
+    (tmp_path / "ca.key").unlink()
+    with pytest.raises(UserError, match="all nodes need a new"):
+        keys.renew(tmp_path)

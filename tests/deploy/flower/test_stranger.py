@@ -213,6 +213,62 @@ def test_the_gate_asks_for_the_token_at_its_port_only(tmp_path: Path) -> None:
     assert asyncio.run(ask(8, "/v1/fleet/push-object", size=str(gate.LARGEST).encode()))
 
 
+def test_an_answer_in_too_many_pieces_is_refused_before_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each piece has up to 8 MiB. What the server asked decides how many an answer may have."""
+    import asyncio
+
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import ObjectTree
+    from flwr.proto.runtime_pb2 import PushAppMessagesRequest
+
+    token, reached = gate.read_token(gate.make_token(tmp_path).parent), list[bytes]()
+
+    async def flower(_: Any, receive: Any, __: Any) -> None:
+        reached.append((await receive())["body"])
+
+    def tree(pieces: int) -> ObjectTree:
+        return ObjectTree(children=[ObjectTree() for _ in range(pieces - 1)])
+
+    async def pushed(door: gate.Gate, port: int, body: bytes, kind: bytes = b"application/x-protobuf") -> bool:
+        events = [{"type": "http.request", "body": part, "more_body": True} for part in (body[:3], body[3:])]
+        events.append({"type": "http.request", "body": b"", "more_body": False})
+
+        async def receive() -> Any:
+            return events.pop(0)
+
+        async def send(_: Any) -> None:
+            pass
+
+        path = gate.QUESTIONS if port == 9 else gate.ANSWERS
+        headers = [(b"content-length", str(len(body)).encode()), (b"content-type", kind)]
+        scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "server": ("127.0.0.1", port)}
+        before = len(reached)
+        await door(scope, receive, send)
+        return len(reached) > before and reached[-1] == body
+
+    def answer(pieces: int) -> bytes:
+        return PushMessagesRequest(message_object_trees=[tree(pieces)]).SerializeToString()
+
+    async def play() -> list[bool]:
+        door = gate.Gate(flower, 9, token)
+        question = PushAppMessagesRequest(message_object_trees=[tree(6)]).SerializeToString()
+        return [
+            await pushed(door, 8, answer(4)),
+            await pushed(door, 8, answer(5)),
+            await pushed(door, 9, question),
+            await pushed(door, 8, answer(4 + 18)),
+            await pushed(door, 8, answer(4 + 19)),
+            await pushed(door, 8, answer(1), b"application/json"),
+            await pushed(door, 8, b"\xff\xff\xff"),
+        ]
+
+    assert asyncio.run(play()) == [True, False, True, True, False, False, False]
+    monkeypatch.setattr(gate, "_pieces", lambda _: 0)  # the negative control
+    assert asyncio.run(play())[1]
+
+
 def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = gate.make_token(tmp_path)
     assert path.stat().st_mode & 0o077 == 0

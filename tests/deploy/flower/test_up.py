@@ -33,7 +33,10 @@ def _hear_ctrl_c() -> None:
 
 @pytest.mark.parametrize(
     ("signum", "code"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.soak)],
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.heavy),
+        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.soak),
+    ],
     ids=["ctrl-c", "kill -9"],
 )
 def test_it_takes_everything_down_with_it(tmp_path: Path, signum: int, code: int) -> None:

@@ -67,7 +67,7 @@ def kill_in_round_1(made: Deployment, name: str, killed: list[float]) -> None:
 
 @pytest.mark.parametrize(
     ("clients", "dropouts", "wait"),
-    [pytest.param(4, 1, 60, marks=pytest.mark.heavy), pytest.param(20, 2, 240, marks=pytest.mark.soak)],
+    [pytest.param(4, 1, 60, marks=pytest.mark.heavy), pytest.param(10, 2, 240, marks=pytest.mark.soak)],
 )
 @pytest.mark.timeout(3600)
 def test_one_silo_is_lost_for_good_and_the_round_completes(

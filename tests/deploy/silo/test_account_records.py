@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from modicum.data.arrays import Arrays
-from modicum.deploy.silo.account import as_table
+from modicum.data.digests import as_table
 from modicum.privacy.lifetime.spending import by_contents
 
 KEY = b"k" * 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -20,6 +21,9 @@ from modicum.deploy.silo.silo import JOINED, Silo
 from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.wire import Code
 from modicum.errors import UserError
+from modicum.federation.run_folder import RunFolder
+from modicum.privacy.ledger import Ledger
+from modicum.privacy.lifetime import DrawRefused
 from modicum.privacy.lifetime.account import DatasetAccount
 from modicum.privacy.verify import verify
 from tests.deploy.silo.helpers import EXPERIMENT, Server, charged_rounds, opened, write_silo
@@ -58,9 +62,9 @@ def ward(
     )
 
 
-def join(path: Path, run: str) -> Code | None:
+def join(path: Path, run: str, rounds: int = 0) -> Code | None:
     with opened(path) as server:
-        return take_part(server, run)
+        return take_part(server, run, rounds)
 
 
 def take_part(server: Server, run: str, rounds: int = 0) -> Code | None:
@@ -104,7 +108,7 @@ def test_the_old_silo_gave_every_run_a_fresh_epsilon(tmp_path: Path, monkeypatch
 
 
 def test_without_a_stated_lifetime_the_second_run_is_refused(tmp_path: Path) -> None:
-    assert join(ward(tmp_path, "a", lifetime=None), "run-a") is None
+    assert join(ward(tmp_path, "a", lifetime=None), "run-a", rounds=1) is None
     assert join(ward(tmp_path, "b", lifetime=None, budget=0.1), "run-b") is Code.BUDGET
     with pytest.raises(UserError, match=r"opened with one run for each record.* a lifetime grant never changes"):
         Silo(read_spec(ward(tmp_path, "c", lifetime=8.0)))
@@ -145,21 +149,21 @@ def test_a_crash_on_joining_draws_once(tmp_path: Path, where: str, monkeypatch: 
         assert list(account.draws) == ["run-a"]
 
 
-def test_the_draw_is_on_disk_before_the_ledger_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a silo that drew only afterwards is found out by the same look."""
+def test_what_is_held_is_on_disk_before_the_ledger_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a silo that held only afterwards is found out by the same look."""
     seen: list[bool] = []
     look = silo_module.RunFolder.open_ledger
 
     def watched(self: Any, run: str, *rest: Any, **named: Any) -> Any:
         folder = tmp_path / "account-ward"
-        with_draw = (folder / "account.sqlite").exists() and run in DatasetAccount.open(folder).draws
-        seen.append(with_draw)
+        with_hold = (folder / "account.sqlite").exists() and run in DatasetAccount.open(folder).draws
+        seen.append(with_hold)
         return look(self, run, *rest, **named)
 
     monkeypatch.setattr(silo_module.RunFolder, "open_ledger", watched)
     assert join(ward(tmp_path, "a"), "run-a") is None
     with monkeypatch.context() as broken:
-        broken.setattr(SiloAccount, "draw", lambda *_: None)  # the mutant would draw later
+        broken.setattr(SiloAccount, "hold", lambda *_: None)  # the negative control would hold later
         broken.setattr(SiloAccount, "remember", lambda *_: None)
         broken.setattr(SiloAccount, "statement", lambda *_: {"kept": False, "sentence": ""})
         assert join(ward(tmp_path, "b"), "run-b") is None
@@ -226,6 +230,62 @@ def test_a_lost_or_older_account_is_refused(tmp_path: Path) -> None:
         Silo(read_spec(second))
 
 
+def test_a_run_that_never_began_costs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It joined and was never asked. The next run joins; the first finds its hold gone, and reserves nothing."""
+    first, second = ward(tmp_path, "a"), ward(tmp_path, "b")
+    assert join(first, "run-a") is None
+    shown = CliRunner().invoke(app, ["silo", "account", str(first)]).output
+    assert "held       counts like a draw" in shown
+    with opened(first) as waiting, caplog.at_level(logging.INFO, "modicum.silo"):
+        assert join(second, "run-b", rounds=1) is None
+        assert "run run-a never reserved anything" in caplog.text
+        waiting.names, waiting.run = NAMES, "run-a"
+        assert waiting.propose(0).refused is Code.BUDGET
+        assert charged_rounds(first) == set()
+    with pytest.raises(UserError, match=r"'run-a' asks .* is left"):
+        Silo(read_spec(first))
+    with account_of(tmp_path) as account:
+        assert [draw.run for draw in account.draws.values() if draw.counts] == ["run-b"]
+
+
+def afford(silo: Silo | None) -> None:
+    assert silo is not None
+    silo.account.afford(silo.terms(NAMES).plan(replace(silo.facts, participations=4)))
+
+
+def test_a_run_in_a_folder_that_is_at_work_keeps_what_it_holds(tmp_path: Path) -> None:
+    first, second = ward(tmp_path, "a"), ward(tmp_path, "b")
+    assert join(first, "run-a") is None
+    with RunFolder(state(first)).alone():
+        assert join(second, "run-b") is Code.BUDGET
+        with opened(second) as server, pytest.raises(DrawRefused):
+            afford(server.silo)
+    with opened(second) as server:
+        afford(server.silo)  # as `silo check` asks: the hold would lapse
+    assert join(second, "run-b") is None
+
+
+def test_a_run_draws_before_its_first_reservation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that would reserve first is found out by the same look."""
+    seen: list[str] = []
+    reserve = Ledger.reserve
+
+    def watched(self: Ledger, *rest: Any, **named: Any) -> Any:
+        with DatasetAccount.open(tmp_path / "account-ward", read_only=True) as account:
+            seen.append(account.draws[self.run_id].state)
+        return reserve(self, *rest, **named)
+
+    monkeypatch.setattr(Ledger, "reserve", watched)
+    with opened(ward(tmp_path, "a", lifetime=8.0)) as server:
+        assert take_part(server, "run-a", rounds=2) is None
+    assert set(seen) == {"drawn"}
+    with opened(ward(tmp_path, "b", lifetime=8.0)) as server, monkeypatch.context() as broken:
+        broken.setattr(SiloAccount, "draw", lambda *_: None)  # the negative control
+        seen.clear()
+        assert take_part(server, "run-b", rounds=1) is None
+        assert set(seen) == {"held"}
+
+
 def test_the_same_run_in_a_second_folder_is_refused(tmp_path: Path) -> None:
     """A server that invites to a known run again gets no second ledger for one draw."""
     with opened(ward(tmp_path, "a")) as server:
@@ -254,7 +314,7 @@ def test_ids_let_new_patients_in_and_old_ones_not(tmp_path: Path) -> None:
     def patients(first: int, seed: int) -> dict[str, np.ndarray]:
         return {**records(seed), "patient": np.arange(first, first + 120)}
 
-    assert join(ward(tmp_path, "a", table=patients(0, 1), extra=extra), "run-a") is None
+    assert join(ward(tmp_path, "a", table=patients(0, 1), extra=extra), "run-a", rounds=1) is None
     assert join(ward(tmp_path, "b", table=patients(119, 2), extra=extra), "run-b") is Code.BUDGET
     assert join(ward(tmp_path, "c", table=patients(120, 3), extra=extra), "run-c") is None
     with pytest.raises(UserError, match="knows records by their id"):

@@ -12,6 +12,7 @@ from modicum.compute.clipping.flat import Way
 from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.layout import Layout
 from modicum.core.parts import Backend
+from modicum.core.persons import rows_of_example
 
 CPU_STACK = 5 << 19
 """Parameters of a stack on a CPU: with their gradients they stay in the last-level cache, step after step."""
@@ -55,6 +56,8 @@ def choose(
 def _needs_loop(model: nn.Module, size: int, device: torch.device) -> str:
     if size == 0 or size > LARGE:
         return f"{size:,} parameters"
+    if rows_of_example(model) > 1:
+        return "examples are persons of several rows"
     for module in model.modules():
         if _draws(module):
             return f"{type(module).__name__} draws random numbers client by client"

@@ -33,9 +33,10 @@ from modicum.compute.clipping.problem import (
     without_autocast,
     zero_like,
 )
-from modicum.compute.clipping.rules import known, pieces
+from modicum.compute.clipping.rules import known, pieces, takes_positions
 from modicum.compute.clipping.shared_weights import joined
 from modicum.core.clips import Clip
+from modicum.core.persons import rows_of_example
 
 
 class BookKeepingUnsupportedError(Exception):
@@ -94,6 +95,7 @@ class PassRecorder:
         only_gradients: bool = False,
     ) -> None:
         self.model, self.trained, self.examples = model, trained, examples
+        self.rows_each = rows_of_example(model)  # of a person; 1 of a record
         self.parts = parts or Parts(model)
         self.calls: list[Call] = []
         self.uses: Counter[str] = Counter()
@@ -111,6 +113,11 @@ class PassRecorder:
             outputs = self.model(x) if state is None else functional_call(self.model, state, (x,))
             return check_losses(loss(outputs, y), self.examples)
 
+    @property
+    def rows(self) -> int:
+        """What layers get: records, or all rows of all persons."""
+        return self.examples * self.rows_each
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Every owned layer that is called inside is recorded; some have a pass of their own, unless torch's is to
@@ -124,7 +131,7 @@ class PassRecorder:
             if layer in self.whole:
                 handles.append(layer.register_forward_hook(self._record_whole, with_kwargs=True))
             elif way is None or "forward" in vars(layer):  # somebody else's stays
-                handles.append(layer.register_forward_hook(self._record))
+                handles.append(layer.register_forward_hook(self._record, prepend=True))
             else:
                 vars(layer)["forward"] = partial(way, layer)
                 replaced.append(layer)
@@ -147,10 +154,10 @@ class PassRecorder:
         return (tapped, *output[1:]) if isinstance(output, tuple) else tapped
 
     def _record(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        if len(args) == 1 and len(args[0]) == 1 < self.examples and len(output) == 1:
+        if len(args) == 1 and len(args[0]) == 1 < self.rows and len(output) == 1:
             # One row for everybody, as of positions: each example gets its own, and so a gradient of its own.
-            args = (args[0].expand(self.examples, *args[0].shape[1:]),)
-            output = output.expand(self.examples, *output.shape[1:]).contiguous()
+            args = (args[0].expand(self.rows, *args[0].shape[1:]),)
+            output = output.expand(self.rows, *output.shape[1:]).contiguous()
         call = self._called(layer, args)
         tapped: Tensor = _Tap.apply(output, self.anchor, self, call)  # type: ignore[no-untyped-call]
         return tapped
@@ -163,8 +170,8 @@ class PassRecorder:
     def _look_up(self, layer: nn.Embedding, *args: Any, **keywords: Any) -> Tensor:
         """Places that all examples share, (1, T), become each example's own: the sum over examples would be all
         that a gradient tells."""
-        if len(args) == 1 and len(args[0]) == 1 < self.examples:
-            args = (args[0].expand(self.examples, *args[0].shape[1:]),)
+        if len(args) == 1 and len(args[0]) == 1 < self.rows:
+            args = (args[0].expand(self.rows, *args[0].shape[1:]),)
         return self._record(layer, args, nn.Embedding.forward(layer, *args, **keywords))
 
     def _normalise(self, layer: nn.GroupNorm, *args: Any, **keywords: Any) -> Tensor:
@@ -199,7 +206,7 @@ class PassRecorder:
     def receive(self, call: Call, gradient: Tensor, found: dict[str, Piece] | None = None) -> None:
         """`found` is what the layer's own backward pass gives of it, where it has one."""
         kind = type(call.layer).__name__
-        if gradient.shape[0] != self.examples:
+        if gradient.shape[0] != self.rows:
             raise BookKeepingUnsupportedError(f"a {kind} whose input's first dimension is not the batch")
         if call.changed:
             raise BookKeepingUnsupportedError(f"a {kind} whose input is later changed in place")
@@ -214,7 +221,8 @@ class PassRecorder:
         Where nothing requires gradients, as in a backward pass."""
         assert call.input is not None
         with without_autocast(gradient.device):
-            for local, piece in (found or self._pieces(call, gradient)).items():
+            by_name = self._pieces(call, gradient) if found is None else self._of_examples(found)
+            for local, piece in by_name.items():
                 name = self.owned[call.layer].get(local)
                 if name is None:
                     continue
@@ -225,14 +233,27 @@ class PassRecorder:
         call.input = call.gradient = None
 
     def _pieces(self, call: Call, gradient: Tensor) -> dict[str, Piece]:
+        if isinstance(call.input, Tensor) and takes_positions(call.layer):
+            # A person's rows are positions of one example, as those of a sequence are.
+            by_person = (self._by_example(t) for t in (call.input, gradient))
+            return pieces(call.layer, *by_person)
         if isinstance(call.input, Tensor):
-            return pieces(call.layer, call.input, gradient)
+            return self._of_examples(pieces(call.layer, call.input, gradient))
         assert call.input is not None
         try:
             by_name = any_module.gradients(call.layer, self.owned[call.layer], call.input, gradient)
         except Exception as failed:  # a module may do anything, and not everything can be done for each example
             raise BookKeepingUnsupportedError(f"a {type(call.layer).__name__} that has no rule") from failed
-        return {local: Dense(found) for local, found in by_name.items()}
+        return self._of_examples({local: Dense(found) for local, found in by_name.items()})
+
+    def _by_example(self, t: Tensor) -> Tensor:
+        return t if self.rows_each == 1 else t.reshape(self.examples, self.rows_each, *t.shape[1:])
+
+    def _of_examples(self, by_row: dict[str, Piece]) -> dict[str, Piece]:
+        """Gradients of a person's rows added up before any is measured; those of a record as they are."""
+        if self.rows_each == 1:
+            return by_row
+        return {local: Dense(self._by_example(piece.dense()).sum(1)) for local, piece in by_row.items()}
 
     def measure_shared(self) -> None:
         """Weights that several calls use, once all calls are known."""

@@ -30,7 +30,7 @@ from modicum.compute.clipping.problem import (
     without_autocast,
     without_drawing,
 )
-from modicum.compute.clipping.ranges import Range, ranges, within, without_norms
+from modicum.compute.clipping.ranges import Range, fails, ranges, safe_lookups, within, without_norms
 from modicum.compute.clipping.search import changed_rows
 from modicum.compute.clipping.synthetic import own_weights, synthetic_rows
 from modicum.compute.clipping.tracing import LooksAtValuesError, as_traced, looking_modules, refuse_looking
@@ -53,6 +53,10 @@ Others, of simulations that sample, take the route that was found so far."""
 
 class SlowClippingWarning(UserWarning):
     """A model takes the slow way; said once for each clipper, with the reason."""
+
+
+class UntrainedWarning(UserWarning):
+    """A parameter that is to be trained takes no part in the loss; said before the first record."""
 
 
 class Route(IntEnum):
@@ -96,9 +100,10 @@ class Clipper:
             return nothing(trained, examples)
         problem = Problem(self.model, trained, loss, x, y, clip, weights, examples, parts)
         key = _key(problem)
-        route = self.route(problem, key)
-        problem, stay = within(problem, self._ranges(problem, key))
-        return without_norms(self._run(route, problem), stay)
+        with safe_lookups(parts.modules):
+            route = self.route(problem, key)
+            problem, stay = within(problem, self._ranges(problem, key))
+            return without_norms(self._run(route, problem), stay)
 
     def route(self, problem: Problem, key: Hashable | None) -> Route:
         """Found out for the first few numbers of rows of each loss, mode and kind of record (`key`)."""
@@ -108,7 +113,7 @@ class Clipper:
         if len(known) >= SEARCHED:
             return max(known.values())
         with without_drawing(problem.device), as_traced(self._looking):
-            found, reason = self._settle(problem)
+            found, reason = self._settle(problem, self._ranges(problem, key))
         if reason:
             kind = type(self.model).__name__
             message = f"per-example clipping of {kind} takes the slow way because of {reason}"
@@ -137,17 +142,24 @@ class Clipper:
             self.ranges.popitem(last=False)
         return found
 
-    def _settle(self, problem: Problem) -> tuple[Route, str]:
+    def _settle(self, problem: Problem, known: tuple[Range, ...]) -> tuple[Route, str]:
         """The route, and why it is not the fastest."""
         with own_weights(self.model, torch.Generator().manual_seed(0)):
             rows = self._blank(problem, PROBED)
             try:
-                refuse_looking(self.model, problem.trained, problem.loss, rows.x, rows.y)
+                unreached = refuse_looking(self.model, problem.trained, problem.loss, rows.x, rows.y)
             except LooksAtValuesError as looks:
                 return Route.ALONE, str(looks)
+            except IndexError as failed:
+                return Route.ALONE, _in_a_line(failed)
             except RuntimeError as failed:
                 _refuse_undetermined(failed)
                 raise
+            _name_untrained(self.model, unreached)
+            odd = fails(rows, known)
+            if odd:
+                _refuse_on_gpu(problem, odd)
+                return Route.ALONE, odd
             reason = self._against_books(problem)
             if not reason:
                 found = self._against(Route.BOOKS, problem)
@@ -209,6 +221,22 @@ def _refuse_undetermined(failed: Exception) -> None:
     """A silo's passes repeat themselves bit by bit; an operation that cannot is named."""
     if torch.are_deterministic_algorithms_enabled() and "deterministic" in str(failed):
         raise UserError(f"this model cannot be trained here: {' '.join(str(failed).split())}") from failed
+
+
+def _refuse_on_gpu(problem: Problem, odd: str) -> None:
+    """A GPU's context does not survive such a record."""
+    if problem.device.type == "cuda":
+        raise UserError(f"this model cannot be trained on a GPU because of {odd}: clamp them in its forward pass")
+
+
+def _name_untrained(model: nn.Module, unreached: list[str]) -> None:
+    if unreached:
+        names = ", ".join(unreached[:5]) + (f" and {len(unreached) - 5} more" if len(unreached) > 5 else "")
+        message = (
+            f"the loss of {type(model).__name__} does not reach {names}: noise would be all that they are given; "
+            "freeze them with requires_grad_(False)"
+        )
+        warnings.warn(message, UntrainedWarning, stacklevel=6)
 
 
 def _in_a_line(failed: Exception) -> str:

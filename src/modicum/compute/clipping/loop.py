@@ -12,6 +12,7 @@ from modicum.compute.clipping.capture import Graphs, filled_up, rounded_up
 from modicum.compute.clipping.clipped_sum import Clipper
 from modicum.compute.clipping.flat import Way, applies
 from modicum.compute.clipping.problem import in_mode, rows
+from modicum.compute.clipping.ranges import LOOKUPS, safe_lookups
 from modicum.compute.clipping.sums import part_of
 from modicum.compute.clipping.tracing import as_traced, looking_modules
 from modicum.core.clips import Clip
@@ -31,6 +32,7 @@ class LoopBackend:
         self.layout = Layout.of(model)
         self._graphs = Graphs()
         self._clipped, self._looking = Clipper(model, way), looking_modules(model)
+        self._lookups = [m for m in model.modules() if isinstance(m, LOOKUPS)]
 
     def _load(self, row: Tensor) -> None:
         self.layout.load(self.model, aligned(row))
@@ -52,7 +54,8 @@ class LoopBackend:
     def _outputs(self, theta: Tensor, x: Any) -> Tensor:
         self._load(theta)
         starts = range(0, max(1, len(first_leaf(x))), EVALUATION_BATCH)
-        with in_mode(self.model, training=False), torch.no_grad(), as_traced(self._looking):
+        safe = safe_lookups(self._lookups)
+        with in_mode(self.model, training=False), torch.no_grad(), as_traced(self._looking), safe:
             return torch.cat([self.model(rows(x, slice(i, i + EVALUATION_BATCH))) for i in starts])
 
     def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
@@ -63,7 +66,8 @@ class LoopBackend:
         if not len(batch):
             return torch.zeros_like(row)
         self._load(row)
-        values = losses(self.model(each(aligned, batch.x)), batch.targets)
+        with safe_lookups(self._lookups):
+            values = losses(self.model(each(aligned, batch.x)), batch.targets)
         if batch.present is None:
             loss = values.mean()
         else:

@@ -18,6 +18,7 @@ from modicum.compute.clipping.bookkeeping import BookKeepingUnsupportedError, Ca
 from modicum.compute.clipping.pieces import Piece
 from modicum.compute.clipping.probe import check_recorded
 from modicum.compute.clipping.problem import ClippedSum, Parts, modes, without_autocast
+from modicum.compute.clipping.ranges import safe_lookups
 from modicum.compute.clipping.sums import part_of
 from modicum.compute.clipping.tracing import as_traced, refusing_looks
 from modicum.core.clips import Clip
@@ -83,6 +84,7 @@ class OpenPass:
             torch.manual_seed(seed)
             enter(requiring_grad(self._parts.parameters, self._trained if self.probe else {}))
             enter(as_traced(looking))
+            enter(safe_lookups(self._parts.modules))
             enter(self._recorder.watched())
             enter(torch.enable_grad())
             if self.probe:
@@ -166,6 +168,35 @@ class OpenPass:
                 raise UserError(OTHER_BATCH)
         with torch.no_grad(), without_autocast(losses.device), part_of(most):
             return ClippedSum(*self._recorder.settle(clip, weights))
+
+
+def graph_of(losses: Tensor) -> int:
+    """Tells losses apart that are computed in different ways: by their graph's operations, never by numbers."""
+    numbers: dict[Any, int] = {}
+    order: list[tuple[str, int]] = []
+    left = [losses.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in numbers:
+            order.append(("", numbers.get(node, -1)))
+            continue
+        numbers[node] = len(numbers)
+        order.append((node.name(), -1))
+        left.extend(function for function, _ in node.next_functions)
+    return hash(tuple(order))
+
+
+def fingerprint(model: nn.Module) -> tuple[tuple[int, int], ...]:
+    """Of which tensors a model consists and, but for a chance in 2^32, what is in them."""
+    found = [*model.parameters(), *model.buffers()]
+    sums = torch.stack([_bits(t).sum(dtype=torch.int64).cpu() for t in found]).tolist()
+    return tuple(zip(map(id, found), sums, strict=True))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    whole = tensor.detach().contiguous()
+    whole = torch.view_as_real(whole) if whole.is_complex() else whole
+    return whole.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[whole.element_size()])
 
 
 def new_anchor() -> Tensor:

@@ -112,7 +112,7 @@ def _check_first_example(recorder: PassRecorder, losses: Tensor) -> None:
         call.gradient = None
     recorder.backward(losses, seed)
     for call in recorder.calls:
-        if call.gradient is not None and bool(call.gradient[1:].any()):
+        if call.gradient is not None and bool(call.gradient[recorder.rows_each :].any()):
             raise BookKeepingUnsupportedError(f"a {type(call.layer).__name__} in which examples are mixed")
 
 

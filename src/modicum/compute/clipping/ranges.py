@@ -1,22 +1,29 @@
 """Whole numbers that a model has no row for: a record that holds one counts as zero, for itself alone.
 
-Looking one up would raise an error, or end a GPU's context, and one record would decide over everybody's step.
-What is in range is found out before a record is looked at: an embedding's size, and the classes of a loss.
+Looking one up would raise an error, or end a GPU's context, and one record would decide over everybody's step. So
+embeddings give NaN for it, which a clipped sum knows what to do with; labels are held against the classes that a
+loss takes; and a model that may fail on other whole numbers is run one example at a time. All of this is found out
+before a record is looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from modicum.compute.clipping.flat import Problem
 from modicum.compute.clipping.problem import ClippedSum, Loss
-from modicum.compute.clipping.synthetic import looked_up
+
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 
 IGNORED = -100
 """What losses of torch leave out, where they are not told another."""
@@ -24,7 +31,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Range:
-    """Values of one leaf of inputs and targets that a model and its loss have: 0 … size − 1, and `others`."""
+    """Values of one leaf of inputs and targets that a loss has: 0 … size − 1, and `others`."""
 
     leaf: int
     size: int
@@ -38,20 +45,88 @@ class Range:
         return out
 
 
+@contextmanager
+def safe_lookups(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Embeddings give NaN inside for a number that they have no row for, without asking whether there is one."""
+    handles = []
+    for layer in modules:
+        if isinstance(layer, LOOKUPS):
+            lookup = _Lookup(layer.num_embeddings, isinstance(layer, nn.EmbeddingBag))
+            handles.append(layer.register_forward_pre_hook(lookup.before))
+            handles.append(layer.register_forward_hook(lookup.after))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Lookup:
+    """One call of one embedding."""
+
+    def __init__(self, size: int, is_bag: bool) -> None:
+        self.size, self.is_bag = size, is_bag
+        self.out: Tensor | None = None
+
+    def before(self, _layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not args or (self.is_bag and args[0].dim() != 2):  # what stays unsafe is found out by `fails`
+            return None
+        out = args[0] != args[0].clamp(0, self.size - 1)
+        self.out = out.any(1) if self.is_bag else out
+        return args[0].masked_fill(out, 0), *args[1:]
+
+    def after(self, _layer: nn.Module, _args: tuple[Any, ...], found: Tensor) -> Tensor:
+        out, self.out = self.out, None
+        return found if out is None else found.masked_fill(out[..., None], torch.nan)
+
+
 def ranges(model: nn.Module, loss: Loss, x: Any, y: Any) -> tuple[Range, ...]:
-    """What the model looks up and the loss takes, by synthetic rows."""
+    """What the loss takes, by synthetic rows."""
     leaves, tree = tree_flatten((x, y))
-    found = [Range(i, size) for i, size in looked_up(model, leaves, tree).items()]
     try:
         with torch.no_grad():
             outputs = _on_cpu(model(x))  # a GPU would not survive what is tried here
     except Exception:  # a model that fails on these rows is run one example at a time, and may fail there
-        return tuple(found)
-    inputs = len(tree_flatten(x)[0])
-    for i in range(inputs, len(leaves)):
+        return ()
+    found: list[Range] = []
+    for i in range(len(tree_flatten(x)[0]), len(leaves)):
         if isinstance(leaves[i], Tensor) and leaves[i].dtype == torch.int64:
             found += _taken(loss, outputs, [_on_cpu(leaf) for leaf in leaves], tree, i)
     return tuple(found)
+
+
+def fails(problem: Problem, known: tuple[Range, ...]) -> str:
+    """What a model and its loss have against odd whole numbers, tried on synthetic rows.
+
+    Called where lookups are safe, and tried on a processor: a GPU's context would not survive."""
+    try:
+        model = problem.model if problem.device.type == "cpu" else copy.deepcopy(problem.model).cpu()
+        ordinary = replace(problem, x=_on_cpu(problem.x), y=_on_cpu(problem.y))
+        with torch.no_grad():
+            outputs = model(ordinary.x)
+            problem.loss(outputs, ordinary.y)
+    except Exception:  # it cannot be tried here
+        return ""
+    try:
+        with torch.no_grad():
+            problem.loss(outputs, within(replace(ordinary, y=_odd(ordinary.y)), known)[0].y)
+            problem.loss(model(_odd(ordinary.x)), ordinary.y)
+    except Exception as failed:
+        return f"whole numbers on which it fails ({' '.join(str(failed).split())[:120]})"
+    return ""
+
+
+def _odd(tree: Any) -> Any:
+    """The same rows, the first two with the least and the largest whole number there is."""
+
+    def odd(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.dtype not in WHOLE:
+            return leaf
+        leaf, limits = leaf.clone(), torch.iinfo(leaf.dtype)
+        leaf[:1], leaf[1:2] = limits.min, limits.max
+        return leaf
+
+    return tree_map(odd, tree)
 
 
 def _taken(loss: Loss, outputs: Any, leaves: list[Any], tree: Any, i: int) -> list[Range]:

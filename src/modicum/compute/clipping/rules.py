@@ -44,6 +44,11 @@ def known(layer: nn.Module, parameter: str) -> bool:
     return not (isinstance(layer, nn.Conv1d | nn.Conv2d) and layer.padding_mode != "zeros")
 
 
+def takes_positions(layer: nn.Module) -> bool:
+    """Whether the rule takes further dimensions between the example and its features, and adds over them."""
+    return isinstance(layer, nn.Linear | nn.Embedding | nn.LayerNorm | nn.RMSNorm)
+
+
 def _linear(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     weight = LinearWeight(a, g)
     if layer.bias is None:

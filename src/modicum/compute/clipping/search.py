@@ -1,4 +1,4 @@
-"""A short search for a row whose values change what is computed of others: (c′) of docs/clipping.md.
+"""A short search for a row whose values change what is computed of others: (c′) of docs/floating-point.md.
 
 One shape, one device, one number of threads: whatever a row holds, the others' bits must stay what they are.
 """

@@ -125,7 +125,7 @@ def run_length(a: Tensor, g: Tensor, longest: int) -> int:
 
 def weighted_runs(a: Tensor, g: Tensor, weights: Tensor, run: int) -> Tensor:
     """(runs, p, d) weighted sums of runs of so many examples."""
-    a, g = laid_out(a), laid_out(g)
+    a, g, weights = laid_out(a), laid_out(g), weights.contiguous()  # the kernel is told no stride of theirs
     (batch, places, inner), outs = a.shape, g.shape[2]
     tiles = tile_sizes(outs, inner, places, a.dtype == torch.bfloat16)
     runs = -(-batch // run)

@@ -1,6 +1,6 @@
 """Norms and weighted sums of per-example gradients, such that one example moves a sum by its bound and no more.
 
-docs/clipping.md has the proof. In short: what is measured of an example is never less than the norm of what is
+The proof is in docs/floating-point.md. In short: what is measured of an example is at least the norm of what is
 added for it, and what adding it does to the rounding of everybody else's terms stays within `SHARE` of the bound,
 for all gradients whatever. So runs of examples are added up in the gradients' own precision only where they are
 short enough for that, and all else in float64.

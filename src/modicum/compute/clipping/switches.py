@@ -1,7 +1,7 @@
 """Under which switches of torch a silo computes: those for which other rows' bits do not depend on a row's values.
 
-(c′) of docs/clipping.md is about one device, one number of threads and one set of switches. Half precision on a
-processor is refused: Intel's matrix units let a NaN reach the next row. On a GPU algorithms are deterministic.
+(c′) of docs/floating-point.md is about one device, one number of threads and one set of switches. Half precision
+on a processor is refused: Intel's matrix units let a NaN reach the next row. A GPU's algorithms are deterministic.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import profiler_legacy
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,8 +30,11 @@ REFUSED = {
     "linalg_matrix_exp": "groups matrices by their norms",
     **dict.fromkeys(("linalg_lstsq", "_linalg_check_errors", "_linalg_svd", "_linalg_eigh", "linalg_eig"), FAILS),
     **dict.fromkeys(("binary_cross_entropy", "bernoulli", "multinomial"), FAILS),
+    **dict.fromkeys(("prod", "cumprod"), "goes back another way where one of all records has a zero"),
 }
 """Operations that need no value for a shape, and whose way of computing depends on values all the same."""
+
+BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 READS = ("tolist", "numpy", "item", "__array__", "__dlpack__", "__bool__", "__int__", "__float__", "__index__")
 """What Python reads numbers by."""
@@ -71,7 +75,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @cache
 def _by_values(func: Any) -> str:
-    if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+    if BY_VALUES & set(func.tags):
         return "reads values"
     known = any(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key) for key in KERNELS)
     return "" if known else "does not say what it does to shapes"
@@ -89,16 +93,41 @@ class _Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def refuse_looking(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> None:
+def refuse_looking(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> list[str]:
     """Watch forward pass, loss and backward pass of synthetic rows.
+
+    Returns:
+        Names of parameters that the loss does not reach.
 
     Raises:
         LooksAtValuesError: where a value would be asked for.
     """
-    with requiring_grad(model.parameters(), trained), torch.enable_grad(), _Reads(), _Operations():  # type: ignore[no-untyped-call]
+
+    def run() -> list[str]:
         losses = check_losses(loss(model(x), y), batch_size(x))
-        if losses.requires_grad:
-            torch.autograd.grad(losses, list(trained.values()), torch.ones_like(losses), allow_unused=True)
+        if not losses.requires_grad:
+            return list(trained)
+        found = torch.autograd.grad(losses, list(trained.values()), torch.ones_like(losses), allow_unused=True)
+        return [name for name, g in zip(trained, found, strict=True) if g is None]
+
+    with requiring_grad(model.parameters(), trained), torch.enable_grad():
+        with _Reads(), _Operations():  # type: ignore[no-untyped-call]
+            unreached = run()
+        _refuse_unseen(run)
+    return unreached
+
+
+def _refuse_unseen(run: Callable[[], object]) -> None:
+    """Some of torch's own code goes another way while it is watched, which no record's pass does: so what it does
+    unwatched is read from a profile. (Where `index` goes by values, it calls `nonzero`.)"""
+    with profiler_legacy.profile() as seen:  # type: ignore[no-untyped-call]
+        run()
+    for name in sorted({event.name for event in seen.function_events if event.name.startswith("aten::")}):
+        packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
+        if packet not in (None, torch.ops.aten.index) and any(
+            BY_VALUES & set(getattr(packet, o).tags) for o in packet.overloads()
+        ):
+            raise LooksAtValuesError(f"the operation {packet.__name__}, which reads values")
 
 
 @contextmanager

@@ -21,12 +21,15 @@ from modicum.compute.clipping.loop import LoopBackend
 from modicum.config import Config, experiment_over, federation, task_in, to_toml
 from modicum.core.needs import check_data
 from modicum.core.records import fields_from_json, leaves
+from modicum.core.release_gate import SERVER
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.data.geometry import load_geometry
 from modicum.deploy.flower.card import Card, Kinds
 from modicum.deploy.flower.secure_silos import SecureSilos
 from modicum.deploy.flower.signed import Carrier, SignedCourier
 from modicum.deploy.flower.silos import Silos
+from modicum.deploy.silo.attested import FILE as ATTESTED
+from modicum.deploy.silo.attested import Part, write_attested
 from modicum.deploy.silo.secure import SecureTerms, check_terms
 from modicum.deploy.silo.signing import read_public
 from modicum.deploy.silo.terms import Join, Terms, agreed_parts, check_agreed, deployed, differences, digest
@@ -39,6 +42,7 @@ from modicum.federation.evaluation import Evaluation
 from modicum.federation.experiment import Experiment, Federation, compression_line, offer_of, prepare
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.learning import stand_in_records
+from modicum.federation.model_file import model_facts
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.rounds import Rounds
 from modicum.federation.run_folder import RunFolder
@@ -99,13 +103,14 @@ class Coordinator:
         self.courier.run = self.join.run
         self._model()
         self._invite()
-        foreign = foreign_parts(config.method, self.terms.method)
+        foreign = foreign_parts(config.method, self.terms.method, self.data.model)
         self.ledger = self.files.open_ledger(self.join.run, NoiseAtSilos(self.simulation), foreign_parts=foreign)
         self.ledger.declare(self.plans.values())
         recorded = replace(config, run=replace(config.run, simulation=self.simulation))  # as the certificate
         self.files.write(self.files.config, to_toml(recorded, notes=False).encode())
         kept = Folder(self.files, self.server)
         self.silos = self._carrier()
+        self._heard_draws = False
         self._rounds = Rounds(self.server, self.silos, self.evaluation, kept)
 
     def _carrier(self) -> Silos:
@@ -254,11 +259,24 @@ class Coordinator:
 
     def rounds(self) -> Iterator[RoundRecord]:
         """Run what is left, round by round."""
-        return iter(self._rounds)
+        for record in self._rounds:
+            self._hear_draws(record)
+            yield record
 
     def step(self) -> RoundRecord:
         """One round."""
-        return self._rounds.play()
+        record = self._rounds.play()
+        self._hear_draws(record)
+        return record
+
+    def _hear_draws(self, record: RoundRecord) -> None:
+        """Whoever has answered has drawn on its account: remembered now, in case the run never ends."""
+        there = {name: b"" for name, party in record.parties.items() if party["bytes_up"]}
+        if self._heard_draws or self.simulation or not there:
+            return
+        self._heard_draws = True
+        for name, answer in self.courier.ask(Kind.HELLO, there, self.patience.continuing).items():
+            self._remember(name, answer)
 
     @property
     def model(self) -> Tensor:
@@ -271,16 +289,30 @@ class Coordinator:
 
         named = self.backend.layout.named(self.model)
         own = {n: v.detach().cpu().contiguous() for n, v in named.items() if self.terms.method.wrapper.shared(n)}
-        about = {"run": self.join.run, "round": str(self.server.state.round)}
+        about = model_facts(self.experiment, self.data.model, self.join.run, self.server.state.round)
         self.files.write(self.files.model, bytes(save(own, metadata=about)))
         certificate = Certificate.from_ledger(self.ledger)
         certificate.write(self.files.certificate)
         self._report(certificate)
         said = json.dumps({name: one.to_list() for name, one in self.accounts.items()}).encode()
         answers = self.courier.ask(Kind.FINISH, dict.fromkeys(self.names, said), self.patience.continuing)
+        parts = [Part.of(SERVER, self.ledger, certificate, self.courier.key)]
         for name, answer in answers.items():
             if answer.refused is None:
                 self._remember(name, answer)
+                parts += self._attested(name, answer)
+        write_attested(self.files.path / ATTESTED, parts)
+
+    def _attested(self, name: str, answer: Answer) -> list[Part]:
+        """A silo's own certificate, which it signed; none where it is not one."""
+        try:
+            part = Part.from_dict(answer.json().get("attested"))
+            if part.party == name and part.signed(read_public(name, self.config.run.silos[name].key)):
+                return [part]
+        except (ValueError, AttributeError, RecursionError):
+            pass
+        LOG.warning("%s sends no certificate that it signed: %s is without it", name, ATTESTED)
+        return []
 
     def _report(self, certificate: Certificate) -> None:
         """Page and picture, of what the server knows: no client's accuracy, and its own only in simulation."""
@@ -351,7 +383,8 @@ def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:
         raise UserError(
             "a deployed server has no public records to begin with: set hot_start = 0, or try it with simulation"
         )
-    records = stand_in_records(task_in(config), inputs)
+    slot = config.data.slot
+    records = stand_in_records(task_in(config), inputs, slot)
     nothing = Arrays.empty(records)
     stand_in = ClientData("stand-in", records, nothing, nothing)
     test, proxy, proxy_validation, proxy_classes = nothing, nothing, nothing, 0
@@ -370,6 +403,7 @@ def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:
         proxy_classes,
         geometry=load_geometry(name) if name is not None and is_file(name) else None,
         values={name: field.values for name, field in leaves(inputs) if field.values is not None},
+        slot=slot,
     )
     return replace(experiment_over(config, Federation(data, (1.0,))), bounds=terms.bounds)
 

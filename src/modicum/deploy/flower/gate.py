@@ -44,10 +44,15 @@ APPS = _paths(
 )  # tasks are handed out in the SuperLink's own process, so nobody acquires one over HTTP
 HEALTH = "/health"
 LARGEST = 8 * 2**20  # bytes of a node's request: Flower cuts what is larger into pieces of 5 MiB
+ANSWERS, QUESTIONS = "/v1/fleet/push-messages", "/v1/runtime/push-messages"  # which name the pieces that follow
+FEW, TIMES = 4, 3  # pieces of any answer, and of one to a large question: masked sums are wider than models
 
 
 class Gate:
     """Stands before Flower's own app and reads no byte of a request that it does not pass on.
+
+    Of an answer it reads into how many pieces it is cut, before any piece comes: no more than the largest question
+    that the run's server asked allows for. So a node that sends without end is refused when it begins.
 
     Args:
         app: Flower's ASGI app.
@@ -58,6 +63,7 @@ class Gate:
     def __init__(self, app: App, control: int, token: str) -> None:
         self.app, self.control = app, control
         self._token = f"Bearer {token}".encode()
+        self._asked = 0  # pieces of the largest question
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -65,9 +71,32 @@ class Gate:
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
         status = self._status(scope)
+        if status == 200 and scope["path"] in (ANSWERS, QUESTIONS):
+            body = await _whole(receive)
+            status = self._counted(scope, body)
+            receive = _again(body, receive)
         if status == 200:
             return await self.app(scope, receive, send)
         return await _refuse(send, status)
+
+    def _counted(self, scope: Scope, body: bytes) -> int:
+        from flwr.proto.fleet_pb2 import PushMessagesRequest
+        from flwr.proto.runtime_pb2 import PushAppMessagesRequest
+        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+        answer = scope["path"] == ANSWERS
+        kinds = [value for name, value in scope["headers"] if name == b"content-type"]
+        if any(b"json" in kind.lower() for kind in kinds):  # Flower would read it, and it was not counted
+            return 415
+        try:
+            said = (PushMessagesRequest if answer else PushAppMessagesRequest).FromString(body)
+        except DecodeError:
+            return 400
+        pieces = sum(map(_pieces, said.message_object_trees))
+        if answer:
+            return 200 if pieces <= FEW + TIMES * self._asked else 413
+        self._asked = max(self._asked, pieces)
+        return 200
 
     def _status(self, scope: Scope) -> int:
         path, method = str(scope["path"]), str(scope["method"])
@@ -84,6 +113,39 @@ class Gate:
     def _shown(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         return len(given) == 1 and hmac.compare_digest(given[0], self._token)
+
+
+async def _whole(receive: Receive) -> bytes:
+    """A request's body; what is cut off is short."""
+    parts = []
+    while True:
+        event = await receive()
+        parts.append(bytes(event.get("body", b"")))
+        if event["type"] != "http.request" or not event.get("more_body", False):
+            return b"".join(parts)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """For who comes after: the body at once, then whatever else comes."""
+    given = False
+
+    async def next_event() -> MutableMapping[str, Any]:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return next_event
+
+
+def _pieces(tree: Any) -> int:
+    """Objects of a message, as it names them beforehand."""
+    found, left = 0, [tree]
+    while left:
+        found += 1
+        left += left.pop().children
+    return found
 
 
 def _of_a_size(scope: Scope) -> int:

@@ -12,7 +12,9 @@ from typing import Any
 from modicum.deploy.silo.signing import write_pair, write_secret
 from modicum.errors import MissingExtraError, UserError
 
-DAYS = 365
+DAYS = 365  # of the server's certificate, which `renew` makes anew under the same authority
+AUTHORITY = "ca.key"  # signs the server's next certificate; best kept on another machine
+AUTHORITY_DAYS = 3650  # of the authority, which every node holds
 
 
 @dataclass(frozen=True)
@@ -31,18 +33,65 @@ def make_tls(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost"), *,
         return tls
     x509, ec, hashes, serialization = _cryptography()
     folder.mkdir(parents=True, exist_ok=True)
-    ca_key, key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    ca_name, name = _name(x509, "modicum authority"), _name(x509, hosts[0])
-    ca = _certificate(x509, hashes, ca_name, ca_name, ca_key.public_key(), ca_key, days, None)
-    own = _certificate(x509, hashes, name, ca_name, key.public_key(), ca_key, days, hosts)
-    pem = serialization.Encoding.PEM
-    tls.ca.write_bytes(ca.public_bytes(pem))
-    tls.certificate.write_bytes(own.public_bytes(pem))
-    write_secret(
-        tls.key,
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
-    )
+    key, name = ec.generate_private_key(ec.SECP384R1()), _name(x509, "modicum authority")
+    ca = _certificate(x509, hashes, name, name, key.public_key(), key, AUTHORITY_DAYS, None)
+    tls.ca.write_bytes(ca.public_bytes(serialization.Encoding.PEM))
+    write_secret(folder / AUTHORITY, _pem(serialization, key))
+    _issue(tls, ca, key, hosts, days)
     return tls
+
+
+def renew(folder: Path, hosts: Sequence[str] = ()) -> datetime.datetime:
+    """A new certificate and key for the server under the authority that nodes hold already; says until when.
+
+    Args:
+        folder: Where `ca.crt` and `ca.key` are.
+        hosts: Names of the server; none: those of the present certificate.
+
+    Raises:
+        UserError: The authority's files are not there, do not belong together, or have expired.
+    """
+    x509, _, _, serialization = _cryptography()
+    tls = Tls(folder / "ca.crt", folder / "server.crt", folder / "server.key")
+    try:
+        ca = x509.load_pem_x509_certificate(tls.ca.read_bytes())
+        key = serialization.load_pem_private_key((folder / AUTHORITY).read_bytes(), None)
+        own = x509.load_pem_x509_certificate(tls.certificate.read_bytes()) if not hosts else None
+    except (OSError, ValueError, TypeError):
+        raise UserError(
+            f"renewing takes ca.crt, {AUTHORITY} and server.crt in {folder}: put the authority's key back from "
+            "where it is kept; without it all nodes need a new ca.crt"
+        ) from None
+    if key.public_key() != ca.public_key():
+        raise UserError(f"{folder / AUTHORITY} is not the key of {tls.ca}: put the right one back")
+    if ca.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
+        raise UserError(f"the authority {tls.ca} has expired: make a new one, and give all nodes its ca.crt")
+    if own is not None:
+        names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        hosts = tuple(str(name.value) for name in names)
+    return _issue(tls, ca, key, hosts, DAYS)
+
+
+def _issue(tls: Tls, ca: Any, ca_key: Any, hosts: Sequence[str], days: float) -> datetime.datetime:
+    """The server's own pair; its certificate ends with the authority's at the latest."""
+    x509, ec, hashes, serialization = _cryptography()
+    key = ec.generate_private_key(ec.SECP384R1())
+    left = (ca.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).total_seconds() / 86400
+    issuer = ca.subject
+    own = _certificate(
+        x509, hashes, _name(x509, hosts[0]), issuer, key.public_key(), ca_key, min(days, left), hosts
+    )
+    write_secret(tls.key, _pem(serialization, key))
+    tls.certificate.write_bytes(own.public_bytes(serialization.Encoding.PEM))
+    until: datetime.datetime = own.not_valid_after_utc
+    return until
+
+
+def _pem(serialization: Any, key: Any) -> bytes:
+    content: bytes = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return content
 
 
 def check_tls(tls: Tls) -> None:
@@ -59,10 +108,12 @@ def check_tls(tls: Tls) -> None:
                 f"{path} is no PEM certificate: make it anew with `modicum flower keys make`"
             ) from None
         if until < datetime.datetime.now(datetime.UTC):
-            raise UserError(
-                f"the certificate {path} expired on {until:%Y-%m-%d}: delete it and make it anew with "
-                "`modicum flower keys make`"
+            how = (
+                "`modicum flower keys renew` makes a new one, and nodes keep their ca.crt"
+                if path == tls.certificate
+                else "delete it and make it anew with `modicum flower keys make`"
             )
+            raise UserError(f"the certificate {path} expired on {until:%Y-%m-%d}: {how}")
 
 
 def make_node_key(path: Path) -> Path:

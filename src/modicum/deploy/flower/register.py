@@ -45,12 +45,21 @@ class Register:
 
     def with_key(self, name: str, text: str) -> Register:
         """After a silo got a new key; its old one is revoked."""
-        old, new = self._key(name), pem(text)
-        if new == pem(old):
+        old = self._key(name)
+        if pem(text) == pem(old):
             raise UserError(f"that is the key which {name!r} has already: make a new one")
-        if new in {pem(other) for other in self.silos.values()}:
+        return replace(self._given(name, text), revoked=(*self.revoked, old))
+
+    def added(self, name: str, text: str) -> Register:
+        """After a silo joined."""
+        if name in self.silos:
+            raise UserError(f"{name!r} is known already: give it a new key with `modicum flower keys rotate`")
+        return self._given(name, text)
+
+    def _given(self, name: str, text: str) -> Register:
+        if pem(text) in {pem(other) for other in self.silos.values()}:
             raise UserError("another silo has that key: every silo needs its own")
-        changed = replace(self, silos={**self.silos, name: text.strip()}, revoked=(*self.revoked, old))
+        changed = replace(self, silos={**self.silos, name: text.strip()})
         changed.nodes()
         return changed
 

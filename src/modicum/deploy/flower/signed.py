@@ -30,19 +30,19 @@ class SignedCourier:
 
     def __init__(self, carrier: Carrier, key: Path, config: Config) -> None:
         """`config` holds everybody's public keys as agreed, and `key` is the server's own file."""
-        self._carrier, self._key, self.run = carrier, read_signing_key(key), ""
-        if read_server(config.run.server) != raw_public(self._key):
+        self._carrier, self.key, self.run = carrier, read_signing_key(key), ""
+        if read_server(config.run.server) != raw_public(self.key):
             raise UserError(
                 f"the key in {key} is not the server's key that was agreed: correct server under [run] in "
                 "everybody's experiment file, or put the right key back"
             )
         self._silos = {name: read_public(name, silo.key) for name, silo in config.run.silos.items()}
-        if len({*self._silos.values(), raw_public(self._key)}) <= len(self._silos):
+        if len({*self._silos.values(), raw_public(self.key)}) <= len(self._silos):
             raise UserError("two parties have the same key under [run]: every silo and the server need their own")
 
     def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:
         """One question to each silo of `bodies`; what they answer within so many seconds."""
-        sealed = {name: seal(self._key, kind, name, self.run, body) for name, body in bodies.items()}
+        sealed = {name: seal(self.key, kind, name, self.run, body) for name, body in bodies.items()}
         taken: dict[str, Answer] = {}
         doubted: set[str] = set()
 

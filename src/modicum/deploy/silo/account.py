@@ -1,19 +1,17 @@
-"""A silo and the account of its dataset: what it draws before it takes part, and what it checks on coming back."""
+"""A silo and the account of its dataset: what it holds and draws, and what it checks on coming back."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from modicum.core.records import leaves
+from modicum.config.schema import DataConfig
 from modicum.core.store import write_durably
-from modicum.data.arrays import Arrays, ClientData
+from modicum.data.arrays import ClientData
+from modicum.data.digests import blocks
 from modicum.data.own import npz_ids
 from modicum.data.tables import csv_ids, parquet_ids
 from modicum.deploy.silo.spec import SiloSpec
@@ -25,23 +23,27 @@ from modicum.privacy.accounting.rdp import ORDERS
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.lifetime import SIMULATED, DrawRefused, Filter, Lifetime, order_for, samples
 from modicum.privacy.lifetime.account import DatasetAccount
+from modicum.privacy.lifetime.draws import Draw
 from modicum.privacy.lifetime.files import exists
-from modicum.privacy.lifetime.spending import Digests, Identity, by_contents, by_id, whole_client
+from modicum.privacy.lifetime.spending import Digests, Identity, by_contents, by_id, plain_id, whole_client
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import Adjacency, Unit
 
+LOG = logging.getLogger("modicum.silo")
 RECEIPT = "account.json"  # in the run's folder: which account was drawn on, and where
-BLOCK = 1 << 14  # records whose bytes are laid out at a time
 
 
 class Account(Protocol):
     """What a silo asks of its account."""
 
-    def draw(self, join: Join, plan: PrivacyPlan) -> None:
-        """Draws the run's price, once; raises `DrawRefused` where it does not fit. Before anything is reserved."""
+    def hold(self, join: Join, plan: PrivacyPlan) -> None:
+        """Holds the run's price, once; raises `DrawRefused` where it does not fit. Before there is a ledger."""
+
+    def draw(self, run: str) -> None:
+        """Draws what the run holds, once and for good. Before anything is reserved."""
 
     def afford(self, plan: PrivacyPlan) -> None:
-        """Raises `DrawRefused` where `draw` would; draws nothing."""
+        """Raises `DrawRefused` where `hold` would; holds nothing."""
 
     def remember(self, ledger: Ledger) -> None:
         """Notes how far the run's ledger has come. Before anything is sent."""
@@ -65,7 +67,10 @@ class Exempt:
 
     reason: str
 
-    def draw(self, join: Join, plan: PrivacyPlan) -> None:
+    def hold(self, join: Join, plan: PrivacyPlan) -> None:
+        pass
+
+    def draw(self, run: str) -> None:
         pass
 
     def afford(self, plan: PrivacyPlan) -> None:
@@ -115,17 +120,21 @@ class SiloAccount:
         self._check_receipt()
         self._check_siblings()
 
-    def draw(self, join: Join, plan: PrivacyPlan) -> None:
+    def hold(self, join: Join, plan: PrivacyPlan) -> None:
         if self._account is None:
             self._account = self._begin(plan)
-        account = self._account
+        account, ledger = self._account, RunFolder(self.spec.folder).ledger.absolute()
         agreement = hashlib.sha256(join.terms()).hexdigest()
-        done = account.draw(join.run, agreement, plan, self._table(account))
-        account.check_ledger(join.run, RunFolder(self.spec.folder).ledger)
-        known = {"account": account.id, "run": join.run, "entry": done.number, "hash": done.hash}
-        receipt = {**known, "silo": self.spec.name}
-        if self._receipt() != receipt:
-            write_durably(self.spec.folder / RECEIPT, json.dumps(receipt).encode())
+        lapsing = unused(account) - {join.run}
+        done = account.hold(join.run, agreement, plan, self._table(account), ledger, lapsing)
+        for run in sorted(run for run in lapsing if not account.draws[run].counts):
+            LOG.info("run %s never reserved anything: what it held in the account is free again", run)
+        account.check_ledger(join.run, ledger)
+        self._note(done)
+
+    def draw(self, run: str) -> None:
+        assert self._account is not None  # held on before there was a ledger
+        self._note(self._account.draw(run))
 
     def afford(self, plan: PrivacyPlan) -> None:
         if self._account is None:
@@ -136,7 +145,7 @@ class SiloAccount:
                     "smaller budget"
                 )
         else:
-            self._account.afford(plan, self._table(self._account))
+            self._account.afford(plan, self._table(self._account), unused(self._account))
 
     def remember(self, ledger: Ledger) -> None:
         assert self._account is not None  # drawn on before there was a ledger
@@ -169,6 +178,7 @@ class SiloAccount:
             **account.overview(),
             "records": len(table),
             "left": account.left(table),
+            "next": account.next_run(table),
         }
 
     def close(self) -> None:
@@ -194,6 +204,18 @@ class SiloAccount:
             return value
         except ValueError:
             raise UserError(f"{path} is damaged: put it back as it was") from None
+
+    def _note(self, done: Draw) -> None:
+        """The receipt of a hold or draw, in the run's own folder."""
+        receipt = {
+            "account": self._account and self._account.id,
+            "run": done.run,
+            "entry": done.number,
+            "hash": done.hash,
+            "silo": self.spec.name,
+        }
+        if self._receipt() != receipt:
+            write_durably(self.spec.folder / RECEIPT, json.dumps(receipt).encode())
 
     def _check_receipt(self) -> None:
         """A run's folder knows which entry of which account it drew on."""
@@ -233,6 +255,12 @@ class SiloAccount:
                 )
 
 
+def unused(account: DatasetAccount) -> frozenset[str]:
+    """Runs that hold something and never reserved anything, in folders that no process is at work in."""
+    waiting = (d for d in account.held() if d.ledger is not None and not RunFolder(d.ledger.parent).held())
+    return frozenset(d.run for d in waiting if account.may_lapse(d.run))
+
+
 def new_account(spec: SiloSpec) -> bool:
     """Whether all agreed that this silo begins a new account."""
     agreed = spec.experiment.run.silos.get(spec.name)
@@ -268,9 +296,15 @@ def _about(spec: SiloSpec) -> tuple[Unit, Adjacency]:
 
 def identity_of(spec: SiloSpec) -> tuple[Identity, str | None]:
     """What identifies a record: a declared id and its column, else its contents; in a client's account nothing."""
-    column = spec.experiment.data.id_column
+    data = spec.experiment.data
+    column = data.id_column if data.rows_per_person is None else data.person
     if _about(spec)[0] is Unit.CLIENT:
         return Identity.CLIENT, None
+    if data.rows_per_person is not None and _about(spec)[0] is not Unit.PERSON:
+        raise UserError(
+            'the agreed run hides persons, and the account is of records: set unit = "person" under [grant] and '
+            "[account]"
+        )
     return (Identity.CONTENTS if column is None else Identity.ID), column
 
 
@@ -282,40 +316,26 @@ def table_of(spec: SiloSpec, own: ClientData, key: bytes) -> Digests:
         case Identity.ID:
             return by_id(key, record_ids(spec))
         case Identity.CONTENTS:
-            return by_contents(key, _blocks(own.train, own.validation, own.test))
-
-
-def _blocks(*parts: Arrays) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]:
-    for part in parts:
-        for start in range(0, len(part), BLOCK):
-            block = part.take(slice(start, start + BLOCK))
-            yield as_table(block)
+            return by_contents(key, blocks(own.train, own.validation, own.test))
 
 
 def record_ids(spec: SiloSpec) -> list[str]:
-    """Who each of the silo's own records is, in the order of its table; the data name an id_column."""
+    """Who each of the silo's own records or persons is, in the order of its table, by the column that says so."""
     data = spec.experiment.data
-    assert data.id_column is not None
+    column = data.id_column if data.rows_per_person is None else data.person
+    assert column is not None
     if data.partition not in (None, "natural"):
-        raise UserError("id_column needs the clients that the data come with: leave partition under [data] out")
+        raise UserError(f"{column!r} needs the clients that the data come with: leave partition under [data] out")
+    found = _column(data, spec.name, column)
+    return found if data.rows_per_person is None else list(dict.fromkeys(plain_id(key) for key in found))
+
+
+def _column(data: DataConfig, client: str, column: str) -> list[str]:
     if data.npz is not None:
-        return npz_ids(data.npz, spec.name, data.id_column)
+        return npz_ids(data.npz, client, column)
     assert data.table is not None  # named data have no account
     ids = parquet_ids if data.csv is None else csv_ids
-    return ids(data.table, spec.name, client=data.client_column, id=data.id_column)
-
-
-def as_table(block: Arrays) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Records as rows of numbers, and a whole number each: what makes one record differ from another.
-
-    Of other records than numbers with a class, every byte is a number of the row, labels included.
-    """
-    if block.plain and block.has_classes:
-        return block.scaled(), block.y
-    held = [leaf + leaf.dtype.type(0) if leaf.dtype.kind == "f" else leaf for _, leaf in leaves(block.x)]
-    rows = [np.ascontiguousarray(part.reshape(len(block), -1)) for part in (*held, block.y)]
-    table = np.concatenate([part.view(np.uint8).reshape(len(block), -1) for part in rows], axis=1)
-    return table.astype(np.float32), np.zeros(len(block), np.int64)
+    return ids(data.table, client, client=data.client_column, id=column)
 
 
 def overview(spec: SiloSpec, own: ClientData) -> dict[str, Any]:

@@ -24,8 +24,11 @@ def own_experiment(spec: SiloSpec) -> Experiment:
             "compile is for simulations: of a compiler's kernels nobody has searched whether one record changes "
             "another's bits (docs/clipping.md): set compile = false in everybody's file"
         )
+    # The server's first model comes with its first proposal; a silo's own layers begin as they are made.
+    config = replace(config, run=replace(config.run, start=None))
     refuse_switches(device_named(spec.device))
-    config = replace(config, run=replace(config.run, device=spec.device))  # its own file's, whatever was agreed
+    # Its own file's device, whatever was agreed; the first model comes from the server, whatever run it is from.
+    config = replace(config, run=replace(config.run, device=spec.device, start=None))
     _refuse_readable(config)
     data = federation(config, alone=spec.name).data
     if spec.name not in data.names:
@@ -47,6 +50,7 @@ def own_experiment(spec: SiloSpec) -> Experiment:
         made_by=data.made_by,
         geometry=data.geometry,
         values=data.values,
+        slot=data.slot,
     )
     if config.run.hot_start and not spec.own_data:  # for trying things out: the experiment's own public records
         alone = replace(

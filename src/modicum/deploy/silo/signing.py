@@ -48,14 +48,19 @@ def read_signing_key(path: Path) -> Ed25519PrivateKey:
 
 def public_text(path: Path) -> str:
     """The public half as the experiment file has it."""
-    serialization, key = _serialization(), read_signing_key(path).public_key()
-    text: bytes = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return raw_text(read_signing_key(path))
+
+
+def raw_text(key: Ed25519PrivateKey) -> str:
+    """The same of a key at hand."""
+    serialization = _serialization()
+    text: bytes = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return text.decode()
 
 
 def read_public(name: str, text: str) -> bytes:
     """32 bytes of the public key that a silo was agreed to have."""
-    raw = _raw(text)
+    raw = read_raw(text)
     if raw is None:
         raise UserError(
             f"a deployment needs the key of silo {name!r}: run `modicum silo key FILE` there and write what it "
@@ -66,7 +71,7 @@ def read_public(name: str, text: str) -> bytes:
 
 def read_server(text: str) -> bytes:
     """32 bytes of the public key that the server was agreed to have."""
-    raw = _raw(text)
+    raw = read_raw(text)
     if raw is None:
         raise UserError(
             "the experiment file does not say whose requests silos take: run `modicum flower keys make` on the "
@@ -75,7 +80,8 @@ def read_server(text: str) -> bytes:
     return raw
 
 
-def _raw(text: str) -> bytes | None:
+def read_raw(text: str) -> bytes | None:
+    """32 bytes of a public key as text; None where it is none."""
     serialization = _serialization()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 

@@ -25,6 +25,8 @@ from modicum.core.records import fields_to_json
 from modicum.core.store import write_durably
 from modicum.deploy.silo.account import account_of
 from modicum.deploy.silo.accounts import check_accounts, remember_accounts
+from modicum.deploy.silo.attested import FILE as ATTESTED
+from modicum.deploy.silo.attested import Part, write_attested
 from modicum.deploy.silo.envelope import sign_answer, unseal
 from modicum.deploy.silo.grant import too_much, within
 from modicum.deploy.silo.own import own_experiment
@@ -205,7 +207,7 @@ class Silo:
             if join.tickets.get(self.spec.name) != self.ticket:
                 raise Refuse(Code.REPLAYED)
             check_accounts(self.spec, self.account, join)
-            self._draw(join, plan)
+            self._hold(join, plan)
             self.spec.folder.mkdir(parents=True, exist_ok=True)
             write_durably(self.spec.folder / JOINED, join.encode())
             self._begin(join)
@@ -213,10 +215,10 @@ class Silo:
         part = self.taking_part
         return json.dumps({"multiplier": part.terms.multiplier(part.plan), "account": self._statement()}).encode()
 
-    def _draw(self, join: Join, plan: PrivacyPlan) -> None:
-        """The whole run's price, from the account of these records, before anything else is written."""
+    def _hold(self, join: Join, plan: PrivacyPlan) -> None:
+        """The whole run's price, in the account of these records, before anything else is written."""
         try:
-            self.account.draw(join, plan)
+            self.account.hold(join, plan)
         except DrawRefused as refusal:
             LOG.warning("the account refuses run %s: %s", join.run, refusal)
             raise Refuse(Code.BUDGET) from None
@@ -331,19 +333,23 @@ class Silo:
         assert self.taking_part is not None
         remember_accounts(self.spec, self.account, body)
         self.taking_part.finish()
-        self.write_certificate()
-        return json.dumps({"account": self._statement()}).encode()
+        part = self.write_certificate()
+        return json.dumps({"account": self._statement(), "attested": vars(part)}).encode()
 
     def _statement(self) -> list[Any] | None:
         """How far its account has come, signed for whoever is told; None where none is kept."""
         shown = self.account.shown()
         return None if shown is None else shown.signed(self._key, self.spec.name).to_list()
 
-    def write_certificate(self) -> None:
-        """What this silo guarantees to the people behind its records, from its own ledger."""
+    def write_certificate(self) -> Part:
+        """What this silo guarantees to the people behind its records, from its own ledger; signed."""
         assert self.taking_part is not None
         ledger = self.taking_part.ledger
-        Certificate.from_ledger(ledger, self.account.statement(ledger.run_id)).write(self.files.certificate)
+        certificate = Certificate.from_ledger(ledger, self.account.statement(ledger.run_id))
+        certificate.write(self.files.certificate)
+        part = Part.of(self.spec.name, ledger, certificate, self._key)
+        write_attested(self.spec.folder / ATTESTED, [part])
+        return part
 
 
 def _batches(plan: PrivacyPlan) -> str:

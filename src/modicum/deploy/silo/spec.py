@@ -46,7 +46,7 @@ class Grant:
 
     budget: float = setting(None, "ε for everything that leaves in this run")
     delta: float = setting(1e-5, "δ, at most")
-    unit: Literal["record", "client"] = setting("record", "whose participation is hidden")
+    unit: Literal["record", "person", "client"] = setting("record", "whose participation is hidden")
     adjacency: Literal["zero-out", "replace-one"] = setting("zero-out", "how neighbours differ; sizes are public")
     view: Literal["server-sees-messages", "secure-aggregation"] = setting(
         "server-sees-messages", "from whom it is hidden; secure-aggregation needs a key of its own in [silo]"
@@ -69,7 +69,7 @@ class AccountConfig:
 
     budget: float | None = setting(None, "ε over all runs; left out: a record takes part in one run only")
     delta: float = setting(1e-5, "δ of the same")
-    unit: Literal["record", "client"] | None = setting(
+    unit: Literal["record", "person", "client"] | None = setting(
         None, "whose participation is hidden (default: the grant's)"
     )
     adjacency: Literal["zero-out", "replace-one"] | None = setting(
@@ -169,7 +169,21 @@ def _data(source: Source, here: Path, agreed: DataConfig, classes: bool) -> Data
         if data.columns:
             raise source.error("columns are agreed in the experiment file: leave them out here", "data", "columns")
         data = replace(data, columns=agreed.columns)
-    if data.columns and data.id_column is None:
+    if agreed.rows_per_person is not None:
+        data = replace(data, rows_per_person=agreed.rows_per_person, join_rows=agreed.join_rows)
+        if data.person is None:
+            raise source.error(
+                f"all agreed on persons of {agreed.rows_per_person} rows: name the column that says whose each "
+                'record is, person = "…"',
+                "data",
+            )
+    elif data.person is not None:
+        raise source.error(
+            "persons are agreed in the experiment file: set rows_per_person there, or leave person out",
+            "data",
+            "person",
+        )
+    if data.columns and data.id_column is None and data.person is None:
         raise source.error(
             "with [data.columns] an account knows records by their ids: add id_column, since other ranges would "
             "make other records of the same people",

@@ -34,6 +34,7 @@ from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import first_state, make_kit
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.ledger.budgets import Reason, Refusal
+from modicum.privacy.lifetime import DrawRefused
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.noise.keyed import destroy_key
 from modicum.privacy.noise.lattice import Integers
@@ -147,7 +148,7 @@ class TakingPart:
             silo.experiment, method, data, backend, join.facts, join.multipliers, join.adaptive, agreement.integers
         )
         self.account = silo.account
-        self.account.draw(join, self.plan)
+        self.account.hold(join, self.plan)
         made_by = silo.experiment.federation.data.made_by
         foreign = foreign_parts(silo.spec.experiment.method, method, data.model, made_by)
         self.ledger = silo.files.open_ledger(join.run, silo.noise, foreign_parts=foreign)
@@ -232,7 +233,8 @@ class TakingPart:
         return found
 
     def _message(self, b: Broadcast) -> Message:
-        """Charged, computed, settled: it may leave in the way that the view allows."""
+        """Drawn, charged, computed, settled: it may leave in the way that the view allows."""
+        self._draw()
         charged = self.ledger.releases_made(self.name)
         client = self.clients.clients[self.name]
         client.records, client.validation = self.withdrawn.as_reserved(b.round, client.rounds)
@@ -252,6 +254,14 @@ class TakingPart:
         # The server proposes a round only after it has stored all earlier ones.
         self.clients.acknowledge(b.round)
         return answer
+
+    def _draw(self) -> None:
+        """From its first reservation on, the run has drawn on the account whatever becomes of it."""
+        try:
+            self.account.draw(self.join.run)
+        except DrawRefused as lapsed:
+            LOG.warning("%s", lapsed)
+            raise Refuse(Code.BUDGET) from None
 
     def _tell(self, b: Broadcast, before: int) -> None:
         """One line for the operator: what was asked, charged, and is left; all of it public values."""

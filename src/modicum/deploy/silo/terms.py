@@ -24,12 +24,13 @@ from modicum.errors import UserError, counted
 from modicum.federation.cohort import Cohorts, public_cohorts, rounds_of
 from modicum.federation.correlate import with_correlated_steps
 from modicum.federation.experiment import VARIANTS, Experiment, Prepared, with_integers
-from modicum.federation.learning import with_task
+from modicum.federation.learning import learned_by, of_persons, with_task
+from modicum.federation.looks import plan_after
 from modicum.federation.setup import adapts, put_on_lattice
 from modicum.mechanisms.common import metric_plans
 from modicum.mechanisms.fixed_shapes import FixedShapes, shapes_for, with_fixed_shapes
 from modicum.mechanisms.record_local import RecordLocal
-from modicum.models.named import is_import_path, is_shipped, package_of
+from modicum.models.named import agreed_name, is_import_path, is_shipped, package_of
 from modicum.models.published.packages import digest_of
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
@@ -54,6 +55,10 @@ def deployed(config: Config) -> Config:
         raise UserError(
             "workers are for simulations: in a deployment each silo computes for itself, leave them out"
         )
+    if config.account is not None:
+        raise config.source.error(
+            "each silo keeps an account of its own: move [account] into the silos' files", "account"
+        )
     said = config.source.tables.get("run", {}).get("simulation") is True
     return replace(config, run=replace(config.run, simulation=said))
 
@@ -66,15 +71,18 @@ def agreed_parts(config: Config) -> dict[str, str]:
     run, data = config.run, config.data
     parts: dict[str, Any] = {
         "method": (config.method_name, config.method),
-        "model": (config.model.name, sorted(config.model.options.items()), _package(config)),
+        "model": (agreed_name(config.model.name), sorted(config.model.options.items()), _package(config)),
         "task": (config.task.name, sorted(config.task.options.items()), package_of(config.task.name, TASKS)),
         "data.features": _features(data.features),
         "data.backbone": [digest_of(name) for name in data.backbones] + [data.views] * (data.views > 1),
-        "data.columns": sorted(data.columns.items()),
+        "data.columns": sorted((name, column.agreed) for name, column in data.columns.items()),
         "privacy.noise": config.privacy.noise,
         "privacy.fixed_shapes": config.privacy.fixed_shapes,
+        "privacy.looks": [json.dumps(look.to_dict(), sort_keys=True) for look in config.looks],
         "run.silos": sorted(run.silos.items()),
     }
+    if data.slot is not None:  # files of records keep the digest that they had
+        parts["data.rows_per_person"] = data.slot
     for name in AGREED:
         parts[f"run.{name}"] = getattr(run, name)
     return {name: _short(repr(value)) for name, value in parts.items()}
@@ -147,7 +155,10 @@ class Terms:
     @cached_property
     def method(self) -> Method:
         """The agreed method; one whose server would have to be trusted is refused."""
-        built = with_task(self.config.method.build(self.setting), task_in(self.config))
+        task, slot = task_in(self.config), self.config.data.slot
+        built = with_task(self.config.method.build(self.setting), learned_by(task, slot))
+        if slot is not None:
+            built = of_persons(built, slot)
         if self.config.privacy.noise == "correlated":
             built = self._correlated(built)
         method: Method = with_fixed_shapes(built, self.shapes)
@@ -239,7 +250,8 @@ class Terms:
         """What this client would release in the whole run, but for what a lattice adds to its noise: a function
         of public facts and its own budget."""
         rounds = rounds_of(self.cohorts, self.names.index(facts.name), self.config.run.rounds)
-        return self.method.mechanism.plan(facts, metric_plans(self.spec, self.metrics, rounds))
+        metrics = metric_plans(self.spec, self.metrics, rounds)
+        return plan_after(self.method.mechanism, facts, metrics, self.config.looks)
 
     def multiplier(self, plan: PrivacyPlan) -> float:
         """The noise multiplier of a plan's training releases."""

@@ -34,7 +34,7 @@ class Kind(IntEnum):
     JOIN = 2  # take part in a run, on the silo's own terms
     ROUND = 3  # one proposal
     FINISH = 4  # the run is over: write the certificate
-    KEYS = 5  # the steps of one round of secure aggregation, in order; see docs/secure-aggregation.md
+    KEYS = 5  # the steps of one round of secure aggregation, in order; see docs/secure-aggregation-protocol.md
     SHARES = 6
     MASKED = 7  # with the proposal
     CONSENT = 8

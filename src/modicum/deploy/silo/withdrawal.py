@@ -87,10 +87,9 @@ class Table:
     @classmethod
     def of(cls, spec: SiloSpec, own: ClientData) -> Table:
         """From the silo's data as they were read."""
-        column = spec.experiment.data.id_column
-        return cls(
-            row_numbers(spec.experiment, spec.name), None if column is None else tuple(record_ids(spec)), own
-        )
+        data = spec.experiment.data
+        named = data.id_column is not None or data.person is not None
+        return cls(row_numbers(spec.experiment, spec.name), tuple(record_ids(spec)) if named else None, own)
 
     def __len__(self) -> int:
         return sum(len(rows) for rows in self.parts)
@@ -135,7 +134,7 @@ def withdraw(spec: SiloSpec, own: ClientData, *, row: int | None = None, id: str
 
     Args:
         row: counted from 1 in the silo's own table.
-        id: of `id_column`. Give one of the two.
+        id: of `id_column`, or of the column of persons. Give one of the two.
 
     Returns:
         The notes that are new; none where all of it was noted before.
@@ -231,7 +230,7 @@ class Withdrawn:
         if bool(present.all()):
             return batch
         blanked = batch.blanked(present)
-        return blanked if self._unit is Unit.RECORD else blanked.real
+        return blanked if self._unit.of_client else blanked.real
 
     def _since(self) -> dict[str, int]:
         if not self._path.exists():

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from modicum.errors import UserError
+from modicum.models.named import agreed_name, is_pretrained
 
 Three = tuple[float, float, float]
 IMAGENET = "imagenet-1k"
@@ -79,6 +80,8 @@ def is_name(text: str) -> bool:
 
 def digest_of(backbone: str) -> str:
     """Names a backbone by its content, wherever its file lies: what all silos of a run have alike."""
+    if is_pretrained(backbone):
+        return agreed_name(backbone)
     plain, _, rest = backbone.partition(":")
     if plain in CATALOGUE:
         return f"{CATALOGUE[plain].sha256[:16]}:{rest}" if rest else CATALOGUE[plain].sha256[:16]

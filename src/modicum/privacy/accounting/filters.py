@@ -20,8 +20,9 @@ NO_NOISE = 1e-100  # below this a square is zero in floating point
 
 
 def filter_cap(plan: PrivacyPlan) -> float:
-    """What a filter may spend in all: μ² for the GDP filter, cap(α*) for the RDP filter."""
-    return _filter_cap(plan.guard, plan.budget, plan.spec.delta, plan.order)
+    """What a filter may still spend: μ² for the GDP filter, cap(α*) for the RDP filter, less what was before."""
+    cap = _filter_cap(plan.guard, plan.budget, plan.spec.delta, plan.order)
+    return cap - math.fsum(price(plan, r.noise_multiplier, r.sampler, r.count) for r in plan.before)
 
 
 def filter_cost(plan: PrivacyPlan, release: Release) -> float | None:
@@ -48,7 +49,7 @@ def price(plan: PrivacyPlan, noise_multiplier: float, sampler: Sampler, count: i
 
 def plan_guarantee(plan: PrivacyPlan) -> Guarantee:
     """ε of everything the plan lists, whether it is released in the end or not."""
-    return _plan_guarantee(plan.releases, plan.spec)
+    return _plan_guarantee(plan.charged, plan.spec)
 
 
 @lru_cache(maxsize=4096)

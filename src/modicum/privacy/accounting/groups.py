@@ -43,7 +43,7 @@ def group_epsilon(plan: PrivacyPlan, size: int) -> float | None:
     """ε at the plan's δ where up to `size` records of one client are blanked, or replaced, together."""
     match plan.guard:
         case Guard.PLAN:
-            return _of_releases(plan.releases, plan.spec, size)
+            return _of_releases(plan.charged, plan.spec, size)
         case Guard.GDP_FILTER:
             mu = gdp.mu_from_epsilon(plan.budget, plan.spec.delta)
             return gdp.epsilon_from_mu(size * mu, plan.spec.delta)

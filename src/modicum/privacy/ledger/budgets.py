@@ -17,7 +17,7 @@ from modicum.privacy.correlated import Correlation
 from modicum.privacy.events import Cyclic, NoSampling, Origin, Poisson, Release, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
-from modicum.privacy.views import Shows, Unit
+from modicum.privacy.views import Shows
 
 SAME_NOISE = 1e-12  # relative: several blocks' joint multiplier is a rounded sum
 
@@ -300,7 +300,7 @@ def noise_problems(plan: PrivacyPlan) -> list[str]:
             return claim_problem(planned.integers, planned.noise_multiplier, plan.spec)
         return "it has noise of floats, and masks hide integers only" if plan.spec.view.masked else None
 
-    found = ((p.purpose, problem(p)) for p in plan.releases)
+    found = ((p.purpose, problem(p)) for p in plan.charged)
     return [f"the planned {purpose!r} is not what it says: {why}" for purpose, why in found if why]
 
 
@@ -324,5 +324,5 @@ def _correlation_problem(planned: PlannedRelease, spec: PrivacySpec) -> str | No
 def _one_party(sampler: Sampler, spec: PrivacySpec) -> bool:
     """A trusted server that adds to sums of clients, or a client that adds to its own sums of records."""
     if isinstance(sampler, Cyclic):
-        return spec.unit is Unit.RECORD and spec.view.shows is Shows.MESSAGES
+        return spec.unit.of_client and spec.view.shows is Shows.MESSAGES
     return isinstance(sampler, NoSampling) and not spec.view.senders_add_noise

@@ -6,6 +6,7 @@
 
 from modicum.privacy.lifetime.grant import (
     ALONE,
+    APART,
     SIMULATED,
     DrawRefused,
     Filter,
@@ -17,6 +18,7 @@ from modicum.privacy.lifetime.grant import (
 
 __all__ = [
     "ALONE",
+    "APART",
     "SIMULATED",
     "DrawRefused",
     "Filter",

@@ -2,8 +2,9 @@
 
 A folder of its own that outlasts any run: `account.sqlite`, a hash-chained journal like a ledger's, and
 `account.key`, the secret under which records are digested. A run draws its full price before it may reserve
-anything; a draw is one transaction, known by the run's name, and is never given back. The account also remembers
-how far each run's ledger had come, so that a ledger that was lost or put back to an earlier state is noticed.
+anything; a draw is one transaction, known by the run's name, and is never given back. From joining on, the same
+price is held, which counts alike (`draws`). The account also remembers how far each run's ledger had come, so that
+a ledger that was lost or put back to an earlier state is noticed.
 """
 
 from __future__ import annotations
@@ -13,41 +14,22 @@ import math
 import os
 import secrets
 import time
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, Self
+
+import numpy as np
 
 from modicum.errors import UserError
 from modicum.privacy.ledger.journal import Entry, Journal, LedgerDamaged, canonical
 from modicum.privacy.lifetime import DrawRefused, Filter, Lifetime
+from modicum.privacy.lifetime.draws import Draw, Mark, State, held, never_reserved
 from modicum.privacy.lifetime.files import FILE, KEY, alone, exists, finish_key, key_mark, new_key, read_key, sync
+from modicum.privacy.lifetime.planning import largest
 from modicum.privacy.lifetime.spending import Digests, Identity, Spending, fingerprint
 from modicum.privacy.plan import PrivacyPlan
 
 FORMAT = 2
-
-
-@dataclass(frozen=True)
-class Draw:
-    """What one run drew: its plan's full price, from each record of its table."""
-
-    run: str
-    agreement: str  # digest of what was agreed, by which the run is told from another of the same name
-    plan: PrivacyPlan
-    cost: float  # in the filter's currency; ∞ where nothing is promised
-    records: int
-    table: str  # fingerprint of the records
-    at: int  # seconds since 1970
-    number: int  # of its entry
-    hash: str
-
-
-@dataclass(frozen=True)
-class Mark:
-    """How far a run's ledger had come when the account last heard of it."""
-
-    entries: int
-    head: str
 
 
 class DatasetAccount:
@@ -58,9 +40,10 @@ class DatasetAccount:
         self._journal = journal
         self.folder, self.key = folder, key
         self.id = ""
-        self.draws: dict[str, Draw] = {}
+        self.draws: dict[str, Draw] = {}  # by run, held or drawn; the last word on each
         self.marks: dict[str, Mark] = {}
         self._spending: tuple[int, str] | None = None  # the entry that holds what was spent, and its digest
+        self._since: dict[int, Draw] = {}  # by the entry of their rows, in order: not in that entry yet
 
     @classmethod
     def start(
@@ -143,44 +126,91 @@ class DatasetAccount:
                 "[data] back as it was"
             )
 
-    def spending(self) -> Spending:
-        """What each record has drawn so far."""
-        if self._spending is None:
-            return Spending.nothing()
-        number, digest = self._spending
+    def spending(self, lapsing: AbstractSet[str] = frozenset()) -> Spending:
+        """What each record has drawn or holds.
+
+        Runs count in the order in which they were held, whatever became of them since: which row may be an edited
+        other one was known then. A hold that lapsed costs nothing, and no record more than before.
+
+        Args:
+            lapsing: Runs whose holds are counted as lapsed.
+        """
+        found = Spending.nothing() if self._spending is None else Spending.unpack(self._kept(*self._spending))
+        for draw in self._since.values():
+            free = not draw.counts or (draw.state is State.HELD and draw.run in lapsing)
+            rows = np.frombuffer(self._kept(draw.rows, draw.rows_digest), "<u8").astype(np.uint64)
+            found = found.after(rows, 0.0 if free else draw.cost, self.identity)
+        return found
+
+    def _kept(self, number: int, digest: str) -> bytes:
         blob = self._journal.message(number)
         if blob is None or hashlib.sha256(blob).hexdigest() != digest:
             raise LedgerDamaged(f"the account in {self.folder} is damaged: its records were changed", number)
-        return Spending.unpack(blob)
+        return blob
 
     def left(self, table: Digests) -> float:
         """The share of the grant that the most-spent record of a table still has."""
         return max(0.0, 1 - self.share(self.spending().most(table, self.identity)))
 
-    def afford(self, plan: PrivacyPlan, table: Digests) -> None:
-        """Raises `DrawRefused` where a new run with this plan could not be drawn; draws nothing."""
-        self._refuse_overdraft(
-            "the next run", self.lifetime.price(plan), self.spending().most(table, self.identity)
-        )
+    def held(self) -> list[Draw]:
+        """Runs that were joined and have reserved nothing yet, as far as the account knows."""
+        return list(held(self.draws.values()))
+
+    def may_lapse(self, run: str) -> bool:
+        """Whether a hold's own ledger shows that nothing was reserved. See `draws.never_reserved`."""
+        return never_reserved(self.draws[run], self.marks.get(run))
+
+    def next_run(self, table: Digests) -> float | None:
+        """ε of the largest further run that would fit, charged in full; None where there is no such figure."""
+        if self.lifetime.budget is None:
+            return None
+        return _finite(largest(self.lifetime, self.spending().most(table, self.identity)))
+
+    def afford(self, plan: PrivacyPlan, table: Digests, lapsing: AbstractSet[str] = frozenset()) -> None:
+        """Raises `DrawRefused` where a new run with this plan could not be held; writes nothing."""
+        self._refuse_overdraft("the next run", self.lifetime.price(plan), table, lapsing)
 
     def share(self, cost: float) -> float:
         """A cost as a share of the cap; nothing is ever used up where the cap is ∞."""
         return 0.0 if math.isinf(self.lifetime.cap) else cost / self.lifetime.cap
 
-    def draw(self, run: str, agreement: str, plan: PrivacyPlan, table: Digests) -> Draw:
-        """Draws a run's full price from every record of its table, durably, or raises `DrawRefused`.
+    def hold(
+        self,
+        run: str,
+        agreement: str,
+        plan: PrivacyPlan,
+        table: Digests,
+        ledger: Path,
+        lapsing: AbstractSet[str] = frozenset(),
+    ) -> Draw:
+        """Counts a run's full price against the grant, from every record of its table, durably.
 
-        Asking again for the same run, agreement and records draws nothing. No later call gives anything back.
+        Asking again for the same run, agreement and records holds nothing more.
+
+        Args:
+            run: Its name.
+            agreement: Digest of what was agreed.
+            plan: Its plan.
+            table: The silo's records.
+            ledger: Where its own ledger will lie.
+            lapsing: Held runs that may lapse in its favour; the caller has asked `may_lapse` for each.
+
+        Raises:
+            DrawRefused: It does not fit, or was held on other terms or records. Nothing is written.
         """
         mark, cost = fingerprint(self.secret(), table), self.lifetime.price(plan)
         with self._journal.transaction(self._read):
             known = self.draws.get(run)
-            if known is not None:
+            if known is not None and known.counts:
                 self._check_same(known, agreement, plan, mark)
                 return known
-            before = self.spending()
-            self._refuse_overdraft(f"run {run!r}", cost, before.most(table, self.identity))
-            blob = before.after(table, cost, self.identity).pack()
+            self._refuse_overdraft(f"run {run!r}", cost, table, lapsing)
+            lapsed = [
+                self._journal.append("lapse", {"run": draw.run}, refers=draw.rows)
+                for draw in self.held()
+                if draw.run in lapsing
+            ]
+            rows = table.astype("<u8").tobytes()
             value = {
                 "run": run,
                 "agreement": agreement,
@@ -189,11 +219,37 @@ class DatasetAccount:
                 "records": len(table),
                 "table": mark,
                 "at": int(time.time()),
-                "spending": hashlib.sha256(blob).hexdigest(),
+                "rows": hashlib.sha256(rows).hexdigest(),
+                "ledger": str(ledger),
             }
-            entry = self._journal.append("draw", value, key=canonical(["draw", run]))
-            self._journal.put_message(entry.number, 0, blob)
-            self._journal.drop_messages([n for n in self._journal.kept_messages() if n != entry.number])
+            entry = self._journal.append("hold", value)
+            self._journal.put_message(entry.number, 0, rows)
+        for one in (*lapsed, entry):
+            self._read(one)
+        return self.draws[run]
+
+    def draw(self, run: str) -> Draw:
+        """What a run holds is drawn, for good: on disk before its first reservation. Drawing again does nothing.
+
+        Raises:
+            DrawRefused: It holds nothing, or its hold has lapsed.
+        """
+        if run in self.draws and self.draws[run].state is State.DRAWN:
+            return self.draws[run]
+        with self._journal.transaction(self._read):
+            known = self.draws.get(run)
+            if known is None or not known.counts:
+                raise DrawRefused(f"run {run!r} holds nothing in {self.folder} any more: restart the silo")
+            if known.state is State.DRAWN:
+                return known
+            blob, number = b"", self._journal.number + 1
+            if len(self.held()) == 1:  # nothing of what was held since is open any more
+                blob = self.spending().pack()
+            value = {"run": run, "spending": hashlib.sha256(blob).hexdigest() if blob else None}
+            entry = self._journal.append("draw", value, key=canonical(["draw", run]), refers=known.rows)
+            if blob:
+                self._journal.drop_messages(self._journal.kept_messages())
+                self._journal.put_message(number, 0, blob)
         self._read(entry)
         return self.draws[run]
 
@@ -250,8 +306,10 @@ class DatasetAccount:
                 "budget": _finite(d.plan.budget),
                 "cost": _finite(d.cost),
                 "share": self.share(d.cost),
+                "state": str(d.state),
             }
             for d in self.draws.values()
+            if d.counts
         ]
         return {
             "id": self.id,
@@ -264,7 +322,8 @@ class DatasetAccount:
             "head": self.head,
         }
 
-    def _refuse_overdraft(self, who: str, cost: float, spent: float) -> None:
+    def _refuse_overdraft(self, who: str, cost: float, table: Digests, lapsing: AbstractSet[str]) -> None:
+        spent = self.spending(lapsing).most(table, self.identity)
         if spent + cost <= self.lifetime.cap:
             return
         if self.lifetime.filter is Filter.ONE_RUN:
@@ -294,8 +353,16 @@ class DatasetAccount:
             match entry.kind:
                 case "account" if entry.number == 1:
                     self._read_first(value)
-                case "draw" if value["run"] not in self.draws:
-                    self._read_draw(entry, value)
+                case "hold" if self._may_hold(value["run"]):
+                    self._take(Draw.read(entry, value))
+                case "lapse" if self._refers_to_hold(entry, value):
+                    self._take(self.draws[value["run"]].then(State.LAPSED, entry))
+                case "draw" if self._refers_to_hold(entry, value):
+                    self._take(self.draws[value["run"]].then(State.DRAWN, entry))
+                    self._read_spending(entry, value)
+                case "draw" if entry.refers is None and not self._since and value["run"] not in self.draws:
+                    self.draws[value["run"]] = Draw.read(entry, value)  # drawn on joining, as it was before holds
+                    self._read_spending(entry, value)
                 case "mark" if value["run"] in self.draws:
                     self.marks[value["run"]] = Mark(int(value["entries"]), str(value["head"]))
                 case _:
@@ -313,15 +380,23 @@ class DatasetAccount:
         self.lifetime, self.identity = Lifetime.from_dict(value["lifetime"]), Identity(value["identity"])
         self.column = None if value["column"] is None else str(value["column"])
 
-    def _read_draw(self, entry: Entry, value: dict[str, Any]) -> None:
-        plan = PrivacyPlan.from_dict(value["plan"])
-        cost = math.inf if value["cost"] is None else float(value["cost"])
-        run, records = str(value["run"]), int(value["records"])
-        self.draws[run] = Draw(
-            run, str(value["agreement"]), plan, cost, records, str(value["table"]), int(value["at"]),
-            entry.number, entry.hash,
-        )  # fmt: skip
+    def _may_hold(self, run: str) -> bool:
+        return run not in self.draws or not self.draws[run].counts
+
+    def _refers_to_hold(self, entry: Entry, value: dict[str, Any]) -> bool:
+        known = self.draws.get(value["run"])
+        return known is not None and known.state is State.HELD and entry.refers == known.rows
+
+    def _take(self, draw: Draw) -> None:
+        self.draws[draw.run] = self._since[draw.rows] = draw
+
+    def _read_spending(self, entry: Entry, value: dict[str, Any]) -> None:
+        if value["spending"] is None:
+            return
+        if any(held(self.draws.values())):
+            raise UserError("what is held cannot be settled")
         self._spending = entry.number, str(value["spending"])
+        self._since.clear()
 
     def _refuse_unusable(self) -> None:
         if not self.id:

@@ -26,6 +26,7 @@ from modicum.privacy.spec import LARGEST_BUDGET, SMALLEST_BUDGET, Adjacency, Uni
 
 SIMULATED = "No account is kept: the noise is simulated, so nobody is protected and nothing is counted."
 ALONE = "No account is kept here: ε speaks of this run alone, and other runs on the same records add to it."
+APART = "No account stands in here: one of these records is kept apart, and says what all their runs may tell."
 PUBLIC = re.compile(r"No account is kept: '[\w.-]{1,64}' are public data\.")
 HASHES = re.compile(
     r"[0-9a-f]{16} [0-9a-f]{64} [1-9][0-9]{0,15}"
@@ -121,10 +122,11 @@ class Lifetime:
 
         The plan counts in full, or the cap of its own filter: a run that ends early gets nothing back.
         """
-        if self.unit is Unit.CLIENT and plan.spec.unit is Unit.RECORD:
+        if not plan.spec.unit.covers(self.unit):
+            whole = "the client as a whole" if self.unit is Unit.CLIENT else "persons"
             raise DrawRefused(
-                "the account protects the client as a whole and this run single records, which bounds nothing for "
-                "all of them together: use a method of unit client"
+                f"the account protects {whole} and this run single {plan.spec.unit}s, which bounds nothing for "
+                f"all of them together: use a method of unit {self.unit}"
             )
         if self.filter is Filter.ONE_RUN:
             return 1.0
@@ -274,12 +276,12 @@ def statement_problems(said: dict[str, Any], plans: Iterable[PrivacyPlan], *, si
 
 
 def _says_why_none(said: dict[str, Any], simulation: bool) -> bool:
-    """Whether this is one of the three reasons for which there is no account, and nothing beside it."""
+    """Whether this is one of the reasons for which there is no account, and nothing beside it."""
     if set(said) != {"kept", "sentence"} or said["kept"] is not False or not isinstance(said["sentence"], str):
         return False
     if simulation:
         return said["sentence"] == SIMULATED
-    return said["sentence"] == ALONE or PUBLIC.fullmatch(said["sentence"]) is not None
+    return said["sentence"] in (ALONE, APART) or PUBLIC.fullmatch(said["sentence"]) is not None
 
 
 def _own_shift(plan: PrivacyPlan) -> float:

@@ -38,10 +38,10 @@ def _digests(key: bytes, parts: Iterable[bytes], kind: Identity) -> Digests:
 
 def by_id(key: bytes, ids: Sequence[str]) -> Digests:
     """A keyed digest for each record, of the identifier that its owner gives."""
-    return _digests(key, (_plain(value).encode() for value in ids), Identity.ID)
+    return _digests(key, (plain_id(value).encode() for value in ids), Identity.ID)
 
 
-def _plain(id: str) -> str:
+def plain_id(id: str) -> str:
     """One text for an id that programs write in several ways: 7, 7.0, 007 and " 7". Two that become one share
     their spend, which is the safe side.
     """

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,10 @@ from modicum.core.facts import PublicFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import Decision
 from modicum.core.parts import Batch, Losses, Observation, Place, Scope, Signal, State
+from modicum.core.persons import Slot
 from modicum.core.release_gate import ReleaseGate, ReleaseRequest, SumGate
+from modicum.data.arrays import Arrays
+from modicum.data.persons import grouped
 from modicum.mechanisms import record_local
 from modicum.mechanisms.record_steps import Stepper
 from modicum.privacy.events import Release
@@ -124,6 +129,23 @@ class ClippedByTensor(FourTensors):
             for where in self.layout.slices().values()
         ]
         return torch.cat([sums for sums, _ in parts], 1), parts[0][1]
+
+
+class ClippedByRow(ProbeBackend):
+    """Each row of a person is clipped to C, and their sum may be as many bounds long."""
+
+    def clipped_sums(
+        self, theta: Tensor, batches: Sequence[Batch], losses: Losses, clips: Sequence[Clip]
+    ) -> tuple[Tensor, list[Tensor]]:
+        rows = [Batch(b.x[b.targets["y"][..., 0] > 0], {}) for b in batches]
+        return super().clipped_sums(theta, rows, losses, clips)
+
+
+def surplus_slips_in(rows: Arrays, person: npt.NDArray[np.int64], slot: Slot) -> Arrays:
+    """Rows beyond a slot begin another one, as if they were somebody else's."""
+    place = np.array([int((person[:i] == who).sum()) for i, who in enumerate(person)])
+    _, again = np.unique(person + place // slot.rows * (person.max() + 1), return_inverse=True)
+    return grouped(rows, again, slot)
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Private learning from texts: a public encoder and a head, at true budgets."""

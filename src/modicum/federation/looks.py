@@ -1,0 +1,56 @@
+"""What earlier looks cost, within the budget of the training that follows them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from modicum.core.facts import ClientFacts
+from modicum.core.parts import Mechanism
+from modicum.data.look import Look
+from modicum.errors import UnsoundError, UserError
+from modicum.privacy.accounting.gaussians import hidden_rate
+from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
+from modicum.privacy.spec import PrivacySpec
+
+
+def plan_after(
+    mechanism: Mechanism, facts: ClientFacts, metrics: tuple[PlannedRelease, ...], looks: Iterable[Look]
+) -> PrivacyPlan:
+    """What a client agrees to release, with noise for what its looks leave of its budget.
+
+    Where nothing is sampled the sum is a GDP filter's as well, whatever a look led to (R2). A sampled training is
+    composed with a look only if its plan was fixed before the look was taken.
+    """
+    looks = tuple(looks)
+    before = tuple(r for look in looks for r in _paid(look, facts.name, mechanism.spec))
+    plan = mechanism.plan(facts, (*metrics, *before))
+    if not before or math.isinf(facts.budget):
+        return plan
+    plan = replace(plan, releases=tuple(r for r in plan.releases if r not in before), before=before)
+    late = [look.run for look in looks if not look.planned_before]
+    drawn = any(hidden_rate(r.sampler, plan.spec) != 1 for r in plan.releases)
+    if late and (drawn or plan.guard is Guard.RDP_FILTER):
+        raise UnsoundError(
+            f"this training draws its records at random, and its plan is not the one that stood in the file when "
+            f"the look {late[0]} was taken, so the two do not add up (R2): leave batch out for whole batches, or "
+            "keep rounds, budgets and method as they were"
+        )
+    return plan
+
+
+def _paid(look: Look, client: str, spec: PrivacySpec) -> tuple[PlannedRelease, ...]:
+    """What a client released in a look; refused where that promised something else than the training does."""
+    if client not in look.releases:
+        raise UserError(
+            f"client {client!r} was not in the look {look.run}, so nobody knows what it cost it: take a look of "
+            "the same clients"
+        )
+    if replace(look.spec, delta=spec.delta) != spec:
+        raise UserError(
+            f"the look {look.run} promises for a {look.spec.unit} under {look.spec.adjacency}, seen by "
+            f"{look.spec.view.sentence()}; the training for a {spec.unit} under {spec.adjacency}, seen by "
+            f"{spec.view.sentence()}: give both the same adjacency, view and secure_aggregation"
+        )
+    return look.releases[client]

@@ -1,0 +1,228 @@
+"""Statistics of all records in one query: counts, missing values, moments, histograms, products of columns.
+
+Each block's contribution of a record has a public bound; all blocks together have one joint multiplier, so that a
+look is one release of each client, in messages or behind a sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from modicum.core import statistics
+from modicum.core.facts import ClientFacts
+from modicum.core.layout import Layout
+from modicum.core.messages import (
+    Broadcast,
+    ClippedUpdate,
+    Decision,
+    Expected,
+    Message,
+    Noised,
+    NoiseFacts,
+    ReleasedSum,
+)
+from modicum.core.needs import Need
+from modicum.core.parts import ClientKit, Job, State
+from modicum.core.release_gate import ReleaseRequest
+from modicum.core.round_state import Collector, RoundState
+from modicum.core.statistics import Questions
+from modicum.errors import UserError
+from modicum.mechanisms import common, integers
+from modicum.privacy.accounting.calibration import calibrate_noise
+from modicum.privacy.events import Block, NoSampling, Release
+from modicum.privacy.noise.fixed import priced
+from modicum.privacy.noise.lattice import Integers
+from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
+from modicum.privacy.spec import Adjacency, PrivacySpec, SecureAggregation, Unit
+from modicum.privacy.views import Shows, Variant, View
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordStatistics:
+    """Sums over records of what is asked, each block with the same share of the budget."""
+
+    view: View
+    asked: tuple[str, ...]
+    bins: int = 16
+    adjacency: Adjacency = Adjacency.ZERO_OUT
+    delta: float = 1e-5
+    on_lattice: bool = False
+
+    offers: ClassVar[tuple[Need, ...]] = ()
+    takes_integers = True
+    cohort_rate = None
+
+    @property
+    def purpose(self) -> str:
+        """The query goes by its first block, as on a lattice."""
+        return statistics.blocks_of(self.asked)[0]
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """Classes are counted only where they are asked for."""
+        return (Need.CLASSES, Need.NUMBERS) if statistics.CLASSES in self.asked else (Need.NUMBERS,)
+
+    @property
+    def spec(self) -> PrivacySpec:
+        return PrivacySpec(unit=Unit.RECORD, adjacency=self.adjacency, view=self.view, delta=self.delta)
+
+    @property
+    def individuals(self) -> bool:
+        return self.view.shows is Shows.MESSAGES
+
+    @property
+    def integers(self) -> bool:
+        return self.on_lattice or isinstance(self.view, SecureAggregation)
+
+    def on_integers(self, variant: Variant) -> RecordStatistics:
+        return replace(self, view=integers.behind(self.view, variant), on_lattice=True)
+
+    def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
+        if math.isinf(facts.budget):
+            return PrivacyPlan(client=facts.name, spec=self.spec, budget=math.inf, guard=Guard.NONE)
+        exact, times = priced(self.spec, integers=self.integers), facts.participations
+        z = calibrate_noise(exact, facts.budget, NoSampling(), times, also=metrics)
+        releases = (PlannedRelease(self.purpose, z, NoSampling(), times), *metrics)
+        return PrivacyPlan(client=facts.name, spec=self.spec, budget=facts.budget, releases=releases)
+
+    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:  # noqa: ARG002
+        return dict(chosen)
+
+    def _questions(self, classes: int, size: int) -> Questions:
+        return Questions.of_size(self.asked, self.bins, classes, size)
+
+    def _event(self, plan: PrivacyPlan, broadcast: Broadcast, questions: Questions) -> Release:
+        blocks = questions.blocks
+        each = plan.multiplier(self.purpose) * math.sqrt(len(blocks)) * (1 + 1e-14)  # rounded up
+        return Release(
+            client=broadcast.client,
+            round=broadcast.round,
+            spec=self.spec,
+            blocks=tuple(Block(name, block.bound, each) for name, block in blocks.items()),
+            sampler=NoSampling(),
+            integers=plan.integers(self.purpose),
+        )
+
+    def _asked_of(self, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast) -> Release:
+        assert kit.public is not None
+        assert kit.public.features is not None
+        return self._event(plan, broadcast, self._questions(kit.public.features.classes, broadcast.model.numel()))
+
+    def events(
+        self,
+        facts: ClientFacts,  # noqa: ARG002
+        plan: PrivacyPlan,
+        kit: ClientKit,
+        broadcast: Broadcast,
+        participation: int,  # noqa: ARG002
+    ) -> tuple[Release, ...]:
+        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
+        return (self._asked_of(plan, kit, broadcast), *metrics)
+
+    def expected(
+        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
+    ) -> Expected:
+        event, *metrics = self.events(facts, plan, kit, broadcast, participation)
+        if not self.individuals:
+            return integers.nothing_seen(event)
+        first, *others = event.blocks
+        reach = facts.records * math.hypot(*(block.bound for block in event.blocks))
+        known = NoiseFacts(first.noise_std**2, 1.0, {block.name: block.noise_std**2 for block in others})
+        update = ClippedUpdate(reach, max(block.noise_std for block in event.blocks))
+        return Expected(known, update, metrics=common.expected_metrics(metrics, Unit.RECORD, facts.validation))
+
+    def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
+        return [self._release(job, kit) for job in jobs]
+
+    def _release(self, job: Job, kit: ClientKit) -> tuple[Message, State]:
+        event, model, records = self._asked_of(job.plan, kit, job.broadcast), job.broadcast.model, job.records.real
+        assert kit.public is not None
+        assert kit.public.features is not None
+        questions = self._questions(kit.public.features.classes, model.numel())
+        sums = record_sums(records.x, records.targets["y"], questions)
+        if not self.individuals:
+            requests = [ReleaseRequest(job.gate, event, 0, sums), *common.metric_requests(job, kit, self.spec)]
+            return integers.summand(requests), job.state
+        noised = job.gate.release(event, 0, sums)
+        update = torch.cat([noised[block.name].flatten() for block in event.blocks]).to(model)
+        metrics = common.released_metrics(job, kit, self.spec)
+        return Noised(job.facts.name, job.broadcast.round, update, {}, metrics), job.state
+
+    def collect(self, state: RoundState) -> Collector:
+        if not self.individuals:
+            raise UserError("integers of a sum are opened by secure aggregation alone")
+        return common.Individually(state)
+
+    def open_integers(self, total: Integers, survivors: Sequence[str], state: RoundState) -> ReleasedSum | None:
+        """The mean of every number over all clients' records."""
+        if not self.view.enough(len(survivors), len(state.cohort)):
+            return None
+        assert state.features is not None
+        blocks = self._questions(state.features.classes, state.model.numel()).blocks
+        sizes = {name: block.size for name, block in blocks.items()}
+        return integers.open_sum(total, survivors, state, Unit.RECORD, sizes)
+
+
+def record_sums(x: Tensor, y: Tensor, questions: Questions) -> dict[str, Tensor]:
+    """Each block summed over the records (private), in double precision (R10).
+
+    Whatever the records hold, a value is cut to [0, 1]; what is below 0 or no number counts as missing.
+    """
+    x = x.flatten(1).double()
+    present = torch.isfinite(x) & (x >= 0)
+    share = torch.where(present, x, 0.0).clamp(max=1.0)
+    seen, centred = present.double(), torch.where(present, 2 * share - 1, 0.0)
+    k, blocks = questions.columns, questions.blocks
+    found: dict[str, Tensor] = {
+        statistics.MISSING: (1 - seen).sum(0),
+        statistics.MEANS: centred.sum(0),
+        statistics.SQUARES: torch.where(present, centred**2 - 0.5, 0.0).sum(0),
+    }
+    if statistics.CLASSES in blocks:
+        found[statistics.CLASSES] = functional.one_hot(y, questions.classes).double().sum(0)
+    if statistics.HISTOGRAMS in blocks:
+        place = (share * questions.bins).long().clamp(max=questions.bins - 1)
+        bars = x.new_zeros(k, questions.bins)
+        found[statistics.HISTOGRAMS] = bars.scatter_add_(1, place.T, seen.T.contiguous()).flatten()
+    if statistics.PRODUCTS in blocks:
+        one, other = torch.triu_indices(k, k, 1)
+        found[statistics.PRODUCTS] = (centred.T @ centred)[one, other]
+    return {name: found[name] for name in blocks}
+
+
+class Answers(nn.Module):
+    """What stands where a model stands: the mean of every number that was asked for. It predicts nothing."""
+
+    def __init__(self, size: int, outputs: int) -> None:
+        super().__init__()
+        self.answers = nn.Parameter(torch.zeros(size))
+        self.outputs = outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same for every record."""
+        return x.flatten(1).new_zeros(len(x), self.outputs) + 0 * self.answers.sum()
+
+
+@dataclass(frozen=True)
+class AnswersOnly:
+    """Puts the answers in a linear model's place, whose shape says how many columns and classes there are."""
+
+    asked: tuple[str, ...]
+    bins: int
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        shapes = Layout.of(model).shapes
+        if len(shapes) != 2 or len(shapes[0]) != 2:
+            raise UserError("a look has no model: leave the model out")
+        outputs, columns = shapes[0]
+        return Answers(Questions(self.asked, self.bins, outputs, columns).size, outputs)
+
+    def shared(self, name: str) -> bool:  # noqa: ARG002
+        return True

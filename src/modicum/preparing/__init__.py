@@ -1,0 +1,1 @@
+"""What comes before a training: a look at the data."""

@@ -1,0 +1,241 @@
+"""A look: figures within their errors, and a training whose certificate has them within its budget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from modicum.cli.app import app
+from modicum.config import experiment, read, to_toml
+from modicum.core.statistics import ASKED, Questions
+from modicum.data.asked import AskedColumn
+from modicum.data.look import Look, figures
+from modicum.errors import UnsoundError, UserError
+from modicum.federation.run_folder import RunFolder
+from modicum.federation.setup import set_up
+from modicum.preparing.look import finish, look
+from modicum.privacy.certificate import Certificate
+from modicum.privacy.noise import SimulatedNoise
+from modicum.privacy.verify import verify
+from modicum.runs import carry_out
+
+TEXT = """
+[data]
+csv = "table.csv"
+client_column = "site"
+label_column = "ill"
+classes = 2
+test = 0.1
+{uses}
+[data.columns]
+age = {{ range = [20, 90], fill = 55 }}
+pressure = {{ range = [80, 200], fill = 120 }}
+pain = {{ categories = ["none", "some", "much"] }}
+{more}
+[privacy]
+budgets = 3.0
+{privacy}
+[method]
+name = "dp-sgd"
+view = "{view}"
+{method}
+[run]
+rounds = 3
+secure_aggregation = "{masks}"
+"""
+SITES, EACH = ("north", "south", "west"), 200
+
+
+def write(
+    folder: Path, uses: str = "", more: str = "", privacy: str = "", method: str = "", sums: bool = True
+) -> Path:
+    """Three sites' table, where pressure follows age and a tenth of it is missing; and an experiment file."""
+    draw = np.random.default_rng(5)
+    lines = ["site,age,pressure,pain,ill"]
+    for site in SITES:
+        for _ in range(EACH):
+            age = draw.normal(60, 8)
+            pressure = "" if draw.random() < 0.1 else f"{1.5 * age + 40 + draw.normal(0, 4):.1f}"
+            pain, ill = draw.choice(["none", "some", "much"], p=[0.6, 0.3, 0.1]), int(draw.random() < 0.25)
+            lines.append(f"{site},{age:.2f},{pressure},{pain},{ill}")
+    (folder / "table.csv").write_text("\n".join(lines))
+    view, masks = ("secure-aggregation", "protocol") if sums else ("server-sees-messages", "ideal")
+    text = TEXT.format(uses=uses, more=more, privacy=privacy, method=method, view=view, masks=masks)
+    (folder / "e.toml").write_text(text)
+    return folder / "e.toml"
+
+
+def train(file: Path, folder: Path) -> Certificate:
+    config, files = read(file), RunFolder(folder)
+    files.make(fresh=True)
+    carry_out(experiment(config), files, to_toml(config))
+    return Certificate.read(folder / "certificate.json")
+
+
+@pytest.fixture(scope="module")
+def taken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Look]:
+    folder = tmp_path_factory.mktemp("look")
+    file = write(folder, uses='standardise = "first"')
+    return folder, look(file, 2.0, statistics=tuple(ASKED), folder=folder / "first")
+
+
+def test_figures_lie_within_their_errors_of_the_truth(taken: tuple[Path, Look]) -> None:
+    """Four standard deviations of ten figures: a false alarm in 1,500 seeds, and this is one."""
+    _, found = taken
+    age, pressure, pain = found.columns
+    assert age.mean is not None
+    assert age.deviation is not None
+    assert abs(age.mean.value - 60) < 4 * age.mean.error + 1
+    assert age.mean.error < 3
+    assert abs(pressure.missing.value - 0.1) < 4 * pressure.missing.error + 0.03
+    assert pain.bars == pytest.approx([324, 162, 54], abs=4 * pain.bar_error + 30)
+    assert abs(found.classes[1].value - 135) < 4 * found.classes[1].error + 20
+    assert found.correlations[0][1].value > 0.3
+    median = next(q for q in age.quantiles if q.share == 0.5)
+    assert median.low - 1 < 60 < median.high + 1
+    assert all(q.low <= q.value <= q.high for one in (age, pressure) for q in one.quantiles)
+
+
+def test_errors_cover_what_they_say() -> None:
+    """Of 300 draws of the noise two standard deviations hold about 95% of the time, half of one far less."""
+    asked = Questions(("classes", "moments", "histograms", "correlations"), 8, 2, 2)
+    rng, columns = np.random.default_rng(0), [AskedColumn("a", 0, 10), AskedColumn("b", -1, 1)]
+    x = np.clip(rng.normal(0.5, 0.15, (4000, 2)), 0, 1)
+    u = 2 * x - 1
+    bars = np.stack([np.histogram(c, 8, (0, 1))[0] / len(x) for c in x.T])
+    products = [(u[:, 0] * u[:, 1]).mean()]
+    exact = np.concatenate([[0.5, 0.5], [0, 0], u.mean(0), (u**2 - 0.5).mean(0), bars.flatten(), products])
+    noise = dict.fromkeys(asked.blocks, 0.01)
+    truth = (2000.0, 10 * x[:, 0].mean(), 10 * x[:, 0].std(), float(np.corrcoef(x.T)[0, 1]), 5.0)
+    hits, tight = np.zeros(5), np.zeros(5)
+    for _ in range(300):
+        found = figures(exact + rng.normal(0, 0.01, exact.size), noise, asked, columns, 4000)
+        a = found["columns"][0]
+        one = (found["classes"][0], a.mean, a.deviation, found["correlations"][0][1])
+        off = [abs(f.value - t) / f.error for f, t in zip(one, truth, strict=False)]
+        median = next(q for q in a.quantiles if q.share == 0.5)
+        middle = 10 * np.median(x[:, 0])
+        hits += [*(o <= 2 for o in off), median.low - 0.05 <= middle <= median.high + 0.05]
+        tight += [*(o <= 0.5 for o in off), 0]
+    assert (hits >= 0.90 * 300).all(), hits / 300
+    assert (tight[:4] <= 0.5 * 300).all()
+
+
+def test_the_training_states_the_total_and_verify_finds_it(taken: tuple[Path, Look]) -> None:
+    folder, found = taken
+    certificate = train(folder / "e.toml", folder / "training")
+    line = certificate.clients["north"]
+    assert line.before == {f"look:{found.run}": pytest.approx(2.0, abs=1e-3)}
+    assert 2.9 < line.epsilon <= 3.0
+    assert "released before" in line.meaning
+    assert verify(folder / "training").matches
+    config = read(folder / "e.toml")
+    age = config.data.columns["age"]
+    assert (age.mean, age.deviation) == (found.columns[0].mean.value, found.columns[0].deviation.value)  # type: ignore[union-attr]
+
+
+def test_a_certificate_that_forgets_the_look_is_caught(taken: tuple[Path, Look]) -> None:
+    folder, _ = taken
+    train(folder / "e.toml", folder / "forged")
+    path = folder / "forged" / "certificate.json"
+    value = json.loads(path.read_text())
+    for terms in value["terms"]:
+        del terms["before"]
+    path.write_text(json.dumps(value))
+    assert not verify(folder / "forged").matches
+
+
+def test_what_the_columns_become_follows_from_the_look(taken: tuple[Path, Look]) -> None:
+    """A look of other figures gives other columns; without one they stay as they were declared."""
+    folder, found = taken
+    plain = read(folder / "e.toml", looks=False).data.columns
+    moved = {**found.to_dict()}
+    moved["columns"][0]["mean"]["value"] += 1
+    other = Look.from_dict(json.loads(json.dumps(moved)))
+    for use in ("standardise", "impute"):
+        assert found.refined(plain, use) != plain
+        assert found.refined(plain, use)["age"] != other.refined(plain, use)["age"]
+        assert found.refined(plain, use)["pain"] == plain["pain"]
+    low, high = found.refined(plain, "ranges")["age"].range or (0, 0)
+    assert 20 <= low < high <= 90
+    assert found.weights()[1] > found.weights()[0]
+
+
+def test_one_and_all_uses_cost_the_look_once(tmp_path: Path) -> None:
+    file = write(
+        tmp_path, 'standardise = "l"\nimpute = "l"', privacy='looks = ["l"]', more="[task]\nweights = 'l'"
+    )
+    look(file, 1.0, folder=tmp_path / "l")
+    config = read(file)
+    assert len(config.looks) == 1
+    assert len(config.task.options["weights"]) == 2
+    plans = set_up(experiment(config), SimulatedNoise(0)).plans
+    assert all(len(plan.before) == 1 for plan in plans.values())
+    again = tmp_path / "again.toml"
+    again.write_text(to_toml(config))
+    assert read(again).looks == config.looks
+    assert read(again).data == config.data
+
+
+def test_a_sampled_training_needs_a_plan_from_before_the_look(tmp_path: Path) -> None:
+    file = write(tmp_path, 'standardise = "l"', method="batch = 20", sums=False)
+    look(file, 1.0, folder=tmp_path / "l")
+    assert set_up(experiment(read(file)), SimulatedNoise(0)).plans["north"].before
+    with pytest.raises(UnsoundError, match="draws its records at random"):
+        set_up(experiment(read(file, ["run.rounds=4"])), SimulatedNoise(0))
+    rounds = write(tmp_path, 'standardise = "l"', sums=False)
+    assert set_up(experiment(read(rounds, ["run.rounds=5"])), SimulatedNoise(0)).plans["north"].before
+
+
+def test_another_promise_is_refused(taken: tuple[Path, Look]) -> None:
+    folder, _ = taken
+    other = ['method.view="server-sees-messages"', 'run.secure_aggregation="ideal"']
+    with pytest.raises(UserError, match="give both the same"):
+        set_up(experiment(read(folder / "e.toml", other)), SimulatedNoise(0))
+
+
+def test_a_budget_under_the_looks_price_is_one_line(taken: tuple[Path, Look]) -> None:
+    folder, _ = taken
+    with pytest.raises(UserError, match="cannot be met"):
+        set_up(experiment(read(folder / "e.toml", ["privacy.budgets=1.5"])), SimulatedNoise(0))
+
+
+def call(*words: Any) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_the_command(taken: tuple[Path, Look], tmp_path: Path) -> None:
+    folder, found = taken
+    told = call("look", folder / "first", "--json")
+    assert json.loads(told.stdout)["run"] == found.run
+    assert "pressure" in call("look", folder / "first").stdout
+    assert "What each question cost" in (folder / "first" / "report.html").read_text()
+    assert (folder / "first" / "report.png").stat().st_size > 10_000
+    assert finish(folder / "first") == found
+    file = write(tmp_path)
+    few = call(
+        "look", file, "--epsilon", 0.5, "--of", "pain", "--statistics", "missing", "--out", tmp_path / "few"
+    )
+    assert few.exit_code == 0, few.output
+    assert "pressure" not in few.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "say what each client pays"),
+        (("--epsilon", 1, "--of", "agee"), "did you mean 'age'"),
+        (("--epsilon", 1, "--statistics", "modes"), "unknown statistic"),
+        (("--epsilon", 1, "--bins", 2), "3 categories"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path, words: tuple[Any, ...], said: str) -> None:
+    done = call("look", write(tmp_path), *words, "--out", tmp_path / "new")
+    assert isinstance(done.exception, UserError), done.output
+    assert said in str(done.exception)
+    assert not (tmp_path / "new").exists()
