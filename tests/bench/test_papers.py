@@ -26,7 +26,8 @@ def test_every_row_can_be_built(name: str, tmp_path: Path) -> None:
 
 def test_stored_rows_claim_less_than_they_cost() -> None:
     rows = [json.loads(line) for line in STORED.read_text().splitlines()]
-    assert {row["paper"] for row in rows} == set(NAMES)
+    assert {row["paper"] for row in rows} <= set(NAMES)
+    assert rows
     for row in rows:
         assert row["row"] in ROWS
         for played in row["runs"]:
@@ -43,10 +44,10 @@ def test_a_table_of_rows_tells_both_figures() -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(app, ["paper", "fedmap"]) == 0
+    assert run(app, ["paper", "fedcompdp"]) == 0
     shown = capsys.readouterr().out
     assert "As printed, sound, and what we would use" in shown
-    assert "docs/methods/fedmap.md" in shown
+    assert "docs/methods/fedcompdp.md" in shown
     for asked in (["paper", "fedavg"], ["paper", "fedmap", "--quick", "--fresh"]):
         assert run(app, asked) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1

@@ -104,7 +104,7 @@ def methods(paper: str, folder: Path) -> Mapping[str, Made]:
             return {
                 PRINTED: lambda lr: FedMap(mode="faithful", batch=10, epochs=1, lr=lr),
                 SOUND: lambda lr: FedMap(network=network, steps=1, lr=lr),
-                OURS: lambda lr: Auto(),  # noqa: ARG005
+                OURS: lambda lr: FedMap(clipping="auto", kinds=(), steps=1, lr=lr),
                 NONE: lambda lr: FedAvg(lr=lr, batch=10),
             }
         case _:
