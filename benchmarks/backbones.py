@@ -12,11 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from modicum.core.setting import MethodSpec
@@ -27,6 +25,7 @@ from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.rehearsal import Rehearsal
 from modicum.methods import Auto
 from modicum.public.features import behind, stand_on
+from modicum_bench.centred import centred
 from modicum_bench.leaderboard.grid import MESSAGES, ROUNDS, SUM, made, spec_of
 
 CELLS = (
@@ -39,18 +38,6 @@ CELLS = (
 )
 RIVAL = ((0.3, 0.3), (1.0, 0.3))  # noise that all steps leave in a logit, and the bound
 FEATURES = "discriminant:auto"
-
-
-def centred(data: FederatedData, mean: np.ndarray) -> FederatedData:
-    """Features less a public mean, cut to length 1."""
-
-    def seen(arrays: Arrays) -> Arrays:
-        x = arrays.x - mean
-        return Arrays(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.float32(1e-6)), arrays.y)
-
-    return replace(
-        data, clients=tuple(replace(c, train=seen(c.train)) for c in data.clients), test=seen(data.test)
-    )
 
 
 def accuracy(federation: Federation, spec: MethodSpec, seed: int) -> float:

@@ -14,7 +14,6 @@ import csv
 import io
 import json
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.rehearsal import Rehearsal
 from modicum.methods import Auto
 from modicum.public.columns import columns_of
+from modicum_bench.centred import centred
 from modicum_bench.leaderboard.grid import MESSAGES, SUM, made
 
 NAMES = (
@@ -83,17 +83,6 @@ def dataset(sdist: Path) -> tuple[Dataset, Arrays]:
 def auc(y: npt.NDArray[np.int64], outputs: torch.Tensor) -> float:
     """Of the difference of both logits."""
     return float(roc_auc_score(y, (outputs[:, 1] - outputs[:, 0]).cpu().numpy()))
-
-
-def centred(data: FederatedData, mean: Floats) -> FederatedData:
-    """Records less the public mean, cut to length 1: most cells of a table are what they are for everybody."""
-
-    def seen(arrays: Arrays) -> Arrays:
-        x = arrays.x - mean
-        return Arrays(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.float32(1e-6)), arrays.y)
-
-    clients = tuple(replace(c, train=seen(c.train)) for c in data.clients)
-    return replace(data, clients=clients, test=seen(data.test), proxy=seen(data.proxy))
 
 
 def played(data: FederatedData, spec: MethodSpec, seed: int, budget: float) -> dict[str, float]:

@@ -13,6 +13,7 @@ import modicum as mo
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.errors import UserError
 from modicum.federation.model_file import start_line
+from modicum.federation.run_folder import RunFolder
 from modicum.methods import DpSgd
 from modicum.privacy.lifetime import APART
 from modicum.privacy.lifetime.account import DatasetAccount
@@ -124,3 +125,17 @@ def test_a_model_of_persons_predicts_rows(tmp_path: Path) -> None:
     rows = np.array([[0.4], [0.9], [0.6], [0.1]], np.float32)
     assert made.predict(rows).shape == (4,)
     assert (mo.load(tmp_path / "run").predict(rows) == made.predict(rows)).all()
+
+
+def test_a_pause_keeps_the_key_of_correlated_noise(tmp_path: Path) -> None:
+    """Destroyed when the run ends, and not before: later rounds' noise takes back that of earlier ones."""
+    noise, method = mo.Noise(kind="correlated"), mo.methods.DpFedAvg(view="trusted-server")
+    whole = run(tmp_path / "whole", method=method, noise=noise, simulation=False)
+    folder = tmp_path / "elsewhere" / "run"  # not beside the first, of the same records
+    run(folder, method=method, noise=noise, simulation=False, watching=mo.Watching(until=2))
+    key = RunFolder(folder).noise_key
+    assert key.exists()
+    done = run(folder, method=method, noise=noise, simulation=False, resume=True)
+    assert done.summary.rounds == whole.summary.rounds == 4
+    assert not key.exists()
+    assert mo.verify(folder).matches

@@ -413,6 +413,8 @@ def carry_out(
             _check_stops(run, callbacks)
             if account is not None:
                 draw(run, account)
+            elif not simulation:
+                _warn_of_others(experiment, files)
             _check_until(until, run.server.state.round, experiment.rounds)
             stops = callbacks if until is None else (*callbacks, lambda done: done.round + 1 >= until)
             with tracking(track, title or files.path.name, _public_settings(run)) as heard:
@@ -492,7 +494,6 @@ def _open(
             refuse_unfit(audit, experiment)
         if not simulation:
             refuse_peeks(experiment.federation.data)
-            _warn_of_others(experiment, files)
         if not files.config.exists():
             files.write(files.config, config.encode())
         geometry = experiment.federation.data.geometry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +31,12 @@ def test_settings_are_chosen_on_training_records_alone() -> None:
     assert not tried & trained
 
 
-def test_auto_has_nothing_to_choose() -> None:
-    assert list(settings_of(Cell("auto", 20, "sums", 1.0, 0))) == [Cell("auto", 20, "sums", 1.0, 0)]
-    assert len({cell.lr for cell in settings_of(Cell("dp-sgd", 20, "sums", 1.0, 0))}) == 3
+def test_auto_has_only_its_rounds_to_choose() -> None:
+    assert {(cell.lr, cell.rounds) for cell in settings_of(Cell("auto", 20, "sums", 1.0, 0))} == {
+        (0, 30),
+        (0, 100),
+    }
+    assert len(set(settings_of(Cell("dp-sgd", 20, "sums", 1.0, 0)))) == 6
 
 
 def test_a_missing_package_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
@@ -54,19 +58,18 @@ def test_a_rows_figures_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Each cell is played once, and a table of what is there names what is not."""
     played = []
 
-    def play(cell: Cell, data: Dataset) -> float:
-        played.append((cell, len(data.test)))
+    def play(cell: Cell, data: Dataset, names: Dataset) -> float:
+        played.append((cell, len(data.test), len(names.train)))
         return cell.lr / 1000 + cell.seed / 100 + (0.5 if cell.view == "sums" else 0.25)
 
     monkeypatch.setattr(run, "play", play)
-    kept, chosen = run._Kept(tmp_path / "results.json"), {}
-    cell = Cell("dp-sgd", 20, "sums", BUDGETS[0], 0)
-    chosen[run._row(cell)] = run._rate(cell, points(), run._Kept(tmp_path / "choice.json"), str)
-    assert chosen[run._row(cell)] == 64.0
+    kept, choice = (run._Kept(tmp_path / f"{name}.json", points()) for name in ("results", "choice"))
+    best = run._best(Cell("dp-sgd", 20, "sums", BUDGETS[0], 0), points(), choice, str)
+    assert (best.lr, best.rounds) == (64.0, 30)
     for seed in (0, 1, 0):
-        kept.fill(Cell("dp-sgd", 20, "sums", BUDGETS[0], seed, 64.0), points(), str)
-    assert len(played) == 3 + 2
+        kept.fill(replace(best, seed=seed), points(), str)
+    assert len(played) == 6 + 2
     assert json.loads((tmp_path / "results.json").read_text()) == kept.found
-    table = run._table(kept, chosen, 2, {"the best constant": 0.053})
+    table = run._table(kept, {run._row(best): best}, 2, {"the best constant": 0.053})
     assert "| 20 clients, sums seen | dp-sgd | 56.9 ± 0.7 | – | – | – |" in table
     assert "| public alone: the best constant | – | 5.3 |" in table

@@ -13,7 +13,6 @@ from modicum.cli.app import app
 from modicum.errors import UserError
 from modicum.preparing import tune as module
 from modicum.preparing.tune import tune
-from modicum.privacy.accounting.selection import Stopping
 from modicum.privacy.chosen import Choice
 from modicum.privacy.verify import verify
 
@@ -99,8 +98,7 @@ def test_the_number_of_trials_follows_from_no_score(tmp_path: Path, monkeypatch:
 
 def test_no_trial_at_all_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trials(monkeypatch, [])
-    monkeypatch.setattr(module.selection, "best_stopping", lambda *_: Stopping(float("inf"), 2.0))
-    found = tune(write(tmp_path), GRID, 6.0, folder=tmp_path / "w")
+    found = tune(write(tmp_path), GRID, 6.0, mean=2.0, law="poisson", folder=tmp_path / "w")
     assert found.winner is None
     assert set(published(tmp_path / "w")) == {"selection.json"}
     assert verify(tmp_path / "w").matches
@@ -135,6 +133,7 @@ def test_on_stand_ins_nothing_is_paid_for_the_choice(tmp_path: Path) -> None:
         (("--grid", "privacy.delta=1e-5,1e-6", "--epsilon", 3), "settings of method"),
         (("--grid", GRID[0], "--epsilon", 3, "--way", "luck"), "unknown way"),
         (("--grid", GRID[0], "--epsilon", 3, "--way", "public"), "--public"),
+        (("--grid", GRID[0], "--epsilon", 3, "--law", "normal"), "logarithmic, geometric, poisson"),
         (("--grid", GRID[0], "--epsilon", 0.01), "cannot be met"),
         (("--grid", GRID[0], "--epsilon", 3, "--set", "run.metrics=[]"), "declare one"),
     ],

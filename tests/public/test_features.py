@@ -151,6 +151,17 @@ def test_features_of_ones_own_records_are_written_nowhere(weights: Path, tmp_pat
     assert np.array_equal(x, cached.train.x)
 
 
+def test_in_a_real_run_only_public_records_are_cached(weights: Path, tmp_path: Path) -> None:
+    text = CONFIG.replace("[privacy]", f'backbone = "{weights}"\ndir = "{tmp_path}"\n\n[privacy]')
+    experiment(read(write(tmp_path, text + "simulation = false\n")))
+    kept = {path.name for path in tmp_path.glob("features/*")}
+    public = load("digits:5-9")
+    behind(weights, tmp_path / "public", replace(public, test=Arrays.empty(public.test)), False, None)
+    assert kept == {path.name for path in tmp_path.glob("public/*")} != set()
+    experiment(read(write(tmp_path, text)))
+    assert kept < {path.name for path in tmp_path.glob("features/*")}  # a simulation keeps the others as well
+
+
 def test_what_does_not_fit_is_said_before_anything_is_computed(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +276,31 @@ def test_a_run_keeps_its_geometry_and_says_so(tmp_path: Path) -> None:
     assert kept.digest in run.summary.note
     assert kept.digest in (tmp_path / "run" / "report.html").read_text()
     assert "of digits:5-9 (5 classes)" in json.loads((tmp_path / "run" / "summary.json").read_text())["note"]
+
+
+def test_report_and_certificate_name_the_network(weights: Path, tmp_path: Path) -> None:
+    """And another network is another run, though nothing else differs."""
+    text = CONFIG.replace("[privacy]", f'backbone = "{weights}"\ndir = "{tmp_path}"\n\n[privacy]')
+    e = experiment(read(write(tmp_path, text)))
+    assert e.federation.data.made_by is not None
+    line = e.federation.data.made_by.line
+    assert line.startswith("features from b (trained on toy; licence your own; sha256 ")
+    run = mo.train(e.federation, method=e.method, rounds=2, folder=tmp_path / "run")
+    assert line in run.summary.note
+    certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())
+    assert any(line in said for said in certificate["assumptions"])
+    two = replace(e, federation=replace(e.federation, data=replace(e.federation.data, made_by=None)))
+    assert run_id(two) != run_id(e)
+
+
+def test_a_network_that_saw_the_private_dataset_is_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    proxy = {"proxy": "digits:3-9"}
+    save_backbone(Backbone(BackboneShape(1, (8, 16), blocks=1, groups=4)), tmp_path / "own.npz", proxy)
+    text = CONFIG.replace("[privacy]", f'backbone = "own.npz"\ndir = "{tmp_path}"\n\n[privacy]')
+    with pytest.raises(UserError, match="was trained on digits:3-9, which shares records with digits:0-4"):
+        experiment(read(write(tmp_path, text)))
+    assert not list(tmp_path.glob("features/*"))
 
 
 def test_a_kept_geometry_gives_the_same_features_and_names_the_run(tmp_path: Path) -> None:

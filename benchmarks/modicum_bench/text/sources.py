@@ -39,7 +39,9 @@ NAMES = {
     "talk.politics.misc": "politics",
     "talk.religion.misc": "religion",
 }
-"""What each group is about, in our words: all that the row without private records is given."""
+"""What each group is about, in our words: all that rows without private records are given."""
+
+SENTENCES = ("a text about {}", "a question about {}", "a discussion of {}", "news about {}", "{}")
 
 
 def packaged(package: tuple[str, str], given: Path | None) -> Path:
@@ -68,10 +70,12 @@ def newsgroups(folder: Path, encoder: Path) -> Dataset:
     )
 
 
-def names_of_classes(encoder: Path) -> Arrays:
-    """A text for each class that says what it is about: public, and no record."""
-    tokens = tokenizer_in(str(encoder)).encode([f"a text about {name}" for name in NAMES.values()], LENGTH)
-    return Arrays(tokens, np.arange(len(NAMES)))
+def names_of_classes(encoder: Path) -> Dataset:
+    """Texts that say what each class is about: public, and no records; the first of each class stands first."""
+    texts = [sentence.format(name) for sentence in SENTENCES for name in NAMES.values()]
+    tokenizer = tokenizer_in(str(encoder))
+    found = Arrays(tokenizer.encode(texts, LENGTH), np.tile(np.arange(len(NAMES)), len(SENTENCES)))
+    return Dataset("names", found, Arrays.empty(found), len(NAMES), values={"input_ids": tokenizer.values})
 
 
 def _read(path: Path) -> tuple[list[str], list[str]]:

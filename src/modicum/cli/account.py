@@ -25,7 +25,7 @@ STEPS = typer.Option(..., "--steps", help="How many noisy releases there are in 
 RATE = typer.Option(1.0, "--sampling-rate", help="Poisson rate of each release; 1 means no sampling.")
 DELTA = typer.Option(1e-5, "--delta", help="δ of the guarantee.")
 ADJACENCY = typer.Option("zero-out", "--adjacency", help="zero-out, add-remove or replace-one.")
-UNIT = typer.Option("record", "--unit", help="Who is protected: record or client.")
+UNIT = typer.Option("record", "--unit", help="Who is protected: record, person or client.")
 VIEW = typer.Option(
     "server-sees-messages", "--view", help="server-sees-messages, secure-aggregation or trusted-server."
 )

@@ -158,7 +158,9 @@ def account(
 def withdraw(
     file: Path = FILE,
     row: int = typer.Option(None, "--row", help="The record's row in the silo's own table, counted from 1."),
-    id: str = typer.Option(None, "--id", help="The person's key in id_column: all of its records."),
+    id: str = typer.Option(
+        None, "--id", help="The person's key in id_column, or in the column of persons: all of its records."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Machine-readable output."),
 ) -> None:
     """Blank a record from the next round on, also while the silo serves; nothing is planned anew."""

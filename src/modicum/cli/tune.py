@@ -20,6 +20,9 @@ def tune(
     mean: float | None = typer.Option(
         None, "--mean", help="Trials in the mean, of random stopping [default: as many as settings]."
     ),
+    law: str | None = typer.Option(
+        None, "--law", help="Of the number of trials: logarithmic, geometric, poisson [default: the cheapest]."
+    ),
     public: Path | None = typer.Option(None, "--public", help="An experiment of public stand-ins."),
     options: list[str] = typer.Option([], "--set", help="Change a setting, as in modicum run (repeatable)."),
     seed: int = typer.Option(0, "--seed", help="Of everything that a simulation draws."),
@@ -32,7 +35,9 @@ def tune(
     from modicum.preparing.tune import CURATOR
     from modicum.preparing.tune import tune as search
 
-    found = search(file, grid, epsilon, way=way, mean=mean, public=public, options=options, seed=seed, folder=out)
+    found = search(
+        file, grid, epsilon, way=way, mean=mean, law=law, public=public, options=options, seed=seed, folder=out
+    )
     if as_json:
         typer.echo(json.dumps(found.to_dict(), ensure_ascii=False, indent=2, allow_nan=False))
         return

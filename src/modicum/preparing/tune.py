@@ -34,6 +34,7 @@ from modicum.runs import Run, carry_out, load, new_folder
 CURATOR = "-curator"  # after the folder's name: what nobody else may see
 JOURNAL, CONFIG, MODEL = "journal.json", "config.toml", "model.safetensors"
 CLOSE = 1e-3  # relative: how near the trials' price comes to the budget
+LAWS = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 TUNER = "(tuning)"  # no client's name: the key of what the curator draws
 
 WARNING = (
@@ -66,6 +67,7 @@ def tune(
     *,
     way: str = "stopping",
     mean: float | None = None,
+    law: str | None = None,
     public: str | Path | None = None,
     options: Sequence[str] = (),
     seed: int = 0,
@@ -79,6 +81,7 @@ def tune(
         epsilon: What each client pays for everything together.
         way: stopping, threefold, split or public.
         mean: Trials in the mean, of random stopping [default: as many as there are settings].
+        law: Of their number: logarithmic, geometric or poisson [default: the cheapest for these trials].
         public: An experiment of public stand-ins, for the way public.
         options: `table.key=value` on top of the file.
         seed: Of everything that is drawn in a simulation.
@@ -104,7 +107,9 @@ def tune(
         return _on_stand_ins(Path(public), grid, configs, settings, seed, place)
     if public is not None:
         raise UserError("stand-ins are for the way public: leave --public out, or give --way public")
-    return _Search(configs, settings, epsilon, way, mean, seed, place).play()
+    if law is not None and (way != "stopping" or law not in LAWS):
+        raise UserError(f"a law is one of random stopping: {', '.join(LAWS)}")
+    return _Search(configs, settings, epsilon, way, mean, law, seed, place).play()
 
 
 class _Search:
@@ -117,6 +122,7 @@ class _Search:
         epsilon: float,
         way: str,
         mean: float | None,
+        law: str | None,
         seed: int,
         place: Path,
     ) -> None:
@@ -133,11 +139,11 @@ class _Search:
         self.place = place
         self.hidden = place if way == "split" else place.with_name(place.name + CURATOR)
         mean = float(len(settings)) if mean is None else mean
-        shape = {"stopping": 0.0, "threefold": 1.0}
+        shape = {"stopping": LAWS[law or "logarithmic"], "threefold": 1.0}
         self.stopping = Stopping(shape[way], mean) if way in shape else None
         self.share = self._calibrated()
         plans = self._plans(self.share)
-        if way == "stopping":  # the cheapest law for these trials, from plans alone
+        if way == "stopping" and law is None:  # the cheapest law for these trials, from plans alone
             delta = plans[0][next(iter(plans[0]))].spec.delta
             worst = max((self._trial(plans, name) for name in plans[0]), key=sum)
             self.stopping = selection.best_stopping(worst, mean, delta)
