@@ -15,7 +15,7 @@ from modicum.config.schema import ModelConfig, TaskConfig
 from modicum.core.statistics import CLASSES, Questions
 from modicum.core.store import load_state
 from modicum.data.asked import asked_columns
-from modicum.data.look import FILE, Look, figures
+from modicum.data.look import Look, figures
 from modicum.errors import UserError
 from modicum.federation.model_file import label_names
 from modicum.federation.run_folder import RunFolder
@@ -144,7 +144,7 @@ def finish(folder: str | Path) -> Look:
         **found,
     )
     text = json.dumps(taken.to_dict(), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
-    files.write(files.path / FILE, text.encode())
+    files.write(files.look, text.encode())
     write_look_page(files, taken)
     return taken
 

@@ -55,6 +55,7 @@ from modicum.report.write import write_report
 
 LOG = logging.getLogger("modicum.server")
 INVITATION, KINDS, SECURE = "invitation.json", "kinds.json", "secure"
+LONGEST = 16 << 20  # bytes of what a silo says when it joins or finishes, its certificate included
 ACCOUNTS = "accounts.json"  # beside the server's key, which outlasts runs too
 
 
@@ -244,7 +245,7 @@ class Coordinator:
     def _remember(self, name: str, answer: Answer) -> None:
         """How far a silo's account had come when it joined or finished, for the next run and for the others."""
         try:
-            said = answer.json().get("account")
+            said = _said(answer).get("account")
             statement = None if said is None else Statement.from_list(said)
         except (ValueError, TypeError, AttributeError):
             LOG.warning("%s states its account in a way that this version does not know", name)
@@ -306,10 +307,10 @@ class Coordinator:
     def _attested(self, name: str, answer: Answer) -> list[Part]:
         """A silo's own certificate, which it signed; none where it is not one."""
         try:
-            part = Part.from_dict(answer.json().get("attested"))
+            part = Part.from_dict(_said(answer).get("attested"))
             if part.party == name and part.signed(read_public(name, self.config.run.silos[name].key)):
                 return [part]
-        except (ValueError, AttributeError, RecursionError):
+        except (ValueError, TypeError, AttributeError):
             pass
         LOG.warning("%s sends no certificate that it signed: %s is without it", name, ATTESTED)
         return []
@@ -406,6 +407,16 @@ def _without_data(config: Config, terms: Terms, kind: Kinds) -> Experiment:
         slot=slot,
     )
     return replace(experiment_over(config, Federation(data, (1.0,))), bounds=terms.bounds)
+
+
+def _said(answer: Answer) -> dict[str, Any]:
+    """What a silo says beside its messages; what is long, or nested without end, is a ValueError."""
+    if len(answer.body) > LONGEST:
+        raise ValueError("too long")
+    try:
+        return answer.json()
+    except RecursionError:
+        raise ValueError("nested without end") from None
 
 
 def _advice(code: Code) -> str:

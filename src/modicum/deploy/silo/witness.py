@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("modicum.witness")
 _DOMAIN = b"modicum account\x01"
 MOST = 1000  # statements that one message may hold of a silo
+ACCOUNTS = 16  # of one silo that are remembered: no silo fills others' invitations with made-up ones
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ class Witness:
         for silo, statement in said.items():
             known = self._known.setdefault(silo, {})
             before = known.get(statement.id)
-            if statement.id and (before is None or statement.entries > before.entries):
+            further = before is not None and statement.entries > before.entries
+            if statement.id and (further or (before is None and len(known) < ACCOUNTS)):
                 known[statement.id] = statement
                 changed = True
         if changed:
@@ -112,6 +114,8 @@ class Witness:
 def objection(silo: str, shown: Statement, heard: tuple[Statement, ...], *, new: bool) -> str | None:
     """As `Witness.objection`, against statements from wherever."""
     known = {s.id: s for s in heard}
+    if shown.id not in known and len(known) >= ACCOUNTS:
+        return f"silo {silo!r} has had {len(known)} accounts, and no more are remembered: use the last of them"
     if not known or (new and shown.id not in known):
         return None
     if shown.id not in known:

@@ -1,0 +1,127 @@
+"""What somebody found at the wire, the witnesses and the holds who had built none of them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from shutil import copytree, rmtree
+
+import pytest
+
+from modicum.config import read
+from modicum.deploy.flower import coordinator
+from modicum.deploy.flower.coordinator import Coordinator, Patience
+from modicum.deploy.silo import witness as witness_module
+from modicum.deploy.silo.accounts import FILE, remember_accounts
+from modicum.deploy.silo.attested import read_attested
+from modicum.deploy.silo.envelope import seal
+from modicum.deploy.silo.signing import read_signing_key
+from modicum.deploy.silo.wire import Answer, Code, Kind
+from modicum.deploy.silo.witness import ACCOUNTS, Statement, Witness
+from modicum.privacy.lifetime.account import DatasetAccount
+from tests.deploy.flower.test_coordinator import Direct, finish
+from tests.deploy.silo.helpers import Server, key_of
+from tests.deploy.test_restored_account import NAMES, folder_of, silos
+
+LIES = {"deep": b"[" * 200_000, "long": b" " * (16 << 20) + b"{}", "text": b"\xff", "list": b"[1]", "empty": b""}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_whatever_a_silo_says_when_it_joins_or_finishes_the_server_goes_on(tmp_path: Path, lie: str) -> None:
+    """Nested without end, its answer to JOIN once ended the server's process, at every new start again."""
+    with silos(tmp_path, 1) as held:
+
+        def trouble(kind: Kind, name: str, _: int, honest: object) -> Answer:
+            answer: Answer = honest()  # type: ignore[operator]
+            lies = name == "ward" and kind in (Kind.JOIN, Kind.FINISH)
+            return replace(answer, body=LIES[lie]) if lies else answer
+
+        config, key = read(tmp_path / "experiment.toml"), key_of(tmp_path, "server")
+        folder = tmp_path / "run-1" / "server"
+        finish(Coordinator(config, NAMES, folder, Direct(held, trouble), key, Patience(1, 1, 1)))
+        assert [part.party for part in read_attested(folder)] == ["(server)", "clinic"]
+
+
+def test_without_the_mend_the_server_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "_said", Answer.json)  # the negative control
+    with pytest.raises(RecursionError):
+        test_whatever_a_silo_says_when_it_joins_or_finishes_the_server_goes_on(tmp_path, "deep")
+
+
+def test_a_silo_does_not_fill_the_memory_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand made-up accounts of one silo once made every invitation malformed, for all."""
+    with silos(tmp_path, 1) as held:
+        clinic, key = held["clinic"], read_signing_key(key_of(tmp_path, "ward"))
+
+        def flood(start: int) -> int:
+            for i in range(start, start + 2 * ACCOUNTS):
+                made_up = Statement(f"{i:016x}", 1, "0" * 64).signed(key, "ward").to_list()
+                remember_accounts(clinic.spec, clinic.account, json.dumps({"ward": made_up}).encode())
+            return len(Witness(folder_of(tmp_path, "clinic") / FILE).heard("ward"))
+
+        assert flood(0) == ACCOUNTS
+        known = Witness(folder_of(tmp_path, "clinic") / FILE)
+        another = Statement("f" * 16, 1, "0" * 64)
+        assert "no more are remembered" in str(known.objection("ward", another, new=True))
+        monkeypatch.setattr(witness_module, "ACCOUNTS", 10**6)  # the negative control
+        assert flood(1000) > 2 * ACCOUNTS
+
+
+def test_signed_requests_are_taken_for_what_they_are(tmp_path: Path) -> None:
+    """Under every other kind, at another silo, cut anywhere, and with odd headers under the server's own key."""
+    with silos(tmp_path, 1) as held:
+        ward, clinic, key = held["ward"], held["clinic"], read_signing_key(key_of(tmp_path, "server"))
+        request = seal(key, Kind.JOIN, "ward", "", b"{}")
+        assert {ward._answer(kind, request).refused for kind in range(2, 12)} == {Code.MALFORMED}
+        assert clinic._answer(Kind.JOIN, request).refused is Code.UNKNOWN_CLIENT
+        assert {ward._answer(Kind.JOIN, request[:n]).refused for n in range(len(request))} == {Code.UNKNOWN_SERVER}
+        for about in (
+            b"",
+            b"\xff",
+            b"[" * 60_000,
+            b'[2,"ward",[],"x"]',
+            b'[2,"clinic","","x"]',
+            b'{"a":1}',
+            b"[1e999]",
+        ):
+            content = struct.pack("<H", len(about)) + about
+            signed = key.sign(b"modicum request\x01" + sha256(content).digest()) + content
+            assert ward._answer(Kind.JOIN, signed).refused in set(Code)
+        assert ward.taking_part is None
+
+
+def test_a_lapsed_run_s_invitation_is_of_no_use_in_another_folder(tmp_path: Path) -> None:
+    """A hostile server joins, never asks, and says the old invitation again where the next run would be."""
+    with silos(tmp_path, 1) as held:
+        server = Server(tmp_path / "ward.toml", run="run-1", names=NAMES, silo=held["ward"])
+        facts = held["ward"].terms(NAMES).agreed()
+        old = server.invitation(facts=facts)
+        assert server.ask(Kind.JOIN, old.encode()).refused is None
+    with silos(tmp_path, 2) as held:
+        server = Server(tmp_path / "ward.toml", run="run-1", names=NAMES, silo=held["ward"])
+        assert server.ask(Kind.JOIN, old.encode()).refused is Code.REPLAYED
+        server.run = "run-2"
+        assert server.ask(Kind.JOIN, server.invitation(facts=facts).encode()).refused is None
+    with DatasetAccount.open(folder_of(tmp_path), read_only=True) as account:
+        assert [draw.run for draw in account.draws.values() if draw.counts] == ["run-2"]
+
+
+def test_a_folder_copied_while_it_holds_counts_once_and_reserves_once(tmp_path: Path) -> None:
+    """Two silos, one hold: the copy draws nothing of its own, and what one has sent the other does not send."""
+    with silos(tmp_path, 1) as held:
+        server = Server(tmp_path / "ward.toml", run="run-1", names=NAMES, silo=held["ward"])
+        assert (
+            server.ask(Kind.JOIN, server.invitation(facts=held["ward"].terms(NAMES).agreed()).encode()).refused
+            is None
+        )
+    copytree(tmp_path / "run-1", tmp_path / "copy")
+    with silos(tmp_path, 1) as held:
+        server = Server(tmp_path / "ward.toml", run="run-1", names=NAMES, silo=held["ward"])
+        assert server.propose(0).refused is None
+    rmtree(tmp_path / "run-1")
+    copytree(tmp_path / "copy", tmp_path / "run-1")
+    with pytest.raises(ValueError, match="is an older copy"), silos(tmp_path, 1):
+        pass
