@@ -68,20 +68,41 @@ def measure(clients: int) -> dict[str, float]:
     return {"cohort": cohort, "seconds": seconds, "each": each, "memory": memory, "verify": checked, **sizes}
 
 
+def picture(rows: list[dict[str, float]], out: Path) -> None:
+    """Cost against the number of clients."""
+    from matplotlib import pyplot as plt
+
+    _, axes = plt.subplots(1, 3, figsize=(9, 2.8), layout="constrained")
+    clients = [row["clients"] for row in rows]
+    for ax, name, title in zip(
+        axes,
+        ("seconds", "memory", "ledger.sqlite"),
+        ("processor, s", "memory, GB", "ledger, MB"),
+        strict=True,
+    ):
+        ax.loglog(clients, [row[name] for row in rows], "o-")
+        ax.axvspan(ALL, 2 * max(clients), color="0.93")  # cohorts of 1,000
+        ax.set(title=title, xlabel="clients", xlim=(50, 2 * max(clients)))
+    plt.savefig(out, dpi=110)
+
+
 def main() -> None:
     print(
         "| clients | a round | processor, s | a client and round, ms | memory, GB | ledger, MB | "
         "certificate, MB | verify, s |"
     )
     print("|--:|--:|--:|--:|--:|--:|--:|--:|")
+    rows = []
     for clients in [int(size) for size in sys.argv[1:]] or SIZES:
         alone = subprocess.run([sys.executable, __file__, "--one", str(clients)], capture_output=True, check=True)
         m = json.loads(alone.stdout)
+        rows.append({"clients": clients, **m})
         print(
             f"| {clients:,} | {m['cohort']:,} | {m['seconds']:.1f} | {m['each']:.2f} | {m['memory']:.2f} | "
             f"{m['ledger.sqlite']:.1f} | {m['certificate.json']:.2f} | {m['verify']:.1f} |",
             flush=True,
         )
+    picture(rows, Path(__file__).parents[1] / "docs" / "figures" / "scale.png")
 
 
 if __name__ == "__main__":

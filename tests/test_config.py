@@ -188,7 +188,7 @@ def test_differences_name_what_decides_a_result(tmp_path: Path) -> None:
     assert list(differences(one, other)) == [("method.clip", "1.0", "2.0"), ("run.rounds", "2", "3")]
 
 
-@pytest.mark.parametrize("path", sorted(Path("examples").glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(Path("examples").rglob("*.toml")), ids=str)
 def test_examples_are_valid(path: Path) -> None:
     config = read(path)
     assert config.data.name is not None

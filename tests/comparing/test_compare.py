@@ -15,6 +15,8 @@ from modicum.comparing.comparison import Comparison, half_width
 from modicum.errors import UserError
 from modicum.federation.run_folder import RunFolder
 from modicum.report.track import MAKERS
+from modicum.studio.catalogue import Catalogue
+from modicum.studio.compared import compare as side_by_side
 from tests.test_track import Notes
 
 TEXT = """
@@ -99,7 +101,10 @@ def row(variant: str, seed: int, accuracy: float, budget: float = 1.0) -> dict[s
         "variant": variant,
         "point": {"privacy.budgets": budget},
         "seed": seed,
+        "main": "accuracy",
+        "score": accuracy,
         "accuracy": accuracy,
+        "loss": None,
         "macro_f1": accuracy / 2,
         "epsilon": budget,
         "simulation": True,
@@ -121,6 +126,45 @@ def test_differences_are_paired_by_seed_at_the_same_place_in_the_grid() -> None:
     assert lines["b 8.0"].difference == pytest.approx(0.4)
     assert lines["b 8.0"].interval is None
     assert lines["a 8.0"].difference is None
+
+
+DOSES = """
+[data]
+csv = "{table}"
+client_column = "site"
+label_column = "dose"
+test = 0.3
+[privacy]
+budgets = 8.0
+[task]
+name = "regression"
+[method]
+name = "dp-sgd"
+lr = 0.1
+[run]
+rounds = 2
+"""
+
+
+def test_another_task_is_compared_by_its_own_metric(tmp_path: Path) -> None:
+    table = tmp_path / "doses.csv"
+    lines = [f"{'ab'[i % 2]},{i / 60:.3f},{(i * 7 % 60) / 60:.3f},{i / 90:.3f}" for i in range(60)]
+    table.write_text("\n".join(["site,age,weight,dose", *lines]))
+    (tmp_path / "doses.toml").write_text(DOSES.format(table=table))
+    found = compare(tmp_path / "doses.toml", grid={"method.lr": [0.1, 0.5]}, seeds=2, folder=tmp_path / "two")
+    assert found.main == "r2"
+    assert found.table().splitlines()[0].split()[:2] == ["R²*", "loss*"]
+    assert "%" not in found.table().replace("95% intervals", "")
+    by_run = mo.load(tmp_path / "two" / str(found.rows[0]["folder"]))
+    assert found.values(found.labels[0])[0] == pytest.approx(by_run.metrics["r2"])
+    page = (tmp_path / "two" / "report.html").read_text()
+    assert "R²*" in page
+    assert "<th>accuracy" not in page
+    chosen = Catalogue(tmp_path / "two")
+    ids = [one["id"] for one in chosen.look()]
+    told = side_by_side(chosen, ids)
+    assert told["main"] == "r2"
+    assert {line["main"] for line in told["lines"]} == {"r2"}
 
 
 def test_the_interval_is_students() -> None:

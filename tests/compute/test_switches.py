@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from modicum.compute import Clipper, Flat
-from modicum.compute.clipping.switches import refuse_half, refuse_switches, repeatable
+from modicum.compute.clipping.switches import refuse_half, refuse_switches, refuse_undetermined, repeatable
 from modicum.errors import UserError
 from tests.compute.helpers import cross_entropy
 
@@ -25,6 +25,30 @@ CPU = torch.device("cpu")
 def test_what_was_switched_on_outside_is_refused(environ: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         refuse_switches(CPU, environ)
+
+
+class Puts(nn.Module):
+    """Writes into places that may be the same, in whatever order threads come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.out(x)
+        return h.put(torch.zeros(2, dtype=torch.long), h.flatten()[:2])
+
+
+def test_an_operation_without_a_deterministic_form_is_named_before_a_record() -> None:
+    records = torch.full((3, 4), torch.nan)
+    refuse_undetermined(Puts(), records)  # where nothing is asked to repeat itself
+    torch.use_deterministic_algorithms(True)
+    try:
+        refuse_undetermined(nn.Linear(4, 3), records)
+        with pytest.raises(UserError, match="cannot be trained here: put"):
+            refuse_undetermined(Puts(), records)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_half_precision_on_a_processor_is_refused() -> None:

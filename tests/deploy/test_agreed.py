@@ -28,6 +28,7 @@ name = "dp-sgd"
 CHANGES = {
     "categories swapped": ('["f", "m"]', '["m", "f"]', "data.columns"),
     "range halved": ("[0, 120]", "[0, 60]", "data.columns"),
+    "columns in another order": ("classes", 'feature_columns = ["sex", "age"]\nclasses', "data.feature_columns"),
     "a backbone": ("classes = 2", 'classes = 2\nbackbone = "efficientnet-lite0"', "data.backbone"),
     "another seed": ("[method]", "[run]\nseed = 1\n[method]", "run.seed"),
     "another average": ("[method]", "[run]\naverage = 0.5\n[method]", "run.average"),

@@ -308,3 +308,15 @@ def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: 
     shown = client.get(f"api/run?id={row['id']}")
     assert (shown["points"], shown["more"]) == ([], False)
     assert "longer than any round's" in shown["problem"]
+
+
+def test_a_look_is_shown_with_its_run_and_no_link_is_followed(client: Client, runs: Path, tmp_path: Path) -> None:
+    id, place = client.id("two/a"), runs / "two" / "a" / "look.json"
+    assert "look" not in client.get(f"api/run?id={id}")
+    place.write_text(json.dumps({"columns": []}))
+    assert client.get(f"api/run?id={id}")["look"] == {"columns": []}
+    place.unlink()
+    (tmp_path / "elsewhere.json").write_text(json.dumps({"columns": ["secret"]}))
+    place.symlink_to(tmp_path / "elsewhere.json")
+    assert "look" not in client.get(f"api/run?id={id}")
+    place.unlink()

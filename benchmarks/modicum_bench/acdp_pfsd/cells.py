@@ -166,6 +166,10 @@ METHODS = (
     "acdp-pfsd-faithful",
     "acdp-pfsd-pretrained",
 )
+AS_PRINTED = "acdp-pfsd-faithful"
+RAW_FIGURES = (
+    "acdp-pfsd-raw"  # stored runs of figures in the clear with class frequencies and averaged models: ours
+)
 TABLE_3 = ("pfsd", "dp-pfsd", "aqc", "acdp-pfsd")
 LETTER_ROWS = (*((method, "hot") for method in TABLE_3), ("dp-pfsd", ""))
 FIG_4 = ("pfsd", "fedavg", "fedper", "pfedsd", "acdp-pfsd", "aqc")
@@ -236,8 +240,16 @@ def spec_of(cell: Cell, choice: Choice, agent: str | None) -> MethodSpec:
         case "acdp-pfsd-pretrained":
             return AcdpPfsd(**hidden, **distilling, **agent_of, agent=agent)
         case "acdp-pfsd-faithful":
-            del hidden["view"]
-            return AcdpPfsd(**hidden, **distilling, **printed, mode="faithful")
+            return AcdpPfsd(
+                clip=C * cell.factor,
+                lr=choice.local(cell.steps)["lr"],
+                steps=cell.steps,
+                noise_multiplier=cell.sigma,
+                delta=None,
+                alpha=choice.alpha,
+                agent_seed=cell.seed,
+                mode="faithful",
+            )
     raise UserError(f"unknown method {cell.method!r}: use one of {', '.join(METHODS)}")
 
 

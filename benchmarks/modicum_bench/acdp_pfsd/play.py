@@ -23,7 +23,7 @@ from modicum.federation.rehearsal import Rehearsal, Rehearsed
 from modicum.papers.acdp_pfsd.fine_tuning import fine_tune
 from modicum.privacy.accounting.filters import plan_guarantee
 from modicum.privacy.plan import Guard
-from modicum_bench.acdp_pfsd.cells import BUDGET, CLEAR, LETTERS, TASKS, Cell, Choice, spec_of
+from modicum_bench.acdp_pfsd.cells import AS_PRINTED, BUDGET, CLEAR, LETTERS, TASKS, Cell, Choice, spec_of
 from modicum_bench.acdp_pfsd.small import behind_letters, rendered, with_components, with_features
 from modicum_bench.acdp_pfsd.together import rounds_together
 
@@ -93,7 +93,7 @@ class Bench:
             per_round=cell.per_round,
             seed=cell.seed,
             hot_start=cell.hot_start,
-            average=choice.average,
+            average=0.0 if cell.method == AS_PRINTED else choice.average,
             evaluate_every=self.evaluate_every,
             device=self.device,
             model_options=dict(choice.options),

@@ -41,6 +41,7 @@ TABLE_II: Mapping[str, Settings] = {  # on the settings of FedCompDP
 }
 ALONE = ("DP-FedSAM", "DP-ACDN", "CRA towards the worst", "without CRA (DA)")  # nothing, or nothing new, in a sum
 GATE, PUBLIC, AS_PRINTED = "linear head without privacy", "public records alone", "FedCompDP as printed"
+EARLIER = "FedCompDP with printed clipping and noise, our CRA"  # older stored rows
 FAITHFUL: Settings = {"mode": "faithful", "lr": 0.01, "clip": 1.0, "batch": 64, "epochs": 1}
 
 

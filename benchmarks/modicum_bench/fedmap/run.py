@@ -50,7 +50,7 @@ def bench(
     with players(workers) as play:
         _cells(place, play, tasks, seeds or SEEDS[preset], say, progress)
         old = Printed(place, preset, play, progress)
-        parts = _table_4(read(place.out))
+        parts = table_4(read(place.out))
         if TABLE in wanted:
             parts += ["### Table 3: faithful mode", old.table()]
         if FIGURE in wanted:
@@ -110,7 +110,7 @@ def _single(task: str) -> bool:
     return " " in task
 
 
-def _table_4(results: Sequence[dict[str, Any]]) -> list[str]:
+def table_4(results: Sequence[dict[str, Any]]) -> list[str]:
     parts = []
     for task in dict.fromkeys(str(r["task"]) for r in results):
         parts += [f"### {task}", table(results, task)]

@@ -28,8 +28,10 @@ from modicum.cli import (
     flower,
     look,
     methods,
+    paper,
     silo,
     studio,
+    theory,
     tune,
     verify,
 )
@@ -98,6 +100,8 @@ app.command("attack")(attack.attack)
 app.command("backbones")(backbones.backbones)
 app.command("doctor")(doctor.doctor)
 app.command("audit")(audit.audit)
+app.command("paper")(paper.paper)
+app.add_typer(theory.app, name="theory")
 app.add_typer(bench.app, name="bench")
 app.add_typer(silo.app, name="silo")
 app.add_typer(flower.app, name="flower")

@@ -17,21 +17,23 @@ from modicum.comparing.cells import Cell
 from modicum.errors import MissingExtraError, UserError, counted
 from modicum.federation.records import RoundRecord, read_records
 from modicum.federation.run_folder import RunFolder
-from modicum.report.table import frame, number, percent, plain_table
+from modicum.report.measures import ACCURACY, SCORE, measures
+from modicum.report.table import NAMES, SHARES, frame, metric, number, percent, plain_table
 
-MEASURES = ("accuracy", "macro_f1", "loss")
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Line:
-    """One label over its seeds. `spread` is the standard deviation of single runs; NaN for one seed."""
+    """One label over its seeds: the task's main metric. `spread` is the standard deviation of single runs; NaN for
+    one seed."""
 
     label: str
     seeds: int
     mean: float
     spread: float
     macro_f1: float  # its mean; NaN where no run has one
+    loss: float  # the same
     epsilon: float  # the largest certified one
     difference: float | None  # to the reference, seed by seed; None for the reference itself
     interval: float | None  # half width of its 95% interval by Student's t; None for one seed
@@ -59,8 +61,14 @@ class Comparison:
         """Lines of the table, in the order in which they were asked for."""
         return list(dict.fromkeys(str(row["label"]) for row in self.rows))
 
-    def values(self, label: str, measure: str = "accuracy") -> dict[int, float]:
-        """Seed → value, where the run has one."""
+    @property
+    def main(self) -> str:
+        """The tasks' main metric; "score" where tasks have different ones."""
+        found = {str(row["main"]) for row in self.rows}
+        return found.pop() if len(found) == 1 else SCORE
+
+    def values(self, label: str, measure: str = SCORE) -> dict[int, float]:
+        """Seed → value, where the run has one; the score is the task's main metric."""
         return {
             row["seed"]: float(row[measure])
             for row in self.rows
@@ -88,15 +96,35 @@ class Comparison:
                 statistics.fmean(mine.values()) if mine else math.nan,
                 statistics.stdev(mine.values()) if len(mine) > 1 else math.nan,
                 statistics.fmean(self.values(label, "macro_f1").values() or [math.nan]),
+                statistics.fmean(self.values(label, "loss").values() or [math.nan]),
                 max(map(_epsilon, rows)),
                 statistics.fmean(pairs) if away else None,
                 half_width(pairs) if away and len(pairs) > 1 else None,
             )
 
     def table(self, against: str | None = None) -> str:
-        """As text: accuracy ± its spread over seeds, ε, and what changes seed by seed."""
-        head = ("", "accuracy*", "macro-F1*", "seeds", "ε certified", f"minus {self.reference(against)}")
-        body = [(line.label, _spread(line), percent(line.macro_f1), *_rest(line)) for line in self.lines(against)]
+        """As text: the main metric ± its spread over seeds, ε, and what changes seed by seed."""
+        main, plain = self.main, self.main == ACCURACY
+        second = "macro-F1*" if plain else "loss*"
+        head = (
+            "",
+            f"{NAMES.get(main, main)}*",
+            second,
+            "seeds",
+            "ε certified",
+            f"minus {self.reference(against)}",
+        )
+        body = [
+            (
+                line.label,
+                metric(main, line.mean) + _beside(main, line.spread),
+                percent(line.macro_f1) if plain else number(line.loss, 4),
+                str(line.seeds),
+                number(line.epsilon),
+                "–" if line.difference is None else _away(main, line.difference) + _beside(main, line.interval),
+            )
+            for line in self.lines(against)
+        ]
         return plain_table([head, *body]) + (
             "\n* simulated ground truth: mean ± standard deviation of single runs; "
             "differences are paired by seed, with 95% intervals.\n"
@@ -106,7 +134,7 @@ class Comparison:
     def to_dict(self, against: str | None = None) -> dict[str, Any]:
         """Plain values for JSON; null for what is not known and for ε = ∞."""
         lines = [{k: _plain(v) for k, v in vars(line).items()} for line in self.lines(against)]
-        told = {"folder": str(self.folder), "choice_is_paid_for": False, "lines": lines}
+        told = {"folder": str(self.folder), "main": self.main, "choice_is_paid_for": False, "lines": lines}
         return told | {"runs": [dict(row) for row in self.rows]}
 
     def to_csv(self) -> str:
@@ -156,10 +184,6 @@ class Comparison:
         return f"Comparison of {counted(len(self.rows), 'run')} in {self.folder}\n{self.table()}"
 
 
-def _rest(line: Line) -> tuple[str, ...]:
-    return str(line.seeds), number(line.epsilon), _difference(line)
-
-
 def check_reference(against: str | None, variants: Sequence[str]) -> None:
     """Refuse a reference that is none of the variants."""
     if against is not None and against not in variants:
@@ -186,7 +210,7 @@ def _row(folder: Path, cell: Cell) -> dict[str, Any]:
         "point": dict(cell.point),
         "seed": cell.seed,
         "method": summary["method"],
-        **{name: summary.get(name) for name in MEASURES},
+        **measures(summary),
         "epsilon": None if None in certified else max(certified),
         "rounds": summary["rounds"],
         "simulation": summary["simulation"],
@@ -198,15 +222,15 @@ def _epsilon(row: Mapping[str, Any]) -> float:
     return math.inf if row["epsilon"] is None else float(row["epsilon"])
 
 
-def _spread(line: Line) -> str:
-    return percent(line.mean) + ("" if math.isnan(line.spread) else f" ± {100 * line.spread:.1f}")
+def _beside(main: str, width: float | None) -> str:
+    """A spread or half an interval, in the metric's own units."""
+    if width is None or math.isnan(width):
+        return ""
+    return f" ± {100 * width:.1f}" if main in SHARES else f" ± {number(width)}"
 
 
-def _difference(line: Line) -> str:
-    if line.difference is None:
-        return "–"
-    width = "" if line.interval is None else f" ± {100 * line.interval:.1f}"
-    return f"{100 * line.difference:+.1f}{width}"
+def _away(main: str, difference: float) -> str:
+    return f"{100 * difference:+.1f}" if main in SHARES else f"{difference:+.3g}"
 
 
 def _plain(value: Any) -> Any:

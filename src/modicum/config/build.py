@@ -25,7 +25,7 @@ from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets
 from modicum.errors import UserError
 from modicum.methods import Look
-from modicum.tasks import Task, named
+from modicum.tasks import Labels, Task, named
 
 if TYPE_CHECKING:
     from modicum.federation.experiment import Experiment, Federation
@@ -153,7 +153,10 @@ def account_in(config: Config) -> Account | None:
 def task_in(config: Config) -> Task:
     """What the file's table [task] says is learned."""
     with config.source.at("task"):
-        return named(config.task.name, config.task.options)
+        task = named(config.task.name, config.task.options)
+    several = config.data.label_column if isinstance(config.data.label_column, list) else []
+    rows = several and task.outputs is None and task.labels in (Labels.BITS, Labels.NUMBERS)
+    return replace(task, outputs=len(several)) if rows else task
 
 
 def _features(config: Config) -> str | None:
@@ -209,6 +212,7 @@ def _rows(config: Config, alone: str | None) -> Dataset:
         classes=data.classes,
         labels=data.labels,
         columns=data.columns,
+        features=data.feature_columns,
         alone=alone,
         person=data.person,
         asked=asked,

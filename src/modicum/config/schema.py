@@ -37,6 +37,9 @@ class DataConfig:
     columns: dict[str, Column] = setting(  # noqa: RUF009
         dict, "of the csv file, by public constants: age = { range = [0, 120], fill = 50 }"
     )
+    feature_columns: list[str] | None = setting(  # noqa: RUF009
+        None, "of the csv file, matched by name, in this order (default: all, in the table's own order)"
+    )
     classes: int | None = setting(None, "of your own data (default: the largest label + 1)")
     values: int | dict[str, int] | None = setting(  # noqa: RUF009
         None, "how many different whole numbers the npz files' inputs hold, e.g. tokens (default: the largest + 1)"

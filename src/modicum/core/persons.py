@@ -6,7 +6,6 @@ the row. Labels say which rows are there: `(persons, rows, 1 + label)`, where th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -84,8 +83,3 @@ def taking_persons(model: nn.Module, slot: Slot) -> nn.Module:
 def rows_of_example(model: nn.Module) -> int:
     """How many rows an example of this model has: 1, or those of a person."""
     return next((hook.rows for hook in model._forward_pre_hooks.values() if isinstance(hook, _ToRows)), 1)
-
-
-def without_persons(tree: Any) -> Any:
-    """Rows of all persons, one after another."""
-    return {k: without_persons(v) for k, v in tree.items()} if isinstance(tree, Mapping) else tree.flatten(0, 1)

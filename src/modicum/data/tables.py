@@ -38,6 +38,7 @@ def from_csv(
     alone: str | None = None,
     asked: Asked | None = None,
     person: str | None = None,
+    features: Sequence[str] | None = None,
 ) -> Dataset:
     """A table with a header: a column of client names, a column of labels (or several), and features.
 
@@ -53,6 +54,8 @@ def from_csv(
         alone: The one client of a table that has no column of clients.
         asked: What a look asks for, where the table is read for one: columns and bars.
         person: A column that says whose a record is, for `in_persons`; it is no feature, and leaves nobody.
+        features: The feature columns by name, in the order that a record has them; others are left out [default:
+            all that are left, in the table's own order].
 
     Returns:
         A dataset with natural clients.
@@ -61,7 +64,7 @@ def from_csv(
         UserError: Where a cell cannot be read, with its row and what to do.
     """
     rows, names = _read_csv(path)
-    told = (client, label, id, classes, labels, columns, alone, asked, person)
+    told = (client, label, id, classes, labels, columns, alone, asked, person, features)
     return from_rows(rows, names, str(path), Path(path).stem, *told)
 
 
@@ -82,11 +85,13 @@ def from_frame(
     alone: str | None = None,
     asked: Asked | None = None,
     person: str | None = None,
+    features: Sequence[str] | None = None,
     name: str = "frame",
 ) -> Dataset:
     """The same of a data frame of pandas, polars, Arrow or Hugging Face; arguments are those of `from_csv`."""
     rows, names = _rows(frame)
-    return from_rows(rows, names, name, name, client, label, id, classes, labels, columns, alone, asked, person)
+    told = (client, label, id, classes, labels, columns, alone, asked, person, features)
+    return from_rows(rows, names, name, name, *told)
 
 
 def from_rows(
@@ -103,11 +108,13 @@ def from_rows(
     alone: str | None,
     asked: Asked | None = None,
     person: str | None = None,
+    named: Sequence[str] | None = None,
 ) -> Dataset:
     """A dataset of a table's rows; `where` names it in errors."""
     targets = (label,) if isinstance(label, str) else tuple(label)
     keys = tuple(key for key in (id, person) if key is not None)
     features = features_of(rows, header, where, client=client, targets=targets, keys=keys, alone=alone)
+    features = features if named is None else _matched(features, named, where)
     if asked is None:
         x = read_columns(rows, features, columns or {}, where)
     else:
@@ -145,6 +152,16 @@ def features_of(
         shown = " and ".join(repr(c) for c in (client, *targets))
         raise UserError(f"{where} needs at least one row and one feature column besides {shown}")
     return features
+
+
+def _matched(found: Sequence[str], named: Sequence[str], where: str) -> list[str]:
+    """The columns of these names, whatever their places in this table."""
+    if not named or len(set(named)) < len(named):
+        raise UserError(f"feature columns are named once each, at least one, got {list(named)}")
+    for name in named:
+        if name not in found:
+            raise UserError(f"{where} has no feature column {name!r}{like(name, found)}: correct its name")
+    return list(named)
 
 
 def csv_features(

@@ -53,6 +53,11 @@ class RunFolder:
         return self.path / "model.safetensors"
 
     @property
+    def look(self) -> Path:
+        """The figures of a look at the data."""
+        return self.path / "look.json"
+
+    @property
     def geometry(self) -> Path:
         """The public geometry that records stood on, where there was one."""
         return self.path / "geometry.npz"

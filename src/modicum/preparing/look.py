@@ -15,7 +15,7 @@ from modicum.config.schema import ModelConfig, TaskConfig
 from modicum.core.statistics import CLASSES, Questions
 from modicum.core.store import load_state
 from modicum.data.asked import asked_columns
-from modicum.data.look import FILE, Look, figures
+from modicum.data.look import Look, figures
 from modicum.errors import UserError
 from modicum.federation.model_file import label_names
 from modicum.federation.run_folder import RunFolder
@@ -83,6 +83,11 @@ def look_config(
         raise UserError(
             "a look is taken at the columns of a table: give [data] csv or parquet, with [data.columns]"
         )
+    if config.data.person is not None or config.privacy.unit == "person":
+        raise UserError(
+            "a look hides records, and this training persons, who may have several: give the columns public "
+            "constants in place of a look"
+        )
     shared = ("view", "colluding", "dropouts", "delta", "adjacency")
     known = {f.name for f in fields(config.method)} & set(shared)
     settings: dict[str, Any] = {name: getattr(config.method, name) for name in known}
@@ -144,7 +149,7 @@ def finish(folder: str | Path) -> Look:
         **found,
     )
     text = json.dumps(taken.to_dict(), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
-    files.write(files.path / FILE, text.encode())
+    files.write(files.look, text.encode())
     write_look_page(files, taken)
     return taken
 

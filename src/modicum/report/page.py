@@ -49,6 +49,7 @@ def run_data(summary: Summary, certificate: Certificate, records: Sequence[Round
     budgets = {name: line.budget for name, line in certificate.clients.items()}
     about = summary.to_dict()
     groups = about.pop("groups")
+    about |= {"main": summary.main, "score": summary.score}
     about |= {"colour": colour_of(summary.method), "clipped": summary.bound is not None, "state": "finished"}
     return {"about": about, "groups": groups, **RunView(budgets).take(records).to_dict()}
 
@@ -90,8 +91,8 @@ def simulated_part(*, known: bool, simulation: bool) -> str:
         kind = "simulated" if simulation else "quiet"
         return f'<p class="{kind}">{text}{protects if simulation else ""}</p>'
     text = (
-        "<b>Simulated ground truth.</b> Accuracy is measured on test data that only a simulator can see. It cost "
-        "no privacy because it left no client, and no policy could read it. A deployment would not have it."
+        "<b>Simulated ground truth.</b> Test figures come from data that only a simulator can see. They cost no "
+        "privacy because they left no client, and no policy could read them. A deployment would not have them."
     )
     return f'<p class="simulated">{text}{protects if simulation else ""}</p>'
 

@@ -133,6 +133,7 @@ def bands_of(
             "label": label,
             "colour": colours[label],
             "seeds": len(seeds),
+            "main": curves.main_metric([record for records in seeds for record in records]),
             "curves": {
                 name: curves.band([curve(records) for records in seeds])
                 for name, curve in curves.CURVES.items()

@@ -16,6 +16,7 @@ from typing import Any
 from modicum.errors import UserError
 from modicum.federation.run_folder import LOCK, RunFolder
 from modicum.report.colours import colour_of
+from modicum.report.measures import measures
 from modicum.studio.silo_row import INVITATION, of_silo
 
 DEEPEST = 5  # folders below the studio's in which runs are looked for
@@ -130,6 +131,7 @@ def describe(found: Found) -> dict[str, Any]:
     certified = [most(group) for group in groups] if isinstance(groups, list) else []
     joined = {} if summary or config else read_json(found.folder / INVITATION)
     silo = of_silo(joined, read_json(files.certificate)) if joined else {}
+    told = measures(summary)
     known = {
         "id": found.id,
         "name": found.name,
@@ -145,7 +147,8 @@ def describe(found: Found) -> dict[str, Any]:
         "clients": number(summary.get("clients", data.get("clients"))) or len(silos) or None,
         "rounds": number(summary.get("rounds")),
         "rounds_planned": number(summary.get("rounds_planned", run.get("rounds"))),
-        "accuracy": number(summary.get("accuracy")),
+        "main": told["main"],
+        "score": number(told["score"]),
         "epsilon": None if None in certified else max((e for e in certified if e is not None), default=None),
         "certified": bool(certified),
         "finished": bool(summary),

@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from modicum.comparing.comparison import MEASURES, Comparison
+from modicum.comparing.comparison import Comparison
 from modicum.errors import UserError
 from modicum.federation.records import RoundRecord, read_records
+from modicum.report.measures import measures
 from modicum.report.view import bands_of
 from modicum.studio.catalogue import Catalogue, Found, inside, most, number, read_json, read_toml
 
@@ -29,9 +30,11 @@ def compare(catalogue: Catalogue, ids: Sequence[str]) -> dict[str, Any]:
         if inside(found.files.metrics, catalogue.root):
             records.setdefault(labels[found.id], []).append(read_records(found.files.metrics))
     rows = [row for found in runs if (row := _row(found, labels[found.id])) is not None]
-    lines = Comparison(catalogue.root, tuple(rows)).to_dict()["lines"] if rows else []
+    made = Comparison(catalogue.root, tuple(rows)).to_dict() if rows else {"lines": [], "main": "accuracy"}
     unclipped = {row["label"] for row in rows if not row["clipped"]}
-    return {"lines": bands_of(records, unclipped), "table": lines, "reference": rows[0]["variant"] if rows else ""}
+    reference = rows[0]["variant"] if rows else ""
+    told = {"table": made["lines"], "main": made["main"], "reference": reference}
+    return {"lines": bands_of(records, unclipped), **told}
 
 
 def label(runs: Sequence[Found]) -> dict[str, str]:
@@ -71,7 +74,7 @@ def _row(found: Found, label: str) -> dict[str, Any] | None:
             "point": {},
             "seed": int(seed),
             "method": str(summary.get("method")),
-            **{name: number(summary.get(name)) for name in MEASURES},
+            **{name: told if name == "main" else number(told) for name, told in measures(summary).items()},
             "epsilon": None if None in certified else max(e for e in certified if e is not None),
             "rounds": rounds,
             "simulation": bool(summary["simulation"]),

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from modicum.core.messages import Decision, Noised, encode
+from modicum.deploy.silo import silo as silo_module
 from modicum.deploy.silo.own import own_experiment
 from modicum.deploy.silo.serve import MOST, Desk
 from modicum.deploy.silo.silo import Silo
@@ -28,6 +29,7 @@ from modicum.deploy.silo.wire import (
     Answer,
     Code,
     Kind,
+    Refuse,
     answer_from,
     ask,
     read_exactly,
@@ -188,6 +190,30 @@ def _spec(**changes: object) -> dict[str, object]:
 def test_an_invitation_that_was_not_agreed_to(waiting: Server, changes: dict[str, object], code: Code) -> None:
     assert waiting.join(**changes).refused is code
     assert charged_rounds(waiting.path) == set()
+
+
+def test_a_model_that_its_device_cannot_train_is_refused_at_the_invitation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU would, of an operation without a deterministic form; nothing is held, charged or kept."""
+
+    def undetermined(*_: object) -> None:
+        raise UserError("this model cannot be trained here: put does not have a deterministic implementation")
+
+    path = write_silo(tmp_path)
+    with opened(path) as server:
+        invitation = server.invitation()
+    monkeypatch.setattr(silo_module, "refuse_undetermined", undetermined)
+    silo = Silo(read_spec(path))
+    try:
+        with pytest.raises(Refuse, match=Code.CANNOT_TRAIN):
+            silo._check_terms(invitation)
+        with pytest.raises(UserError, match="cannot be trained here: put"):
+            silo.check_beforehand()
+        assert silo.taking_part is None
+    finally:
+        silo.close()
+    assert charged_rounds(path) == set()
 
 
 @pytest.mark.parametrize(("field", "value"), [("budget", 100.0), ("records", 5), ("participations", 1)])

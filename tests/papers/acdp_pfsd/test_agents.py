@@ -10,13 +10,18 @@ import numpy as np
 import pytest
 import torch
 
+from modicum.aggregation import Mean
 from modicum.core.facts import PublicFacts
 from modicum.core.messages import NoiseFacts, Released, ReleasedSum
+from modicum.core.optimisers import Sgd
 from modicum.core.parts import Observation, Policy, State
+from modicum.core.setting import Setting
 from modicum.core.store import load_state, save_state
 from modicum.errors import UserError
+from modicum.methods import AcdpPfsd
 from modicum.papers.acdp_pfsd.agents import load_agent, save_agent
 from modicum.papers.acdp_pfsd.bandit import Bandit
+from modicum.papers.acdp_pfsd.distilled import Distilled
 from modicum.papers.acdp_pfsd.outcome import Outcome, middle_mean, outcome
 from modicum.papers.acdp_pfsd.ppo import Ppo
 
@@ -50,6 +55,31 @@ AGENTS: dict[str, Ppo | Bandit] = {"ppo": Ppo(1.0, lr=1e-2), "bandit": Bandit(1.
 def test_agents_find_a_better_bound(name: str) -> None:
     bounds, _ = play(AGENTS[name], 500)
     assert distance(bounds[-60:]) < 0.6 * BLIND
+
+
+def test_as_printed_is_the_paper_throughout() -> None:
+    """t < 3 at random, Alg. 2's one-step target, plain SGD (line 13), and none of our own additions."""
+    built = AcdpPfsd(mode="faithful", noise_multiplier=1.0).build(Setting(50, 50, 100))
+    assert isinstance(built.policy, Ppo)
+    assert (built.policy.random_rounds, built.policy.trace, built.policy.source) == (2, 0.0, "raw")
+    assert isinstance(built.training, Distilled)
+    assert (built.training.prior, built.training.optimiser) == (0.0, Sgd(0.05))
+    assert (built.aggregation, built.average) == (Mean(1.0), 0.0)
+    assert built.claims is not None
+    assert built.claims({}, PUBLIC) == pytest.approx(77.0, abs=0.01)  # the paper's own figure at σ = 1, P = 50
+    for ours in ({"prior": 1.0}, {"momentum": 0.5}, {"server_lr": 2.0}, {"agent": "a.json"}, {"clip_bits": True}):
+        with pytest.raises(UserError, match=f"faithful mode has no {next(iter(ours))}"):
+            AcdpPfsd(mode="faithful", noise_multiplier=1.0, **ours).build(Setting(50, 50, 100))  # type: ignore[arg-type]
+
+
+def test_the_one_step_target_of_line_32_by_hand() -> None:
+    """γ = .9, rewards 1 and 2, V = .5, .4 and V′ = .4, .3: r + γV′ − V = 1 + .36 − .5 = .86, 2 + .27 − .4 = 1.87.
+
+    GAE with λ = .95 adds .9·.95·1.87 to the first: 2.4589.
+    """
+    r, v, after = (torch.tensor(x, dtype=torch.double) for x in ([1.0, 2.0], [0.5, 0.4], [0.4, 0.3]))
+    assert Ppo(1.0, trace=0.0)._advantage(r, v, after).tolist() == pytest.approx([0.86, 1.87])
+    assert Ppo(1.0, trace=0.95)._advantage(r, v, after).tolist() == pytest.approx([2.45885, 1.87])
 
 
 def test_it_begins_at_the_middle_unless_random_rounds_are_asked_for() -> None:

@@ -44,7 +44,7 @@ def test_faithful_claims_less_than_it_costs() -> None:
 
 def test_faithful_takes_the_fitted_quadratic_as_it_is(tmp_path: Path) -> None:
     """F(2) = −4 + 8 + 1 = 5 and F(3) = −9 + 12 + 1 = 4: it falls, and at 5 it is no bound."""
-    about = {"quadratic": {"alpha": -1.0, "beta": 4.0, "gamma": 1.0, "r2": 0.9}}
+    about = {"pairs": [[1.0, 4.0], [2.0, 5.0], [3.0, 4.0]]}  # on −ε² + 4ε + 1
     Curve((0.1, 10.0), (0.5, 1.5), about=about).write(tmp_path / "f.json")
     method = PacDp(mode="faithful", curve=str(tmp_path / "f.json")).build(SETTING)
     clients = tuple(facts(b, name=n) for n, b in (("a", 2.0), ("b", 3.0)))
@@ -61,7 +61,7 @@ def test_faithful_guesses_no_dataset(tmp_path: Path) -> None:
     for settings, line in (
         ({}, "needs one quadratic"),
         ({"published": "mnist", "curve": str(tmp_path / "old.json")}, "needs one quadratic"),
-        ({"curve": str(tmp_path / "old.json")}, "holds no quadratic"),
+        ({"curve": str(tmp_path / "old.json")}, "holds no pairs"),
         ({"published": "svhn"}, "mnist or cifar-10"),
     ):
         with pytest.raises(UserError, match=line):

@@ -32,6 +32,7 @@ from modicum.compute.clipping.problem import (
 )
 from modicum.compute.clipping.ranges import Range, fails, ranges, safe_lookups, within, without_norms
 from modicum.compute.clipping.search import changed_rows
+from modicum.compute.clipping.switches import name_undetermined
 from modicum.compute.clipping.synthetic import own_weights, synthetic_rows
 from modicum.compute.clipping.tracing import LooksAtValuesError, as_traced, looking_modules, refuse_looking
 from modicum.core.clips import Clip
@@ -153,7 +154,7 @@ class Clipper:
             except IndexError as failed:
                 return Route.ALONE, _in_a_line(failed)
             except RuntimeError as failed:
-                _refuse_undetermined(failed)
+                name_undetermined(failed)
                 raise
             _name_untrained(self.model, unreached)
             odd = fails(rows, known)
@@ -192,7 +193,7 @@ class Clipper:
         except UserError:
             raise
         except Exception as failed:
-            _refuse_undetermined(failed)
+            name_undetermined(failed)
             return _in_a_line(failed)
 
     def _blank(self, problem: Problem, number: int, seed: int = 0) -> Problem:
@@ -215,12 +216,6 @@ class Clipper:
             recorder.backward(recorder.forward(problem.loss, problem.x, problem.y))
         with torch.no_grad(), without_autocast(problem.device):
             return ClippedSum(*recorder.settle(problem.clip, problem.weights))
-
-
-def _refuse_undetermined(failed: Exception) -> None:
-    """A silo's passes repeat themselves bit by bit; an operation that cannot is named."""
-    if torch.are_deterministic_algorithms_enabled() and "deterministic" in str(failed):
-        raise UserError(f"this model cannot be trained here: {' '.join(str(failed).split())}") from failed
 
 
 def _refuse_on_gpu(problem: Problem, odd: str) -> None:

@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from modicum.compute.clipping.problem import without_drawing
 from modicum.compute.clipping.rounding import product_rounding
+from modicum.core.records import each
 from modicum.errors import UserError
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -50,6 +52,29 @@ def refuse_half(parameters: Iterable[Tensor]) -> None:
         raise UserError(
             "a silo's processor computes in float32 or float64, not in half precision: convert the model"
         )
+
+
+def refuse_undetermined(model: nn.Module, records: Any) -> None:
+    """Refuse a model with an operation that has no form that is `repeatable`, by name; it is tried on blanks.
+
+    Raises:
+        UserError: with the operation.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        return
+    blanks = each(lambda t: t.new_zeros((2, *t.shape[1:])).to(trained[0].device), records)
+    with without_drawing(trained[0].device), torch.enable_grad():
+        try:
+            torch.autograd.grad(model(blanks).float().sum(), trained, allow_unused=True)
+        except Exception as failed:  # whatever else is wrong with a model is said where it is used
+            name_undetermined(failed)
+
+
+def name_undetermined(failed: Exception) -> None:
+    """A silo's passes repeat themselves bit by bit; an operation that cannot is named."""
+    if torch.are_deterministic_algorithms_enabled() and "deterministic" in str(failed):
+        raise UserError(f"this model cannot be trained here: {' '.join(str(failed).split())}") from failed
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 
 from modicum.compute.clipping.switches import refuse_switches
-from modicum.config import Config, experiment_over, federation
+from modicum.config import Config, experiment_over, federation, task_in
 from modicum.core.device import device_named
 from modicum.data.arrays import Arrays, FederatedData, Peek
 from modicum.deploy.silo.readable import for_everybody
@@ -14,6 +16,9 @@ from modicum.deploy.silo.spec import SiloSpec
 from modicum.deploy.silo.terms import Terms
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation
+from modicum.tasks import Labels
+
+LOG = logging.getLogger("modicum.silo")
 
 
 def own_experiment(spec: SiloSpec) -> Experiment:
@@ -30,6 +35,11 @@ def own_experiment(spec: SiloSpec) -> Experiment:
     # Its own file's device, whatever was agreed; the first model comes from the server, whatever run it is from.
     config = replace(config, run=replace(config.run, device=spec.device, start=None))
     _refuse_readable(config)
+    if config.data.table is not None and config.data.feature_columns is None:
+        LOG.warning(
+            "feature columns are taken in the table's own order, which other silos need not have: name them under "
+            "[data] feature_columns, and each silo's are matched by name"
+        )
     data = federation(config, alone=spec.name).data
     if spec.name not in data.names:
         shown = ", ".join(data.names[:5]) + (", …" if len(data.names) > 5 else "")
@@ -38,6 +48,8 @@ def own_experiment(spec: SiloSpec) -> Experiment:
         if not spec.simulation and peek in data.peeks:
             raise UserError(str(peek))
     own = data.clients[data.names.index(spec.name)]
+    if data.slot is None:
+        _refuse_other_labels(config, own.train)
     nothing = Arrays.empty(own.train)
     alone = FederatedData(
         data.dataset,
@@ -59,6 +71,16 @@ def own_experiment(spec: SiloSpec) -> Experiment:
     elif config.run.hot_start:
         config = replace(config, run=replace(config.run, hot_start=_no_hot_start(config)))
     return experiment_over(config, Federation(alone, (spec.grant.budget,)))
+
+
+def _refuse_other_labels(config: Config, records: Arrays) -> None:
+    """A server that has no records knows of rows of labels from the agreed file alone."""
+    task, width = task_in(config), math.prod(records.y.shape[1:])
+    if task.labels in (Labels.BITS, Labels.NUMBERS) and width != (task.outputs or 1):
+        raise UserError(
+            f"these records have {width} labels each, and the agreed task {task.outputs or 1}: set "
+            f"outputs = {width} under [task] in everybody's experiment file"
+        )
 
 
 def _refuse_readable(config: Config) -> None:

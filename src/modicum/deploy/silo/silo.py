@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from modicum.compute.clipping.switches import repeatable
+from modicum.compute.clipping.switches import refuse_half, refuse_undetermined, repeatable
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, decode
 from modicum.core.needs import Offer, check_data
@@ -90,9 +90,13 @@ class Silo:
             raise UserError(too_much(terms, plan, self.spec.grant))
 
     def prepared(self, method: Method) -> Prepared:
-        """Its records as tensors, and the model."""
+        """Its records as tensors, and a model that can be trained here: before a run is joined or held."""
         if self._prepared is None:
-            self._prepared = prepare(self.experiment, method)
+            prepared = prepare(self.experiment, method)
+            refuse_half(prepared.model.parameters())
+            with repeatable(torch.device(self.spec.device), self.threads):
+                refuse_undetermined(prepared.model, prepared.records[0].x)
+            self._prepared = prepared
         return self._prepared
 
     def terms(self, names: tuple[str, ...]) -> Terms:
@@ -244,7 +248,11 @@ class Silo:
         agreed = (str(spec.unit), str(spec.adjacency)) == (grant.unit, grant.adjacency)
         if join.spec != spec.to_dict() or not agreed or spec.delta > grant.delta:
             raise Refuse(Code.SPEC_DIFFERS)
-        terms = self.terms(join.names)
+        try:
+            terms = self.terms(join.names)
+        except UserError as odd:
+            LOG.warning("the model cannot be trained here: %s", odd)
+            raise Refuse(Code.CANNOT_TRAIN) from None
         said = join.facts[join.names.index(own.name)]
         own = replace(own, participations=terms.participations(own.name))
         if said != own or not terms.as_agreed(join.facts):

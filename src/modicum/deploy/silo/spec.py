@@ -169,6 +169,13 @@ def _data(source: Source, here: Path, agreed: DataConfig, classes: bool) -> Data
         if data.columns:
             raise source.error("columns are agreed in the experiment file: leave them out here", "data", "columns")
         data = replace(data, columns=agreed.columns)
+    if data.table is not None and agreed.feature_columns is not None:
+        if data.feature_columns is not None:
+            raise source.error(
+                "feature columns are agreed in the experiment file: leave them out here", "data", "feature_columns"
+            )
+        data = replace(data, feature_columns=agreed.feature_columns)
+    data = _labelled(source, data, agreed)
     if agreed.rows_per_person is not None:
         data = replace(data, rows_per_person=agreed.rows_per_person, join_rows=agreed.join_rows)
         if data.person is None:
@@ -201,3 +208,18 @@ def _data(source: Source, here: Path, agreed: DataConfig, classes: bool) -> Data
             "features",
         )
     return absolute(data, here)
+
+
+def _labelled(source: Source, data: DataConfig, agreed: DataConfig) -> DataConfig:
+    """One column of labels may have a name of its own here; several make a row, in an order that all share."""
+    if data.table is None or data.label_column == agreed.label_column:
+        return data
+    if "label_column" not in source.tables["data"]:
+        return replace(data, label_column=agreed.label_column)
+    if isinstance(data.label_column, list) or isinstance(agreed.label_column, list):
+        raise source.error(
+            "labels of several columns are agreed in the experiment file: leave label_column out here",
+            "data",
+            "label_column",
+        )
+    return data

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from modicum.compute.clipping.loop import LoopBackend
-from modicum.compute.clipping.switches import refuse_half
 from modicum.core.clips import Clip
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
@@ -142,7 +141,6 @@ class TakingPart:
         if not within(self.plan, self.grant):
             raise UserError(too_much(self.terms, self.plan, self.grant))
         method = self.terms.method
-        refuse_half(data.model.parameters())
         backend = Careful(LoopBackend(data.model))
         self.kit = make_kit(
             silo.experiment, method, data, backend, join.facts, join.multipliers, join.adaptive, agreement.integers

@@ -81,6 +81,10 @@ def agreed_parts(config: Config) -> dict[str, str]:
         "privacy.looks": [json.dumps(look.to_dict(), sort_keys=True) for look in config.looks],
         "run.silos": sorted(run.silos.items()),
     }
+    if isinstance(data.label_column, list):
+        parts["data.label_column"] = data.label_column
+    if data.feature_columns is not None:
+        parts["data.feature_columns"] = data.feature_columns
     if data.slot is not None:  # files of records keep the digest that they had
         parts["data.rows_per_person"] = data.slot
     for name in AGREED:

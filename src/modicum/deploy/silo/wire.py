@@ -68,6 +68,7 @@ class Code(StrEnum):
     NOISE_TOO_SMALL = "noise-too-small"  # under the silo's calibration or its own floor
     BOUND_OUT_OF_RANGE = "bound-out-of-range"
     BAD_MODEL = "bad-model"  # another shape or precision, or values that are not finite
+    CANNOT_TRAIN = "cannot-train"  # this model on this silo's device
     OUT_OF_ORDER = "out-of-order"
     REPLAYED = "replayed"  # sent, acknowledged and no longer kept; an invitation to an earlier folder
     BUDGET = "budget"  # the ledger has nothing left for it
@@ -89,6 +90,7 @@ ADVICE = {
     Code.TOO_MANY_ROUNDS: "it would take part more often than rounds under its [grant]",
     Code.SPEC_DIFFERS: "unit, adjacency or δ are not those of its [grant]",
     Code.WEAKER_VIEW: "the method's view trusts somebody whom the silo does not trust",
+    Code.CANNOT_TRAIN: "its device cannot train the model: `modicum silo check` there says why",
     Code.UNAVAILABLE: "it gave no answer in time",
 }
 """What to do about a refusal to join, in one line."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from modicum.core.parts import Mechanism, Method, Policy
@@ -15,13 +15,32 @@ from modicum.papers.acdp_pfsd.groups import ClientLevelOptions, Distillation, pu
 from modicum.papers.acdp_pfsd.ppo import Ppo
 from modicum.papers.acdp_pfsd.raw_metrics import RawMetrics
 from modicum.parts.groups import ServerStep
-from modicum.parts.options import one_of, option
+from modicum.parts.options import leave_out, one_of, option
 from modicum.policies import AdaptiveQuantile, Fixed
 
 if TYPE_CHECKING:
     from modicum.core.setting import Setting
 
 Clipping = Literal["ppo", "bandit", "quantile", "fixed"]
+SOUND_ALONE = (
+    "prior",
+    "momentum",
+    "agent",
+    "clip_bits",
+    "server_lr",
+    "server_momentum",
+    "threshold",
+    "aggregation",
+    "view",
+)
+"""What the paper does not have: faithful mode is the paper throughout, or it is nothing to compare with."""
+PRINTED_RANDOM, GAE = 2, 0.95
+
+
+FAITHFUL = (
+    "faithful mode: the true ε is ∞, because every client sends its accuracy and loss without noise, and each "
+    "message holds only a share σC/√P of the noise; the ε claimed is of all rounds, at δ = P^−1.1"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +59,15 @@ class AcdpPfsd(Distillation, ClientLevelOptions, ServerStep):
     sample: int = option(10, "U: experiences of a pass")
     agent_lr: float = option(5e-4, "learning rate of the agent")
     agent_std: float = option(0.05, "the agent's first spread, before tanh; a pretrained one brings its own")
-    random_rounds: int = option(
-        0, "rounds with a bound at random over the whole range; a pretrained agent needs none"
+    random_rounds: int | None = option(
+        None,
+        "rounds with a bound at random over the whole range; none: 2 in faithful mode (t < 3), else 0; a "
+        "pretrained agent needs none",
     )
     discount: float = option(0.9, "γ of the agent's return")
-    trace: float = option(0.95, "λ of the agent's advantages (GAE); 0 gives the one-step target as printed")
+    trace: float | None = option(
+        None, "λ of the agent's advantages (GAE); none: 0.95, and 0 in faithful mode: Alg. 2's one-step target"
+    )
     tested: Literal["noised", "personalised"] = option(
         "noised", "faithful mode: the model that clients test (Alg. 2 says noised, the text personalised)"
     )
@@ -56,17 +79,22 @@ class AcdpPfsd(Distillation, ClientLevelOptions, ServerStep):
         if not 0 < self.agent_std < math.inf:
             raise UserError(f"agent_std must be positive and finite, got {self.agent_std}")
         faithful = self.mode == "faithful"
+        if faithful:
+            leave_out(self, SOUND_ALONE, self.mode)
         return Method(
             name="acdp-pfsd",
-            training=self.distilled(),
+            training=replace(self, momentum=0.0).distilled() if faithful else self.distilled(),  # line 13
             policy=self._policy(),
             mechanism=self._published(setting) if faithful else self.client_level(setting),
             aggregation=self.server_step(),
-            notes=(self._claim(setting),) if faithful else (),
+            notes=(FAITHFUL,) if faithful else (),
+            claims=(lambda state, public: self._claimed(setting)) if faithful else None,  # noqa: ARG005
         )
 
     def _policy(self) -> Policy:
-        source: Literal["public", "raw"] = "raw" if self.mode == "faithful" else "public"
+        faithful = self.mode == "faithful"
+        source: Literal["public", "raw"] = "raw" if faithful else "public"
+        random = self.random_rounds if self.random_rounds is not None else PRINTED_RANDOM if faithful else 0
         match self.clipping:
             case "fixed":
                 return Fixed(self.clip)
@@ -83,11 +111,11 @@ class AcdpPfsd(Distillation, ClientLevelOptions, ServerStep):
             sample=self.sample,
             lr=self.agent_lr,
             discount=self.discount,
-            trace=self.trace,
+            trace=self.trace if self.trace is not None else 0.0 if faithful else GAE,
             log_std=math.log(self.agent_std),
             seed=self.agent_seed,
             agent=self.agent,
-            random_rounds=self.random_rounds if self.agent is None else 0,
+            random_rounds=random if self.agent is None else 0,
         )
 
     def _published(self, setting: Setting) -> Mechanism:
@@ -100,9 +128,5 @@ class AcdpPfsd(Distillation, ClientLevelOptions, ServerStep):
             raise UserError("faithful mode needs the paper's noise factor σ: set noise_multiplier")
         return self.noise_multiplier
 
-    def _claim(self, setting: Setting) -> str:
-        claimed = acdp_pfsd_epsilon(self._sigma(), setting.rounds, published_delta(setting))
-        return (
-            f"faithful mode: the paper's accountant says ε = {claimed:.2f}; the true ε is ∞, because every client "
-            "sends its accuracy and loss without noise, and each message holds only a share σC/√P of the noise"
-        )
+    def _claimed(self, setting: Setting) -> float:
+        return acdp_pfsd_epsilon(self._sigma(), setting.rounds, published_delta(setting))

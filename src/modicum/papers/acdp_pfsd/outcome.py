@@ -66,10 +66,11 @@ def _raw(observed: Observation) -> tuple[float, float] | None:
 
 
 def middle_mean(values: Sequence[float]) -> float:
-    """Mean of the values between the 10th and the 80th percentile (Defs. 5 and 6)."""
+    """Mean of the values between the 10th and the 80th percentile (Defs. 5 and 6); of very few their median."""
     array = np.nan_to_num(np.asarray(values, np.float64), nan=WORST_LOSS, posinf=WORST_LOSS)
     low, high = np.percentile(array, [LOWEST, HIGHEST])
-    return float(array[(array >= low) & (array <= high)].mean())
+    middle = array[(array >= low) & (array <= high)]
+    return float(middle.mean() if len(middle) else np.median(array))
 
 
 def _size(observed: Observation) -> float:

@@ -27,6 +27,7 @@ from modicum.federation.identity import records_id, run_id
 from modicum.federation.rehearsal import Rehearsal
 from modicum.public.proxy import bootstrap
 
+UNCLIPPED = 1e12
 Matrices = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
 
@@ -161,16 +162,33 @@ def cell_name(cell: Experiment) -> str:
 
 def gradient_scale(prepared: Prepared, most: int = 500) -> float:
     """The median norm of one public record's gradient at the first model."""
+    _, norms = _public_sums(prepared, torch.arange(_public(prepared, most)))
+    return float(norms[0].median())
+
+
+def public_gradients(experiment: Experiment, most: int = 500) -> torch.Tensor:
+    """Gradients of single public records at the first model, one a row, for the surrogate J(C; ε)."""
+    prepared = prepare(experiment, experiment.method.build(experiment.setting))
+    rows = [_public_sums(prepared, torch.tensor([i]))[0] for i in range(_public(prepared, most))]
+    return torch.cat(rows)
+
+
+def _public(prepared: Prepared, most: int) -> int:
+    if prepared.proxy is None or not len(prepared.proxy):
+        raise UserError("public gradients need public records: set a proxy")
+    return min(most, len(prepared.proxy))
+
+
+def _public_sums(prepared: Prepared, rows: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
     from modicum.compute.clipping.loop import LoopBackend
     from modicum.core.clips import Flat
     from modicum.training.plain import Supervised
 
-    if prepared.proxy is None:
-        raise UserError("a gradient scale needs public records: set a proxy")
-    batch = prepared.proxy.take(torch.arange(min(most, len(prepared.proxy)), device=prepared.proxy.x.device))
-    backend = LoopBackend(prepared.model)
-    _, norms = backend.clipped_sums(prepared.first[None], [batch], Supervised().losses, [Flat()])
-    return float(norms[0].median())
+    assert prepared.proxy is not None
+    batch = prepared.proxy.take(rows.to(prepared.proxy.x.device))
+    return LoopBackend(prepared.model).clipped_sums(
+        prepared.first[None], [batch], Supervised().losses, [Flat(UNCLIPPED)]
+    )
 
 
 def best_bounds(grid: Grid, accuracy: Matrices, loss: Matrices) -> list[int]:

@@ -12,7 +12,7 @@ from modicum.mechanisms.as_published import AsPublished, largest_grant
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.papers.pac_dp.accounting import pac_dp_noise
 from modicum.papers.pac_dp.curve import BudgetCurve, ScaleFreeCurve, read_curve
-from modicum.papers.pac_dp.quadratic import PUBLISHED, PrintedQuadratic, Quadratic
+from modicum.papers.pac_dp.quadratic import PUBLISHED, PrintedQuadratic, quadratic_of
 from modicum.papers.pac_dp.schedule import PlateauCosine
 from modicum.parts.groups import Aggregated, Guarantee, RecordSteps
 from modicum.parts.options import one_of, option
@@ -103,11 +103,7 @@ class PacDp(RecordSteps, Aggregated, Guarantee):
             name = str(self.published)
             one_of("published curve", name, tuple(PUBLISHED))
             return PrintedQuadratic(PUBLISHED[name], f"the paper's {name} fit")
-        curve = read_curve(self.curve)
-        found = curve.about.get("quadratic")
-        if found is None or curve.scale_free:
-            raise UserError(f"{self.curve} holds no quadratic of budgets: fit it again with modicum fit-clipping")
-        return PrintedQuadratic(Quadratic(**found), self.curve)
+        return PrintedQuadratic(quadratic_of(read_curve(self.curve), self.curve), self.curve)
 
     def _printed(self, facts: ClientFacts) -> float:
         """z of the paper's accountant; under the floor of its orders, that of its Theorem 1, for one release."""

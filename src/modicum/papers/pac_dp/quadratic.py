@@ -13,6 +13,7 @@ from modicum.core.facts import PublicFacts
 from modicum.core.messages import Decision
 from modicum.core.parts import Observation, Place, Scope, Signal, State
 from modicum.errors import UserError
+from modicum.papers.pac_dp.curve import Curve
 
 Vector = npt.NDArray[np.float64]
 
@@ -44,6 +45,17 @@ def least_squares(budgets: Vector, bounds: Vector) -> Quadratic:
     found = np.polyfit(budgets, bounds, min(2, len(budgets) - 1))
     alpha, beta, gamma = (float(v) for v in np.concatenate([np.zeros(3 - len(found)), found]))
     return Quadratic(alpha, beta, gamma, r_squared(bounds, np.asarray(np.polyval(found, budgets), np.float64)))
+
+
+def quadratic_of(curve: Curve, where: str) -> Quadratic:
+    """That of a fitted curve: as stored, or from its pairs in files that are older than this."""
+    if curve.scale_free or not curve.about.get("pairs"):
+        raise UserError(f"{where} holds no pairs of budgets and bounds: fit it again with modicum fit-clipping")
+    stored = curve.about.get("quadratic")
+    if stored is not None:
+        return Quadratic(**stored)
+    budgets, bounds = (np.asarray(v, np.float64) for v in zip(*curve.about["pairs"], strict=True))
+    return least_squares(budgets, bounds)
 
 
 def r_squared(values: Vector, fitted: Vector) -> float:

@@ -1,29 +1,30 @@
 // Several labels side by side, each the mean of its seeds with a band from the least to the most.
 
 import { chart } from "./charts.js";
-import { h } from "./dom.js";
+import { formatOf, h, nameOf } from "./dom.js";
 
-const PANELS = [
-  ["accuracy", { title: "Test accuracy", note: "simulated ground truth", y: "percent", zero: true, top: 1 }],
+const compared = (main) => [
+  ["accuracy", { title: `Test ${nameOf(main)}`, note: "simulated ground truth", ...scaleOf(main) }],
   [
     "personalised",
     {
       title: "Clients' own models on their own test records",
       note: "simulated ground truth",
-      y: "percent",
-      zero: true,
-      top: 1,
+      ...scaleOf(main),
     },
   ],
   ["loss", { title: "Test loss", note: "simulated ground truth", y: "number", zero: true }],
   ["bound", { title: "Clipping bound C", note: "median over clients", y: "number", log: true }],
 ];
 
+const scaleOf = (main) => (formatOf(main) === "percent" ? { y: "percent", zero: true, top: 1 } : { y: "number" });
+
 /** Charts of `lines` = [{ label, colour, seeds, curves: { accuracy: [[round, mean, least, most]], … } }] into `host`. */
 export function compareCharts(host, lines) {
   const grid = h("div", { class: "charts wide" });
   host.replaceChildren(grid);
-  for (const [key, spec] of PANELS) {
+  const mains = new Set(lines.map((line) => line.main ?? "accuracy"));
+  for (const [key, spec] of compared(mains.size > 1 ? "score" : [...mains][0])) {
     const series = lines
       .map((line) => {
         const points = line.curves[key] ?? [];

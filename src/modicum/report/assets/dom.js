@@ -56,6 +56,14 @@ export function percent(value, digits = 1) {
   return value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)}%`;
 }
 
+const SHARES = new Set(["accuracy", "macro_f1", "f1", "auc"]);
+const NAMES = { macro_f1: "macro-F1", f1: "F1", auc: "AUC", r2: "R²", rmse: "RMSE", mae: "MAE" };
+
+/** A metric's name for people, how its values are drawn, and one of them as text. */
+export const nameOf = (metric) => NAMES[metric] ?? metric;
+export const formatOf = (metric) => (SHARES.has(metric) ? "percent" : "number");
+export const asMetric = (metric, value) => (SHARES.has(metric) ? percent(value) : number(value));
+
 export function bytes(value) {
   if (value === null || value === undefined) return "–";
   const units = ["B", "kB", "MB", "GB"];

@@ -1,7 +1,7 @@
 // A run drawn from its points: whatever exists and nothing else. Shared by a run's report and the studio's watch page.
 
 import { chart } from "./charts.js";
-import { bytes, count, epsilon, h, number, percent, put, seconds, table } from "./dom.js";
+import { bytes, count, epsilon, formatOf, h, nameOf, number, put, seconds, asMetric, table } from "./dom.js";
 
 /** The drawn part of a run's report: figures, charts, and who moved how much. */
 export function runReport(host, run) {
@@ -42,13 +42,15 @@ function panels(run) {
     if (spec.series.some((one) => one.points.length))
       found.set(key, { ...spec, series: spec.series.filter((one) => one.points.length) });
   };
+  const main = mainOf(run),
+    share = formatOf(main) === "percent";
   add("accuracy", {
-    title: "Accuracy",
-    note: measured(points, ground),
-    y: "percent",
-    zero: true,
-    top: 1,
-    series: accuracies(points, about),
+    title: main === "accuracy" ? "Accuracy" : nameOf(main),
+    note: measured(points, ground, main),
+    y: formatOf(main),
+    zero: share,
+    top: share ? 1 : undefined,
+    series: scores(points, about, main),
   });
   add("loss", {
     title: "Loss",
@@ -94,29 +96,35 @@ function panels(run) {
   return found;
 }
 
-/** Whose accuracy it is, where lines do not say so themselves. */
-function measured(points, ground) {
-  if (points.some((p) => p.simulated.test_accuracy !== undefined)) return ground;
+/** The task's main metric: that of the run's summary, or the first that its rounds tell. */
+function mainOf({ about, points }) {
+  const told = points.flatMap((p) => Object.keys(p.simulated)).find((name) => name.startsWith("test_"));
+  return told ? told.slice(5) : (about.main ?? "accuracy");
+}
+
+/** Whose metric it is, where lines do not say so themselves. */
+function measured(points, ground, main) {
+  if (points.some((p) => p.simulated[`test_${main}`] !== undefined)) return ground;
   const kinds = [
     ["released by clients with noise, and paid for", "released"],
     ["on public records", "public"],
-  ].filter(([, key]) => points.some((p) => p[key].accuracy !== undefined));
+  ].filter(([, key]) => points.some((p) => p[key][main] !== undefined));
   return kinds.length === 1 ? kinds[0][0] : "";
 }
 
 const pick = (points, value) =>
   points.map((p) => [p.round, value(p)]).filter((p) => p[1] !== undefined && p[1] !== null);
 
-function accuracies(points, about) {
+function scores(points, about, main) {
   return [
-    { name: "test", colour: about.colour, points: pick(points, (p) => p.simulated.test_accuracy) },
+    { name: "test", colour: about.colour, points: pick(points, (p) => p.simulated[`test_${main}`]) },
     {
       name: "personalised",
       colour: "var(--g4)",
-      points: pick(points, (p) => p.simulated.personalised_accuracy),
+      points: pick(points, (p) => p.simulated[`personalised_${main}`]),
     },
-    { name: "public", colour: "var(--quiet)", dashed: true, points: pick(points, (p) => p.public.accuracy) },
-    { name: "released, paid", colour: "var(--warm)", points: pick(points, (p) => p.released.accuracy) },
+    { name: "public", colour: "var(--quiet)", dashed: true, points: pick(points, (p) => p.public[main]) },
+    { name: "released, paid", colour: "var(--warm)", points: pick(points, (p) => p.released[main]) },
   ];
 }
 
@@ -201,8 +209,9 @@ export function keyFigures(run) {
     last = points.at(-1);
   const figure = (value, words) => h("div", {}, h("b", {}, value), h("span", {}, words));
   const lastly = (name) => points.findLast((p) => p.simulated[name] !== undefined)?.simulated[name];
-  const accuracy = about.accuracy ?? lastly("test_accuracy"),
-    own = lastly("personalised_accuracy");
+  const main = mainOf(run),
+    score = about.score ?? lastly(`test_${main}`),
+    own = lastly(`personalised_${main}`);
   const known = groups.map((g) => g.epsilon?.max).filter((e) => e !== undefined);
   const ranged = (values) => {
     const all = [...new Set(values.map(epsilon))];
@@ -211,10 +220,10 @@ export function keyFigures(run) {
   return h(
     "div",
     { class: "figures" },
-    own === undefined ? null : figure(percent(own), "clients' own models, simulated"),
-    accuracy === undefined || accuracy === null
+    own === undefined ? null : figure(asMetric(main, own), "clients' own models, simulated"),
+    score === undefined || score === null
       ? null
-      : figure(percent(accuracy), own === undefined ? "test accuracy, simulated" : "shared model"),
+      : figure(asMetric(main, score), own === undefined ? `test ${nameOf(main)}, simulated` : "shared model"),
     known.length
       ? figure(ranged(known), about.simulation ? "ε certified, of the same run deployed" : "ε certified")
       : groups.length
@@ -234,17 +243,17 @@ export function keyFigures(run) {
 }
 
 /** What each budget group got, as a table. */
-export function groupTable(groups, simulated) {
+export function groupTable(groups, simulated, main = "accuracy") {
   const line = (value) =>
     value.min === value.max ? epsilon(value.max) : `${epsilon(value.min)} – ${epsilon(value.max)}`;
   const tested = simulated && groups.some((g) => g.accuracy !== null);
   return table(
-    ["ε granted", "clients", "ε certified", ...(tested ? ["accuracy*"] : []), "bound C", "releases"],
+    ["ε granted", "clients", "ε certified", ...(tested ? [`${nameOf(main)}*`] : []), "bound C", "releases"],
     groups.map((g) => [
       epsilon(g.budget),
       String(g.clients),
       line(g.epsilon),
-      ...(tested ? [percent(g.accuracy)] : []),
+      ...(tested ? [asMetric(main, g.accuracy)] : []),
       number(g.bound),
       `${g.releases_made.toLocaleString("en")}${g.releases_planned === null ? "" : ` of ${g.releases_planned.toLocaleString("en")}`}`,
     ]),

@@ -2,7 +2,7 @@
 
 import { ask } from "./ask.js";
 import { compareCharts } from "./compare_view.js";
-import { epsilon, h, percent, put, table } from "./dom.js";
+import { epsilon, formatOf, h, nameOf, number, percent, put, asMetric, table } from "./dom.js";
 import { runList } from "./list.js";
 
 /** The page; without a choice in the address, the newest folder that holds several finished runs. */
@@ -79,24 +79,26 @@ async function show(body, ids) {
   }
 }
 
-function results({ table: lines, reference }) {
+function results({ table: lines, main, reference }) {
   if (!lines.length) return h("p", { class: "quiet" }, "No finished run among them yet.");
+  const share = formatOf(main) === "percent",
+    wide = (value) => (share ? (100 * value).toFixed(1) : number(value));
   const spread = (line) =>
-    percent(line.mean) + (line.spread === null ? "" : ` ± ${(100 * line.spread).toFixed(1)}`);
+    asMetric(main, line.mean) + (line.spread === null ? "" : ` ± ${wide(line.spread)}`);
   const away = (line) =>
     line.difference === null
       ? "–"
-      : `${line.difference >= 0 ? "+" : "−"}${Math.abs(100 * line.difference).toFixed(1)}${line.interval === null ? "" : ` ± ${(100 * line.interval).toFixed(1)}`}`;
+      : `${line.difference >= 0 ? "+" : "−"}${wide(Math.abs(line.difference))}${line.interval === null ? "" : ` ± ${wide(line.interval)}`}`;
   return h(
     "div",
     {},
     h("h2", {}, "In numbers"),
     table(
-      ["", "accuracy*", "macro-F1*", "seeds", "ε certified", `minus ${reference}`],
+      ["", `${nameOf(main)}*`, main === "accuracy" ? "macro-F1*" : "loss*", "seeds", "ε certified", `minus ${reference}`],
       lines.map((line) => [
         line.label,
         spread(line),
-        percent(line.macro_f1),
+        main === "accuracy" ? percent(line.macro_f1) : number(line.loss),
         String(line.seeds),
         epsilon(line.epsilon),
         away(line),

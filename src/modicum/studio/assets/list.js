@@ -1,6 +1,6 @@
 // The list of runs, to choose one or several of; shared by watch, compare and audit.
 
-import { h, number, percent, put } from "./dom.js";
+import { h, number, put, asMetric } from "./dom.js";
 
 const AT_ONCE = 120; // lines that are drawn before anything else is
 const folderOf = (row) => (row.name.includes("/") ? row.name.slice(0, row.name.lastIndexOf("/")) : "");
@@ -70,7 +70,7 @@ export function runList({ rows, inAll = 0, chosen, link, toggle }) {
     const now = h(
       "span",
       { class: "now" },
-      row.accuracy !== null ? percent(row.accuracy) : row.certified ? `ε ${number(row.epsilon, "∞")}` : "",
+      row.score !== null ? asMetric(row.main, row.score) : row.certified ? `ε ${number(row.epsilon, "∞")}` : "",
       h("br"),
       h(
         "span",

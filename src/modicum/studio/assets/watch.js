@@ -3,6 +3,7 @@
 import { ask } from "./ask.js";
 import { h, put } from "./dom.js";
 import { runList } from "./list.js";
+import { lookPart } from "./look.js";
 import { groupTable, keyFigures, runCharts, troubles } from "./run_view.js";
 
 /** The page; `studio` holds the rows and tells of changes. Returns what stops it. */
@@ -153,9 +154,10 @@ function footer(foot, run) {
     certified = groups.length && groups[0].epsilon;
   put(
     foot,
+    run.look ? lookPart(run.look) : null,
     certified ? h("h2", {}, "By budget") : null,
-    certified ? groupTable(groups, about.accuracy !== null) : null,
-    certified && about.accuracy !== null
+    certified ? groupTable(groups, about.score !== null, about.main) : null,
+    certified && about.score !== null
       ? h(
           "p",
           { class: "note-line" },

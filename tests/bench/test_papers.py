@@ -1,0 +1,65 @@
+"""The four papers' rows and their command: stored results in seconds, bad input in a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from modicum.cli import run
+from modicum.cli.app import app
+from modicum.cli.paper import NAMES
+from modicum_bench.papers.rows import NONE, PRINTED, PUBLIC, ROWS, TASKS, methods
+from modicum_bench.papers.run import STORED, three
+from modicum_bench.schedules.knots import at
+from modicum_bench.schedules.report import ROWS as SCHEDULES
+from modicum_bench.schedules.report import table
+
+
+@pytest.mark.parametrize("name", ["acdp-pfsd", "fedcompdp"])  # the others have a fit before their rows
+def test_every_row_can_be_built(name: str, tmp_path: Path) -> None:
+    for row, made in methods(name, tmp_path).items():
+        built = made(0.1).build(TASKS[name].experiment(made(0.1), 0).setting)
+        assert (built.claims is not None) == (row == PRINTED)
+
+
+def test_stored_rows_claim_less_than_they_cost() -> None:
+    rows = [json.loads(line) for line in STORED.read_text().splitlines()]
+    assert {row["paper"] for row in rows} <= set(NAMES)
+    assert rows
+    for row in rows:
+        assert row["row"] in ROWS
+        for played in row["runs"]:
+            if row["row"] == PRINTED:
+                assert played["true"] is None or played["true"] > played["claimed"]
+            elif row["row"] not in (NONE, PUBLIC):
+                assert played["true"] == pytest.approx(played["claimed"])
+
+
+def test_a_table_of_rows_tells_both_figures() -> None:
+    runs = [{"accuracy": 0.5, "personalised": None, "claimed": 8.0, "true": None}] * 2
+    shown = three([{"paper": "fedmap", "row": PRINTED, "method": "FedMap", "runs": runs}])
+    assert "| as printed | FedMap | 50.0 ± 0.0 | – | 8 | ∞ |" in shown
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["paper", "fedcompdp"]) == 0
+    shown = capsys.readouterr().out
+    assert "As printed, sound, and what we would use" in shown
+    assert "docs/methods/fedcompdp.md" in shown
+    for asked in (["paper", "fedavg"], ["paper", "fedmap", "--quick", "--fresh"]):
+        assert run(app, asked) == 2
+        assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_knots_are_straight_in_logarithms() -> None:
+    assert [at((1.0, 4.0, 4.0, 16.0), t, 7) for t in (0, 1, 2, 3, 6)] == pytest.approx([1, 2, 4, 4, 16])
+
+
+def test_the_table_of_schedules_is_of_paired_differences() -> None:
+    accuracy = {"best constant": [50.0, 60.0], SCHEDULES[0]: [51.0, 63.0]}
+    one = {"task": "t", "unit": 2.0, "constant": 1.0, "schedule": [2.0, 1.0, 1.0, 0.5], "accuracy": accuracy}
+    shown = table([one])
+    assert "+2.0 ± 1.0" in shown
+    assert "1 → 0.5 → 0.5 → 0.25" in shown

@@ -1,0 +1,98 @@
+"""A look over deployed silos behind secure aggregation, and the training that names it: one price at each silo."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modicum.config import Config, federation, read
+from modicum.data.look import Look
+from modicum.deploy.flower.coordinator import Coordinator, Patience
+from modicum.errors import UserError
+from modicum.preparing.look import finish
+from modicum.privacy.certificate import Certificate
+from modicum.privacy.verify import verify
+from tests.federation.test_carriers import NAMES, Direct, agreed, key_of, public_text, silo
+
+TEXT = """
+[data]
+csv = "table.csv"
+client_column = "site"
+label_column = "ill"
+classes = 2
+{use}
+[data.columns]
+age = {{ range = [20, 90], fill = 55 }}
+[privacy]
+budgets = {budget}
+[method]
+name = "{method}"
+view = "secure-aggregation"
+[run]
+rounds = {rounds}
+secure_aggregation = "protocol"
+bounds = [0.01, 10.0]
+simulation = true
+"""
+
+
+def config(folder: Path, method: str, budget: float, rounds: int, use: str = "") -> Config:
+    draw = np.random.default_rng(3)
+    lines = [f"{site},{draw.normal(60, 8):.2f},{int(draw.random() < 0.4)}" for site in NAMES for _ in range(300)]
+    (folder / "table.csv").write_text("\n".join(["site,age,ill", *lines]))
+    file = folder / f"{method}.toml"
+    file.write_text(TEXT.format(use=use, budget=budget, method=method, rounds=rounds))
+    made = read(file)
+    silos = {c.name: agreed(c, budget, folder) for c in federation(made).data.clients}
+    return replace(made, run=replace(made.run, server=public_text(key_of(folder, "server")), silos=silos))
+
+
+def play(folder: Path, made: Config, changed: dict[str, Config] | None = None) -> Path:
+    """Over both silos; `changed` are copies of the experiment that differ."""
+    place = folder / made.method_name
+    place.mkdir()
+    (place / "keys").symlink_to(folder / "keys")
+    silos = {name: silo(place, (changed or {}).get(name, made), name) for name in NAMES}
+    run = Coordinator(made, NAMES, place / "server", Direct(silos), key_of(place, "server"), Patience(1, 1, 1))
+    for _ in run.rounds():
+        pass
+    run.finish()
+    run.close()
+    for each in silos.values():
+        each.close()
+    return place
+
+
+def test_a_look_and_its_training_over_silos(tmp_path: Path) -> None:
+    place = play(tmp_path, config(tmp_path, "look", 2.0, 1))
+    found = finish(place / "server")
+    mean = found.columns[0].mean
+    assert mean is not None
+    assert abs(mean.value - 60) < 4 * mean.error + 1
+    (tmp_path / "look.json").write_bytes((place / "server" / "look.json").read_bytes())
+    use = 'standardise = "look.json"'
+    made = config(tmp_path, "dp-sgd", 3.0, 2, use)
+    trained = play(tmp_path, made)
+    for folder in (trained / "server", *(trained / f"silo-{name}" for name in NAMES)):
+        line = Certificate.read(folder / "certificate.json").clients
+        assert all(one.before == {f"look:{found.run}": pytest.approx(2.0, abs=1e-2)} for one in line.values())
+        assert all(one.epsilon <= 3.0 for one in line.values())
+        assert verify(folder).matches
+
+
+def test_a_silo_with_other_figures_does_not_take_part(tmp_path: Path) -> None:
+    place = play(tmp_path, config(tmp_path, "look", 2.0, 1))
+    finish(place / "server")
+    told = json.loads((place / "server" / "look.json").read_text())
+    (tmp_path / "look.json").write_text(json.dumps(told))
+    made = config(tmp_path, "dp-sgd", 3.0, 2, 'standardise = "look.json"')
+    told["columns"][0]["mean"]["value"] += 5
+    (tmp_path / "look.json").write_text(json.dumps(told))
+    assert Look.read(tmp_path / "look.json").columns[0].mean is not None
+    other = config(tmp_path, "dp-sgd", 3.0, 2, 'standardise = "look.json"')
+    with pytest.raises(UserError, match="agreed to another experiment"):
+        play(tmp_path, made, {NAMES[1]: other})
