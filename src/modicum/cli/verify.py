@@ -101,7 +101,7 @@ def _show(outcome: Verification) -> None:
     for problem in outcome.problems:
         typer.echo(f"\n{plain(f'MISMATCH  {problem}')}")
     for said in outcome.claimed:
-        typer.echo(plain(f"\nclaimed, not checked: {said}"))
+        typer.echo(f"\n{plain(f'claimed, not checked: {said}')}")
     typer.echo(f"\n{_verdict(outcome)}")
 
 

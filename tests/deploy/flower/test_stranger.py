@@ -231,7 +231,7 @@ def test_an_answer_in_too_many_pieces_is_refused_before_they_come(
     def tree(pieces: int) -> ObjectTree:
         return ObjectTree(children=[ObjectTree() for _ in range(pieces - 1)])
 
-    async def pushed(door: gate.Gate, port: int, body: bytes, kind: bytes = b"application/x-protobuf") -> bool:
+    async def pushed(entrance: gate.Gate, port: int, body: bytes, kind: bytes = b"application/x-protobuf") -> bool:
         events = [{"type": "http.request", "body": part, "more_body": True} for part in (body[:3], body[3:])]
         events.append({"type": "http.request", "body": b"", "more_body": False})
 
@@ -245,23 +245,23 @@ def test_an_answer_in_too_many_pieces_is_refused_before_they_come(
         headers = [(b"content-length", str(len(body)).encode()), (b"content-type", kind)]
         scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "server": ("127.0.0.1", port)}
         before = len(reached)
-        await door(scope, receive, send)
+        await entrance(scope, receive, send)
         return len(reached) > before and reached[-1] == body
 
     def answer(pieces: int) -> bytes:
         return PushMessagesRequest(message_object_trees=[tree(pieces)]).SerializeToString()
 
     async def play() -> list[bool]:
-        door = gate.Gate(flower, 9, token)
+        entrance = gate.Gate(flower, 9, token)
         question = PushAppMessagesRequest(message_object_trees=[tree(6)]).SerializeToString()
         return [
-            await pushed(door, 8, answer(4)),
-            await pushed(door, 8, answer(5)),
-            await pushed(door, 9, question),
-            await pushed(door, 8, answer(4 + 18)),
-            await pushed(door, 8, answer(4 + 19)),
-            await pushed(door, 8, answer(1), b"application/json"),
-            await pushed(door, 8, b"\xff\xff\xff"),
+            await pushed(entrance, 8, answer(4)),
+            await pushed(entrance, 8, answer(5)),
+            await pushed(entrance, 9, question),
+            await pushed(entrance, 8, answer(4 + 18)),
+            await pushed(entrance, 8, answer(4 + 19)),
+            await pushed(entrance, 8, answer(1), b"application/json"),
+            await pushed(entrance, 8, b"\xff\xff\xff"),
         ]
 
     assert asyncio.run(play()) == [True, False, True, True, False, False, False]

@@ -71,7 +71,10 @@ def weight_file(path: str | Path) -> WeightFile:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise UserError(f"cannot read the weights {file}: {error.strerror or error}") from None
+        said = error.strerror or error
+        raise UserError(
+            f"cannot read the weights {file} ({said}): name a file or folder, or a network of modicum backbones"
+        ) from None
     folder = file.parent
     return WeightFile(file, content, settings(folder / "config.json"), _card(folder / "README.md"))
 
