@@ -121,3 +121,9 @@ def test_progress_is_shown_where_somebody_looks(
     assert "4/4" in capsys.readouterr().err
     train(fed, tmp_path / "c", progress=False)
     assert capsys.readouterr().err == ""
+
+
+def test_settings_in_the_place_of_a_function_are_one_line_before_anything_runs() -> None:
+    for wrong in ({"watch": mo.Watching()}, {"callbacks": [3]}):
+        with pytest.raises(mo.UserError, match="watching=mo"):
+            mo.Watching(**wrong)

@@ -224,7 +224,7 @@ def train(
         noise: how noise is drawn: of floats, on a lattice, or correlated over rounds.
         server: hot start, averages, limits of bounds, how often to evaluate.
         engine: device and compilation.
-        watching: trackers, transcript, audit.
+        watching: progress, callbacks, early stop, trackers, transcript, audit.
         account: one lifetime grant for this and all other runs on the same records; a run that does not fit is
             refused before anything is computed.
         **old: settings of the four groups by their own names, as before; each warns.

@@ -48,6 +48,7 @@ view = "{view}"
 rounds = 3
 secure_aggregation = "{masks}"
 """
+PERSONS = ("--set", "data.person=pain", "--set", "data.rows_per_person=2", "--set", "privacy.unit=person")
 SITES, EACH = ("north", "south", "west"), 200
 
 
@@ -232,6 +233,7 @@ def test_the_command(taken: tuple[Path, Look], tmp_path: Path) -> None:
         (("--epsilon", 1, "--of", "agee"), "did you mean 'age'"),
         (("--epsilon", 1, "--statistics", "modes"), "unknown statistic"),
         (("--epsilon", 1, "--bins", 2), "3 categories"),
+        (("--epsilon", 1, *PERSONS), "this training persons"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path, words: tuple[Any, ...], said: str) -> None:

@@ -115,7 +115,7 @@ def test_what_clients_share_is_said_once(tmp_path: Path) -> None:
     assert Certificate.from_json(text) == certificate
 
 
-OPTIONAL = {"integers", "overflow", "groups"}  # of noise on a lattice, passes with a capacity, records
+OPTIONAL = {"integers", "overflow", "groups", "before"}  # lattices, capacities, records, earlier looks
 
 
 def check_object(schema: dict, value: dict) -> None:  # type: ignore[type-arg]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from modicum.errors import UserError
 from modicum.privacy.factors import FactorKind
 
 NoiseKind = Literal["float", "integer", "correlated"]
@@ -98,6 +99,12 @@ class Watching:
     transcript: bool = False
     audit: str | None = None
     until: int | None = None
+
+    def __post_init__(self) -> None:
+        if not all(callable(one) for one in (*self.callbacks, *([] if self.watch is None else [self.watch]))):
+            raise UserError(
+                "watch and callbacks are functions; this group of settings is given as watching=mo.Watching(…)"
+            )
 
 
 def regrouped(
