@@ -112,7 +112,7 @@ function header(head, run) {
       : null,
     about.said ? h("p", { class: "error" }, about.said) : null,
     run.problem ? h("p", { class: "error" }, run.problem) : null,
-    keyFigures(run),
+    run.silo ? null : keyFigures(run),
     about.simulation
       ? h(
           "p",
@@ -132,7 +132,7 @@ function charges(silo, planned) {
     of = planned ? ` of ${planned}` : "";
   return [
     h("h2", {}, "Charged by this silo"),
-    h("p", { class: "note-line" }, `${silo.rounds.length}${of} rounds${left}. From its own ledger; what its account has left says modicum silo account.`),
+    h("p", { class: "note-line" }, `${silo.rounds.length}${of} rounds${left}. From its own ledger; modicum silo account says what is left over all runs.`),
     h(
       "table",
       {},
