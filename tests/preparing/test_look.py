@@ -189,6 +189,9 @@ def test_a_sampled_training_needs_a_plan_from_before_the_look(tmp_path: Path) ->
     assert set_up(experiment(read(file)), SimulatedNoise(0)).plans["north"].before
     with pytest.raises(UnsoundError, match="draws its records at random"):
         set_up(experiment(read(file, ["run.rounds=4"])), SimulatedNoise(0))
+    for fewer in (["data.test=0.6"], ["data.validation=0.5"]):  # the rate is batch over records
+        with pytest.raises(UnsoundError, match="draws its records at random"):
+            set_up(experiment(read(file, fewer)), SimulatedNoise(0))
     rounds = write(tmp_path, 'standardise = "l"', sums=False)
     assert set_up(experiment(read(rounds, ["run.rounds=5"])), SimulatedNoise(0)).plans["north"].before
 
