@@ -167,15 +167,12 @@ MECHANISMS: dict[str, Mechanism] = {
     "client-central-secret": ClientLevel(view=TrustedServer(), local=LOCAL, rate=0.5),
 }
 
-AGGREGATIONS: dict[str, Aggregation] = {
+LINEAR: dict[str, Aggregation] = {
     "mean": Mean(),
     "mean-half": Mean(0.5),
     "weighted": Weighted(),
     "weighted-given": Weighted(weights={f"client-{i:02d}": 1.0 + i for i in range(CLIENTS)}),
     "noise-aware": NoiseAware(),
-    "trimmed-mean": TrimmedMean(),
-    "median": Median(),
-    "norm-bounded": NormBounded(),
     "momentum": Momentum(),
     "line-search": LineSearch(NoiseAware()),
     "momentum-noise-aware": Momentum(NoiseAware(), 0.5),
@@ -183,10 +180,16 @@ AGGREGATIONS: dict[str, Aggregation] = {
     "thresholded": Thresholded(Mean(), 0.01),
     "lookahead": Lookahead(Weighted()),
     "constraint-aware": ConstraintAware(radius=math.inf),
+}
+
+ROBUST: dict[str, Aggregation] = {  # not linear in the updates, on purpose
+    "trimmed-mean": TrimmedMean(),
+    "median": Median(),
+    "norm-bounded": NormBounded(),
     "constraint-aware-cut": ConstraintAware(norm="d", cuts=3),
 }
 
-ROBUST = {"trimmed-mean", "median", "norm-bounded", "constraint-aware-cut"}  # not linear, on purpose
+AGGREGATIONS = LINEAR | ROBUST
 
 METHOD_ROWS: dict[str, MethodSpec] = {
     "auto": Auto(),

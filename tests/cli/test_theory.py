@@ -40,6 +40,7 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ["--experiment", str(tmp_path / "e.toml")],
         ["--epsilon", "-1"],
         ["--share", "2"],
+        ["--bias", "nan"],
     ):
         assert run(app, ["theory", "pac-dp", *asked]) == 2
         said = capsys.readouterr().err.strip()

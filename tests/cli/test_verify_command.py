@@ -48,6 +48,7 @@ def test_match(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     out = capsys.readouterr().out
     assert "Match: the certificate follows from the ledger for all 2 clients." in out
     assert "MISMATCH" not in out
+    assert "\nclaimed, not checked: " in out  # on a line of its own
 
 
 @pytest.mark.parametrize("obeyed", [False, True], ids=["plain", "mutant"])

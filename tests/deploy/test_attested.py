@@ -46,6 +46,7 @@ def test_one_file_is_enough(run: Path, tmp_path: Path) -> None:
     assert code == 0, said
     assert "claimed, not checked: where the noise came from (cryptographic)" in said
     assert "claimed, not checked: that these keys are those of server and silos" in said
+    assert "\\n" not in said
     assert said.count("Match: the certificate follows from the ledger") == 3
     assert said.rstrip().endswith("Match: signatures and figures of (server), clinic, ward hold.")
 

@@ -229,6 +229,14 @@ def test_the_command(taken: tuple[Path, Look], tmp_path: Path) -> None:
     assert "pressure" not in few.stdout
 
 
+def test_a_look_that_claims_nothing_has_no_errors(tmp_path: Path) -> None:
+    found = look(write(tmp_path, sums=False), float("inf"), folder=tmp_path / "clear")
+    age = found.column("age")
+    assert age.missing.value == age.missing.error == age.bar_error == 0
+    assert sum(age.bars) == pytest.approx(found.records)
+    assert all(q.low == q.value == q.high for q in age.quantiles)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -236,6 +244,8 @@ def test_the_command(taken: tuple[Path, Look], tmp_path: Path) -> None:
         (("--epsilon", 1, "--of", "agee"), "did you mean 'age'"),
         (("--epsilon", 1, "--statistics", "modes"), "unknown statistic"),
         (("--epsilon", 1, "--bins", 2), "3 categories"),
+        (("--epsilon", 1, "--of", ","), "names nothing"),
+        (("--epsilon", 1, "--statistics", ""), "names nothing"),
         (("--epsilon", 1, *PERSONS), "this training persons"),
     ],
 )

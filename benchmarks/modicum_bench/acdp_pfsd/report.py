@@ -194,7 +194,8 @@ def small_constants(results: Sequence[Result]) -> dict[float, list[Result]]:
 
 
 def _network(results: Sequence[Result]) -> list[str]:
-    rows = {m: found for m in (*METHODS, RAW_FIGURES) if (found := network(results, m))}
+    rows = {m: network(results, m) for m in METHODS}
+    rows |= {RAW_FIGURES: found} if (found := network(results, RAW_FIGURES)) else {}
     rows |= {f"dp-pfsd, C = {C:g}": found for C, found in network_constants(results).items()}
     lines = [
         "## Every method, EMNIST, s2, σ = 1, 50 clients, 100 rounds",

@@ -20,7 +20,7 @@ class Mean:
     lr: float = 1.0
     needs_individuals = False
 
-    def init(self, public: PublicFacts) -> State:  # noqa: ARG002
+    def init(self, public: PublicFacts) -> State:
         return {}
 
     def combine(
@@ -28,7 +28,7 @@ class Mean:
         state: State,
         model: Tensor,
         opened: Opened,
-        evaluate: PublicEvaluator | None = None,  # noqa: ARG002
+        evaluate: PublicEvaluator | None = None,
     ) -> tuple[Tensor, State]:
         if isinstance(opened, ReleasedSum):
             return model + self.lr * opened.update, state

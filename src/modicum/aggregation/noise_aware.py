@@ -50,7 +50,7 @@ class NoiseAware:
         state: State,
         model: Tensor,
         opened: Opened,
-        evaluate: PublicEvaluator | None = None,  # noqa: ARG002
+        evaluate: PublicEvaluator | None = None,
     ) -> tuple[Tensor, State]:
         if isinstance(opened, ReleasedSum):
             raise UserError("noise-aware weights need each client's update: use the view server-sees-messages")

@@ -27,7 +27,7 @@ class _Robust(ABC):
     def centre(self, rows: Tensor) -> Tensor:
         """Of updates in a fixed order, one row a client, at least one."""
 
-    def init(self, public: PublicFacts) -> State:  # noqa: ARG002
+    def init(self, public: PublicFacts) -> State:
         return {}
 
     def combine(
@@ -35,7 +35,7 @@ class _Robust(ABC):
         state: State,
         model: Tensor,
         opened: Opened,
-        evaluate: PublicEvaluator | None = None,  # noqa: ARG002
+        evaluate: PublicEvaluator | None = None,
     ) -> tuple[Tensor, State]:
         if isinstance(opened, ReleasedSum):
             raise UserError("a robust aggregation needs each client's update: use the view server-sees-messages")

@@ -34,7 +34,7 @@ class Totals:
         state: State,
         model: Tensor,
         opened: Opened,
-        evaluate: PublicEvaluator | None = None,  # noqa: ARG002
+        evaluate: PublicEvaluator | None = None,
     ) -> tuple[Tensor, State]:
         messages = (opened,) if isinstance(opened, ReleasedSum) else opened
         total = model.new_zeros(model.shape).double() if state["total"] is None else state["total"]

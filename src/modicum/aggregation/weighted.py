@@ -47,7 +47,7 @@ class Weighted:
         state: State,
         model: Tensor,
         opened: Opened,
-        evaluate: PublicEvaluator | None = None,  # noqa: ARG002
+        evaluate: PublicEvaluator | None = None,
     ) -> tuple[Tensor, State]:
         if isinstance(opened, ReleasedSum):
             return model + self.lr * opened.update, state

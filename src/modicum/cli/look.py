@@ -13,9 +13,13 @@ from modicum.errors import UserError
 def look(
     path: Path = typer.Argument(help="An experiment in TOML, or the folder of a look that was taken."),
     epsilon: float | None = typer.Option(None, "--epsilon", help="What each client pays, e.g. 0.2."),
-    of: str = typer.Option("", "--of", help="Columns, e.g. age,pressure [default: all with a declared range]."),
-    statistics: str = typer.Option(
-        "", "--statistics", help="classes, missing, moments, histograms, correlations [default: all but the last]."
+    of: str | None = typer.Option(
+        None, "--of", help="Columns, e.g. age,pressure [default: all with a declared range]."
+    ),
+    statistics: str | None = typer.Option(
+        None,
+        "--statistics",
+        help="classes, missing, moments, histograms, correlations [default: all but the last].",
     ),
     bins: int | None = typer.Option(None, "--bins", help="Bars of each histogram [default: 16]."),
     options: list[str] = typer.Option([], "--set", help="Change a setting, as in modicum run (repeatable)."),
@@ -37,7 +41,7 @@ def look(
         if epsilon is None:
             raise UserError("a look is paid for: say what each client pays, e.g. --epsilon 0.2")
         folder = out or new_folder(f"look-{path.stem}")
-        names = {"of": _names(of), "statistics": _names(statistics)}
+        names = {"of": _names("--of", of), "statistics": _names("--statistics", statistics)}
         found = take(path, epsilon, **names, bins=bins, options=options, seed=seed, folder=folder)
     if as_json:
         told = {"folder": str(folder), **found.to_dict()}
@@ -48,5 +52,9 @@ def look(
         typer.echo(f"{name:<12}{what}")
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+def _names(option: str, text: str | None) -> list[str]:
+    """What an option lists. An empty list would mean everything, at everybody's expense: it is left away."""
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    if text is not None and not names:
+        raise UserError(f"{option} {text!r} names nothing: leave it away for the default, or give names, e.g. a,b")
+    return names

@@ -249,8 +249,9 @@ def _bars(
     """Bars that agree with the missing share, as far as the two noises say whom to believe; then quantiles."""
     error, gone = noise[statistics.HISTOGRAMS], noise[statistics.MISSING]
     all_bars = bins * error**2
-    total = (bars.sum() * gone**2 + (1 - missing) * all_bars) / (gone**2 + all_bars)
-    total_error = gone * math.sqrt(all_bars / (gone**2 + all_bars))
+    trust = gone**2 / (gone**2 + all_bars) if all_bars else 1.0  # in the bars; nothing is noisy at ε = ∞
+    total = trust * bars.sum() + (1 - trust) * (1 - missing)
+    total_error = math.sqrt(trust * all_bars)
     bars = bars + (total - bars.sum()) / bins
     shown = bars[: len(asked.categories)] if asked.categories else bars
     found: dict[str, Any] = {

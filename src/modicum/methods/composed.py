@@ -48,7 +48,7 @@ class Composed:
     transform: Transform | None = None  # of whole updates, before they are clipped
     name: str = "composed"
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+    def build(self, setting: Setting) -> Method:
         return Method(
             name=self.name,
             training=self.training,

@@ -26,7 +26,7 @@ class Soteria(Minibatches, Aggregated):
 
     percentile: float = option(60.0, "share of that layer's inputs whose columns are zeroed, in percent")
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+    def build(self, setting: Setting) -> Method:
         mechanism = soteria.Soteria(local=self.local_steps(), percentile=self.percentile)
         return _averaging("soteria", mechanism, self)
 
@@ -39,7 +39,7 @@ class Censor(Minibatches, Aggregated):
     until: int = option(10, "rounds; afterwards updates are sent as they are")
     as_coded: bool = option(False, "with the published code's faults: part of the update, or all of it, stays in")
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+    def build(self, setting: Setting) -> Method:
         mechanism = censor.Censor(
             local=self.local_steps(), tries=self.tries, until=self.until, as_coded=self.as_coded
         )

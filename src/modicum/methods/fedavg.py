@@ -26,7 +26,7 @@ class FedAvg(Minibatches, Aggregated):
         "weighted", "weighted (by records), mean, trimmed-mean, median or norm-bounded"
     )
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+    def build(self, setting: Setting) -> Method:
         mechanism = Clear(local=self.local_steps())
         return Method(
             name="fedavg",

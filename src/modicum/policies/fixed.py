@@ -25,11 +25,11 @@ class Fixed:
         if not 0 < self.bound < float("inf"):
             raise UserError(f"a clipping bound must be positive and finite, got {self.bound}")
 
-    def init(self, public: PublicFacts) -> State:  # noqa: ARG002
+    def init(self, public: PublicFacts) -> State:
         return {}
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         return dict.fromkeys(clients, Decision(self.bound))
 
-    def observe(self, state: State, observed: Observation) -> State:  # noqa: ARG002
+    def observe(self, state: State, observed: Observation) -> State:
         return state

@@ -50,10 +50,10 @@ class MedianNorm:
         if not (1 < self.step < float("inf") and 1 < self.reach < float("inf")):
             raise UserError(f"reach and step are factors above 1, got {self.reach} and {self.step}")
 
-    def init(self, public: PublicFacts) -> State:  # noqa: ARG002
+    def init(self, public: PublicFacts) -> State:
         return {"bound": self.initial}
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         return dict.fromkeys(clients, Decision(state["bound"]))
 
     def observe(self, state: State, observed: Observation) -> State:
@@ -93,10 +93,10 @@ class NaiveMedianNorm:
         _check(self.initial)
         _check(self.least)
 
-    def init(self, public: PublicFacts) -> State:  # noqa: ARG002
+    def init(self, public: PublicFacts) -> State:
         return {"bound": self.initial}
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         return dict.fromkeys(clients, Decision(state["bound"]))
 
     def observe(self, state: State, observed: Observation) -> State:

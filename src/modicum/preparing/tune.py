@@ -101,14 +101,16 @@ def tune(
     place = Path(folder) if folder is not None else new_folder(f"tune-{Path(file).stem}")
     settings = tuple(dict(cell.point) for cell in cells)
     configs = [check(parse(cell.config, str(file))) for cell in cells]
+    if law is not None and (way != "stopping" or law not in LAWS):
+        raise UserError(f"a law is one of random stopping: {', '.join(LAWS)}")
+    if mean is not None and way in ("split", "public"):
+        raise UserError(f"the way {way} plays every setting once: leave --mean out, it is for random stopping")
     if way == "public":
         if public is None:
             raise UserError("name an experiment of public stand-ins: --public stand-ins.toml")
         return _on_stand_ins(Path(public), grid, configs, settings, seed, place)
     if public is not None:
         raise UserError("stand-ins are for the way public: leave --public out, or give --way public")
-    if law is not None and (way != "stopping" or law not in LAWS):
-        raise UserError(f"a law is one of random stopping: {', '.join(LAWS)}")
     return _Search(configs, settings, epsilon, way, mean, law, seed, place).play()
 
 

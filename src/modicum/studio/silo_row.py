@@ -1,9 +1,13 @@
-"""A silo's own folder in the list of runs: it has no summary, but an invitation and, in the end, a certificate."""
+"""A silo's own folder in the list and on a page: it has an invitation, a ledger and, in the end, a certificate."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from modicum.errors import UserError
 
 INVITATION = "joined.json"
 
@@ -28,6 +32,24 @@ def of_silo(joined: Mapping[str, Any], certificate: Mapping[str, Any]) -> dict[s
         "finished": name is not None,
         "simulation": bool(noise.get("simulation")) if isinstance(noise, dict) else False,
     }
+
+
+def charged(ledger: Path) -> dict[str, Any]:
+    """What a silo's own ledger says: releases of each round, and the share of its plan that is left.
+
+    Nothing where it cannot be read.
+    """
+    from modicum.privacy.ledger import Ledger
+
+    try:
+        with Ledger.open(ledger, read_only=True) as held:
+            rounds = Counter[int]()
+            for release in held.charges():
+                rounds[release.round] += release.count
+            left = min(held.left().values(), default=None)
+    except (UserError, OSError):
+        return {}
+    return {"left": left, "rounds": [{"round": r + 1, "releases": n} for r, n in sorted(rounds.items())]}
 
 
 def _number(value: Any) -> float | None:

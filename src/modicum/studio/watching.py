@@ -17,6 +17,7 @@ from modicum.errors import UserError
 from modicum.federation.records import parse_records
 from modicum.report.view import RunView
 from modicum.studio.catalogue import Catalogue, Found, beginning, inside, read_json, read_toml, table
+from modicum.studio.silo_row import INVITATION, charged
 
 KEPT = 24  # runs whose points stay in memory
 PORTION = 1 << 21  # bytes of rounds that are read at a time: a page stands before a long run is read to its end
@@ -102,7 +103,10 @@ class Watching:
         with self.lock:
             one = self.run(id)
             value = one.to_dict(self.catalogue.row(one.found), since)
-        config = one.found.files.config
+        files, invitation = one.found.files, one.found.folder / INVITATION
+        if inside(invitation, self.catalogue.root) and inside(files.ledger, self.catalogue.root):
+            value["silo"] = charged(files.ledger)
+        config = files.config
         if since == 0 and inside(config, self.catalogue.root):
             value["config"] = beginning(config, CONFIG).decode(errors="replace")
         look = one.found.files.look

@@ -36,7 +36,7 @@ class Configuration:
 
     def __post_init__(self) -> None:
         numbers = (self.clients, self.rounds, self.batch, self.bound, self.dimension, self.curvature)
-        if not all(0 < v < math.inf for v in numbers) or self.multiplier < 0 or self.bias < 0:
+        if not all(0 < v < math.inf for v in numbers) or not (self.multiplier >= 0 and self.bias >= 0):
             raise UserError("a convergence bound needs positive sizes, and noise and bias of at least 0")
 
 

@@ -112,7 +112,7 @@ function header(head, run) {
       : null,
     about.said ? h("p", { class: "error" }, about.said) : null,
     run.problem ? h("p", { class: "error" }, run.problem) : null,
-    keyFigures(run),
+    run.silo ? null : keyFigures(run),
     about.simulation
       ? h(
           "p",
@@ -120,8 +120,26 @@ function header(head, run) {
           "A simulation: noise comes from a seed and protects nobody. What is drawn as ground truth, only a simulator can see.",
         )
       : null,
-    points.length ? null : h("p", { class: "empty" }, "No round is finished yet."),
+    points.length || run.silo?.rounds?.length ? null : h("p", { class: "empty" }, "No round is finished yet."),
+    ...charges(run.silo, planned),
   );
+}
+
+/** What a silo's own ledger has charged, round by round. */
+function charges(silo, planned) {
+  if (!silo?.rounds?.length) return [];
+  const left = silo.left === null ? "" : `; ${Math.floor(100 * silo.left)}% of the plan is left`,
+    of = planned ? ` of ${planned}` : "";
+  return [
+    h("h2", {}, "Charged by this silo"),
+    h("p", { class: "note-line" }, `${silo.rounds.length}${of} rounds${left}. From its own ledger; modicum silo account says what is left over all runs.`),
+    h(
+      "table",
+      {},
+      h("thead", {}, h("tr", {}, h("th", {}, "Round"), h("th", {}, "Releases"))),
+      h("tbody", {}, ...silo.rounds.map((one) => h("tr", {}, h("td", {}, one.round), h("td", {}, one.releases)))),
+    ),
+  ];
 }
 
 function bar(share) {
