@@ -20,6 +20,8 @@ from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import set_up
 from modicum.preparing.look import finish, look
 from modicum.privacy.certificate import Certificate
+from modicum.privacy.lifetime import DrawRefused
+from modicum.privacy.lifetime.account import DatasetAccount
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.verify import verify
 from modicum.runs import carry_out
@@ -254,3 +256,14 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path, words: tuple[A
     assert isinstance(done.exception, UserError), done.output
     assert said in str(done.exception)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_look_draws_on_the_files_account(tmp_path: Path) -> None:
+    """And the training that follows draws what is its own beside it."""
+    account = f'[account]\nbudget = 4.0\nfolder = "{tmp_path / "account"}"\n'
+    file = write(tmp_path, 'standardise = "first"', more=account)
+    first = look(file, 2.0, folder=tmp_path / "first")
+    with DatasetAccount.open(tmp_path / "account", read_only=True) as kept:
+        assert set(kept.draws) == {first.run}
+    with pytest.raises(DrawRefused):
+        look(file, 3.8, folder=tmp_path / "second", seed=1)

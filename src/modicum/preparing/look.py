@@ -10,6 +10,7 @@ from typing import Any
 
 from modicum.aggregation.totals import noise_in
 from modicum.config import Config, experiment, read, to_toml
+from modicum.config.build import account_in
 from modicum.config.looks import planning
 from modicum.config.schema import ModelConfig, TaskConfig
 from modicum.core.statistics import CLASSES, Questions
@@ -66,7 +67,7 @@ def look(
     files.make(fresh=True)
     files.write(files.path / PLANNED, json.dumps(planning(config), ensure_ascii=False).encode())
     try:
-        carry_out(built, files, to_toml(asked), simulation=asked.run.simulation)
+        carry_out(built, files, to_toml(asked), simulation=asked.run.simulation, account=account_in(asked))
     except UserError:
         if not files.ledger.exists():
             (files.path / PLANNED).unlink(missing_ok=True)
