@@ -370,6 +370,7 @@ def test_settings_that_cannot_be_are_refused_before_any_message(tmp_path: Path) 
         {"epsilon": math.nan},
         {"participations": 0},
         {"clip": 0},
+        {"adjacency": "both"},
     ):
         with pytest.raises(UserError):
             private(adding(1.0), tmp_path, **wrong)

@@ -370,3 +370,9 @@ def test_silos_know_a_backbone_by_its_content(folder: Path, tmp_path: Path) -> N
     assert digest_of("efficientnet-lite0") != digest_of("efficientnet-lite0:2")
     with pytest.raises(UserError, match="no backbone at"):
         digest_of(str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("name", ["scattering:x", "scattering:", "scattering:0"])
+def test_a_side_that_is_no_number_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="scattering:8"):
+        extractor(name, (3, 16, 16))

@@ -20,6 +20,8 @@ from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import set_up
 from modicum.preparing.look import finish, look
 from modicum.privacy.certificate import Certificate
+from modicum.privacy.lifetime import DrawRefused
+from modicum.privacy.lifetime.account import DatasetAccount
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.verify import verify
 from modicum.runs import carry_out
@@ -189,6 +191,9 @@ def test_a_sampled_training_needs_a_plan_from_before_the_look(tmp_path: Path) ->
     assert set_up(experiment(read(file)), SimulatedNoise(0)).plans["north"].before
     with pytest.raises(UnsoundError, match="draws its records at random"):
         set_up(experiment(read(file, ["run.rounds=4"])), SimulatedNoise(0))
+    for fewer in (["data.test=0.6"], ["data.validation=0.5"]):  # the rate is batch over records
+        with pytest.raises(UnsoundError, match="draws its records at random"):
+            set_up(experiment(read(file, fewer)), SimulatedNoise(0))
     rounds = write(tmp_path, 'standardise = "l"', sums=False)
     assert set_up(experiment(read(rounds, ["run.rounds=5"])), SimulatedNoise(0)).plans["north"].before
 
@@ -251,3 +256,14 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path, words: tuple[A
     assert isinstance(done.exception, UserError), done.output
     assert said in str(done.exception)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_look_draws_on_the_files_account(tmp_path: Path) -> None:
+    """And the training that follows draws what is its own beside it."""
+    account = f'[account]\nbudget = 4.0\nfolder = "{tmp_path / "account"}"\n'
+    file = write(tmp_path, 'standardise = "first"', more=account)
+    first = look(file, 2.0, folder=tmp_path / "first")
+    with DatasetAccount.open(tmp_path / "account", read_only=True) as kept:
+        assert set(kept.draws) == {first.run}
+    with pytest.raises(DrawRefused):
+        look(file, 3.8, folder=tmp_path / "second", seed=1)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from modicum.config import Config, federation, read
+from modicum.config.looks import planning
 from modicum.data.look import Look
 from modicum.deploy.flower.coordinator import Coordinator, Patience
-from modicum.errors import UserError
+from modicum.deploy.silo.account import SiloAccount
+from modicum.deploy.silo.spec import SiloSpec
+from modicum.deploy.silo.terms import Terms
+from modicum.errors import UnsoundError, UserError
 from modicum.preparing.look import finish
 from modicum.privacy.certificate import Certificate
+from modicum.privacy.ledger import Ledger
+from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.verify import verify
 from tests.federation.test_carriers import NAMES, Direct, agreed, key_of, public_text, silo
 
@@ -96,3 +104,72 @@ def test_a_silo_with_other_figures_does_not_take_part(tmp_path: Path) -> None:
     other = config(tmp_path, "dp-sgd", 3.0, 2, 'standardise = "look.json"')
     with pytest.raises(UserError, match="agreed to another experiment"):
         play(tmp_path, made, {NAMES[1]: other})
+
+
+def opened(spec: SiloSpec, plan: PrivacyPlan, run: str) -> None:
+    """The account of a silo that took part in a look with this plan."""
+    own = federation(spec.experiment).data.clients[0]
+    account = SiloAccount(replace(spec, experiment=replace(spec.experiment, looks=())), own)
+    kept = account._begin(plan)
+    kept.hold(run, "agreed", plan, account._table(kept), spec.folder / "ledger.sqlite")
+    kept.close()
+
+
+def cheaper(told: dict[str, Any]) -> None:
+    told["releases"][NAMES[0]][0]["noise_multiplier"] *= 100
+
+
+def free(told: dict[str, Any]) -> None:
+    told["releases"][NAMES[0]] = []
+
+
+def another(told: dict[str, Any]) -> None:
+    told["run"] = "0" * 16
+    cheaper(told)
+
+
+def weaker(told: dict[str, Any]) -> None:
+    told["spec"]["delta"] *= 10
+
+
+@pytest.mark.parametrize("forge", [None, cheaper, free, another, weaker])
+def test_a_silo_knows_what_a_look_cost_it(forge: Callable[[Any], None] | None, tmp_path: Path) -> None:
+    """Its file comes from a server that would have the silo forget part of it."""
+    place = play(tmp_path, config(tmp_path, "look", 2.0, 1))
+    found = finish(place / "server")
+    with Ledger.open(place / f"silo-{NAMES[0]}" / "ledger.sqlite", read_only=True) as ledger:
+        plan = ledger.plans[NAMES[0]]
+    told = json.loads((place / "server" / "look.json").read_text())
+    (forge or (lambda _: None))(told)
+    (tmp_path / "look.json").write_text(json.dumps(told))
+    made = config(tmp_path, "dp-sgd", 3.0, 2, 'standardise = "look.json"')
+    (tmp_path / "keys").mkdir(exist_ok=True)
+    one = silo(tmp_path, made, NAMES[0])
+    spec, own = one.spec, one.experiment.federation.data.clients[0]
+    one.close()
+    opened(spec, plan, found.run)
+    if forge is None:
+        SiloAccount(spec, own).close()
+        return
+    with pytest.raises(UserError, match="did not pay for the look"):
+        SiloAccount(spec, own)
+
+
+def test_a_sampled_training_over_silos_never_follows_a_look(tmp_path: Path) -> None:
+    """What was planned before stands in a file that the server wrote."""
+    place = play(tmp_path, config(tmp_path, "look", 2.0, 1))
+    finish(place / "server")
+    told = json.loads((place / "server" / "look.json").read_text())
+    sums = TEXT.replace("secure-aggregation", "server-sees-messages").replace('"protocol"', '"ideal"')
+    made = config(tmp_path, "dp-sgd", 3.0, 2)
+    text = sums.format(use='standardise = "look.json"', budget=3.0, method="dp-sgd", rounds=2)
+    (tmp_path / "sampled.toml").write_text(text.replace("[run]", "batch = 20\n[run]"))
+    (tmp_path / "look.json").write_text(json.dumps(told))
+    told["spec"] = Terms(read(tmp_path / "sampled.toml"), NAMES).spec.to_dict()
+    told["planned"] = planning(read(tmp_path / "sampled.toml"))
+    (tmp_path / "look.json").write_text(json.dumps(told))
+    forged = read(tmp_path / "sampled.toml")
+    assert all(look.planned_before for look in forged.looks)
+    facts = Terms(made, NAMES).agreed()
+    with pytest.raises(UnsoundError, match="draws its records at random"):
+        Terms(forged, NAMES).plan(facts[0])

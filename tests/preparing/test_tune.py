@@ -10,10 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from modicum.cli.app import app
-from modicum.errors import UserError
+from modicum.errors import UnsoundError, UserError
 from modicum.preparing import tune as module
+from modicum.preparing.look import look
 from modicum.preparing.tune import tune
 from modicum.privacy.chosen import Choice
+from modicum.privacy.lifetime.account import DatasetAccount
 from modicum.privacy.verify import verify
 
 TEXT = """
@@ -169,3 +171,27 @@ def test_the_command_tells_no_number_of_trials(tmp_path: Path, monkeypatch: pyte
         told = json.loads(CliRunner().invoke(app, line).stdout)
         outputs.append({name: value for name, value in told.items() if name != "folder"})
     assert outputs[0] == outputs[1]
+
+
+def test_a_hidden_search_draws_on_no_account(tmp_path: Path) -> None:
+    """Its draws would tell how many trials there were; paid in full each draws its own."""
+    account = f'[account]\nbudget = 50.0\nfolder = "{tmp_path / "account"}"\n'
+    file = write(tmp_path, text=TEXT + account)
+    with pytest.raises(UserError, match="how many trials"):
+        tune(file, GRID, 6.0, folder=tmp_path / "w")
+    tune(file, GRID, 6.0, way="split", folder=tmp_path / "s")
+    with DatasetAccount.open(tmp_path / "account", read_only=True) as kept:
+        assert len(kept.draws) == 2
+
+
+def test_a_search_takes_no_look(tmp_path: Path) -> None:
+    """Settings listed after it change the noise of trials: the plan that stood in the file was another."""
+    lines = [f"one,{i % 7 / 7:.3f},{i % 2}" for i in range(200)]
+    (tmp_path / "t.csv").write_text("\n".join(["client,a,label", *lines]))
+    table = f'csv = "{tmp_path / "t.csv"}"\nclasses = 2\nstandardise = "l"'
+    columns = "[data.columns]\na = {{ range = [0, 1] }}\n[method]"
+    text = TEXT.replace('name = "breast-cancer"', table).replace("[method]", columns)
+    file = write(tmp_path, text=text)
+    look(file, 1.0, folder=tmp_path / "l")
+    with pytest.raises(UnsoundError, match="after a look"):
+        tune(file, GRID, 6.0, folder=tmp_path / "w")

@@ -16,6 +16,7 @@ from modicum.comparing.cells import Cell, cells_of
 from modicum.comparing.comparison import Comparison, check_reference
 from modicum.comparing.workers import Progress, work
 from modicum.config import differences, experiment, read
+from modicum.config.build import account_in
 from modicum.config.read import check
 from modicum.config.source import parse
 from modicum.core.store import write_durably
@@ -97,7 +98,7 @@ def _play(
         raise UserError(f"the number of workers must be at least 1, got {workers}")
     check_trackers(track, far=ray is not None)
     if ray is not None:
-        _refuse_real_noise(cells)
+        _refuse_what_stays(cells)
     _begin(cells, place)
     left = [cell for cell in cells if not _finished(cell, RunFolder(place / cell.folder))]
     done = len(cells) - len(left)
@@ -162,10 +163,13 @@ def _finished(cell: Cell, files: RunFolder) -> bool:
     return files.report.exists()
 
 
-def _refuse_real_noise(cells: Sequence[Cell]) -> None:
+def _refuse_what_stays(cells: Sequence[Cell]) -> None:
     """A lost machine's cells are played again, which may cost nothing only where noise comes from the seed."""
     for cell in cells:
-        if not check(parse(cell.config, cell.label)).run.simulation:
+        config = check(parse(cell.config, cell.label))
+        if config.account is not None:
+            raise UserError(f"{cell.label}: an account stays on this machine, and so do its runs: leave --ray out")
+        if not config.run.simulation:
             raise UserError(f"{cell.label}: runs with cryptographic noise stay on this machine: leave --ray out")
 
 
@@ -199,6 +203,7 @@ def _carry_out(job: Job, folder: Path) -> None:
             title=job.title,
             transcript=seen,
             audit=how.audit,
+            account=account_in(config),
         )
     except UserError as error:
         files.leave_if_nothing_began()

@@ -23,7 +23,7 @@ from modicum.core.statistics import Questions
 from modicum.data.asked import AskedColumn
 from modicum.data.columns import Column
 from modicum.errors import DAMAGED, UserError
-from modicum.privacy.plan import PlannedRelease
+from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 
 FILE = "look.json"
@@ -70,7 +70,7 @@ class Look:
     """The figures of one look, what they cost each client, and which training was planned when it was taken."""
 
     run: str
-    records: int
+    sizes: Mapping[str, int]  # records of each client, which are public
     spec: PrivacySpec
     releases: Mapping[str, tuple[PlannedRelease, ...]]  # of each client: what a training's certificate adds up
     classes: tuple[Figure, ...] = ()  # records of each class
@@ -81,6 +81,11 @@ class Look:
     planned: Mapping[str, Any] | None = None  # the training's settings that its plan follows from
     planned_before: bool = False  # whether the training that reads it has these settings (R2)
 
+    @property
+    def records(self) -> int:
+        """Of all clients."""
+        return sum(self.sizes.values())
+
     def column(self, name: str) -> ColumnFigures | None:
         """The figures of this column, if it was looked at."""
         return next((one for one in self.columns if one.column.name == name), None)
@@ -90,7 +95,7 @@ class Look:
         return {
             "schema": SCHEMA,
             "run": self.run,
-            "records": self.records,
+            "sizes": dict(self.sizes),
             "spec": self.spec.to_dict(),
             "releases": {name: [r.to_dict() for r in own] for name, own in self.releases.items()},
             "classes": [asdict(one) for one in self.classes],
@@ -108,7 +113,7 @@ class Look:
             raise ValueError(f"its schema is {d['schema']!r}, and this version reads {SCHEMA!r}")
         return cls(
             run=str(d["run"]),
-            records=int(d["records"]),
+            sizes={str(name): int(size) for name, size in d["sizes"].items()},
             spec=PrivacySpec.from_dict(d["spec"]),
             releases={
                 str(name): tuple(PlannedRelease.from_dict(r) for r in own) for name, own in d["releases"].items()
@@ -144,6 +149,11 @@ class Look:
             raise UserError(f"the look {self.run} counted no classes: ask for them with --statistics classes,…")
         counts = [max(one.value, 2 * one.error, 1.0) for one in self.classes]
         return [sum(counts) / (len(counts) * count) for count in counts]
+
+
+def paid(plan: PrivacyPlan, run: str) -> tuple[PlannedRelease, ...]:
+    """What a client released in a look with this plan, as the plan of a later training lists it."""
+    return tuple(replace(r, purpose=f"look:{run}") for r in plan.releases)
 
 
 def _column_figures(d: Mapping[str, Any]) -> ColumnFigures:

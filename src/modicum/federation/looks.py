@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from modicum.core.facts import ClientFacts
@@ -13,6 +13,12 @@ from modicum.errors import UnsoundError, UserError
 from modicum.privacy.accounting.gaussians import hidden_rate
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
+
+
+def as_planned(looks: Iterable[Look], facts: Sequence[ClientFacts]) -> tuple[Look, ...]:
+    """A plan was fixed before a look only if clients and records are as they were: rates follow from both."""
+    sizes = {one.name: one.records for one in facts}
+    return tuple(replace(k, planned_before=k.planned_before and dict(k.sizes) == sizes) for k in looks)
 
 
 def plan_after(
@@ -33,9 +39,9 @@ def plan_after(
     drawn = any(hidden_rate(r.sampler, plan.spec) != 1 for r in plan.releases)
     if late and (drawn or plan.guard is Guard.RDP_FILTER):
         raise UnsoundError(
-            f"this training draws its records at random, and its plan is not the one that stood in the file when "
+            "this training draws its records at random, and its plan is not known to have stood in the file when "
             f"the look {late[0]} was taken, so the two do not add up (R2): leave batch out for whole batches, or "
-            "keep rounds, budgets and method as they were"
+            "keep rounds, budgets, method, clients and their numbers of records as they were"
         )
     return plan
 

@@ -25,7 +25,7 @@ from modicum.federation.cohort import Cohorts, SecretPoisson, public_cohorts, ro
 from modicum.federation.correlate import Correlates, rotation
 from modicum.federation.evaluation import public_evaluator
 from modicum.federation.experiment import Experiment, Prepared, build_method, in_fixed_shapes, prepare
-from modicum.federation.looks import plan_after
+from modicum.federation.looks import as_planned, plan_after
 from modicum.federation.server import Server
 from modicum.mechanisms.common import metric_plans
 from modicum.mechanisms.integers import on_lattice
@@ -206,12 +206,13 @@ def make_plans(
             raise UserError(
                 f"client {facts_i.name!r} has no validation records for the declared metrics: set validation"
             )
+    looks = as_planned(experiment.looks, facts)
     return {
         f.name: plan_after(
             mechanism,
             f,
             metric_plans(mechanism.spec, experiment.metrics, rounds_of(cohorts, i, experiment.rounds)),
-            experiment.looks,
+            looks,
         )
         for i, f in enumerate(facts)
     }

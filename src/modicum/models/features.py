@@ -170,7 +170,9 @@ def _one(name: str, shape: tuple[int, ...], trained_on: tuple[str, ...]) -> Extr
         return from_encoder(name)
     plain, _, number = name.partition(":")
     if plain == SCATTERING:
-        return from_scattering(shape[0], shape[-1], int(number) if number.isdecimal() else 8)
+        if name != SCATTERING and not (number.isdecimal() and int(number)):
+            raise UserError(f"{name!r} gives scattering's maps no side: write scattering, or scattering:8")
+        return from_scattering(shape[0], shape[-1], int(number or 8))
     if name.endswith(".npz"):
         return from_backbone(name)
     taps = int(number) if number.isdecimal() else 1

@@ -10,19 +10,20 @@ from typing import Any
 
 from modicum.aggregation.totals import noise_in
 from modicum.config import Config, experiment, read, to_toml
+from modicum.config.build import account_in
 from modicum.config.looks import planning
 from modicum.config.schema import ModelConfig, TaskConfig
 from modicum.core.statistics import CLASSES, Questions
 from modicum.core.store import load_state
 from modicum.data.asked import asked_columns
-from modicum.data.look import Look, figures
+from modicum.data.look import Look, figures, paid
 from modicum.errors import UserError
 from modicum.federation.model_file import label_names
 from modicum.federation.run_folder import RunFolder
 from modicum.methods import Look as LookMethod
 from modicum.privacy.accounting.choose import epsilon as epsilon_of
 from modicum.privacy.ledger import Ledger
-from modicum.privacy.plan import PlannedRelease, PrivacyPlan
+from modicum.privacy.plan import PrivacyPlan
 from modicum.report.look import write_look_page
 from modicum.runs import carry_out, new_folder
 
@@ -66,7 +67,7 @@ def look(
     files.make(fresh=True)
     files.write(files.path / PLANNED, json.dumps(planning(config), ensure_ascii=False).encode())
     try:
-        carry_out(built, files, to_toml(asked), simulation=asked.run.simulation)
+        carry_out(built, files, to_toml(asked), simulation=asked.run.simulation, account=account_in(asked))
     except UserError:
         if not files.ledger.exists():
             (files.path / PLANNED).unlink(missing_ok=True)
@@ -133,16 +134,17 @@ def finish(folder: str | Path) -> Look:
     columns = asked_columns(config.data.columns, method.of, method.bins)
     plain = Questions(method.statistics, method.bins, 0, len(columns))
     questions = replace(plain, classes=answers.numel() - plain.size if CLASSES in method.statistics else 0)
-    records = sum(totals["records"].values())
     with Ledger.open(files.ledger, read_only=True) as ledger:
         plans, run = dict(ledger.plans), ledger.run_id
-    found = figures(answers.double().numpy(), noise_in(totals), questions, columns, records)
+    found = figures(
+        answers.double().numpy(), noise_in(totals), questions, columns, sum(totals["records"].values())
+    )
     planned = files.path / PLANNED
     taken = Look(
         run=run,
-        records=records,
+        sizes=totals["records"],
         spec=next(iter(plans.values())).spec,
-        releases={name: tuple(_named(r, run) for r in plan.releases) for name, plan in plans.items()},
+        releases={name: paid(plan, run) for name, plan in plans.items()},
         labels=label_names(files.path) if files.model.exists() else (),
         costs=_costs(next(iter(plans.values())), questions),
         planned=json.loads(planned.read_text(encoding="utf-8")) if planned.exists() else None,
@@ -152,11 +154,6 @@ def finish(folder: str | Path) -> Look:
     files.write(files.look, text.encode())
     write_look_page(files, taken)
     return taken
-
-
-def _named(release: PlannedRelease, run: str) -> PlannedRelease:
-    """As a training's plan lists it."""
-    return replace(release, purpose=f"look:{run}")
 
 
 def _costs(plan: PrivacyPlan, questions: Questions) -> dict[str, float]:

@@ -16,10 +16,11 @@ from typing import Any
 from modicum.comparing import compare
 from modicum.comparing.cells import cells_of
 from modicum.config import Config, experiment_over, federation, to_toml
+from modicum.config.build import account_in
 from modicum.config.read import check
 from modicum.config.source import parse
 from modicum.core.store import write_durably
-from modicum.errors import UserError
+from modicum.errors import UnsoundError, UserError
 from modicum.federation.experiment import Experiment, Federation, build_method
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import make_cohorts, make_facts, make_plans
@@ -131,9 +132,20 @@ class _Search:
         if way not in ("stopping", "threefold", "split"):
             raise UserError(f"unknown way {way!r}: use stopping, threefold, split or public")
         self.configs, self.settings, self.budget, self.way = configs, settings, epsilon, way
+        if any(config.looks for config in configs):
+            raise UnsoundError(
+                "a search after a look has no sum with it (R2): the list of settings, and so the noise of each "
+                "trial, may follow from its figures; choose on public stand-ins (--way public), or take name = "
+                '"auto" under [method]'
+            )
         self.score = _score(configs)
         data = federation(configs[0]).data
         if way != "split":
+            if configs[0].account is not None:
+                raise UserError(
+                    "what a search draws on an account tells how many trials there were: leave [account] out, pay "
+                    "for each in full (--way split), or choose on public stand-ins (--way public)"
+                )
             self.configs = configs = [_plain_noise(config) for config in configs]
             _refuse_watched(experiment_over(configs[0], Federation(data, (epsilon,) * len(data.clients))))
         self.data, self.simulation = data, configs[0].run.simulation
@@ -265,7 +277,13 @@ class _Search:
             return load(files.path)
         config = _of_trial(self.configs[setting], self.share, seed)
         files.make(fresh=False)
-        return carry_out(self._experiment(config, self.share), files, to_toml(config), simulation=self.simulation)
+        return carry_out(
+            self._experiment(config, self.share),
+            files,
+            to_toml(config),
+            simulation=self.simulation,
+            account=account_in(config),
+        )
 
     def _publish(self, choice: Choice, run: Run | None) -> None:
         """The winner's settings and model, and the certificate last: nothing of the others, nor how many."""
@@ -341,7 +359,11 @@ def _on_stand_ins(
     files = RunFolder(place / "training")
     files.make(fresh=False)
     run = carry_out(
-        experiment_over(config, federation(config)), files, to_toml(config), simulation=config.run.simulation
+        experiment_over(config, federation(config)),
+        files,
+        to_toml(config),
+        simulation=config.run.simulation,
+        account=account_in(config),
     )
     paid = max(line.epsilon for line in run.certificate.clients.values())
     return Tuned("public", settings[at], paid, float(scores[at]), files.path, WARNING)

@@ -21,6 +21,8 @@ from modicum.federation.records import read_records
 from modicum.privacy.verify import verify
 from tests.deploy.flower.helpers import alone, deployed_model, deployment, in_process, pid_of_server, silent
 
+pytestmark = pytest.mark.heavy  # tests/models/test_low_rank.py has adapters over silos in process
+
 SILOS, RECORDS, LENGTH = ("east", "north", "south", "west"), 24, 8
 WORDS = ["[PAD]", "[UNK]", "fever", "cough", "pain", "rash", "rest", "walk", "sleep", "food", "well", "home"]
 EXPERIMENT = """

@@ -372,6 +372,12 @@ def test_by_id_all_records_of_a_person(tmp_path: Path) -> None:
     assert code == 0, text
     assert "row 4:" in text
     assert "row 13:" in text
+    (tmp_path / "ward.csv").write_text(
+        (tmp_path / "ward.csv").read_text().replace("p5", "7").replace("7,0", "007,0")
+    )
+    code, text = said(path, "--id", "7.0")  # one id to the account, however it is written
+    assert "row 6:" in text
+    assert "row 15:" in text
     code, text = said(path, "--id", "nobody")
     assert "no record has this id" in text
 

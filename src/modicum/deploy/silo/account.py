@@ -12,6 +12,7 @@ from modicum.config.schema import DataConfig
 from modicum.core.store import write_durably
 from modicum.data.arrays import ClientData
 from modicum.data.digests import blocks
+from modicum.data.look import paid
 from modicum.data.own import npz_ids
 from modicum.data.tables import csv_ids, parquet_ids
 from modicum.deploy.silo.spec import SiloSpec
@@ -119,6 +120,7 @@ class SiloAccount:
             self._account.check(lifetime_in(spec, self._account.lifetime), *identity_of(spec))
         self._check_receipt()
         self._check_siblings()
+        self._check_looks()
 
     def hold(self, join: Join, plan: PrivacyPlan) -> None:
         if self._account is None:
@@ -252,6 +254,17 @@ class SiloAccount:
                 raise UserError(
                     f"the account in {self.spec.account_folder} is an older copy, or gone: it lacks the draw of "
                     f"the run in {path.parent}, which would be spent twice; put the last copy back"
+                )
+
+    def _check_looks(self) -> None:
+        """A look's file comes from the server, and what it says was paid is taken off this silo's noise."""
+        draws = {} if self._account is None else self._account.draws
+        for look in self.spec.experiment.looks:
+            own, said = draws.get(look.run), (look.spec, look.releases.get(self.spec.name))
+            if own is None or said != (own.plan.spec, paid(own.plan, look.run)):
+                raise UserError(
+                    f"the account in {self.spec.account_folder} did not pay for the look {look.run} what its file "
+                    "says: use the file of a look that this silo took part in, as it was, or leave the look out"
                 )
 
 

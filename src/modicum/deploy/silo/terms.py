@@ -255,7 +255,10 @@ class Terms:
         of public facts and its own budget."""
         rounds = rounds_of(self.cohorts, self.names.index(facts.name), self.config.run.rounds)
         metrics = metric_plans(self.spec, self.metrics, rounds)
-        return plan_after(self.method.mechanism, facts, metrics, self.config.looks)
+        # Nothing that parties have signed tells which training was planned before a look: what its file says is
+        # the server's word.
+        looks = (replace(look, planned_before=False) for look in self.config.looks)
+        return plan_after(self.method.mechanism, facts, metrics, looks)
 
     def multiplier(self, plan: PrivacyPlan) -> float:
         """The noise multiplier of a plan's training releases."""

@@ -34,6 +34,7 @@ from modicum.deploy.silo.account import record_ids
 from modicum.deploy.silo.spec import SiloSpec
 from modicum.errors import UserError, counted
 from modicum.privacy.lifetime.files import alone
+from modicum.privacy.lifetime.spending import plain_id
 from modicum.privacy.spec import Unit
 
 LOG = logging.getLogger("modicum.silo")
@@ -172,7 +173,8 @@ def _chosen(table: Table, row: int | None, id: str | None) -> list[int]:
         return [row - 1]
     if table.ids is None:
         raise UserError("the silo's data name no id_column: withdraw by --row, counted from 1 in its table")
-    rows = [r for r, known in enumerate(table.ids) if known == id]
+    assert id is not None
+    rows = [r for r, known in enumerate(table.ids) if plain_id(known) == plain_id(id)]
     if not rows:
         raise UserError("no record has this id: look for spaces and capitals")
     return rows
@@ -260,7 +262,7 @@ def what_stays(spec: SiloSpec) -> Sequence[str]:
         )
     if (spec.folder / "secure.sqlite").exists():
         said.append(f"so is what was masked in the last rounds: {spec.folder / 'secure.sqlite'}")
-    own = spec.experiment.data.csv or spec.experiment.data.npz
+    own = spec.experiment.data.table or spec.experiment.data.npz
     if own is not None:
         said.append(f"the record is still in {own}, and its row must stay there (docs/withdrawal.md)")
     return said

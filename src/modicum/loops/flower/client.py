@@ -82,6 +82,8 @@ class ClientPrivacy:
         if self.weight in (PLANNED, RESERVED, EPSILON):
             raise UserError(f"{self.weight!r} is taken: choose another key for weights")
         positive("clip", self.clip)
+        if self.adjacency not in list(Adjacency):
+            raise UserError(f"unknown adjacency {self.adjacency!r}: choose one of {', '.join(Adjacency)}")
         self._mechanism.plan(self._facts("client", self.epsilon), ())  # refuses what cannot be, before any message
 
     def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
