@@ -14,6 +14,7 @@ from modicum.comparing import cells_of, compare, play, resume
 from modicum.comparing.comparison import Comparison, half_width
 from modicum.errors import UserError
 from modicum.federation.run_folder import RunFolder
+from modicum.privacy.lifetime.account import DatasetAccount
 from modicum.report.track import MAKERS
 from modicum.studio.catalogue import Catalogue
 from modicum.studio.compared import compare as side_by_side
@@ -263,3 +264,15 @@ def test_cells_are_audited_where_the_file_says_so(
         with pytest.raises(UserError, match="seen"):
             compare(file, seeds=1, options=[f"run.audit={audit}"], folder=tmp_path / audit)
     assert asked == ["one-run", "canife"]
+
+
+def test_every_cell_draws_on_the_files_account(file: Path, tmp_path: Path) -> None:
+    """A grant of one cell and a half pays for one; seeds are further runs on the same records."""
+    account = f'[account]\nbudget = 12.0\nfolder = "{tmp_path / "account"}"\n'
+    file.write_text(TEXT + account)
+    with pytest.raises(UserError, match="lifetime grant"):
+        compare(file, seeds=2, folder=tmp_path / "out")
+    with DatasetAccount.open(tmp_path / "account", read_only=True) as kept:
+        assert len(kept.draws) == 1
+    with pytest.raises(UserError, match="stays on this machine"):
+        compare(file, seeds=1, ray="local", folder=tmp_path / "away")
