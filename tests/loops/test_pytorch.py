@@ -558,3 +558,16 @@ def test_an_old_checkpoint_that_is_put_back_releases_nothing_new(tmp_path: Path)
 
     with pytest.raises(UserError):
         play(prepared(tmp_path, epochs=3, resume=True), others)
+
+
+def test_an_adjacency_that_is_none_is_one_line(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(UserError, match="unknown adjacency 'both'"):
+        mo.privately(
+            model,
+            torch.optim.SGD(model.parameters(), 0.1),
+            (torch.zeros(8, 3), torch.zeros(8, dtype=torch.long)),
+            epsilon=3,
+            adjacency="both",
+            folder=tmp_path / "own",
+        )

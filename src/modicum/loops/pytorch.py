@@ -471,7 +471,7 @@ def privately(
     mechanism = OwnSteps(
         batch=batch,
         epochs=epochs / count,
-        adjacency=Adjacency(adjacency),
+        adjacency=Adjacency.named(adjacency),
         delta=delta,
         rule=clip or Flat(),
         noise_multiplier=noise_multiplier,

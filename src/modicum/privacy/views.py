@@ -40,6 +40,13 @@ class Adjacency(StrEnum):
     ADD_REMOVE = "add-remove"  # it is there or not
     REPLACE_ONE = "replace-one"  # it is replaced by another
 
+    @classmethod
+    def named(cls, word: str) -> Adjacency:
+        """The one of this name, or an error that lists them."""
+        if word not in list(cls):
+            raise UserError(f"unknown adjacency {word!r}: choose one of {', '.join(cls)}")
+        return cls(word)
+
     @property
     def moves(self) -> float:
         """By how many times its bound one unit moves an unsampled sum (R6)."""

@@ -82,8 +82,6 @@ class ClientPrivacy:
         if self.weight in (PLANNED, RESERVED, EPSILON):
             raise UserError(f"{self.weight!r} is taken: choose another key for weights")
         positive("clip", self.clip)
-        if self.adjacency not in list(Adjacency):
-            raise UserError(f"unknown adjacency {self.adjacency!r}: choose one of {', '.join(Adjacency)}")
         self._mechanism.plan(self._facts("client", self.epsilon), ())  # refuses what cannot be, before any message
 
     def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
@@ -121,7 +119,7 @@ class ClientPrivacy:
     @property
     def _mechanism(self) -> ClientLevel:
         view = RepliesSeen()
-        return ClientLevel(view=view, adjacency=Adjacency(self.adjacency), delta=self.delta, integers=True)
+        return ClientLevel(view=view, adjacency=Adjacency.named(self.adjacency), delta=self.delta, integers=True)
 
 
 def private_app(app: ClientApp, **privacy: Any) -> ClientApp:
