@@ -200,6 +200,8 @@ ALLOWED = {
     (Unit.RECORD, ServerSeesMessages): set(Adjacency),
     (Unit.CLIENT, ServerSeesMessages): {Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE},
     (Unit.RECORD, SecureAggregation): {Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE},
+    (Unit.PERSON, ServerSeesMessages): set(Adjacency),
+    (Unit.PERSON, SecureAggregation): {Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE},
     (Unit.CLIENT, SecureAggregation): {Adjacency.ZERO_OUT},
     (Unit.CLIENT, TrustedServer): set(Adjacency),
 }
@@ -214,10 +216,11 @@ def test_every_claim_is_either_sound_or_refused(unit: Unit, view: View, adjacenc
         return
     facts = ClientFacts("c", 50, 2.0, 3)
     mechanism: Mechanism = ClientLevel(local=ONE, view=view, adjacency=adjacency)
-    if unit is Unit.RECORD:
-        mechanism = RecordLocal(batch=10, steps=2, adjacency=adjacency)
+    if unit is not Unit.CLIENT:
+        mechanism = RecordLocal(batch=10, steps=2, adjacency=adjacency, unit=unit)
         if isinstance(view, SecureAggregation):
-            mechanism = RecordSums(view=view, optimiser=Sgd(1.0), adjacency=adjacency)
+            mechanism = RecordSums(view=view, optimiser=Sgd(1.0), adjacency=adjacency, unit=unit)
+        assert mechanism.spec.unit is unit
     plan = mechanism.plan(facts, ())
     spent = epsilon(plan.releases, plan.spec).epsilon
     assert 0.99 * 2.0 < spent <= 2.0

@@ -27,6 +27,7 @@ from modicum.privacy.lifetime import (
     samples,
     statement_problems,
 )
+from modicum.privacy.lifetime.account import DatasetAccount
 from modicum.privacy.plan import Guard, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, Unit
 
@@ -204,13 +205,19 @@ def test_where_a_quadrature_would_be_too_large_a_close_bound_is_taken(
     assert value < renyi._any_order(q, z, order) < value + math.log(1 / q) * 1.001
 
 
+def drawn(account: DatasetAccount, run: str, of: PrivacyPlan, folder: Path) -> None:
+    """As a run that joins, and makes its first reservation."""
+    account.hold(run, "agreed", of, table(1), folder / "ledger.sqlite")
+    account.draw(run)
+
+
 def problems(said: dict[str, object], of: PrivacyPlan | None = None, simulation: bool = False) -> list[str]:
     return statement_problems(said, [of or plan()], simulation=simulation)
 
 
 def test_a_certificate_s_section_is_checked_against_its_plan(tmp_path: Path) -> None:
     with new(tmp_path / "a", rdp()) as account:
-        account.draw("r", "agreed", plan(), table(1))
+        drawn(account, "r", plan(), tmp_path)
         said = account.statement("r")
     assert problems(said) == []
     for change in (
@@ -237,7 +244,7 @@ def test_a_certificate_s_section_is_checked_against_its_plan(tmp_path: Path) -> 
 def test_a_certificate_does_not_say_that_more_was_drawn_than_there_is(tmp_path: Path) -> None:
     lifetime, costly = gdp(), plan(z=0.5)
     with new(tmp_path / "a", lifetime) as account:
-        account.draw("r", "agreed", plan(), table(1))
+        drawn(account, "r", plan(), tmp_path)
         said = {**account.statement("r"), "drawn": lifetime.price(costly)}
     assert problems(said, costly)
 
@@ -293,7 +300,7 @@ def account_at(order: float, folder: Path, monkeypatch: pytest.MonkeyPatch) -> A
             for coin in path:
                 coins.append(coin)
                 try:
-                    account.draw(str(len(coins)), "agreed", plan(z=float(len(coins))), table(1))
+                    drawn(account, str(len(coins)), plan(z=float(len(coins))), folder)
                 except DrawRefused:
                     return False
             return True

@@ -16,7 +16,6 @@ from modicum.core.persons import Join, Slot
 from modicum.core.records import each
 from modicum.data.arrays import Array, Arrays, Dataset
 from modicum.errors import UserError
-from modicum.privacy.lifetime.spending import plain_id
 
 
 def in_persons(dataset: Dataset, rows: int, join: Join = "mean") -> Dataset:
@@ -34,6 +33,8 @@ def in_persons(dataset: Dataset, rows: int, join: Join = "mean") -> Dataset:
     Raises:
         UserError: Where nothing says whose records are whose, or somebody has records at two clients.
     """
+    from modicum.privacy.lifetime.spending import plain_id  # accounting takes a second to import
+
     slot = Slot(rows, join)
     if dataset.slot is not None:
         raise UserError("the records are persons already: bring them together once")
