@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from modicum.compute.clipping.convolution import ConvWeight, Geometry, takes_short
+from modicum.compute.clipping.linear import TURNED
 from modicum.compute.clipping.pieces import Dense, EmbeddingWeight, Kept, LinearWeight, Piece, RowBias
 from modicum.compute.clipping.problem import sum_dtype
 from modicum.compute.clipping.sequence import takes, takes_bf16
@@ -166,7 +167,7 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.RMSNorm: _rms_norm,
 }
 
-BY_NAME: dict[str, Rule] = {"transformers.pytorch_utils.Conv1D": _turned_linear}
+BY_NAME: dict[str, Rule] = {TURNED: _turned_linear}
 """Of packages that need not be installed."""
 
 

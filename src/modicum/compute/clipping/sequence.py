@@ -35,6 +35,19 @@ def takes(a: Tensor, g: Tensor) -> bool:
     ) >= SHORT
 
 
+@torch.library.custom_op("modicum::sequence_turned", mutates_args=())
+def _turned(values: Tensor) -> Tensor:
+    from modicum.compute.clipping import sequence_kernels
+
+    return sequence_kernels.turned(values).transpose(1, 2)
+
+
+@_turned.register_fake
+def _(values: Tensor) -> Tensor:
+    batch, places, width = values.shape
+    return values.new_empty(batch, width, places)
+
+
 @torch.library.custom_op("modicum::sequence_square_norms", mutates_args=())
 def _square_norms(a: Tensor, g: Tensor) -> Tensor:
     from modicum.compute.clipping import sequence_kernels
@@ -85,7 +98,7 @@ class Formed:
 def measured(a: Tensor, g: Tensor) -> tuple[Tensor, Formed]:
     """(B,) squared norms of Σ_t δ_t a_tᵀ in float64, never less than of what is then summed; and what to keep."""
     if g.dtype != torch.bfloat16:
-        g = g.transpose(1, 2).contiguous().transpose(1, 2)  # as the kernels want it, once for both
+        g = _turned(g).transpose(1, 2)  # as the kernels want it, once for both
     squares: Tensor = _square_norms(a, g)
     # Squares that vanish in float32 are less than this each.
     return squares + (a.shape[2] * g.shape[2] + 1) * torch.finfo(torch.float32).tiny, Formed(a, g)

@@ -1,9 +1,10 @@
-"""Two kernels for linear layers over sequences, in Triton; importing this needs it (`sequence.has_kernels`).
+"""Kernels for linear layers over sequences, in Triton; importing this needs it (`sequence.has_kernels`).
 
 The gradient of one example's weight is the product of its output gradients (outs × places) with its inputs
 (places × inner). `formed` computes one tile of it. `measure_tiles` squares and adds up the tiles of each example
 and writes nothing else; `add_tiles` forms the very same tiles again, by the same instructions, and adds each with
 its example's weight. So what is added is what was measured, bit for bit, and no example's gradient is written.
+`turn_places` copies what has its features side by side such that its places are.
 """
 
 import torch
@@ -71,8 +72,26 @@ def add_tiles(  # type: ignore[no-untyped-def]
     tl.store(at, total, mask=(o[:, None] < outs) & (n[None, :] < inner))
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def turn_places(  # type: ignore[no-untyped-def]
+    values, out, v_b, v_t, v_d, places, width, PLACES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """One tile of (places, width) numbers of one example, written as (width, places)."""
+    example = tl.program_id(1).to(tl.int64)
+    tiles = tl.cdiv(width, WIDTH)
+    t = (tl.program_id(0) // tiles) * PLACES + tl.arange(0, PLACES)
+    d = (tl.program_id(0) % tiles) * WIDTH + tl.arange(0, WIDTH)
+    inside = (t[:, None] < places) & (d[None, :] < width)
+    tile = tl.load(values + example * v_b + t[:, None] * v_t + d[None, :] * v_d, mask=inside, other=0.0)
+    at = out + example * width * places + d[:, None] * places + t[None, :]
+    tl.store(at, tl.trans(tile), mask=(d[:, None] < width) & (t[None, :] < places))
+
+
 FULL = 264
 """Programs that keep a large GPU busy: two for each of its processors."""
+
+TURNED = {"PLACES": 32, "WIDTH": 64}
+"""Tiles of numbers that are turned."""
 
 
 def tile_sizes(outs: int, inner: int, places: int, short: bool) -> dict[str, int]:
@@ -96,7 +115,16 @@ def _programs(outs: int, inner: int, tiles: dict[str, int]) -> int:
 
 def laid_out(t: Tensor) -> Tensor:
     """tf32 products of the matrix units want places side by side; bf16 ones take any order."""
-    return t if t.dtype == torch.bfloat16 or t.stride(1) == 1 else t.transpose(1, 2).contiguous().transpose(1, 2)
+    return t if t.dtype == torch.bfloat16 or t.stride(1) == 1 else turned(t)
+
+
+def turned(t: Tensor) -> Tensor:
+    """The same (B, T, d) numbers with places side by side."""
+    batch, places, width = t.shape
+    out = torch.empty(batch, width, places, dtype=t.dtype, device=t.device)
+    grid = (-(-places // TURNED["PLACES"]) * -(-width // TURNED["WIDTH"]), batch)
+    turn_places[grid](t, out, *t.stride(), places, width, **TURNED)
+    return out.transpose(1, 2)
 
 
 def _precision(t: Tensor) -> str:
@@ -113,14 +141,21 @@ def square_norms(a: Tensor, g: Tensor) -> Tensor:
     measure_tiles[(programs, batch)](
         a, g, partial, *a.stride(), *g.stride(), outs, inner, places, _precision(a), **tiles
     )
-    return partial.double().sum(1)
+    return partial.sum(1, dtype=torch.float64)
 
 
 def run_length(a: Tensor, g: Tensor, longest: int) -> int:
-    """Examples that one program adds up: few enough to keep the device busy, and at most the longest."""
+    """Examples that one program adds up, at most the longest: such that a device of `FULL` programs at a time is
+    done soonest. In multiply-adds; a number of a run's sum, written and read, takes about one."""
     (batch, places, inner), outs = a.shape, g.shape[2]
-    programs = _programs(outs, inner, tile_sizes(outs, inner, places, a.dtype == torch.bfloat16))
-    return min(longest, -(-batch // min(batch, -(-FULL // programs))))
+    tiles = tile_sizes(outs, inner, places, a.dtype == torch.bfloat16)
+    programs, of_one = _programs(outs, inner, tiles), places * tiles["OUT"] * tiles["INNER"]
+
+    def cost(run: int) -> int:
+        runs = -(-batch // run)
+        return -(-programs * runs // FULL) * run * of_one + runs * outs * inner
+
+    return min(range(1, min(longest, batch) + 1), key=cost)
 
 
 def weighted_runs(a: Tensor, g: Tensor, weights: Tensor, run: int) -> Tensor:
