@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from modicum.compute.clipping.open_pass import OpenPass, fingerprint, graph_of, new_anchor
+from modicum.compute.clipping.open_pass import Fingerprint, OpenPass, fingerprint, graph_of, new_anchor
 from modicum.compute.clipping.problem import Parts
 from modicum.compute.clipping.synthetic import own_weights
 from modicum.compute.clipping.tracing import looking_modules
@@ -33,6 +33,7 @@ from modicum.core.messages import Decision
 from modicum.core.parts import Batch
 from modicum.core.records import each
 from modicum.core.release_gate import ReservedGate
+from modicum.core.unchanged import name_unchanged
 from modicum.errors import PrivacyWarning, UserError, counted
 from modicum.federation.foreign import foreign_modules
 from modicum.federation.run_folder import RunFolder
@@ -124,7 +125,8 @@ class Private:
         self._rehearsal: Rehearsal | None = None
         self._modes: tuple[bool, ...] | None = None
         self._graphs: set[int] = set()  # ways in which losses were computed
-        self._written: tuple[tuple[int, int], ...] | None = None  # the model as it was left by the last step
+        self._looked = False  # which parameters the first step changed
+        self._written: Fingerprint | None = None  # the model as it was left by the last step
         self._current: _Step | None = None
         self._steps_of_part = 0
         self._running = False
@@ -329,9 +331,23 @@ class Private:
             trained[name].grad = own.to(trained[name].dtype)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        self._written = fingerprint(self.model)
+        before, self._written = self._written, fingerprint(self.model)
+        if before is not None and not self._looked:
+            self._name_unchanged(before, self._written)
         self._steps_of_part = step.number + 1
         self._current = None
+
+    def _name_unchanged(self, before: Fingerprint, after: Fingerprint) -> None:
+        """Noise reaches every parameter, so what is as it was after a step, the optimiser does not train. Where
+        all is, its rate may still be rising from zero."""
+        parameters = zip(self.model.named_parameters(), before, after, strict=False)  # buffers come behind them
+        trained = [(name, old == new) for (name, p), old, new in parameters if p.requires_grad]
+        same = [name for name, alike in trained if alike]
+        self._looked = len(same) < len(trained)
+        if self._looked or self._steps_of_part + 1 == self._in_part(0):
+            self._looked = True
+            reason = "the optimiser's rate, or the precision of the model, leaves them there"
+            name_unchanged(same, f"after step {self._steps_of_part + 1}", reason)
 
     def _end_part(self, part: int, token: Token) -> None:
         self._keeping.keep(part + 1)

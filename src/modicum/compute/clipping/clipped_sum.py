@@ -36,7 +36,7 @@ from modicum.compute.clipping.switches import name_undetermined
 from modicum.compute.clipping.synthetic import own_weights, synthetic_rows
 from modicum.compute.clipping.tracing import LooksAtValuesError, as_traced, looking_modules, refuse_looking
 from modicum.core.clips import Clip
-from modicum.errors import UserError
+from modicum.errors import UntrainedWarning, UserError, listed
 
 REMEMBERED = 64
 """Routes that are kept: a loss that is made anew for each call would otherwise fill the memory."""
@@ -54,10 +54,6 @@ Others, of simulations that sample, take the route that was found so far."""
 
 class SlowClippingWarning(UserWarning):
     """A model takes the slow way; said once for each clipper, with the reason."""
-
-
-class UntrainedWarning(UserWarning):
-    """A parameter that is to be trained takes no part in the loss; said before the first record."""
 
 
 class Route(IntEnum):
@@ -156,7 +152,7 @@ class Clipper:
             except RuntimeError as failed:
                 name_undetermined(failed)
                 raise
-            _name_untrained(self.model, unreached)
+            name_untrained(self.model, unreached)
             odd = fails(rows, known)
             if odd:
                 _refuse_on_gpu(problem, odd)
@@ -224,12 +220,12 @@ def _refuse_on_gpu(problem: Problem, odd: str) -> None:
         raise UserError(f"this model cannot be trained on a GPU because of {odd}: clamp them in its forward pass")
 
 
-def _name_untrained(model: nn.Module, unreached: list[str]) -> None:
+def name_untrained(model: nn.Module, unreached: list[str]) -> None:
+    """One line, before the first record, for parameters that no loss reaches."""
     if unreached:
-        names = ", ".join(unreached[:5]) + (f" and {len(unreached) - 5} more" if len(unreached) > 5 else "")
         message = (
-            f"the loss of {type(model).__name__} does not reach {names}: noise would be all that they are given; "
-            "freeze them with requires_grad_(False)"
+            f"the loss of {type(model).__name__} does not reach {listed(unreached)}: noise would be all that they "
+            "are given; freeze them with requires_grad_(False)"
         )
         warnings.warn(message, UntrainedWarning, stacklevel=6)
 

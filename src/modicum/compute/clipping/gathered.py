@@ -1,4 +1,4 @@
-"""Small gradients of many parameters, measured and added up at once: on a GPU, launches take longer than they do."""
+"""Small gradients of many parameters, measured and added up at once: launches take a GPU longer than they do."""
 
 from __future__ import annotations
 

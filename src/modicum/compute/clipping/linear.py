@@ -1,7 +1,7 @@
 """A linear layer that shows its output's gradient by fewer calls, and without the copies that a hook would take.
 
-A hook's tap works in place; on a layer's output over several places, which is a view, torch then copies each gradient
-three times on its way back.
+A hook's tap works in place; on a layer's output over several places, which is a view, torch then copies each
+gradient three times on its way back.
 """
 
 from __future__ import annotations
