@@ -97,7 +97,7 @@ class Rounds:
         if moved and not self._looked:
             self._looked = True
             left_alone = unchanged(before, server.state.model, server.public.tensors)
-            name_unchanged(left_alone, f"after round {state.round + 1}", "no client's training reaches them")
+            name_unchanged(left_alone, f"after round {state.round + 1}", "neither training nor noise reaches them")
         public = {} if judged is None else judged.public()
         left = ledger.left()
         server.observe(state, public, left, ledger.stock() if server.public.stock else {})
