@@ -15,7 +15,7 @@ from modicum.compute.clipping.convolution import ConvWeight, Geometry, takes_sho
 from modicum.compute.clipping.linear import TURNED
 from modicum.compute.clipping.pieces import Dense, EmbeddingWeight, Kept, LinearWeight, Piece, RowBias
 from modicum.compute.clipping.problem import sum_dtype
-from modicum.compute.clipping.sequence import takes, takes_bf16
+from modicum.compute.clipping.sequence import norm_gradients, takes, takes_bf16
 
 Pieces = dict[str, Piece]
 Rule = Callable[[Any, Tensor, Tensor], Pieces]
@@ -126,6 +126,9 @@ def _embedding(layer: Any, a: Tensor, g: Tensor) -> Pieces:
 
 def _layer_norm(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     shape = layer.normalized_shape
+    both = norm_gradients(a, g, layer.eps) if len(shape) == 1 else None
+    if both is not None:
+        return {name: Dense(t) for name, t in zip(("weight", "bias"), both, strict=True)}
     standard = functional.layer_norm(a, shape, eps=layer.eps)
     found: Pieces = {"weight": Dense(_over_places(g * standard, shape))}
     if layer.bias is not None:

@@ -15,6 +15,10 @@ NARROWEST, SHORTEST = 64, 16
 """Outputs, inputs and places from which on tiles are worth forming; smaller gradients are kept."""
 
 
+WIDEST = 4096
+"""Features of a layer norm that one program holds."""
+
+
 def has_kernels(t: Tensor) -> bool:
     """Whether this device runs them."""
     return t.is_cuda and find_spec("triton") is not None
@@ -75,6 +79,28 @@ def _weighted_sum(a: Tensor, g: Tensor, weights: Tensor) -> Tensor:
 @_weighted_sum.register_fake
 def _(a: Tensor, g: Tensor, _weights: Tensor) -> Tensor:
     return as_released(a.new_empty(g.shape[2], a.shape[2], dtype=torch.float32), len(a), torch.float32)
+
+
+@torch.library.custom_op("modicum::norm_gradients", mutates_args=())
+def _norm_gradients(a: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    from modicum.compute.clipping import sequence_kernels
+
+    of_weight, of_bias = sequence_kernels.norm_gradients(a, g, eps)
+    return of_weight, of_bias.clone()  # an operator's answers share no memory
+
+
+@_norm_gradients.register_fake
+def _(a: Tensor, _g: Tensor, _eps: float) -> tuple[Tensor, Tensor]:
+    return a.new_empty(len(a), a.shape[2]), a.new_empty(len(a), a.shape[2])
+
+
+def norm_gradients(a: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
+    """(B, d) gradients of a layer norm's weight and bias by a kernel that reads everything once; None where it
+    does not apply."""
+    if not has_kernels(a) or a.dim() != 3 or a.dtype != torch.float32 or a.shape[2] > WIDEST:
+        return None
+    found: tuple[Tensor, Tensor] = _norm_gradients(a, g, eps)
+    return found
 
 
 @dataclass(frozen=True)

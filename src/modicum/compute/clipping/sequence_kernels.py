@@ -87,6 +87,30 @@ def turn_places(  # type: ignore[no-untyped-def]
     tl.store(at, tl.trans(tile), mask=(d[:, None] < width) & (t[None, :] < places))
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def norm_parts(  # type: ignore[no-untyped-def]
+    values, deltas, by_weight, by_bias, v_b, v_t, d_b, d_t, places, width, eps,
+    SOME: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Of some places of one example: Σ_t δ_t · standardised a_t and Σ_t δ_t, of a layer norm's weight and bias."""
+    example = tl.program_id(1).to(tl.int64)
+    n = tl.arange(0, WIDTH)
+    of_weight = tl.zeros((WIDTH,), dtype=tl.float32)
+    of_bias = tl.zeros((WIDTH,), dtype=tl.float32)
+    for first in range(tl.program_id(0) * SOME, tl.program_id(0) * SOME + SOME, ROWS):
+        t = first + tl.arange(0, ROWS)
+        inside = (t[:, None] < places) & (n[None, :] < width)
+        value = tl.load(values + example * v_b + t[:, None] * v_t + n[None, :], mask=inside, other=0.0)
+        delta = tl.load(deltas + example * d_b + t[:, None] * d_t + n[None, :], mask=inside, other=0.0)
+        centred = tl.where(inside, value - (tl.sum(value, axis=1) / width)[:, None], 0.0)
+        rate = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1) / width + eps)
+        of_weight += tl.sum(delta * centred * rate[:, None], axis=0)
+        of_bias += tl.sum(delta, axis=0)
+    at = (example * tl.num_programs(0) + tl.program_id(0)) * width + n
+    tl.store(by_weight + at, of_weight, mask=n < width)
+    tl.store(by_bias + at, of_bias, mask=n < width)
+
+
 FULL = 264
 """Programs that keep a large GPU busy: two for each of its processors."""
 
@@ -169,3 +193,22 @@ def weighted_runs(a: Tensor, g: Tensor, weights: Tensor, run: int) -> Tensor:
         a, g, weights, out, *a.stride(), *g.stride(), outs, inner, places, batch, run, _precision(a), **tiles
     )
     return out
+
+
+SOME_PLACES = 32
+"""Of a layer norm's input that one program adds up."""
+
+
+def norm_gradients(a: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(B, d) gradients of a layer norm's weight and of its bias, for inputs and output gradients (B, T, d)."""
+    a, g = (t if t.stride(2) == 1 else t.contiguous() for t in (a, g))
+    batch, places, width = a.shape
+    some = -(-places // SOME_PLACES)
+    parts = torch.empty(2, batch, some, width, dtype=torch.float32, device=a.device)
+    wide = triton.next_power_of_2(width)
+    norm_parts[(some, batch)](
+        a, g, parts[0], parts[1], *a.stride()[:2], *g.stride()[:2], places, width, eps,
+        SOME=SOME_PLACES, ROWS=max(1, min(SOME_PLACES, 4096 // wide)), WIDTH=wide,
+    )  # fmt: skip
+    of_weight, of_bias = parts.sum(2).unbind()
+    return of_weight, of_bias
