@@ -64,7 +64,11 @@ class _Linear(torch.autograd.Function):
         weight, bias = weight.to(taken.dtype), None if bias is None else bias.to(taken.dtype)
         ctx.show = show
         ctx.save_for_backward(weight)
-        return functional.linear(taken, weight, bias)
+        output: Tensor = functional.linear(taken, weight, bias)
+        if output._is_view():
+            # Torch would refuse whoever works in place on a view that was made here; nobody has what it is one of.
+            output = torch.ops.aten._unsafe_view(output, output.shape)
+        return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
