@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from modicum.compute import Flat, clipped_sum
-from modicum.compute.clipping import bookkeeping, shared_weights
+from modicum.compute.clipping import gathered, shared_weights
 from modicum.compute.clipping.clipped_sum import SlowClippingWarning
-from modicum.compute.clipping.pieces import Dense, Piece
 from modicum.compute.clipping.reference import reference_clipped_sum
 
 WORDS, WIDTH, LENGTH = 40, 16, 6
@@ -185,13 +184,13 @@ def test_small_gradients_may_be_measured_together(together: bool, monkeypatch: p
     model, x, y = Stacked(), torch.randint(WORDS, (6, LENGTH)), torch.arange(6) % 3
     x[2, 1] = WORDS  # no such row: this record counts as zero
     weights = torch.tensor([1.0, 0.0, 1.0, 0.5, 1.0, 1.0])
-    seen: list[int] = []
+    seen: list[str] = []
 
-    def waits(piece: Piece) -> bool:
-        seen.append(1)
-        return together and type(piece) is Dense
+    def on_gpu(_: Tensor) -> bool:
+        seen.append("asked")
+        return together
 
-    monkeypatch.setattr(bookkeeping, "waits", waits)
+    monkeypatch.setattr(gathered, "on_gpu", on_gpu)
     found = clipped_sum(model, losses, x, y, Flat(0.3), weights=weights)
     keep = torch.tensor([0, 1, 3, 4, 5])
     truth = reference_clipped_sum(model, losses, x[keep], y[keep], Flat(0.3), weights=weights[keep])

@@ -21,7 +21,7 @@ from torch.func import functional_call
 
 from modicum.compute.clipping import any_module, group_norm
 from modicum.compute.clipping.any_module import Inputs
-from modicum.compute.clipping.gathered import Group, grouped, waits
+from modicum.compute.clipping.gathered import Group, grouped, waiting
 from modicum.compute.clipping.linear import fits, is_turned, multiplied_in, shown_linear
 from modicum.compute.clipping.pieces import Dense, Kept, Piece
 from modicum.compute.clipping.problem import (
@@ -245,8 +245,10 @@ class PassRecorder:
                     continue
                 if self.uses[name] > 1:
                     self.shared.setdefault(name, []).append(piece)
-                elif not self.only_gradients and isinstance(piece, Dense) and waits(piece):
-                    self.waiting[name] = piece
+                    continue
+                small = None if self.only_gradients else waiting(piece)
+                if small is not None:
+                    self.waiting[name] = small
                 else:
                     self.squares[name], self.kept[name] = piece.measure()
         call.input = call.gradient = None

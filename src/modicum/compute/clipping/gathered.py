@@ -9,16 +9,24 @@ from math import prod
 import torch
 from torch import Tensor
 
-from modicum.compute.clipping.pieces import Dense, Kept, Piece
+from modicum.compute.clipping.pieces import Dense, Kept, LinearWeight, Piece
 from modicum.compute.clipping.sums import square_norms, weighted_rows
 
 SMALL = 1 << 13
 """Numbers of an example's gradient of one parameter, at most."""
 
 
-def waits(piece: Piece) -> bool:
-    """Whether a parameter's gradients are better measured together with others of their shape."""
-    return type(piece) is Dense and piece.gradients.is_cuda and prod(piece.gradients.shape[1:]) <= SMALL
+def waiting(piece: Piece) -> Dense | None:
+    """A parameter's gradients, if they are better measured together with others of their shape."""
+    if isinstance(piece, LinearWeight) and on_gpu(piece.inputs) and piece.size <= SMALL and piece.is_formed:
+        piece = Dense(piece.dense())
+    small = type(piece) is Dense and on_gpu(piece.gradients) and prod(piece.gradients.shape[1:]) <= SMALL
+    return piece if isinstance(piece, Dense) and small else None
+
+
+def on_gpu(t: Tensor) -> bool:
+    """Where launches count."""
+    return t.is_cuda
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def norm_parts(  # type: ignore[no-untyped-def]
 FULL = 264
 """Programs that keep a large GPU busy: two for each of its processors."""
 
-TURNED = {"PLACES": 32, "WIDTH": 64}
+TURNED = {"PLACES": 32, "WIDTH": 32}
 """Tiles of numbers that are turned."""
 
 
@@ -122,13 +122,13 @@ def tile_sizes(outs: int, inner: int, places: int, short: bool) -> dict[str, int
     """One choice for both kernels, since their tiles have to be the same. Measured on an H200: bf16 rows that do
     not begin at multiples of 16 bytes are read faster in wide tiles."""
     uneven = short and (outs % 8 != 0 or inner % 8 != 0)
-    widest, deepest = (256, 64) if uneven else (128, 32)
+    widest, deepest, warps = (256, 64, 8) if uneven else (128, 32, 4 if short else 8)
     rows, columns = min(128, triton.next_power_of_2(outs)), min(widest, triton.next_power_of_2(inner))
     return {
         "OUT": max(16, rows),
         "INNER": max(16, columns),
         "PLACES": min(deepest, max(16, triton.next_power_of_2(places))),
-        "num_warps": 8 if rows * columns > 64 * 128 else 4,  # two such tiles have to fit into registers
+        "num_warps": warps if rows * columns > 64 * 128 else 4,
         "num_stages": 3,
     }
 
