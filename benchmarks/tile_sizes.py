@@ -45,7 +45,7 @@ def factors(shape: tuple[int, int, int, int], kind: torch.dtype) -> tuple[Tensor
 
 def milliseconds(work: Callable[[], object], repeats: int = 10) -> float:
     work()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     for _ in range(repeats):
         work()
