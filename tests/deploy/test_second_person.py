@@ -12,7 +12,7 @@ from shutil import copytree, rmtree
 import pytest
 
 from modicum.config import read
-from modicum.deploy.flower import coordinator
+from modicum.deploy.flower import card, coordinator
 from modicum.deploy.flower.coordinator import Coordinator, Patience
 from modicum.deploy.silo import witness as witness_module
 from modicum.deploy.silo.accounts import FILE, remember_accounts
@@ -21,6 +21,7 @@ from modicum.deploy.silo.envelope import seal
 from modicum.deploy.silo.signing import read_signing_key
 from modicum.deploy.silo.wire import Answer, Code, Kind
 from modicum.deploy.silo.witness import ACCOUNTS, Statement, Witness
+from modicum.errors import UserError
 from modicum.privacy.lifetime.account import DatasetAccount
 from tests.deploy.flower.test_coordinator import Direct, finish
 from tests.deploy.silo.helpers import Server, key_of
@@ -43,6 +44,55 @@ def test_whatever_a_silo_says_when_it_joins_or_finishes_the_server_goes_on(tmp_p
         folder = tmp_path / "run-1" / "server"
         finish(Coordinator(config, NAMES, folder, Direct(held, trouble), key, Patience(1, 1, 1)))
         assert [part.party for part in read_attested(folder)] == ["(server)", "clinic"]
+
+
+CARDS: dict[str, dict[str, object]] = {
+    "version": {"versions": {"modicum": "\x1b[2J\nfinished"}},
+    "other version": {"versions": {"torch": "\x1b[2J\nfinished"}},
+    "part": {"digest": "x", "agreed": {"\n" * 100: "1"}},
+    "value": {"digest": "x", "agreed": {"run.seed": "\x1b[2J"}},
+    "name": {"name": "\n" * 300_000},
+    "count": {"records": int("9" * 4000)},
+    "ticket": {"ticket": "x" * 900_000},
+    "account": {"account": ["\x1b[2J", 1, "\n", "00"]},
+}
+
+
+def introduced(root: Path, lie: str) -> str:
+    """What the server's operator is told where one silo introduces itself like this."""
+    with silos(root, 1) as held:
+
+        def trouble(kind: Kind, name: str, _: int, honest: object) -> Answer:
+            answer: Answer = honest()  # type: ignore[operator]
+            if (kind, name) != (Kind.HELLO, "clinic"):
+                return answer
+            return replace(answer, body=json.dumps({**answer.json(), **CARDS[lie]}).encode())
+
+        config, key = read(root / "experiment.toml"), key_of(root, "server")
+        try:
+            finish(Coordinator(config, NAMES, root / "server", Direct(held, trouble), key, Patience(1, 1, 1)))
+        except UserError as error:
+            return str(error)
+        return ""
+
+
+@pytest.mark.parametrize("lie", CARDS)
+def test_a_card_writes_nothing_on_the_operator_s_screen(
+    tmp_path: Path, lie: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Escapes and lines of a silo's own went to the server's log and terminal, and a long ticket into everybody's
+    invitation, which another silo was then blamed for."""
+    said = introduced(tmp_path, lie)
+    assert said == "silo 'clinic' introduces itself in a way that this version does not know"
+    assert all(line.getMessage().isprintable() for line in caplog.records)
+
+
+def test_negative_control_any_word_reaches_screen_and_invitation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(card, "_word", str)
+    assert not introduced(tmp_path / "version", "version").isprintable()
+    assert "does not join" in introduced(tmp_path / "ticket", "ticket")  # so everybody was sent it
 
 
 def test_without_the_mend_the_server_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

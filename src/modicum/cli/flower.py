@@ -160,13 +160,14 @@ def node(
     ca: Path = typer.Option(..., "--ca", help="The deployment's certificate authority, ca.crt."),
     key: Path = typer.Option(..., "--key", help="This node's private key."),
     silo: Path = typer.Option(..., "--silo", help="The silo's socket."),
+    largest: int = typer.Option(1024, "--largest", min=1, help="MiB that one of the server's messages may have."),
 ) -> None:
     """Carry messages between a server and this machine's silo: no code of the server's runs, no port is open."""
     from modicum.deploy.flower.node import LOG, Node
     from modicum.deploy.silo.watched import log_to_stderr
 
     _address(server)
-    made = Node(server, ca, key, silo.absolute(), LOG.info)
+    made = Node(server, ca, key, silo.absolute(), LOG.info, largest)
     log_to_stderr()
     made.serve()
 
