@@ -210,7 +210,7 @@ def _private_key(path: Path) -> Any:
     except (ValueError, TypeError):
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f"{path} is no node key: make one with `modicum flower keys make FOLDER --node NAME`")
+        raise UserError(f"{path} is no node key: make one with `modicum flower keys node FILE`")
     return key
 
 

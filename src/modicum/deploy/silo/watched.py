@@ -58,6 +58,7 @@ def log_to_stderr() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(log_format())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a node asks its server several times a second
 
 
 def exposed(figures: Sequence[Figure]) -> str:
