@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from shutil import copytree, rmtree
+from threading import Barrier
 
 import pytest
 
@@ -19,13 +22,17 @@ from modicum.deploy.silo.accounts import FILE, remember_accounts
 from modicum.deploy.silo.attested import read_attested
 from modicum.deploy.silo.envelope import seal
 from modicum.deploy.silo.signing import read_signing_key
+from modicum.deploy.silo.silo import Silo
+from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.wire import Answer, Code, Kind
 from modicum.deploy.silo.witness import ACCOUNTS, Statement, Witness
 from modicum.errors import UserError
+from modicum.federation.run_folder import RunFolder
+from modicum.privacy.ledger.journal import Journal
 from modicum.privacy.lifetime.account import DatasetAccount
 from tests.deploy.flower.test_coordinator import Direct, finish
-from tests.deploy.silo.helpers import Server, key_of
-from tests.deploy.test_restored_account import NAMES, folder_of, silos
+from tests.deploy.silo.helpers import Server, key_of, own_records, write_silo
+from tests.deploy.test_restored_account import NAMES, TEXT, folder_of, silos
 
 LIES = {"deep": b"[" * 200_000, "long": b" " * (16 << 20) + b"{}", "text": b"\xff", "list": b"[1]", "empty": b""}
 
@@ -175,3 +182,51 @@ def test_a_folder_copied_while_it_holds_counts_once_and_reserves_once(tmp_path: 
     copytree(tmp_path / "copy", tmp_path / "run-1")
     with pytest.raises(ValueError, match="is an older copy"), silos(tmp_path, 1):
         pass
+
+
+def raced(root: Path) -> tuple[list[Code | None], int]:
+    """Four folders, four runs, one account with room for one of them: what the silos say, and how many runs count.
+
+    All invitations are accepted at the same moment; nobody has opened the account before.
+    """
+    data = own_records(root, "ward") + "\n[account]\nbudget = 2.5\n"
+    spec = read_spec(write_silo(root, "ward", experiment=TEXT, data=data))
+    made = [Silo(replace(spec, folder=root / f"race-{i}")) for i in range(4)]
+    with ExitStack() as held:
+        for silo in made:
+            held.callback(silo.close)
+            held.enter_context(RunFolder(silo.spec.folder).alone())  # as `modicum silo serve` holds it
+        servers = [Server(root / "ward.toml", run=f"run-{i}", names=NAMES, silo=s) for i, s in enumerate(made)]
+        facts = made[0].terms(NAMES).agreed()
+        invitations = [server.invitation(facts=facts).encode() for server in servers]
+        together = Barrier(4)
+
+        def join(number: int) -> Code | None:
+            together.wait()
+            return servers[number].ask(Kind.JOIN, invitations[number]).refused
+
+        with ThreadPoolExecutor(4) as pool:
+            said = list(pool.map(join, range(4)))
+        for server, refused in zip(servers, said, strict=True):
+            assert (server.propose(0).refused is None) == (refused is None)
+    with DatasetAccount.open(spec.account_folder, read_only=True) as account:
+        return said, sum(draw.counts for draw in account.draws.values())
+
+
+def test_silos_that_race_for_one_account_pay_for_one_run(tmp_path: Path) -> None:
+    for attempt in range(3):
+        said, counted = raced(tmp_path / f"{attempt}")
+        assert counted == 1
+        assert sorted(str(code) for code in said) == ["None", *3 * [str(Code.BUDGET)]]
+
+
+def test_negative_control_a_hold_without_the_lock_lets_all_of_them_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each looks at what it read when it began: the same silos, and none sees another's hold."""
+    monkeypatch.setattr(Journal, "news", lambda _: iter(()))
+    try:
+        said, _ = raced(tmp_path)
+    except UserError:
+        return  # the chain forks, which the next reader notices
+    assert said != ["None", *3 * [str(Code.BUDGET)]]
