@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,8 +16,9 @@ from threading import Barrier
 import pytest
 
 from modicum.config import read
-from modicum.deploy.flower import card, coordinator
+from modicum.deploy.flower import card, coordinator, signed
 from modicum.deploy.flower.coordinator import Coordinator, Patience
+from modicum.deploy.flower.signed import Take
 from modicum.deploy.silo import witness as witness_module
 from modicum.deploy.silo.accounts import FILE, remember_accounts
 from modicum.deploy.silo.attested import read_attested
@@ -145,8 +147,8 @@ def test_signed_requests_are_taken_for_what_they_are(tmp_path: Path) -> None:
             b"[1e999]",
         ):
             content = struct.pack("<H", len(about)) + about
-            signed = key.sign(b"modicum request\x01" + sha256(content).digest()) + content
-            assert ward._answer(Kind.JOIN, signed).refused in set(Code)
+            forged = key.sign(b"modicum request\x01" + sha256(content).digest()) + content
+            assert ward._answer(Kind.JOIN, forged).refused in set(Code)
         assert ward.taking_part is None
 
 
@@ -230,3 +232,53 @@ def test_negative_control_a_hold_without_the_lock_lets_all_of_them_in(
     except UserError:
         return  # the chain forks, which the next reader notices
     assert said != ["None", *3 * [str(Code.BUDGET)]]
+
+
+class Replays(Direct):
+    """A node that keeps what passes through it and says it again: to the silo first, then to the server."""
+
+    def __init__(self, silos: Mapping[str, Silo], kept: Sequence[tuple[Kind, str, bytes, Answer]]) -> None:
+        super().__init__(silos)
+        self.kept, self.heard = list(kept), list[tuple[Kind, str, bytes, Answer]]()
+        self.said, self.taken = set[tuple[Kind, str]](), 0
+
+    def carry(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float, take: Take) -> None:
+        for old, name, body, answer in self.kept:
+            if name in bodies:
+                said = self.silos[name].answer(old, body)
+                if old is not Kind.HELLO:  # which tells public facts to anybody
+                    self.said.add((old, str(said.refused)))
+                self.taken += take(name, answer)
+        for name, answer in self.ask(kind, bodies, seconds).items():
+            self.heard.append((kind, name, bodies[name], answer))
+            take(name, answer)
+
+
+def replayed(root: Path) -> tuple[Replays, int]:
+    """A run, then another one at whose every exchange the whole first run is said again; draws afterwards."""
+    kept: list[tuple[Kind, str, bytes, Answer]] = []
+    for number in (1, 2):
+        with silos(root, number) as held:
+            carrier, config = Replays(held, kept), read(root / "experiment.toml")
+            folder = root / f"run-{number}" / "server"
+            finish(Coordinator(config, NAMES, folder, carrier, key_of(root, "server"), Patience(1, 1, 1)))
+            kept = carrier.heard
+    with DatasetAccount.open(folder_of(root), read_only=True) as account:
+        return carrier, len(account.draws)
+
+
+def test_a_run_said_again_in_the_next_one_is_of_no_use(tmp_path: Path) -> None:
+    carrier, draws = replayed(tmp_path)
+    assert draws == 2
+    assert carrier.taken == 0
+    before, within = {"replayed", "not-joined"}, {"unknown-run"}
+    assert {code for _, code in carrier.said} == before | within
+    assert {kind for kind, _ in carrier.said} == {Kind.JOIN, Kind.ROUND, Kind.FINISH}
+
+
+def test_negative_control_answers_that_belong_to_no_request_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signed, "answers", lambda *_: True)
+    with pytest.raises(UserError, match="has no account, and account"):
+        replayed(tmp_path)
