@@ -189,6 +189,17 @@ def measure_time(silos: int, rounds: int, hidden: int, *, secure: bool = False) 
     }
 
 
+def measure_looks(silos: int, seconds: float = 4.0) -> dict[str, Any]:
+    """What it costs the SuperLink that nodes look for messages, five times a second each, where there are none."""
+    deployment = made(Path(tempfile.mkdtemp()), silos, 1, 16, 900)
+    with deployment.running(print):
+        time.sleep(1.0)
+        before = _processor(deployment)["superlink"]
+        time.sleep(seconds)
+        spent = _processor(deployment)["superlink"] - before
+    return {"silos": silos, "SuperLink's processor seconds a node and second": round(spent / seconds / silos, 4)}
+
+
 def measure_kills(what: str, kills: int, silos: int, rounds: int, seed: int) -> dict[str, Any]:
     """Kill -9 at random moments until the count is reached; the run has to complete all the same.
 
@@ -256,7 +267,7 @@ def _covered(deployment: Deployment) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["time", "kills"])
+    parser.add_argument("what", choices=["time", "looks", "kills"])
     parser.add_argument("--silos", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--hidden", type=int, default=512)
@@ -267,6 +278,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.what == "time":
         found = measure_time(given.silos, given.rounds, given.hidden, secure=given.secure)
+    elif given.what == "looks":
+        found = measure_looks(given.silos)
     else:
         found = measure_kills(given.of, given.kills, given.silos, given.rounds, given.seed)
     print(json.dumps(found, indent=2))
