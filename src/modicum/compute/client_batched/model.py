@@ -43,6 +43,10 @@ class StackedPass:
         """Rows of all clients together."""
         return self.clients * self.size
 
+    def with_gradient(self, losses: Tensor) -> Tensor:
+        """The losses, for a backward pass to start from them also where they reach no layer of this pass."""
+        return losses if losses.requires_grad else losses + self.anchor
+
     def receive(self, names: dict[str, str], found: dict[str, Any]) -> None:
         """Measure what a layer's backward pass found, or keep it; `names` are the parameters that count."""
         for local, piece in found.items():
@@ -272,6 +276,8 @@ class ClientBatchedModel:
         finally:
             for layer in self.layers:
                 layer.run = None
+        if outputs.shape[0] != run.rows:
+            raise CannotStackError("an output whose first dimension is not the batch")
         return outputs
 
 
