@@ -140,7 +140,7 @@ def difference(
     folder: Path,
     *,
     around: Around = lambda watch: watch,
-    noise: NoiseMaker = lambda seed: CryptoNoise(),  # noqa: ARG005
+    noise: NoiseMaker = lambda seed: CryptoNoise(),
 ) -> str | None:
     """What looks different when `others` are played under the releases of `real`; None where nothing does.
 
