@@ -28,7 +28,16 @@ OptimiserName = Literal["sgd", "adam"]
 
 
 def option(default: Any, help: str, *, table: bool = False) -> Any:
-    """A field with the text that documentation, command line and reports show for it; a table has no hash."""
+    """A setting of a method.
+
+    Args:
+        default: Its value where nobody sets it.
+        help: Shown by documentation, command line and reports.
+        table: The value is a table, which has no hash.
+
+    Returns:
+        A field of a dataclass.
+    """
     return field(default=default, metadata={"help": help}, hash=False if table else None)
 
 

@@ -114,7 +114,11 @@ class Run:
         return export(self.model, inputs_in(self.folder), Path(path), format)
 
     def to_frame(self) -> Any:
-        """One line a round, for pandas: bound, answers, reserved share and every metric that the run has."""
+        """One line a round, for pandas: bound, answers, reserved share and every metric that the run has.
+
+        Returns:
+            A `pandas.DataFrame`.
+        """
         return frame([_flat(record) for record in self.records])
 
     def __repr__(self) -> str:
@@ -139,7 +143,14 @@ class Run:
         return curve_of(self.summary, self.records)
 
     def plot(self, path: str | PathLike[str] | None = None) -> Any:
-        """Accuracy and clipping bound by rounds, as a matplotlib figure; also written to `path` if given."""
+        """Accuracy and clipping bound by rounds.
+
+        Args:
+            path: Where to write the picture too [default: nowhere].
+
+        Returns:
+            A matplotlib figure.
+        """
         from modicum.report.picture import draw, save
 
         figure = draw([self.curve])
