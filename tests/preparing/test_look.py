@@ -23,6 +23,7 @@ from modicum.privacy.certificate import Certificate
 from modicum.privacy.lifetime import DrawRefused
 from modicum.privacy.lifetime.account import DatasetAccount
 from modicum.privacy.noise import SimulatedNoise
+from modicum.privacy.spec import Unit
 from modicum.privacy.verify import verify
 from modicum.runs import carry_out
 
@@ -50,7 +51,6 @@ view = "{view}"
 rounds = 3
 secure_aggregation = "{masks}"
 """
-PERSONS = ("--set", "data.person=pain", "--set", "data.rows_per_person=2", "--set", "privacy.unit=person")
 SITES, EACH = ("north", "south", "west"), 200
 
 
@@ -248,7 +248,6 @@ def test_a_look_that_claims_nothing_has_no_errors(tmp_path: Path) -> None:
         (("--epsilon", 1, "--bins", 2), "3 categories"),
         (("--epsilon", 1, "--of", ","), "names nothing"),
         (("--epsilon", 1, "--statistics", ""), "names nothing"),
-        (("--epsilon", 1, *PERSONS), "this training persons"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path, words: tuple[Any, ...], said: str) -> None:
@@ -267,3 +266,78 @@ def test_a_look_draws_on_the_files_account(tmp_path: Path) -> None:
         assert set(kept.draws) == {first.run}
     with pytest.raises(DrawRefused):
         look(file, 3.8, folder=tmp_path / "second", seed=1)
+
+
+def people(folder: Path, many: int, **how: Any) -> Path:
+    """The same table, whose rows are visits: the first patient of each site has `many`, the others two each."""
+    file = write(folder, **how)
+    head, *lines = (folder / "table.csv").read_text().splitlines()
+    told, seen = [f"patient,{head}"], dict.fromkeys(SITES, 0)
+    for line in lines:
+        site = line.partition(",")[0]
+        number = max(0, (seen[site] - many) // 2 + 1)
+        told.append(f"{site}-{number},{line}")
+        seen[site] += 1
+    (folder / "table.csv").write_text("\n".join(told))
+    text = file.read_text().replace("[data]", '[data]\nperson = "patient"\nrows_per_person = 2')
+    file.write_text(text.replace("[privacy]", '[privacy]\nunit = "person"'))
+    return file
+
+
+def test_a_look_and_its_training_hide_persons(tmp_path: Path) -> None:
+    file = people(tmp_path, 2, uses='standardise = "l"')
+    found = look(file, 2.0, folder=tmp_path / "l")
+    assert found.spec.unit is Unit.PERSON
+    assert found.sizes == dict.fromkeys(SITES, EACH // 2 * 9 // 10)  # a tenth of the persons is held out
+    assert sum(one.value for one in found.classes) == pytest.approx(found.records)
+    age = found.column("age")
+    assert age is not None
+    assert age.mean is not None
+    assert abs(age.mean.value - 60) < 4 * age.mean.error + 1
+    line = train(file, tmp_path / "training").clients["north"]
+    assert line.before == {f"look:{found.run}": pytest.approx(2.0, abs=1e-3)}
+    assert line.spec.unit is Unit.PERSON
+    assert verify(tmp_path / "training").matches
+    assert "persons" in (tmp_path / "l" / "report.html").read_text()
+
+
+def test_a_look_of_records_is_no_look_of_persons(tmp_path: Path) -> None:
+    """Each visit was hidden alone: a patient with a hundred of them moved its figures a hundred times as far."""
+    file = people(tmp_path, 2, uses='standardise = "l"')
+    plain = tmp_path / "plain.toml"
+    rows = file.read_text().replace('unit = "person"', "").replace('person = "patient"\nrows_per_person = 2', "")
+    plain.write_text(rows.replace('standardise = "l"', ""))
+    look(plain, 1.0, of=["age"], folder=tmp_path / "l")
+    with pytest.raises(UserError, match="promises for a record"):
+        set_up(experiment(read(file)), SimulatedNoise(0))
+
+
+def test_surplus_rows_move_no_figure(tmp_path: Path) -> None:
+    """A patient's third and later visits are left out, whatever stands in them."""
+    told = []
+    for name, age in (("one", "20"), ("two", "90")):
+        folder = tmp_path / name
+        folder.mkdir()
+        file = people(folder, 12, sums=False)
+        lines = (folder / "table.csv").read_text().splitlines()
+        head, first = lines[0], [i for i, line in enumerate(lines) if line.startswith("north-0,")]
+        for i in first[2:]:
+            cells = lines[i].split(",")
+            cells[head.split(",").index("age")] = age
+            lines[i] = ",".join(cells)
+        assert len(first) == 12
+        (folder / "table.csv").write_text("\n".join(lines))
+        told.append(look(file, float("inf"), folder=folder / "l").columns)
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("sums", [True, False])
+def test_a_look_under_workers_is_the_same(sums: bool, tmp_path: Path) -> None:
+    told = []
+    for workers in (1, 2):
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        file = write(folder, sums=sums)
+        found = look(file, 1.0, options=[f"run.workers={workers}"], folder=folder / "l")
+        told.append((found.classes, found.columns))
+    assert told[0] == told[1]

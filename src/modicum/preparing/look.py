@@ -84,11 +84,6 @@ def look_config(
         raise UserError(
             "a look is taken at the columns of a table: give [data] csv or parquet, with [data.columns]"
         )
-    if config.data.person is not None or config.privacy.unit == "person":
-        raise UserError(
-            "a look hides records, and this training persons, who may have several: give the columns public "
-            "constants in place of a look"
-        )
     shared = ("view", "colluding", "dropouts", "delta", "adjacency")
     known = {f.name for f in fields(config.method)} & set(shared)
     settings: dict[str, Any] = {name: getattr(config.method, name) for name in known}
