@@ -29,6 +29,7 @@ from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import refuse_peeks
+from modicum.data.look import Look
 from modicum.errors import DAMAGED, MissingExtraError, PrivacyWarning, UserError, counted
 from modicum.federation.control import Callback, EarlyStop, PublicRound, asked_again, check_known
 from modicum.federation.experiment import Experiment, Federation
@@ -199,6 +200,7 @@ def train(
     engine: Engine = Engine(),
     watching: Watching = Watching(),
     account: Account | None = None,
+    looks: Sequence[Look | str | PathLike[str]] = (),
     **old: Any,
 ) -> Run:
     """Train, and write a run folder.
@@ -227,6 +229,7 @@ def train(
         watching: progress, callbacks, early stop, trackers, transcript, audit.
         account: one lifetime grant for this and all other runs on the same records; a run that does not fit is
             refused before anything is computed.
+        looks: at the same records, taken before (`mo.look`, or their folders), whose price is within the budgets.
         **old: settings of the four groups by their own names, as before; each warns.
 
     Returns:
@@ -259,6 +262,7 @@ def train(
         compile=engine.compile,
         workers=workers,
         model_options={**(model_options or {}), **({} if adapters is None else {OPTION: adapters})},
+        looks=tuple(_taken(look) for look in looks),
     )
     if resume and folder is None:
         raise UserError("say which run to resume: give its folder")
@@ -280,6 +284,11 @@ def train(
             until=watching.until,
             account=account,
         )
+
+
+def _taken(look: Look | str | PathLike[str]) -> Look:
+    """No file says what was planned before it: a training from Python may have followed from its figures (R2)."""
+    return replace(look if isinstance(look, Look) else Look.read(look), planned_before=False)
 
 
 def _both(*watches: Watch | None) -> Watch:

@@ -20,6 +20,7 @@ from modicum.federation.foreign import foreign_parts
 from modicum.federation.identity import records_id, run_id
 from modicum.federation.in_process import Faults, InProcess
 from modicum.federation.keep import Keep
+from modicum.federation.looks import check_paid
 from modicum.federation.records import RoundRecord
 from modicum.federation.rounds import Rounds
 from modicum.federation.run_folder import RunFolder
@@ -47,6 +48,7 @@ class Simulation:
     ) -> None:
         self.experiment, self.folder = experiment, folder
         self.noise = noise or SimulatedNoise(experiment.seed)
+        check_paid(experiment.looks)
         if experiment.device == "cpu":
             keep_pages()
         made = set_up(experiment, self.noise)

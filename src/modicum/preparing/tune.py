@@ -23,7 +23,7 @@ from modicum.core.store import write_durably
 from modicum.errors import UnsoundError, UserError
 from modicum.federation.experiment import Experiment, Federation, build_method
 from modicum.federation.run_folder import RunFolder
-from modicum.federation.setup import make_cohorts, make_facts, make_plans
+from modicum.federation.setup import plans_of
 from modicum.privacy.accounting import selection
 from modicum.privacy.accounting.selection import Stopping
 from modicum.privacy.chosen import FILE, Choice, price
@@ -168,13 +168,7 @@ class _Search:
 
     def _plans(self, share: float) -> list[dict[str, PrivacyPlan]]:
         """Of each setting: what every client would release in a trial that has this budget alone."""
-        found = []
-        for config in self.configs:
-            made = self._experiment(config, share)
-            mechanism = build_method(made).mechanism
-            cohorts = make_cohorts(made, mechanism, self.noise)
-            found.append(make_plans(made, mechanism, make_facts(made, cohorts), cohorts))
-        return found
+        return [plans_of(self._experiment(config, share), self.noise) for config in self.configs]
 
     def _trial(self, plans: Sequence[Mapping[str, PrivacyPlan]], client: str) -> selection.Curve:
         return selection.largest(selection.curve(own[client]) for own in plans)
