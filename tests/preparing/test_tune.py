@@ -141,6 +141,7 @@ def test_on_stand_ins_nothing_is_paid_for_the_choice(tmp_path: Path) -> None:
         (("--grid", GRID[0], "--epsilon", 3, "--mean", "nan"), "mean"),
         (("--grid", GRID[0], "--epsilon", 0.01), "cannot be met"),
         (("--grid", GRID[0], "--epsilon", 3, "--set", "run.metrics=[]"), "declare one"),
+        (("--grid", GRID[0], "--epsilon", 3, "--set", "run.rounds=2"), "a model that nobody has trained"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, words: tuple[Any, ...], said: str) -> None:

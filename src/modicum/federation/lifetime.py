@@ -26,8 +26,8 @@ class Account:
         budget: ε over all runs.
         folder: where the account is kept: outside of any run's folder.
         delta: δ of the same.
-        opened_for: plans that the account's filter is chosen for, where what opens it is a look at the data and the
-            training is still to come [default: those of the run that opens it].
+        opened_for: plans that the account's filter is chosen for, where a look at the data opens it before the
+            training that they are of [default: those of the run that opens it].
     """
 
     budget: float

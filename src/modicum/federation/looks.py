@@ -29,8 +29,8 @@ def check_paid(looks: Iterable[Look]) -> None:
         ledger = None if look.folder is None else RunFolder(look.folder).ledger
         if ledger is None or not ledger.exists():
             raise UserError(
-                f"the look {look.run} has no ledger beside it, which says what it cost: name the whole folder that "
-                "modicum look wrote"
+                f"the look {look.run} has no ledger beside it, which says what it cost: name the whole folder "
+                "that modicum look wrote"
             )
         with Ledger.open(ledger, read_only=True) as kept:
             own = {name: (plan.spec, paid(plan, kept.run_id)) for name, plan in kept.plans.items()}

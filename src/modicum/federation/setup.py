@@ -197,7 +197,7 @@ def make_facts(experiment: Experiment, cohorts: Cohorts) -> tuple[ClientFacts, .
 
 
 def plans_of(experiment: Experiment, noise: NoiseSource) -> dict[str, PrivacyPlan]:
-    """What every client would release in this run, from public facts alone; noise on a lattice has its terms later."""
+    """What every client would release in this run, from public facts alone, before terms of integer noise."""
     mechanism = build_method(experiment).mechanism
     cohorts = make_cohorts(experiment, mechanism, noise)
     return make_plans(experiment, mechanism, make_facts(experiment, cohorts), cohorts)

@@ -1,8 +1,8 @@
 """Statistics of all records in one query: counts, missing values, moments, histograms, products of columns.
 
 Each block's contribution of a record has a public bound; all blocks together have one joint multiplier, so that a
-look is one release of each client, in messages or behind a sum. A person contributes the mean over their rows, which
-has the bound of one row (R18).
+look is one release of each client, in messages or behind a sum. A person contributes the mean over their rows,
+which has the bound of one row (R18).
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class RecordStatistics:
 
 
 def sums_of(records: Batch, questions: Questions, *, persons: bool) -> dict[str, Tensor]:
-    """Each block summed over records, or over persons (private): a person is the mean of the rows that are there."""
+    """Each block summed over records, or over persons (private), who are the mean of the rows that are there."""
     x, y = records.x, records.targets["y"]
     if not persons:
         return row_sums(x.flatten(1), y, torch.ones(len(x), dtype=torch.double, device=x.device), questions)

@@ -32,7 +32,7 @@ from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.views import TrustedServer
 from modicum.runs import Run, carry_out, load, new_folder
 
-CURATOR = "-curator"  # after the folder's name: what nobody else may see
+CURATOR = "-curator"  # after the folder's name: what nobody else may see; the studio passes such folders by
 JOURNAL, CONFIG, MODEL = "journal.json", "config.toml", "model.safetensors"
 CLOSE = 1e-3  # relative: how near the trials' price comes to the budget
 LAWS = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
@@ -321,6 +321,12 @@ def _score(configs: Sequence[Config]) -> str:
             "trials are judged by a metric that clients release: declare one, [[run.metrics]] name = "
             '"accuracy", every = …, and hold out records for it ([data] validation = 0.1)'
         )
+    for run in (config.run for config in configs):
+        if run.metrics[0].every >= run.rounds:
+            raise UserError(
+                f"of {run.rounds} rounds the metric is told in the first alone, of a model that nobody has "
+                f"trained: set every to {max(1, run.rounds - 1)} or less, with at least 2 rounds"
+            )
     return names.pop()
 
 

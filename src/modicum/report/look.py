@@ -157,7 +157,8 @@ def write_look_page(files: RunFolder, look: Look) -> None:
 def look_page(look: Look, certificate: Certificate, picture: bytes | None) -> str:
     """One file without outside parts."""
     parts = [
-        f'<p class="quiet">{look.records} {look.spec.unit}s of {len(look.releases)} clients; run {escape(look.run)}.</p>',
+        f'<p class="quiet">{look.records} {look.spec.unit}s of {len(look.releases)} clients; run '
+        f"{escape(look.run)}.</p>",
         simulated_part(known=False, simulation=bool(certificate.noise["simulation"])),
         picture_part(picture),
         _table(look),
