@@ -205,8 +205,9 @@ def test_a_sampled_training_needs_a_plan_from_before_the_look(tmp_path: Path) ->
 def test_another_promise_is_refused(taken: tuple[Path, Look]) -> None:
     folder, _ = taken
     other = ['method.view="server-sees-messages"', 'run.secure_aggregation="ideal"']
-    with pytest.raises(UserError, match="give both the same"):
-        set_up(experiment(read(folder / "e.toml", other)), SimulatedNoise(0))
+    for changed in (other, ['method.adjacency="replace-one"']):
+        with pytest.raises(UserError, match="give both the same"):
+            set_up(experiment(read(folder / "e.toml", changed)), SimulatedNoise(0))
 
 
 def test_a_budget_under_the_looks_price_is_one_line(taken: tuple[Path, Look]) -> None:
