@@ -6,6 +6,7 @@ party alone, or a trusted server. The number of trials and the setting of each a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -244,6 +245,8 @@ class _Search:
         path = self.hidden / JOURNAL
         facts = {"settings": list(self.settings), "budget": self.budget, "way": self.way}
         facts |= {"stopping": None if self.stopping is None else self.stopping.to_dict()}
+        text = "\n".join(to_toml(config) for config in self.configs)
+        facts["experiments"] = hashlib.sha256(text.encode()).hexdigest()  # what the certificate's plans follow from
         if path.exists():
             written = json.loads(path.read_text(encoding="utf-8"))
             if {name: written.get(name) for name in facts} != facts:
