@@ -69,10 +69,10 @@ class Meter:
 class Other(Client):
     """Everybody but the client that is measured: believes signatures, so that large rounds are soon over."""
 
-    def _read_keys(self, round: int, body: bytes) -> dict[int, wire.Message]:  # noqa: ARG002
+    def _read_keys(self, round: int, body: bytes) -> dict[int, wire.Message]:
         return _believed(body, wire.keys_length(self.terms))
 
-    def _agreed_set(self, round: int, body: bytes, name: bytes) -> bytes:  # noqa: ARG002
+    def _agreed_set(self, round: int, body: bytes, name: bytes) -> bytes:
         own = self._store.read(round, Step.CONSENT)
         assert own is not None
         return own.message[wire.HEADER.size + len(name) : -wire.SIGNATURE]

@@ -228,11 +228,11 @@ class Greedy:
         assert public.adaptive_noise
         return {"steps": 0, "rounds": public.rounds}
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         assert state["rounds"] == 3
         return dict.fromkeys(clients, Decision(1.0, self.noise))
 
-    def observe(self, state: State, observed: Observation) -> State:  # noqa: ARG002
+    def observe(self, state: State, observed: Observation) -> State:
         return {**state, "steps": state["steps"] + 1}
 
 
@@ -292,7 +292,7 @@ def test_a_round_interrupted_between_its_steps_is_not_stuck(tmp_path: Path) -> N
 
     @dataclass(frozen=True)
     class Follower(Greedy):
-        def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+        def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
             return dict.fromkeys(clients, Decision(1.0, state.get("next", self.noise)))
 
         def observe(self, state: State, observed: Observation) -> State:

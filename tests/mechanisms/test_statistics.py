@@ -15,7 +15,6 @@ from modicum.errors import UserError
 from modicum.mechanisms.statistics import sums_of
 
 
-
 def record_sums(x: Tensor, y: Tensor, asked: Questions) -> dict[str, Tensor]:
     return sums_of(Batch(x, {"y": y}), asked, persons=False)
 

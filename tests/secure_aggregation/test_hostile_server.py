@@ -111,7 +111,7 @@ def fixed_secrets(*, mask: bool = False, seed: bool = False) -> type[Client]:
     kept: dict[int, Secrets] = {}
 
     class RunLong(Ring):
-        def _new_secrets(self, round: int) -> Secrets:  # noqa: ARG002
+        def _new_secrets(self, round: int) -> Secrets:
             new = Secrets.fresh()
             old = kept.setdefault(self.index, new)
             return Secrets(old.mask if mask else new.mask, new.share, old.seed if seed else new.seed)

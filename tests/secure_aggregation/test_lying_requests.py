@@ -175,7 +175,7 @@ def test_a_wrong_mask_key_makes_the_round_void() -> None:
 class OneStoreForAllTerms(Client):
     """The mutant takes what its store holds, whatever terms it was said under."""
 
-    def _header(self, round: int, step: Step) -> bytes:  # noqa: ARG002
+    def _header(self, round: int, step: Step) -> bytes:
         return b""
 
 

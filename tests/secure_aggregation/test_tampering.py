@@ -198,7 +198,7 @@ class WrongOfAnother(Client):
 class OtherSeed(Client):
     """A hostile client: deals shares of another seed than it committed to."""
 
-    def _new_secrets(self, round: int) -> Secrets:  # noqa: ARG002
+    def _new_secrets(self, round: int) -> Secrets:
         return Uncommitted.fresh()
 
 
@@ -335,7 +335,7 @@ def test_reading_random_bytes_raises_nothing_else() -> None:
 class WithoutSecret(Ring):
     """Publishes a mask key of small order."""
 
-    def _new_secrets(self, round: int) -> NoSecret:  # noqa: ARG002
+    def _new_secrets(self, round: int) -> NoSecret:
         return NoSecret.fresh()  # type: ignore[return-value]
 
 

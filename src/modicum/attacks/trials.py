@@ -122,7 +122,7 @@ class TrialCohorts:
 
     size = 1.0  # sums, not means: the adversary's own scale
 
-    def participations(self, client: int) -> int:  # noqa: ARG002
+    def participations(self, client: int) -> int:
         """All rounds count, drawn or not."""
         return self.rounds
 

@@ -46,7 +46,7 @@ class InProcess:
     ) -> None:
         self.server, self.clients, self.ledger, self.trusted, self._once = server, clients, ledger, trusted, once
         self._integers, self._workers = integers, workers
-        self.faults = faults or (lambda round, client: False)  # noqa: ARG005
+        self.faults = faults or (lambda round, client: False)
         self.transcript: Transcript = transcript or Forget()
 
     def acknowledge(self, round: int) -> None:

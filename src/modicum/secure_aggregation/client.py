@@ -177,7 +177,7 @@ class Client:
         if self._store.read(round, Step.REVEAL) is None:
             self._store.write(round, Step.REVEAL, Entry(b"", b"", b""), erase=True)
 
-    def _new_secrets(self, round: int) -> Secrets:  # noqa: ARG002 - the tests' negative controls use the round
+    def _new_secrets(self, round: int) -> Secrets:
         return Secrets.fresh()
 
     def _draw(self) -> tuple[int, ...]:
