@@ -246,9 +246,7 @@ class _Search:
         facts = {"settings": list(self.settings), "budget": self.budget, "way": self.way}
         facts |= {"stopping": None if self.stopping is None else self.stopping.to_dict()}
         text = "\n".join(to_toml(config) for config in self.configs)
-        facts["experiments"] = hashlib.sha256(
-            text.encode()
-        ).hexdigest()  # what the certificate's plans follow from
+        facts["experiments"] = hashlib.sha256(text.encode()).hexdigest()  # plans follow from them
         if path.exists():
             written = json.loads(path.read_text(encoding="utf-8"))
             if {name: written.get(name) for name in facts} != facts:
