@@ -104,7 +104,7 @@ def picture() -> None:
 
 
 CLIENTS, PER_ROUND, ROUNDS = 1000, 50, 200
-RATES = (0.5, 1.0, 2.0, 4.0, 8.0)
+RATES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Steps of the server among which each kind of noise gets its best, on a division that is not counted."""
 APART = 1000  # the seed of that division
 
@@ -138,19 +138,41 @@ def play(epsilon: float, bands: int | None, rate: float, seed: int) -> float:
     return float(last.simulated["test_accuracy"])
 
 
-def accuracy(epsilons: list[float], seeds: int) -> None:
-    """Independent against correlated noise: the same cohorts, divisions and rule for the step."""
-    kinds = {"independent": 1, "correlated": None}
+def accuracy(epsilons: list[float], seeds: int, keep: Path, only: str | None) -> None:
+    """Independent against correlated noise: the same cohorts, divisions and rule for the step.
+
+    What was played is kept, a line each, and not played again.
+    """
+    kinds = {name: bands for name, bands in {"independent": 1, "correlated": None}.items() if only in (None, name)}
+    known = Kept(keep)
     print("| ε | independent | correlated | gain |\n|---|---|---|---|")
     for epsilon in epsilons:
         found = {}
         for name, bands in kinds.items():
-            tried = {rate: play(epsilon, bands, rate, APART) for rate in RATES}
+            tried = {rate: known.play(epsilon, bands, rate, APART) for rate in RATES}
             rate = max(tried, key=lambda r: tried[r])
             print(f"ε = {epsilon:g}, {name}: {tried} → {rate}", file=sys.stderr, flush=True)
-            found[name] = [play(epsilon, bands, rate, seed) for seed in range(seeds)]
-        found["gain"] = [c - i for i, c in zip(found["independent"], found["correlated"], strict=True)]
+            found[name] = [known.play(epsilon, bands, rate, seed) for seed in range(seeds)]
+        if only is None:
+            found["gain"] = [c - i for i, c in zip(found["independent"], found["correlated"], strict=True)]
         print(f"| {epsilon:g} | {' | '.join(_shown(values) for values in found.values())} |", flush=True)
+
+
+class Kept:
+    """Accuracies in a file, a line for each run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        self._found = {tuple(key): value for key, value in map(json.loads, lines)}
+
+    def play(self, epsilon: float, bands: int | None, rate: float, seed: int) -> float:
+        key = (epsilon, bands, rate, seed)
+        if key not in self._found:
+            self._found[key] = play(*key)
+            with self._path.open("a") as file:
+                file.write(json.dumps([key, self._found[key]]) + "\n")
+        return self._found[key]
 
 
 def _shown(values: list[float]) -> str:
@@ -187,7 +209,9 @@ def main() -> None:
     parser.add_argument("what", choices=["errors", "picture", "accuracy", "cost"])
     parser.add_argument("--peer")
     parser.add_argument("--epsilon", type=float, nargs="+", default=[2.0, 8.0])
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--only", choices=["independent", "correlated"])
+    parser.add_argument("--keep", type=Path, default=Path("correlated.jsonl"))
     given = parser.parse_args()
     if given.what == "errors":
         errors(given.peer)
@@ -196,7 +220,7 @@ def main() -> None:
     elif given.what == "cost":
         cost()
     else:
-        accuracy(given.epsilon, given.seeds)
+        accuracy(given.epsilon, given.seeds, given.keep, given.only)
 
 
 if __name__ == "__main__":
