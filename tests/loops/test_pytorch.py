@@ -617,7 +617,7 @@ def test_rows_of_a_loop_are_the_factor_s_inverse_times_fresh_ones(tmp_path: Path
     assert max(terms.factor.column(20)[1:]) > 0.1
     fresh = np.tril(toeplitz(terms.factor.column(20))) @ np.stack(moved)
     drawn = rows_of(SimulatedNoise(3), "records", replace(terms, factor=IDENTITY))
-    like = torch.zeros(WIDTH)
+    like = torch.zeros(WIDTH, dtype=torch.float64)
     assert fresh == pytest.approx(np.stack([drawn.row(GRADIENT, t, like).numpy() for t in range(20)]), abs=1e-4)
 
 
