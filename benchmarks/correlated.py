@@ -162,7 +162,7 @@ def accuracy(epsilons: list[float], seeds: int, keep: Path, only: str | None) ->
 
 
 SILOS, EPOCHS, STEPS = 10, 20, 10
-STEPS_LR = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+STEPS_LR = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Local learning rates among which each way of making batches gets its best, on a division that is not counted."""
 
 
