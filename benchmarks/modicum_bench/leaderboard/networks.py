@@ -18,6 +18,7 @@ from pathlib import Path
 
 from modicum.comparing.workers import work
 from modicum.errors import UserError
+from modicum_bench.leaderboard.figures import gathered, spread
 from modicum_bench.leaderboard.grid import (
     CHOICES,
     MESSAGES,
@@ -34,6 +35,7 @@ from modicum_bench.leaderboard.grid import (
     unique,
 )
 from modicum_bench.leaderboard.play import NO_PRIVACY, Draw, played
+from modicum_bench.leaderboard.report import markdown, summary
 from modicum_bench.leaderboard.run import choose, known_rows, nearest, settings_of
 from modicum_bench.leaderboard.tasks import STAND_INS, featured_public, records, undressed
 
@@ -41,6 +43,7 @@ SEEDS = 3
 FIRST = ("auto", "dp-sgd", NO_PRIVACY)
 THEN = ("awdp-fl", "aqc", "pac-dp", "fedacg", "class-means")  # nearest in the grid on our own backbones
 METHODS = (*FIRST, *THEN)
+RIVALS = tuple(name for name in METHODS if name != NO_PRIVACY)
 
 
 def _on(name: str, network: str = NETWORK) -> str:
@@ -141,13 +144,25 @@ def ready(tasks: Sequence[Task]) -> list[str]:
     return found
 
 
+def tables(out: Path) -> str:
+    """`auto` beside public records and the ceiling, then every method of every cell."""
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    found = gathered(lines, CELLS)
+    rows = [[one.cell.name, *(spread(one.values.get(name, {})) for name in RIVALS)] for one in found]
+    return f"{markdown(summary(found))}\n\n{markdown([['cell', *RIVALS], *rows])}\n"
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="The grid's tasks on features of ImageNet networks.")
     parser.add_argument("--out", type=Path, required=True, help="folder for settings and results")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--tables", action="store_true", help="play nothing: the tables of what is there")
     parser.add_argument("--only", default="", help="cells whose name begins so")
     given = parser.parse_args()
+    if given.tables:
+        print(tables(given.out))
+        return
     cells = [cell for cell in CELLS if cell.name.startswith(given.only)]
     here = ready([TASKS[key] for key in dict.fromkeys(cell.task for cell in cells)])
     for one in STAND_INS:
