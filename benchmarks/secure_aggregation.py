@@ -29,7 +29,7 @@ from modicum.secure_aggregation import (
     Entry,
     MemoryStore,
     Step,
-    Terms,
+    SumTerms,
     add_masked,
     gather_consents,
     gather_keys,
@@ -96,12 +96,12 @@ class Light(MemoryStore):
         super().write(round, step, Entry(entry.request, entry.state, kept), erase=erase)
 
 
-def federation(clients: int, dimension: int, bits: int) -> tuple[Terms, list[Client]]:
+def federation(clients: int, dimension: int, bits: int) -> tuple[SumTerms, list[Client]]:
     """Half of the clients may drop out up to 100 clients, a tenth beyond."""
     keys = [Ed25519PrivateKey.generate() for _ in range(clients)]
     public = tuple(k.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw) for k in keys)
     threshold = (clients + COLLUDERS) // 2 + 1 if clients <= 100 else clients - clients // 10
-    terms = Terms(
+    terms = SumTerms(
         run="benchmark",
         keys=public,
         threshold=threshold,

@@ -15,7 +15,7 @@ from modicum.secure_aggregation import (
     ProtocolError,
     SqliteStore,
     Step,
-    Terms,
+    SumTerms,
     Variant,
     VoidError,
     masks,
@@ -27,7 +27,7 @@ from tests.secure_aggregation.players import Round, players, signing_key, terms_
 TERMS = terms_for(6, colluders=1, threshold=4, dimension=4)
 
 
-def game_for(terms: Terms = TERMS) -> Round:
+def game_for(terms: SumTerms = TERMS) -> Round:
     return Round(terms, players(terms), {i: np.zeros(4, dtype=np.int64) for i in range(6)})
 
 

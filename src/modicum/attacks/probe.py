@@ -95,10 +95,6 @@ class Turning:
         return {}
 
     def combine(
-        self,
-        state: State,
-        model: Tensor,
-        opened: Opened,
-        evaluate: PublicEvaluator | None = None,
+        self, state: State, model: Tensor, opened: Opened, evaluate: PublicEvaluator | None = None
     ) -> tuple[Tensor, State]:
         return -model, state

@@ -9,7 +9,7 @@ from modicum.core.parts import Job, State
 from modicum.core.release_gate import SERVER
 from modicum.core.round_state import Collector, RoundState
 from modicum.federation.clients import Answer, Clients
-from modicum.federation.keep import Charges
+from modicum.federation.retention import Charges
 from modicum.federation.secure_sums import IMPOSSIBLE, NOBODY, Collect
 from modicum.federation.server import OpenedOnce, Server, TrustedLedger
 from modicum.federation.transcript import AGGREGATOR, Forget, Kind, Seen, Transcript, note_opened
