@@ -158,6 +158,7 @@ class Experiment:
     device: str = "cpu"
     compile: bool = False  # clipped sums, on the first batch of each size
     workers: int | None = None  # processes that compute clients, a thread each; None: this one
+    ray: str | None = None  # the address of a cluster that has those processes
     model_options: dict[str, Any] = field(default_factory=dict)
     task: Task = CLASSIFICATION
     looks: tuple[Look, ...] = ()  # taken before, whose price is within the budgets
