@@ -67,7 +67,7 @@ def modicum(name: str, workers: int, device: str, mark: Marks) -> str:
         for _ in range(ROUNDS):
             sim.step()
             mark()
-        bits = sim.model.detach().cpu().numpy().tobytes() + str(sim.ledger.head).encode()
+        bits = sim.model.detach().cpu().numpy().tobytes() + sim.ledger.head().encode()
         sim.close()
     return hashlib.sha256(bits).hexdigest()[:12]
 

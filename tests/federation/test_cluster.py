@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from modicum.cli import run
+from modicum.config import differences, experiment_over, read, to_toml
 from modicum.errors import MissingExtraError, UserError
 from modicum.federation import cluster as clusters
 from modicum.federation import workers
@@ -23,6 +25,7 @@ from modicum.federation.simulation import Simulation
 from modicum.federation.worker import Task
 from modicum.methods import DpPfsd, DpSgd
 from modicum.privacy.verify import verify
+from tests.docs import ROOT
 from tests.federation.golden import digests, play
 from tests.rows import CLIENTS, experiment
 
@@ -81,7 +84,7 @@ def test_what_a_machine_finds_wrong_is_said_here(three: tuple[Any, Any], tmp_pat
         clusters._places(connect(nodes.address), None, "cuda")
     sim = Simulation(experiment(DpSgd(), ray=nodes.address, workers=2), tmp_path / "run")
     try:
-        assert [record.answered for record in sim.rounds()] == [CLIENTS] * 3
+        assert [record.answered for record in sim.rounds()] == [CLIENTS] * 4
     finally:
         sim.close()
     assert connect(nodes.address).is_initialized()  # the program was connected before: it stays so
@@ -128,3 +131,24 @@ def test_several_stacks_share_a_gpu() -> None:
     count, resources, seat = clusters._places(two, 4, "cuda")
     assert (count, resources["num_gpus"], seat.share) == (4, 0.5, 0.45)
     assert clusters._places(two, None, "cpu")[0] == 8
+
+
+def test_torchrun_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is reserved: each of its processes would play a run of its own."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="start it once"):
+        Simulation(experiment(DpSgd(), workers=2), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert run(["run", str(ROOT / "examples" / "digits.toml"), "--out", str(tmp_path / "cli")]) == 2
+    assert not (tmp_path / "cli").exists()
+
+
+def test_the_address_is_a_setting_that_changes_no_result() -> None:
+    """In a file, on the command line and in Python; a run goes on elsewhere under the same experiment."""
+    digits = ROOT / "examples" / "digits.toml"
+    plain, there = read(digits), read(digits, ['run.ray="10.0.0.1:6379"'])
+    assert there.run.ray == "10.0.0.1:6379"
+    assert list(differences(plain, there)) == []
+    assert 'ray = "10.0.0.1:6379"' in to_toml(there)
+    assert experiment_over(there, experiment(DpSgd()).federation).ray == "10.0.0.1:6379"

@@ -126,9 +126,11 @@ def _carry_out(
     from modicum.federation.control import EarlyStop
     from modicum.federation.run_folder import RunFolder
     from modicum.federation.transcript_file import transcript_in
+    from modicum.federation.workers import refuse_torchrun
     from modicum.report.progress import watching
     from modicum.runs import carry_out, new_folder
 
+    refuse_torchrun()
     files = RunFolder(resume or out or new_folder(f"{title}-seed{config.run.seed}"))
     if resume is not None:
         _check_same(config, files)

@@ -91,6 +91,9 @@ class Clients:
         self._watch = watch
         self._keep, self._done = keep, done
         self._sent: dict[tuple[str, int], Token] = {}
+        self._asked: dict[
+            str, tuple[Broadcast, tuple[Release, ...]]
+        ] = {}  # a client's last proposal and its events
         self._before: dict[tuple[str, int], State] = {}  # states that a round began with, where it can be redone
         self._recall()
 
@@ -138,7 +141,7 @@ class Clients:
     def acknowledge(self, round: int) -> None:
         """The server has taken everything before this round into its durable state: forget those messages."""
         self.ledger.prune_before(round)
-        self._done = max(self._done, round)
+        self._done, self._asked = max(self._done, round), {}
         self._sent = {key: token for key, token in self._sent.items() if key[1] >= round}
         self._before = {key: state for key, state in self._before.items() if key[1] >= round}
 
@@ -149,10 +152,14 @@ class Clients:
 
     def events(self, broadcast: Broadcast) -> tuple[Release, ...]:
         """What the client would release if it followed this proposal."""
-        client = self.clients[broadcast.client]
-        return self.method.mechanism.events(
-            client.facts, client.plan, self.kit, broadcast, self._participation(client, broadcast.round)
-        )
+        asked, events = self._asked.get(broadcast.client, (None, ()))
+        if asked is not broadcast:
+            client = self.clients[broadcast.client]
+            events = self.method.mechanism.events(
+                client.facts, client.plan, self.kit, broadcast, self._participation(client, broadcast.round)
+            )
+            self._asked[broadcast.client] = broadcast, events
+        return events
 
     def expected(self, broadcast: Broadcast) -> Expected:
         """What a server may expect of the answer, with this side's own count of participations."""

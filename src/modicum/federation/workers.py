@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import pickle
 import time
 from collections import Counter, deque
@@ -172,12 +173,22 @@ class Workers:
 
 def check(context: RunContext) -> None:
     """Refuse what cannot be handed out."""
+    refuse_torchrun()
     if context.experiment.compile:
         raise UserError("compiled sums may differ from process to process: leave out compile, or workers")
     if context.kit.policy.scope is Scope.STEP:
         raise UserError(
             f"{context.method.name} decides before each step and reserves each step by itself, which only one "
             "process can do in order: leave workers out"
+        )
+
+
+def refuse_torchrun() -> None:
+    """It starts a program several times, each of which would play, and charge for, a run of its own."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            "torchrun starts the whole program several times, and ends all of it when one of them dies: start it "
+            "once, with --workers N on this machine or --ray ADDRESS on several"
         )
 
 
