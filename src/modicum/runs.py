@@ -28,7 +28,7 @@ from modicum.core.records import Fields
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
-from modicum.data.check import refuse_peeks
+from modicum.data.check import refuse_peeks, refuse_population
 from modicum.errors import DAMAGED, MissingExtraError, PrivacyWarning, UserError, counted
 from modicum.federation.control import Callback, EarlyStop, PublicRound, asked_again, check_known
 from modicum.federation.experiment import Experiment, Federation
@@ -494,6 +494,7 @@ def _open(
     try:
         if audit is not None:
             refuse_real(simulation)
+            refuse_population(experiment.federation.data, "an audit")
             refuse_unfit(audit, experiment)
         if not simulation:
             refuse_peeks(experiment.federation.data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ from modicum.core.persons import Slot
 from modicum.core.records import Field, Fields, each, leaves
 from modicum.data.geometry import Geometry
 from modicum.errors import UserError
+
+if TYPE_CHECKING:
+    from modicum.data.population import Population
 
 Array = npt.NDArray[Any]
 
@@ -224,6 +227,9 @@ class FederatedData:
     values: Mapping[str, int] = field(default_factory=dict)  # as in `Dataset`
     labels: tuple[str, ...] = ()
     slot: Slot | None = None  # where the records are persons
+    population: Population | None = (
+        None  # whose clients are opened one by one; `clients` then is whom it stands for
+    )
 
     @property
     def input_shape(self) -> Any:

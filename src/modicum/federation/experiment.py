@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +21,7 @@ from modicum.core.records import Field, each
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
-from modicum.data.check import check
+from modicum.data.check import check, checked
 from modicum.errors import UserError
 from modicum.federation.correlate import pays, rotation, with_correlated, with_correlated_steps
 from modicum.federation.learning import (
@@ -276,6 +276,7 @@ class Prepared:
     proxy: Batch | None  # public, with the task's own labels; None where there is none
     features: FeatureFacts  # what is public of them
     made_up: Batch | None = None  # rows that nobody has, within public ranges: to try the model without a record
+    member: Callable[[str], Batch] | None = None  # opens a client of a population, by its name
 
 
 def prepare(experiment: Experiment, wrap: Method) -> Prepared:
@@ -333,6 +334,7 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
         proxy=batch(data.proxy_validation if len(data.proxy_validation) else data.proxy) if judged else None,
         features=_feature_facts(data, by_row(data.proxy) if offered and experiment.task.usual else None),
         made_up=_made_up(experiment, features, device),
+        member=None if data.population is None else lambda name: batch(checked(data, name)),
     )
 
 

@@ -88,6 +88,7 @@ class Simulation:
             keep=keep,
             done=self.server.state.round,
             rows=own,
+            member=self.data.member,
         )
         self.carrier = InProcess(
             self.server,
@@ -108,7 +109,7 @@ class Simulation:
             self.data,
             experiment.evaluate_every,
             ground_truth=seen,
-            states=lambda: {name: client.state for name, client in self.clients.clients.items()},
+            states=lambda: {name: self.clients.clients[name].state for name in self.server.names},
         )
         self._rounds = Rounds(self.server, self.carrier, self.evaluation, kept)
 
