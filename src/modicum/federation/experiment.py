@@ -210,7 +210,8 @@ class Experiment:
     @property
     def setting(self) -> Setting:
         """Clients, clients a round and rounds, as a method is built for."""
-        clients = len(self.federation.budgets)
+        population = self.federation.data.population
+        clients = len(self.federation.budgets) if population is None else population.count
         return Setting(clients, self.per_round or clients, self.rounds)
 
 

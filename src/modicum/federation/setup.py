@@ -199,9 +199,7 @@ def make_cohorts(experiment: Experiment, mechanism: Mechanism, noise: NoiseSourc
     """Who is invited when: a trusted server's secret coins, or a public schedule."""
     s = experiment.setting
     if mechanism.cohort_rate is not None:
-        population = experiment.federation.data.population
-        count = s.clients if population is None else population.count
-        return SecretPoisson(count, s.rounds, mechanism.cohort_rate, noise)
+        return SecretPoisson(s.clients, s.rounds, mechanism.cohort_rate, noise)
     if isinstance(mechanism, Correlates) and mechanism.correlated is not None:
         return rotation(s, experiment.seed, experiment.max_participations)
     return public_cohorts(s, experiment.max_participations, experiment.seed)
