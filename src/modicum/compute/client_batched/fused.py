@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from operator import methodcaller
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,10 @@ from modicum.core.parts import Batch, Losses
 from modicum.core.stack import SideBySide, has_blanks
 
 FIRST = slice(0, 3)  # clients whose first results are compared with the loop's
-GRADIENTS, SUMS = "gradients", "clipped sums"
+GRADIENTS, SUMS = "gradients", "clipped_sums"  # methods of an engine
 FAILURES = (CannotStackError, RuntimeError, AttributeError)
 
 Engine = StackedEngine | VmapEngine | LoopBackend
-T = TypeVar("T")
 
 
 class SlowEngineWarning(UserWarning):
@@ -48,18 +47,17 @@ class FusedBackend:
             self._engine = StackedEngine(model, self.loop)
         except CannotStackError:
             self._engine = VmapEngine(model, self.layout)
-        self._proven: dict[tuple[str, bool], bool] = {}
+        self._proven: dict[tuple[str, bool], bool] = {}  # by method and by the model's mode
+        self._worked: set[tuple[str, bool]] = set()
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         return self.loop.outputs(theta, x)
 
     def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
-        def few(engine: Engine) -> Tensor:
-            return engine.gradients(theta[FIRST], batches[FIRST], losses)
-
-        if has_blanks(batches):
-            return self.loop.gradients(theta, batches, losses)
-        return self._by_either(GRADIENTS, batches, few, lambda engine: engine.gradients(theta, batches, losses))
+        if not has_blanks(batches) and self._stacks(GRADIENTS, theta, batches, losses):
+            with self._trying(GRADIENTS):
+                return self._engine.gradients(theta, batches, losses)
+        return self.loop.gradients(theta, batches, losses)
 
     def descend(self, theta: Tensor, steps: Sequence[Sequence[Batch]], losses: Losses, rate: float) -> Tensor:
         engine = self._engine
@@ -67,11 +65,7 @@ class FusedBackend:
         if not isinstance(engine, StackedEngine) or len(rest) < len(steps):
             return self._descend(theta, steps, losses, rate)
         for done, batches in enumerate(rest):
-
-            def few(engine: Engine, theta: Tensor = theta, batches: SideBySide = batches) -> Tensor:
-                return engine.gradients(theta[FIRST], batches[FIRST], losses)
-
-            if not self._stacks(GRADIENTS, batches, few):
+            if not self._stacks(GRADIENTS, theta, batches, losses):
                 return self._descend(theta, steps[done:], losses, rate)
             if self._known(GRADIENTS):
                 return engine.descend(theta, rest[done:], losses, rate)
@@ -86,41 +80,40 @@ class FusedBackend:
     def clipped_sums(
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, clips: Sequence[Clip]
     ) -> tuple[Tensor, list[Tensor]]:
-        def few(engine: Engine) -> Tensor:
-            return engine.clipped_sums(theta[FIRST], batches[FIRST], losses, clips[FIRST])[0]
+        alike = len({clip.kind for clip in clips}) == 1  # factors of a stack are one computation
+        if alike and not has_blanks(batches) and self._stacks(SUMS, theta, batches, losses, clips):
+            with self._trying(SUMS):
+                return self._engine.clipped_sums(theta, batches, losses, clips)
+        return self.loop.clipped_sums(theta, batches, losses, clips)
 
-        def all_of(engine: Engine) -> tuple[Tensor, list[Tensor]]:
-            return engine.clipped_sums(theta, batches, losses, clips)
+    @contextmanager
+    def _trying(self, kind: str) -> Iterator[None]:
+        """The first stack of all clients may fail, and then the loop has its turn for good."""
+        now = kind, self.model.training
+        try:
+            yield
+        except FAILURES as reason:
+            if now in self._worked:  # errors of what worked before are real ones: out of memory, for instance
+                raise
+            self._give_up(kind, reason)
+        else:
+            self._worked.add(now)
 
-        if len({clip.kind for clip in clips}) > 1 or has_blanks(batches):  # factors of a stack are one computation
-            return all_of(self.loop)
-        return self._by_either(SUMS, batches, few, all_of)
-
-    def _by_either(
-        self, kind: str, batches: Sequence[Batch], few: Callable[[Engine], Tensor], all_of: Callable[[Engine], T]
-    ) -> T:
-        new = not self._known(kind)
-        if self._stacks(kind, batches, few):
-            try:
-                return all_of(self._engine)
-            except FAILURES as reason:
-                if not new:  # errors of a model that worked before are real ones: out of memory, for instance
-                    raise
-                self._give_up(kind, reason)
-        return all_of(self.loop)
-
-    def _stacks(self, kind: str, batches: Sequence[Batch], few: Callable[[Engine], Tensor]) -> bool:
-        """Whether the stack computes this. Until it is proven, `few` first clients are computed both ways as well;
+    def _stacks(
+        self, kind: str, theta: Tensor, batches: Sequence[Batch], losses: Losses, *clips: Sequence[Clip]
+    ) -> bool:
+        """Whether the stack computes this. Until it is proven, a few first clients are computed both ways as well;
         nothing but the verdict is used of that, so that a proof changes no number."""
         if len(batches) < 2 or self._known(kind):
             return len(batches) > 1 and self._proven[kind, self.model.training]
+        few = methodcaller(kind, theta[FIRST], batches[FIRST], losses, *(own[FIRST] for own in clips))
         try:
             with exactly(self._device), without_drawing(self._device):
                 found, truth = few(self._engine), few(self.loop)
         except FAILURES as reason:
             self._give_up(kind, reason)
             return False
-        return self._compare(kind, found, truth)
+        return self._compare(kind, found, truth) if kind == GRADIENTS else self._compare(kind, found[0], truth[0])
 
     @property
     def _device(self) -> torch.device:
