@@ -49,6 +49,7 @@ def describe_experiment(
             "noise": e.noise,
             "fixed_shapes": e.fixed_shapes,
             **mixed,
+            **({"looks": [str(look.folder) for look in e.looks]} if e.looks else {}),
         },
         "model": {"name": e.model if isinstance(e.model, str) else type(e.model).__name__, **options},
         "method": {"name": registered_name(e.method)},

@@ -214,6 +214,13 @@ def make_facts(experiment: Experiment, cohorts: Cohorts) -> tuple[ClientFacts, .
     )
 
 
+def plans_of(experiment: Experiment, noise: NoiseSource) -> dict[str, PrivacyPlan]:
+    """What every client would release in this run, from public facts alone, before terms of integer noise."""
+    mechanism = build_method(experiment).mechanism
+    cohorts = make_cohorts(experiment, mechanism, noise)
+    return make_plans(experiment, mechanism, make_facts(experiment, cohorts), cohorts)
+
+
 def make_plans(
     experiment: Experiment, mechanism: Mechanism, facts: tuple[ClientFacts, ...], cohorts: Cohorts
 ) -> dict[str, PrivacyPlan]:

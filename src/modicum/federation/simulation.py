@@ -19,6 +19,7 @@ from modicum.federation.experiment import Experiment
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.identity import records_id, run_id
 from modicum.federation.in_process import Faults, InProcess
+from modicum.federation.looks import check_paid
 from modicum.federation.records import RoundRecord
 from modicum.federation.retention import Retention
 from modicum.federation.rounds import Rounds
@@ -47,6 +48,7 @@ class Simulation:
     ) -> None:
         self.experiment, self.folder = experiment, folder
         self.noise = noise or SimulatedNoise(experiment.seed)
+        check_paid(experiment.looks)
         if experiment.device == "cpu":
             keep_pages()
         made = set_up(experiment, self.noise)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from modicum.config.write import describe_experiment
 from modicum.core.setting import MethodSpec
 from modicum.data.arrays import FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
+from modicum.data.look import Look
 from modicum.errors import UserError
 from modicum.federation.control import EarlyStop
 from modicum.federation.experiment import Experiment, Federation
@@ -58,6 +60,7 @@ def train(
     engine: Engine = Engine(),
     watching: Watching = Watching(),
     account: Account | None = None,
+    looks: Sequence[Look | str | PathLike[str]] = (),
     **old: Any,
 ) -> Run:
     """Train, and write a run folder.
@@ -87,6 +90,7 @@ def train(
         watching: progress, callbacks, early stop, trackers, transcript, audit.
         account: one lifetime grant for this and all other runs on the same records; a run that does not fit is
             refused before anything is computed.
+        looks: at the same records, taken before (`mo.look`, or their folders), whose price is within the budgets.
         **old: settings of the four groups by their own names, as before; each warns.
 
     Returns:
@@ -120,6 +124,7 @@ def train(
         workers=workers,
         ray=ray,
         model_options={**(model_options or {}), **({} if adapters is None else {OPTION: adapters})},
+        looks=tuple(_taken(look) for look in looks),
     )
     if resume and folder is None:
         raise UserError("say which run to resume: give its folder")
@@ -141,6 +146,11 @@ def train(
             until=watching.until,
             account=account,
         )
+
+
+def _taken(look: Look | str | PathLike[str]) -> Look:
+    """No file says what was planned before it: a training from Python may have followed from its figures (R2)."""
+    return replace(look if isinstance(look, Look) else Look.read(look), planned_before=False)
 
 
 def _both(*watches: Watch | None) -> Watch:
