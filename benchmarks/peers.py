@@ -97,7 +97,7 @@ def pfl(name: str, workers: int, device: str, mark: Marks) -> None:  # noqa: ARG
             self.inner.train(not eval)
             return nn.functional.cross_entropy(self.inner(_on(x, device)), _on(y, device))
 
-        def metrics(self, x: Any, y: Any, eval: bool = False) -> dict[str, Any]:  # noqa: ARG002
+        def metrics(self, x: Any, y: Any, eval: bool = False) -> dict[str, Any]:
             return {}
 
     class Marking(TrainingProcessCallback):  # type: ignore[misc]
@@ -139,7 +139,7 @@ def flower(name: str, workers: int, device: str, mark: Marks) -> None:
         def __init__(self, number: int) -> None:
             self.number = number
 
-        def fit(self, parameters: Any, config: Any) -> Any:  # noqa: ARG002
+        def fit(self, parameters: Any, config: Any) -> Any:
             torch.set_num_threads(1)
             model = network(name).to(device)
             model.load_state_dict(dict(zip(model.state_dict(), map(torch.tensor, parameters), strict=True)))

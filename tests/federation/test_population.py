@@ -81,7 +81,7 @@ def test_bits_and_guarantees_are_those_of_clients_with_a_plan_each(tmp_path: Pat
 
 def test_an_uncharged_round_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a server that charges those who were drawn, and not everybody, finds no plan of theirs."""
-    monkeypatch.setattr(Server, "broadcasts_to_all", lambda self, state: state.broadcasts)  # noqa: ARG005
+    monkeypatch.setattr(Server, "broadcasts_to_all", lambda self, state: state.broadcasts)
     with pytest.raises((UserError, KeyError)):
         played(experiment(many()), tmp_path / "run")
 
