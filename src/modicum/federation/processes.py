@@ -67,17 +67,18 @@ class Processes:
         ready = wait([part for one in busy.values() for part in (one.connection, one.process.sentinel)], seconds)
         found: list[tuple[int, bytes | None]] = []
         for i, one in busy.items():
-            assert one.stack is not None
+            stack = one.stack
+            assert stack is not None
             if one.connection in ready:
                 try:
-                    found.append((one.stack, one.connection.recv_bytes()))
+                    found.append((stack, one.connection.recv_bytes()))
                     one.stack = None
                     continue
                 except (EOFError, OSError):
                     pass
             elif one.process.sentinel not in ready:
                 continue
-            found.append((one.stack, None))
+            found.append((stack, None))
             self._replace(i)
         return found
 

@@ -193,13 +193,15 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 def _packed(results: Results | Exception) -> bytes:
     """Tensors as arrays, which travel faster."""
+    packed: Any = results
     if not isinstance(results, Exception):
-        results = [
-            (replace(message, update=message.update.cpu().numpy()), _moved(state, torch.device("cpu")))
-            for message, state in results
+        arrays: list[Any] = [message.update.cpu().numpy() for message, _ in results]
+        packed = [
+            (replace(message, update=update), _moved(state, torch.device("cpu")))
+            for update, (message, state) in zip(arrays, results, strict=True)
         ]
     try:
-        return pickle.dumps(results, protocol=5)
+        return pickle.dumps(packed, protocol=5)
     except Exception as error:  # what was raised, or kept, cannot travel
         return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"), protocol=5)
 
