@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,6 @@ from modicum.core.persons import Slot
 from modicum.core.records import Field, Fields, each, leaves
 from modicum.data.geometry import Geometry
 from modicum.errors import UserError
-
-if TYPE_CHECKING:
-    from modicum.data.population import Population
 
 Array = npt.NDArray[Any]
 
@@ -206,6 +203,36 @@ class ClientData:
     train: Arrays
     validation: Arrays
     test: Arrays
+
+
+Open = Callable[[int], tuple[Any, Any]]
+"""The records of the client of this number: inputs and targets."""
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """Clients whom a secret coin asks, each opened when it does.
+
+    All have the same plan, so that the accounts know one name for whoever it is: what is charged to it is charged
+    to each of them, drawn or not.
+    """
+
+    count: int
+    open: Open
+    like: Arrays  # no records, of the right shape
+
+    @property
+    def everybody(self) -> str:
+        """The name that stands for each of them in plans, ledger and certificate."""
+        return f"each of {self.count:,} clients"
+
+    def name(self, number: int) -> str:
+        """A client's own name, which nothing but its messages bears."""
+        return f"client-{number:0{len(str(self.count - 1))}d}"
+
+    def records(self, name: str) -> Arrays:
+        """What the client of this name holds."""
+        return Arrays(*self.open(int(name.removeprefix("client-"))))
 
 
 @dataclass(frozen=True, eq=False)

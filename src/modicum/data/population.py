@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
-from modicum.data.arrays import Array, Arrays, ClientData, FederatedData
+from modicum.data.arrays import Array, Arrays, ClientData, FederatedData, Open, Population
 from modicum.errors import UserError
-
-Open = Callable[[int], tuple[Any, Any]]
-"""The records of the client of this number: inputs and targets."""
 
 
 def drawn(count: int, places: int, seed: int) -> tuple[int, ...]:
@@ -24,32 +19,6 @@ def drawn(count: int, places: int, seed: int) -> tuple[int, ...]:
         return tuple(range(count))
     rng = np.random.Generator(np.random.Philox(key=[seed, count]))
     return tuple(sorted(int(i) for i in rng.choice(count, places, replace=False)))
-
-
-@dataclass(frozen=True, eq=False)
-class Population:
-    """Clients whom a secret coin asks, each opened when it does.
-
-    All have the same plan, so that the accounts know one name for whoever it is: what is charged to it is charged
-    to each of them, drawn or not.
-    """
-
-    count: int
-    open: Open
-    like: Arrays  # no records, of the right shape
-
-    @property
-    def everybody(self) -> str:
-        """The name that stands for each of them in plans, ledger and certificate."""
-        return f"each of {self.count:,} clients"
-
-    def name(self, number: int) -> str:
-        """A client's own name, which nothing but its messages bears."""
-        return f"client-{number:0{len(str(self.count - 1))}d}"
-
-    def records(self, name: str) -> Arrays:
-        """What the client of this name holds."""
-        return Arrays(*self.open(int(name.removeprefix("client-"))))
 
 
 def from_population(

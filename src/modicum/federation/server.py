@@ -32,7 +32,7 @@ from modicum.core.release_gate import GateWatch, ReservedSumGate, SumGate
 from modicum.core.round_state import Collector, RoundState
 from modicum.core.rows import NoiseRows
 from modicum.core.store import write_durably
-from modicum.data.population import Population
+from modicum.data.arrays import Population
 from modicum.errors import UnsoundError
 from modicum.federation.cohort import Cohorts
 from modicum.federation.plausible import objection
