@@ -16,12 +16,18 @@ from modicum.compute.client_batched.vmapped import VmapEngine
 from modicum.compute.clipping.loop import LoopBackend
 from modicum.compute.clipping.problem import without_drawing
 from modicum.compute.clipping.rounding import full_precision
+from modicum.compute.clipping.tracing import as_traced, looking_modules
 from modicum.core.clips import Clip
 from modicum.core.parts import Batch, Losses
+from modicum.core.records import first_leaf
 from modicum.core.stack import SideBySide, has_blanks
 
 FIRST = slice(0, 3)  # clients whose first results are compared with the loop's
 GRADIENTS, SUMS = "gradients", "clipped sums"
+BYTES = 0.03
+"""Memory that a number of a record takes on its way through a model, for each of the model's parameters: what a
+language model of 30 layers keeps of a token, doubled."""
+
 FAILURES = (CannotStackError, RuntimeError, AttributeError)
 
 Engine = StackedEngine | VmapEngine | LoopBackend
@@ -42,7 +48,7 @@ class FusedBackend:
     def __init__(self, model: nn.Module) -> None:
         self.loop = LoopBackend(model)
         self.layout = self.loop.layout
-        self.model = model
+        self.model, self._looking = model, looking_modules(model)
         self._engine: Engine
         try:
             self._engine = StackedEngine(model, self.loop)
@@ -57,9 +63,17 @@ class FusedBackend:
         def few(engine: Engine) -> Tensor:
             return engine.gradients(theta[FIRST], batches[FIRST], losses)
 
+        def all_of(engine: Engine) -> Tensor:
+            if most >= len(batches):
+                return engine.gradients(theta, batches, losses)
+            parts = [slice(i, i + most) for i in range(0, len(batches), most)]
+            return torch.cat([engine.gradients(theta[part], batches[part], losses) for part in parts])
+
         if has_blanks(batches):
             return self.loop.gradients(theta, batches, losses)
-        return self._by_either(GRADIENTS, batches, few, lambda engine: engine.gradients(theta, batches, losses))
+        most = self._at_once(batches)
+        with as_traced(self._looking):  # whether a mask is all ones is nothing that clients side by side decide
+            return self._by_either(GRADIENTS, batches, few, all_of)
 
     def descend(self, theta: Tensor, steps: Sequence[Sequence[Batch]], losses: Losses, rate: float) -> Tensor:
         engine = self._engine
@@ -92,7 +106,9 @@ class FusedBackend:
         def all_of(engine: Engine) -> tuple[Tensor, list[Tensor]]:
             return engine.clipped_sums(theta, batches, losses, clips)
 
-        if len({clip.kind for clip in clips}) > 1 or has_blanks(batches):  # factors of a stack are one computation
+        # Factors of a stack are one computation, and a mapped call would hold the gradient of every example.
+        mixed = len({clip.kind for clip in clips}) > 1
+        if mixed or has_blanks(batches) or (batches and not isinstance(batches[0].x, Tensor)):
             return all_of(self.loop)
         return self._by_either(SUMS, batches, few, all_of)
 
@@ -121,6 +137,15 @@ class FusedBackend:
             self._give_up(kind, reason)
             return False
         return self._compare(kind, found, truth)
+
+    def _at_once(self, batches: Sequence[Batch]) -> int:
+        """Clients whose records fit into a GPU's memory together, by public shapes."""
+        if self._device.type != "cuda" or not batches or isinstance(batches[0].x, Tensor):
+            return len(batches)
+        numbers = max(map(len, batches)) * first_leaf(batches[0].x)[0].numel()
+        numbers *= sum(p.numel() for p in self.model.parameters())
+        room = torch.cuda.get_device_properties(self._device).total_memory / BYTES
+        return max(1, int(room / max(1, numbers)))
 
     @property
     def _device(self) -> torch.device:
